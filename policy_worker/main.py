@@ -41,6 +41,7 @@ from paceline.ids import MeshEpoch, Step, Version
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError
 from paceline.process import structured_log as logs
 from paceline.process.structured_log import event
+from paceline.process.torchrun_environment import TorchrunPlace
 from paceline.process.waits import WaitKind, loading_model, messages, waiting
 from paceline.rpc.addresses import own_address
 from paceline.rpc.client import RequestRefused
@@ -48,8 +49,9 @@ from paceline.rpc.side_channel import SideChannel
 from paceline.v1 import common_pb2, policy_pb2, worker_pb2
 from policy_worker.control_plane import BlockingControlPlane
 from policy_worker.held_out_evaluation import HeldOutEvaluation
-from policy_worker.model import pick_device
 from policy_worker.publish_and_checkpoint import PublishAndCheckpoint
+from policy_worker.ranks.following import local_device
+from policy_worker.ranks.outside_ranks import OutsideRank
 from policy_worker.ranks.rank_group import start_ranks
 from policy_worker.ranks.stuck_ranks import StuckRanks
 from policy_worker.refusal_limit import RefusalLimit
@@ -78,15 +80,18 @@ def run(
     worker_id: str,
     run_dir: Path | None = None,
     tensor_host: str | None = None,
+    place: TorchrunPlace | None = None,
 ) -> int:
-    """Runs until the controller says STOPPED. Returns the exit status. Raises UserError."""
+    """Runs until the controller says STOPPED. Returns the exit status. Raises UserError.
+
+    ``place``: of rank 0, if the ranks of the replica were started from outside."""
     logs.setup(worker_id)
     torch.set_num_threads(config.fleet.policy_threads)
     worker: PolicyWorker | None = None
     side = SideChannel(config, controllers, worker_id, common_pb2.ROLE_POLICY, run_dir)
     try:
         with loading_model(config.model.path):
-            worker = PolicyWorker(config, controllers, worker_id, run_dir, tensor_host)
+            worker = PolicyWorker(config, controllers, worker_id, run_dir, tensor_host, place)
         worker.side = side
         worker.run()
     except RequestRefused as error:
@@ -107,8 +112,9 @@ class PolicyWorker:
         worker_id: str,
         run_dir: Path | None = None,
         tensor_host: str | None = None,
+        place: TorchrunPlace | None = None,
     ) -> None:
-        """Loads the model; raises ModelError, AuthError or ReplicaBroken."""
+        """Loads the model; raises ModelError, AuthError, ReplicaBroken, or BadInput for a wrong ``place``."""
         self.config = config
         self.run_dir = run_dir
         self.host = tensor_host or own_address(controllers[0])
@@ -133,14 +139,17 @@ class PolicyWorker:
             tensor_host=self.host,
             run_dir=run_dir,
         )
-        device = pick_device(config.model.device)
-        settings = {"config": config.model_dump(mode="json"), "worker_id": worker_id}
-        replica = start_ranks(
-            config.fleet.policy_ranks,
-            config_json=json.dumps(settings),
-            threads=config.fleet.policy_threads,
-            device_type=device.type,
-        )
+        device = local_device(config, place.local_rank if place is not None else 0)
+        if place is not None and place.size > 1:
+            replica, _ = OutsideRank(place, config, worker_id, self.host).join(device.type)
+        else:
+            settings = {"config": config.model_dump(mode="json"), "worker_id": worker_id}
+            replica = start_ranks(
+                config.fleet.policy_ranks,
+                config_json=json.dumps(settings),
+                threads=config.fleet.policy_threads,
+                device_type=device.type,
+            )
         self.stuck_ranks = StuckRanks(replica.follower_pids)
         self.trainer = Trainer(
             config,

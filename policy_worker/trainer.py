@@ -143,7 +143,7 @@ class Trainer:
                 device=self.device,
                 cancelled=over,
                 timeout_s=timeout_s,
-                host=epoch.host,
+                host=self.replica.host or epoch.host,
             )
 
         self._on_all_ranks(meet)

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from paceline.process.torchrun_environment import without_place
+
 LAUNCH = (
     "import os, sys; from paceline.process.parent_death_signal import die_with; die_with(int(sys.argv[1]));"
     "os.execv(sys.executable, [sys.executable, '-P', '-m', *sys.argv[2:]])"
@@ -38,7 +40,7 @@ class WorkerActor:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
-                env={**os.environ, **environment},
+                env={**without_place(os.environ), **environment},
             )
 
     def look(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.config.schema import Config
+from paceline.process.torchrun_environment import without_place
 from paceline.process.user_code import python_module
 from paceline.process.worker_command import THREAD_VARIABLES
 from paceline.rpc.ports import bindable, free_ports
@@ -77,7 +78,12 @@ def _environment() -> dict[str, str]:
     # Processes that each use a thread pool of all cores slow one another down. Workers replace these
     # numbers by those of the configuration.
     pinned = dict.fromkeys(THREAD_VARIABLES, "1")
-    return {**os.environ, **pinned, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return {
+        **without_place(os.environ),
+        **pinned,
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
 
 
 def _reachable(host: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from dataclasses import dataclass
 
 from paceline.process.parent_death_signal import die_with
@@ -13,9 +14,28 @@ RANK_SETTINGS = "PACELINE_REPLICA"
 """Environment variable: RankSettings as a JSON object."""
 
 
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """A rank's place in its replica, wherever it runs."""
+
+    rank: int
+    size: int
+    identity: str
+    """Of the replica."""
+    device: str
+    """cpu or cuda."""
+    interface: str
+    """Network interface towards the other ranks."""
+    host: str = ""
+    """Address for ranks of other replicas; empty: the one of rank 0."""
+
+
 @dataclass(frozen=True, slots=True)
 class RankSettings:
-    """A rank's place in the replica."""
+    """What a rank that rank 0 starts is told."""
 
     rank: int
     size: int
@@ -30,6 +50,10 @@ class RankSettings:
     threads: int
     config: str
     """For the ranks, as JSON. Not in the store: every user of the machine could read and change it there."""
+
+    @property
+    def place(self) -> RankPlace:
+        return RankPlace(self.rank, self.size, self.identity, self.device, LOOPBACK)
 
 
 def die_with_parent() -> RankSettings:

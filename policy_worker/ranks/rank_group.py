@@ -1,29 +1,25 @@
 """Rank group of one policy replica: the ranks live, agree and die as one.
 
-    controller ◄──► rank 0 (the worker) ──spawns──► ranks 1..n-1
+    controller ◄──► rank 0 (the worker)               ranks 1..n-1
                       │   commands (JSON, gloo)  ──►  executed in order
                       │   agree / gather         ◄──► the result of every rank
-                      └── "epoch n is over" (shared memory) ◄► read between slices of a collective
+                      └── "epoch n is over" (their shared life) ◄► read between slices of a collective
 
 - Only rank 0 talks to the controller. The others execute its commands, in its order.
-- A rank that dies ends the replica: the other ranks carry PR_SET_PDEATHSIG, and rank 0 exits at once
-  if one of them ends before STOP. Half a replica holds half the parameters: nothing it could still
-  do would be right.
-- All ranks run on one host. Channels bind to loopback; nothing here is pickled.
+- A rank that dies ends the replica (``rank_life``). Half a replica holds half the parameters: nothing it could
+  still do would be right.
+- Rank 0 starts the others on its host (``start_ranks``), where channels bind to loopback; or all are started from
+  outside, on any hosts (``outside_ranks``). Nothing here is pickled.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import mmap
 import os
 import secrets
-import signal
-import struct
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
@@ -40,19 +36,22 @@ from torch.distributed.device_mesh import DeviceMesh
 from paceline.byte_slices import slices
 from paceline.errors import UserError
 from paceline.mesh.tcp_store import host_store
-from paceline.process.structured_log import event
 from paceline.process.user_code import python_module
 from paceline.v1 import rollout_pb2
-from policy_worker.ranks.follower_bootstrap import RANK_SETTINGS, RankSettings, die_with_parent
-
-log = logging.getLogger(__name__)
+from policy_worker.ranks.child_ranks import ChildRanks
+from policy_worker.ranks.follower_bootstrap import (
+    RANK_SETTINGS,
+    RankPlace,
+    RankSettings,
+    die_with_parent,
+)
+from policy_worker.ranks.rank_life import AloneLife, RankLife
 
 COMMAND_BYTES = 256 << 20
 """Groups of a command travel in messages of at most this size: protobuf reads none above 2 GiB, and the shard of a
 replica (512 groups of 6.3 MB) is larger."""
 FOREVER = timedelta(days=365)
 """Between two commands lies however long the rollouts take. Death is noticed by other means."""
-_EPOCH = struct.Struct("=q")
 
 
 class RankCommand(StrEnum):
@@ -82,8 +81,7 @@ class ReplicaBroken(UserError):
 
 
 class RankGroup:
-    """The ranks of one replica on one host. Rank 0 gets it from ``start_ranks``, the others from
-    ``join_ranks``. A replica of one rank has nobody to announce anything to or to wait for."""
+    """The ranks of one replica. A replica of one rank has nobody to announce anything to or to wait for."""
 
     command_bytes = COMMAND_BYTES
     mesh: DeviceMesh | None = None
@@ -91,32 +89,28 @@ class RankGroup:
 
     def __init__(
         self,
-        settings: RankSettings | None = None,
+        place: RankPlace | None = None,
         store: dist.Store | None = None,
-        epochs: mmap.mmap | None = None,
-        children: Sequence[subprocess.Popen[bytes]] = (),
+        life: RankLife | None = None,
     ) -> None:
-        """``epochs``: memory that the ranks share. Without any arguments: the group of one rank."""
-        self.rank, self.size = (settings.rank, settings.size) if settings else (0, 1)
-        self.identity = settings.identity if settings else secrets.token_hex(6)
+        """``life``: that the ranks share. Without any arguments: the group of one rank."""
+        self.rank, self.size = (place.rank, place.size) if place else (0, 1)
+        self.identity = place.identity if place else secrets.token_hex(6)
         """Random name, equal on all ranks, different for every replica ever started."""
+        self.host = place.host if place else ""
+        """Address of this rank for those of other replicas; empty: the one of rank 0."""
         self.store = store
         """Key-value store the ranks share, for background threads; None for one rank."""
-        self._epochs = epochs or bytearray(_EPOCH.size)
-        self._children = children
+        self._life: RankLife = life or AloneLife()
         self._closing = threading.Event()
         self._given_up = False
-        if settings is None:
+        if place is None:
             return
-        for child in children:
-            threading.Thread(
-                target=self._watch, args=(child,), name=f"rank-{child.pid}", daemon=True
-            ).start()
-        with _loopback():
-            backend = "cpu:gloo,cuda:nccl" if settings.device == "cuda" else "gloo"
+        with _gloo_interface(place.interface):
+            backend = "cpu:gloo,cuda:nccl" if place.device == "cuda" else "gloo"
             dist.init_process_group(
                 backend,
-                store=dist.PrefixStore("world", store),
+                store=dist.PrefixStore(f"world/{place.identity}", store),
                 rank=self.rank,
                 world_size=self.size,
                 timeout=timedelta(minutes=30),
@@ -124,14 +118,12 @@ class RankGroup:
             # A group of its own, so that waiting for a command has no time limit while a
             # collective over parameters keeps one.
             self._control = dist.new_group(backend="gloo", timeout=FOREVER)
-            self.mesh = dist.init_device_mesh(
-                settings.device, (self.size,), mesh_dim_names=("shard",)
-            )
+            self.mesh = dist.init_device_mesh(place.device, (self.size,), mesh_dim_names=("shard",))
 
     @property
-    def follower_pids(self) -> list[int]:
-        """Process ids of the ranks from 1 on; known to rank 0."""
-        return [child.pid for child in self._children]
+    def follower_pids(self) -> Sequence[int]:
+        """Process ids of the ranks that rank 0 has started; known to rank 0."""
+        return self._life.follower_pids
 
     @property
     def leads(self) -> bool:
@@ -209,13 +201,11 @@ class RankGroup:
 
     def end_epoch(self, epoch: int) -> None:
         """Any rank, any thread, without blocking: mesh epochs up to ``epoch`` are over for all."""
-        # Each rank writes a word of its own: two writers of one word could undo each other.
-        if epoch > self._ended_by(self.rank):
-            _EPOCH.pack_into(self._epochs, self.rank * _EPOCH.size, epoch)
+        self._life.end_epoch(epoch)
 
     def epoch_over(self, epoch: int) -> bool:
         """Any rank, any thread, without blocking: whether a rank has ended ``epoch``."""
-        return any(self._ended_by(rank) >= epoch for rank in range(self.size))
+        return self._life.ended_epoch >= epoch
 
     def given_up(self, why: str) -> ReplicaBroken:
         """An error of this rank in the middle of a collective, to be raised until the process ends. Nothing is
@@ -228,31 +218,15 @@ class RankGroup:
         if self.size == 1 or self._closing.is_set():
             return
         self._closing.set()
+        self._life.begin_end()
         if self.leads:
             with contextlib.suppress(ReplicaBroken):
                 self.announce(RankCommand.STOP)
-            for child in self._children:
-                try:
-                    child.wait(10.0)
-                except subprocess.TimeoutExpired:
-                    child.kill()
-                    child.wait()
+            self._life.await_end()
         if dist.is_initialized():
             dist.destroy_process_group()
-
-    def _ended_by(self, rank: int) -> int:
-        (epoch,) = _EPOCH.unpack_from(self._epochs, rank * _EPOCH.size)
-        return int(epoch)
-
-    def _watch(self, child: subprocess.Popen[bytes]) -> None:
-        status = child.wait()
-        if not self._closing.is_set():
-            event(log, "rank died, replica ends", logging.ERROR, pid=child.pid, status=status)
-            if -status in (signal.SIGKILL, signal.SIGTERM):
-                # Killed from outside, the replica is too: a launcher that starts failures anew
-                # only so often must not take this for one.
-                os.kill(os.getpid(), signal.SIGKILL)
-            os._exit(1)
+        if not self.leads:
+            self._life.await_end()
 
 
 def start_ranks(
@@ -310,7 +284,7 @@ def start_ranks(
                 )
             )
     try:
-        return RankGroup(settings, store, epochs, children)
+        return RankGroup(settings.place, store, ChildRanks(0, size, epochs, children))
     except (RuntimeError, dist.DistError) as error:
         for child in children:
             child.kill()
@@ -324,14 +298,15 @@ def join_ranks() -> tuple[RankGroup, str]:
     epochs = mmap.mmap(settings.epochs, mmap.PAGESIZE)
     os.close(settings.epochs)
     store = dist.TCPStore("127.0.0.1", settings.port, None, timeout=timedelta(minutes=5))
-    return RankGroup(settings, store, epochs), settings.config
+    life = ChildRanks(settings.rank, settings.size, epochs)
+    return RankGroup(settings.place, store, life), settings.config
 
 
 @contextlib.contextmanager
-def _loopback() -> Iterator[None]:
-    """Groups made inside bind to the loopback interface; gloo reads it from the environment."""
+def _gloo_interface(name: str) -> Iterator[None]:
+    """Groups made inside bind to that network interface; gloo reads it from the environment."""
     before = os.environ.get("GLOO_SOCKET_IFNAME")
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    os.environ["GLOO_SOCKET_IFNAME"] = name
     try:
         yield
     finally:

@@ -15,25 +15,16 @@ def main() -> int:
     with without_collection():
         import json
 
-        import torch
-
         from paceline.config.schema import Config
         from paceline.process import structured_log
-        from policy_worker.model import pick_device
+        from policy_worker.ranks.following import follow, local_device
         from policy_worker.ranks.rank_group import join_ranks
-        from policy_worker.trainer import Trainer
 
     replica, settings_json = join_ranks()
     settings = json.loads(settings_json)
     structured_log.setup(f"{settings['worker_id']}.{rank}")
     config = Config.model_validate(settings["config"])
-    device = pick_device(config.model.device)
-    if device.type == "cuda":
-        device = torch.device("cuda", rank)
-        torch.cuda.set_device(device)
-    trainer = Trainer(config, device, replica=replica)
-    trainer.follow()
-    replica.close()
+    follow(replica, config, local_device(config, rank))
     return 0
 
 

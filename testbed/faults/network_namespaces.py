@@ -39,6 +39,7 @@ class Hosts:
         net = f"10.77.{random.randrange(1, 255)}"
         self.address = {HUB: f"{net}.1"}
         self._spaces: dict[str, str] = {}
+        self._cables: dict[str, str] = {}
         _ip("link", "add", self._bridge, "type", "bridge")
         try:
             _ip("addr", "add", f"{net}.1/24", "dev", self._bridge)
@@ -53,6 +54,7 @@ class Hosts:
         space, outside = f"pl{self._tag}-{name}", f"plv{self._tag}{number}"
         _ip("netns", "add", space)
         self._spaces[name], self.address[name] = space, address
+        self._cables[name] = outside
         _ip("link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", space)
         _ip("link", "set", outside, "master", self._bridge, "up")
         _ip("-n", space, "addr", "add", f"{address}/24", "dev", "eth0")
@@ -71,6 +73,13 @@ class Hosts:
     def heal(self, one: str, other: str) -> None:
         for here, there in (one, other), (other, one):
             _ip(*self._neighbour(here, "del", there))
+
+    def cut(self, name: str) -> None:
+        """Pulls the host's cable."""
+        _ip("link", "set", self._cables[name], "down")
+
+    def mend(self, name: str) -> None:
+        _ip("link", "set", self._cables[name], "up")
 
     def _lose(self, here: str, there: str) -> None:
         found = ("lladdr", _NOBODY, "nud", "permanent")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from paceline.redis.server import find_server
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
@@ -25,11 +27,15 @@ TOKEN = "a-token-of-this-test-alone"
 
 
 class NamespacedFleet(Fleet):
-    """Two controllers and four workers, started by hand; needs root."""
+    """Controllers and workers, started by hand, each on a host of its own; needs root."""
+
+    controllers: tuple[str, ...] = CONTROLLERS
+    workers_by_role: Mapping[str, str] = WORKERS
+    more_hosts: tuple[str, ...] = ()
 
     def __init__(self, where: Path) -> None:
         super().__init__()
-        self.hosts = Hosts(*CONTROLLERS, *WORKERS)
+        self.hosts = Hosts(*self.controllers, *self.workers_by_role, *self.more_hosts)
         self._processes: list[subprocess.Popen[bytes]] = []
         self._log = where / "out"
         self._out = self._log.open("ab")
@@ -46,29 +52,38 @@ class NamespacedFleet(Fleet):
         token.write_text(f"{TOKEN}\n")
         token.chmod(0o600)
         self._url = f"redis://:secret@{hub}:{redis_port}/0"
-        config = write_run(
+        config = self.write_config(
             where,
-            train={"steps": 1_000_000, "checkpoint_every": 20, "eval_every": 1_000_000},
             controller={"host": "0.0.0.0"},
             auth={"token_file": str(token)},
             redis={"url": self._url},
-            fleet={"provider": "none"},
         )
-        self._addresses = [f"{self.hosts.address[name]}:{PORT}" for name in CONTROLLERS]
+        self._addresses = [f"{self.hosts.address[name]}:{PORT}" for name in self.controllers]
         controllers = ",".join(self._addresses)
         self._target = ("--controllers", controllers, "--token-file", str(token))
-        common = [str(config), "--controllers", controllers, "--run-dir", str(where / "run")]
+        self._common = [str(config), "--controllers", controllers, "--run-dir", str(where / "run")]
         self._run(
             [
                 *(str(find_server()), "--port", str(redis_port), "--bind", hub),
                 *("--requirepass", "secret", "--save", "", "--dir", str(where)),
             ]
         )
-        me = [sys.executable, "-m", "paceline"]
-        for index, name in enumerate(CONTROLLERS):
-            self._run(self.hosts.on(name, [*me, "controller", *common, "--index", str(index)]))
-        for name, role in WORKERS.items():
-            self._run(self.hosts.on(name, [*me, role, *common, "--id", name]))
+        for index, name in enumerate(self.controllers):
+            self._run(self.hosts.on(name, self.command("controller", "--index", str(index))))
+        for name, role in self.workers_by_role.items():
+            self._run(self.hosts.on(name, self.command(role, "--id", name)))
+
+    def write_config(self, where: Path, **sections: dict[str, Any]) -> Path:
+        return write_run(
+            where,
+            train={"steps": 1_000_000, "checkpoint_every": 20, "eval_every": 1_000_000},
+            fleet={"provider": "none"},
+            **sections,
+        )
+
+    def command(self, role: str, *options: str) -> list[str]:
+        """Of one process of ``role``."""
+        return [sys.executable, "-m", "paceline", role, *self._common, *options]
 
     def _run(self, command: list[str]) -> None:
         self._processes.append(
@@ -109,15 +124,15 @@ class NamespacedFleet(Fleet):
             return False
         workers = {w.worker_id: w for w in status.workers if w.state != "dead"}
         return (
-            workers.keys() == WORKERS.keys()
+            workers.keys() == self.workers_by_role.keys()
             and {c.controller_id for c in status.controllers if c.state != "silent"}
-            == set(CONTROLLERS)
+            == set(self.controllers)
             and all(w.state == "running" for w in workers.values())
             and all(w.version >= max(0, status.version - 2) for w in workers.values())
             and all(
                 w.mesh_epoch == status.mesh_epoch
                 for w in workers.values()
-                if WORKERS[w.worker_id] == "policy"
+                if self.workers_by_role[w.worker_id] == "policy"
             )
         )
 

@@ -100,7 +100,7 @@ def _arguments(
 
 policy = _worker(
     "policy",
-    "Start one policy replica, with all its ranks on this machine.\n\n"
+    "Start one policy replica, with all its ranks on this machine, or one rank of it under torchrun.\n\n"
     "Example: paceline policy run.toml --controllers a:7000,b:7000 --id policy-2",
 )
 rollout = _worker(

@@ -1,0 +1,99 @@
+"""torchrun's environment: a process's place among the ranks of a job that runs on one host or several.
+
+torchrun sets it, and so do other launchers of PyTorch jobs. A policy replica takes it as its own ranks'. Imports nothing slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from paceline.errors import BadInput
+
+PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+MASTER = ("MASTER_ADDR", "MASTER_PORT")
+_REMEDY = (
+    "Start every rank with torchrun, or set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT as it does; to have "
+    "Paceline start the ranks on this host, unset RANK, WORLD_SIZE and LOCAL_RANK"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchrunPlace:
+    """A rank of a replica whose ranks were started from outside."""
+
+    rank: int
+    """Among all ranks, from 0."""
+    size: int
+    """Number of ranks on all hosts."""
+    local_rank: int
+    """Among those of its host, from 0: the number of its device."""
+    master: str
+    """Address of rank 0's host, the same text on every rank."""
+    port: int
+    """Of the key-value store, at ``master``."""
+    agent_store: bool
+    """The launcher serves the store; otherwise rank 0 does."""
+    attempt: str
+    """Different for each start of the ranks by one launcher."""
+
+
+def torchrun_place(environ: Mapping[str, str], ranks: int) -> TorchrunPlace | None:
+    """The place that ``environ`` gives this process; None if none of RANK, WORLD_SIZE and LOCAL_RANK is set.
+
+    ``ranks``: fleet.policy_ranks. Raises BadInput if the variables are incomplete, contradict one another, or contradict
+    ``ranks``.
+    """
+    if not any(environ.get(name) for name in PLACE):
+        return None
+    if missing := [name for name in (*PLACE, *MASTER) if not environ.get(name)]:
+        given = ", ".join(f"{n}={environ[n]}" for n in (*PLACE, *MASTER) if environ.get(n))
+        raise BadInput(f"the environment has {given}, but no {' and no '.join(missing)}. {_REMEDY}")
+    rank, size, local_rank, port = (
+        _number(environ, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
+    )
+    if rank >= size:
+        raise BadInput(
+            f"RANK={rank}, but WORLD_SIZE={size}: ranks go from 0 to WORLD_SIZE - 1. {_REMEDY}"
+        )
+    if local_rank > rank:
+        raise BadInput(
+            f"LOCAL_RANK={local_rank}, but RANK={rank}: a rank's number on its host cannot be above its number among all. "
+            + _REMEDY
+        )
+    if environ.get("LOCAL_WORLD_SIZE"):
+        local_size = _number(environ, "LOCAL_WORLD_SIZE")
+        if not local_rank < local_size <= size:
+            raise BadInput(
+                f"LOCAL_RANK={local_rank}, LOCAL_WORLD_SIZE={local_size} and WORLD_SIZE={size} contradict one another. {_REMEDY}"
+            )
+    if not 0 < port < 65536:
+        raise BadInput(f"MASTER_PORT={port}: a port is between 1 and 65535. {_REMEDY}")
+    if size != ranks:
+        raise BadInput(
+            f"WORLD_SIZE={size}, but fleet.policy_ranks = {ranks}: a replica consists of that many ranks. Set fleet.policy_ranks "
+            f"= {size} for the whole run, or start {ranks} ranks"
+        )
+    return TorchrunPlace(
+        rank=rank,
+        size=size,
+        local_rank=local_rank,
+        master=environ["MASTER_ADDR"],
+        port=port,
+        agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        attempt="/".join(
+            environ.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT")
+        ),
+    )
+
+
+def without_place(environ: Mapping[str, str]) -> dict[str, str]:
+    """``environ`` for a process that a launcher started by torchrun starts itself: it is not a rank of that job."""
+    return {name: value for name, value in environ.items() if name not in PLACE}
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    text = environ[name]
+    if not (text.isascii() and text.isdigit()):
+        raise BadInput(f"{name}={text!r} is not a whole number from 0. {_REMEDY}")
+    return int(text)

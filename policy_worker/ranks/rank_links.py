@@ -1,0 +1,198 @@
+"""TCP links between rank 0 and every other rank of a replica, on any hosts: heartbeats, ends of epochs, farewells.
+
+    rank 0 ──"." or "x", newest ended epoch──► each other rank        every beat, and at once when an epoch ends
+           ◄────────────────────────────────
+
+- A link that closes without a farewell ("x"), or on which nothing came for the detection time, ends this process. So a rank
+  that is killed, stopped or cut off ends all: rank 0 notices it, and its own end closes the other links.
+- What has arrived is read before silence is judged: a process that stood still does not blame its peers for it.
+- A stopped process ends itself when it goes on: its links are closed by then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from paceline.process.structured_log import event
+from policy_worker.ranks.child_ranks import END_S
+
+log = logging.getLogger(__name__)
+
+ALIVE, FAREWELL = b".", b"x"
+_MESSAGE = struct.Struct("!cq")
+_READ_BYTES = 4096
+
+
+@dataclass(eq=False)
+class _Peer:
+    rank: int
+    link: socket.socket
+    heard: float = field(default_factory=time.monotonic)
+    unread: bytes = b""
+    unsent: bytes = b""
+    left: bool = False
+    """It has said farewell."""
+    open: bool = True
+
+
+def end_process(why: str) -> None:
+    """Ends this process at once: its other threads may wait in a collective for ever."""
+    event(log, "rank lost, replica ends", logging.ERROR, why=why)
+    logging.shutdown()
+    os._exit(1)
+
+
+class RankLinks:
+    """``RankLife`` of ranks that were started from outside."""
+
+    follower_pids = ()
+
+    def __init__(
+        self,
+        links: Mapping[int, socket.socket],
+        *,
+        beat_s: float,
+        silence_s: float,
+        lost: Callable[[str], None] = end_process,
+    ) -> None:
+        """``links``: connected sockets by the rank at the other end; rank 0 has all others, these have rank 0.
+
+        ``silence_s``: the detection time. ``lost`` is called once, on the thread of the links.
+        """
+        self._peers = [_Peer(rank, link) for rank, link in links.items()]
+        self._leads = 0 not in links
+        self._beat_s, self._silence_s, self._lost = beat_s, silence_s, lost
+        self._epoch = 0
+        self._lock = threading.Lock()
+        self._farewell = False
+        self._may_end = threading.Event()
+        self._all_left = threading.Event()
+        self._wake, self._woken = socket.socketpair()
+        for end in (self._wake, self._woken, *links.values()):
+            end.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="rank-links", daemon=True)
+        self._thread.start()
+
+    @property
+    def ended_epoch(self) -> int:
+        return self._epoch
+
+    def end_epoch(self, epoch: int) -> None:
+        with self._lock:
+            if epoch <= self._epoch:
+                return
+            self._epoch = epoch
+        self._poke()
+
+    def begin_end(self) -> None:
+        self._may_end.set()
+
+    def await_end(self) -> None:
+        if not self._leads:
+            self._farewell = True
+            self._poke()
+        self._all_left.wait(END_S)
+        self._thread_ends()
+
+    def _thread_ends(self) -> None:
+        self._farewell = True
+        self._poke()
+        self._thread.join(END_S)
+
+    def _poke(self) -> None:
+        with contextlib.suppress(OSError):  # full: it is awake already
+            self._wake.send(b"!")
+
+    # -- on the thread of the links -----------------------------------------------------------
+
+    def _run(self) -> None:
+        with selectors.DefaultSelector() as ready:
+            ready.register(self._woken, selectors.EVENT_READ)
+            for peer in self._peers:
+                ready.register(peer.link, selectors.EVENT_READ, peer)
+            beat, why = 0.0, ""
+            while not why and any(peer.open for peer in self._peers):
+                wait_s = max(0.0, beat - time.monotonic())
+                for key, _ in ready.select(wait_s):
+                    if key.data is None:
+                        self._woken.recv(_READ_BYTES)
+                        beat = 0.0
+                    else:
+                        why = why or self._read(key.data)
+                        if not key.data.open:
+                            ready.unregister(key.data.link)
+                now = time.monotonic()
+                why = why or self._silent(now)
+                if now >= beat:
+                    beat = now + self._beat_s
+                    why = why or self._send_all()
+                if self._leads and all(p.left or not p.open for p in self._peers):
+                    break
+                if self._farewell and not any(p.unsent for p in self._peers if p.open):
+                    break
+        for peer in self._peers:
+            peer.link.close()
+        self._all_left.set()
+        if why:
+            self._lost(why)
+
+    def _read(self, peer: _Peer) -> str:
+        """What is there; why the replica has to end, if it has to."""
+        try:
+            data = peer.link.recv(_READ_BYTES)
+        except BlockingIOError:
+            return ""
+        except OSError as error:
+            return self._closed(peer, str(error))
+        if not data:
+            return self._closed(peer, "its link has closed")
+        peer.heard = time.monotonic()
+        data = peer.unread + data
+        whole = len(data) - len(data) % _MESSAGE.size
+        peer.unread = data[whole:]
+        for kind, epoch in _MESSAGE.iter_unpack(data[:whole]):
+            if kind not in (ALIVE, FAREWELL):
+                return self._closed(peer, "it speaks another protocol")
+            peer.left = peer.left or kind == FAREWELL
+            self.end_epoch(epoch)
+        return ""
+
+    def _closed(self, peer: _Peer, why: str) -> str:
+        peer.open = False
+        if peer.left or self._may_end.is_set():
+            return ""
+        return f"rank {peer.rank}: {why}"
+
+    def _silent(self, now: float) -> str:
+        if self._may_end.is_set():
+            return ""
+        for peer in self._peers:
+            if peer.open and not peer.left and now - peer.heard > self._silence_s:
+                return f"rank {peer.rank}: nothing was heard of it for {now - peer.heard:.1f} s"
+        return ""
+
+    def _send_all(self) -> str:
+        message = _MESSAGE.pack(FAREWELL if self._farewell else ALIVE, self._epoch)
+        for peer in self._peers:
+            if not peer.open:
+                continue
+            # One whole message at most waits behind the rest of another: a peer that reads nothing costs no memory.
+            if len(peer.unsent) <= _MESSAGE.size:
+                peer.unsent += message
+            try:
+                peer.unsent = peer.unsent[peer.link.send(peer.unsent) :]
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                if why := self._closed(peer, str(error)):
+                    return why
+        return ""
