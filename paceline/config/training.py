@@ -344,6 +344,10 @@ class TrainConfig(Section):
     logprobs, computes its log-probs, and no trainer holds it."""
     reference_path: LocalPath | None = None
     """Directory or hub name of the reference model. Default: model.path."""
+    gradient_sync: Literal["step", "row"] = "step"
+    """When the ranks of a replica (fleet.policy_ranks above 1) sum their gradients: once for all rows of a
+    step, for which each rank holds a whole gradient in float32 (4 bytes a parameter), or after every row, which holds
+    only slices and communicates more."""
     tokens_per_microbatch: Positive = 8192
     """Tokens of a micro-batch, to which sequences are packed without padding. A shared prompt counts
     once for each completion that attends to it, so this number bounds the memory."""

@@ -3,6 +3,7 @@
 - The contribution of a group depends on the step's totals and on the group alone. So the sum does not
   depend on how groups are assigned to replicas, packed into rows, or split over calls.
 - Local gradients live in ``parameter.grad`` and are only ever added to; the mesh gets a copy.
+- The ranks of a replica reduce once for each call, in its last row's backward, or in every row's (train.gradient_sync).
 - A group is added at most once: the plan of the step's next epoch names it again, and it is skipped.
 """
 
@@ -20,6 +21,7 @@ from paceline.v1 import rollout_pb2
 from policy_worker.objectives.columns import TokenColumns, trained_by_sequence
 from policy_worker.objectives.load import load_objective
 from policy_worker.objectives.objective import Loss, Mean, Objective
+from policy_worker.ranks.gradient_sync import drop_unreduced, reduce_next_backward
 from policy_worker.ranks.rank_group import RankGroup
 from policy_worker.state import TrainState, local_tensor
 from policy_worker.step.batch import (
@@ -91,6 +93,7 @@ class Gradients:
         """Drops all local gradients."""
         for parameter in self.parameters:
             parameter.grad = None
+        drop_unreduced(self.state.parts.values())
         self._sums.zero_()
         self._added.clear()
         self._spec = None
@@ -116,7 +119,9 @@ class Gradients:
             total = int(attended_tokens(batch, keep).sum())
             limit = max(1, min(limit, -(-total // ranks)))
         rows = plan_rows(batch, keep, limit, whole_groups=self.objective.whole_groups)
+        every_row = self.state.config.train.gradient_sync == "row"
         for start in range(0, len(rows), ranks):
+            reduce_next_backward(self.state.parts.values(), every_row or start + ranks >= len(rows))
             mine = start + rank < len(rows)
             # The forward of a sharded model is collective: a rank without a row of its own takes
             # part with one that counts nothing.
