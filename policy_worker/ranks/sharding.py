@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from paceline.config.same_tokens import difference
@@ -29,9 +29,18 @@ from policy_worker.objectives.part import POLICY, Part
 from policy_worker.ranks.rank_group import RankGroup
 from policy_worker.state import NO_VERSION, TrainState, local_tensor
 from policy_worker.step.optimizer import build_optimizer
+from policy_worker.step.value_head import HEAD
 
 # The warning is about in-place operations on the root's output; nothing here does any.
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+
+
+_MIXED = MixedPrecisionPolicy(
+    param_dtype=torch.bfloat16,
+    reduce_dtype=torch.float32,
+    # Autocast decides what is computed in which precision, as for a replica of one rank.
+    cast_forward_inputs=False,
+)
 
 
 def load_sharded_state(config: Config, replica: RankGroup, device: torch.device) -> TrainState:
@@ -74,16 +83,24 @@ def load_sharded(
     host = device if replica.mesh is None else torch.device("cpu")
     model = load_part(part, config, host, trainable=trainable)
     if replica.mesh is not None:
-        shard_model(model, replica.mesh)
+        shard_model(model, replica.mesh, mixed=config.model.dtype == "bfloat16")
         model.to(device)  # buffers
     return model
 
 
-def shard_model(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Turns the parameters of ``model`` (equal on all ranks) into this rank's slices, in place."""
+def shard_model(model: nn.Module, mesh: DeviceMesh, *, mixed: bool = False) -> nn.Module:
+    """Turns the parameters of ``model`` (equal on all ranks) into this rank's slices, in place.
+
+    ``mixed``: weights are gathered in bfloat16, which is half the bytes, and computed with as such. Slices stay float32, and so
+    do the sums of gradients, over rows and over ranks.
+    """
+    policy = _MIXED if mixed else MixedPrecisionPolicy()
+    head = getattr(model, HEAD, None)
+    if isinstance(head, nn.Module):
+        fully_shard(head, mesh=mesh)  # it computes in float32 (value_head)
     for block in blocks_of(model):
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             # Losses are normalised by the whole step's counts, so gradients add up: no mean over
