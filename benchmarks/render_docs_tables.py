@@ -218,6 +218,21 @@ def mesh() -> str:
     )
 
 
+def model_load() -> str:
+    rows = [
+        [
+            r["ranks"],
+            {"whole": "the whole model on each rank", "slices": "slices"}[r["how"]],
+            f"{r['shards_mib']:,.0f}",
+            f"{r['peak_mib']:,.0f}",
+            f"{r['peak_over_shards']:.2f}",
+            f"{r['seconds']:.1f}",
+        ]
+        for r in results("model_load")["loads"]
+    ]
+    return table(["ranks", "reading", "shards, MiB", "peak, MiB", "peak / shards", "seconds"], rows)
+
+
 def engine() -> str:
     rows = [
         [model, way, f"{one['samples_per_s']:,.0f}", f"{one['ratio_samples']:.2f}"]
@@ -459,6 +474,7 @@ PAGES = {
     "algorithms.md": (ppo, flows, reward_hacking, distillation),
     "diagnosis.md": (bottleneck,),
     "asynchrony.md": (staleness,),
+    "checkpoints.md": (model_load,),
     "performance.md": (peer, overlap, waiting, control_plane, failover, mesh, weights, engine),
     "vllm.md": (rollout,),
     "fault-tolerance.md": (chaos, simulator),

@@ -47,6 +47,44 @@ def load_part(
     return load(path, config.model, device, field=field, trainable=trainable)
 
 
+def empty_part(part: Part, config: Config, *, trainable: bool = True) -> nn.Module:
+    """As load_part(), but the parameters are on torch's meta device, without memory or values; buffers have both.
+
+    Raises ModelError, and whatever the model's own code raises if it cannot be made so.
+    """
+    path = part.path or config.model.path
+    attention.register()
+    stored = AutoConfig.from_pretrained(
+        path, trust_remote_code=config.model.trust_remote_code, **_HEADS[part.head]
+    )
+    make = AutoModelForCausalLM if part.head == "lm" else AutoModelForSequenceClassification
+    with _parameters_on_meta(), _quiet():
+        model = make.from_config(stored, **_reading(config.model))
+    (make_scorer if part.head == "lm" else make_value_head)(model)
+    return _prepared(model, config.model, None, trainable=trainable)
+
+
+_HEADS: dict[str, dict[str, Any]] = {"lm": {}, "scalar": {"num_labels": 1}}
+
+
+@contextlib.contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Modules made inside have their parameters on the meta device; unlike inside torch.device("meta"), not their
+    buffers, whose values no file has."""
+    register = nn.Module.register_parameter
+
+    def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and not parameter.is_meta:  # a tied one stays the same object
+            parameter = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
+        register(module, name, parameter)
+
+    nn.Module.register_parameter = on_meta
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register
+
+
 def load_model(
     path: str,
     config: ModelConfig,
@@ -143,10 +181,11 @@ def _reading(config: ModelConfig) -> dict[str, Any]:
 
 
 def _prepared(
-    model: nn.Module, config: ModelConfig, device: torch.device, *, trainable: bool
+    model: nn.Module, config: ModelConfig, device: torch.device | None, *, trainable: bool
 ) -> nn.Module:
     model.config.use_cache = False
-    model.to(device)
+    if device is not None:
+        model.to(device)
     if trainable:
         # No dropout even if the config has some: the log-probs that the ratio compares must be those
         # of the policy that sampled.

@@ -11,6 +11,7 @@ joins rank i of all replicas can add, transfer and compare slices without gather
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Iterator, Sequence
 
@@ -23,13 +24,17 @@ from torch.distributed.tensor import DTensor
 from paceline.config.same_tokens import difference
 from paceline.config.schema import Config
 from paceline.ids import Step
-from policy_worker.model import ModelError, load_part
+from paceline.process.structured_log import event, first_line
+from policy_worker.model import ModelError, empty_part, load_part
 from policy_worker.objectives.load import load_objective
 from policy_worker.objectives.part import POLICY, Part
 from policy_worker.ranks.rank_group import RankGroup
+from policy_worker.ranks.sliced_weights import SlicedWeights
 from policy_worker.state import NO_VERSION, TrainState, local_tensor
 from policy_worker.step.optimizer import build_optimizer
 from policy_worker.step.value_head import HEAD
+
+log = logging.getLogger(__name__)
 
 # The warning is about in-place operations on the root's output; nothing here does any.
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
@@ -47,8 +52,8 @@ def load_sharded_state(config: Config, replica: RankGroup, device: torch.device)
     """The initial state of one rank of a replica: the weights of the objective's parts, zero optimizer state, step 0,
     version NO_VERSION. Collective in its first use, not in loading.
 
-    Each rank reads the weights into host memory, and only its slices go to ``device``. Raises
-    ModelError if a model cannot be read, and ObjectiveError.
+    Each rank reads its slices of the weights (sliced_weights). Raises ModelError if a model cannot be read, and
+    ObjectiveError.
     """
     torch.manual_seed(config.run.seed)
     objective = load_objective(config)
@@ -80,12 +85,32 @@ def load_sharded(
     part: Part, config: Config, replica: RankGroup, device: torch.device, *, trainable: bool
 ) -> nn.Module:
     """The model of ``part``; of a replica with several ranks, this rank's slices. Raises ModelError."""
-    host = device if replica.mesh is None else torch.device("cpu")
-    model = load_part(part, config, host, trainable=trainable)
-    if replica.mesh is not None:
-        shard_model(model, replica.mesh, mixed=config.model.dtype == "bfloat16")
-        model.to(device)  # buffers
-    return model
+    if replica.mesh is None:
+        return load_part(part, config, device, trainable=trainable)
+    mixed = config.model.dtype == "bfloat16"
+    model, stored = _sliced(part, config, trainable)
+    if model is not None and stored is not None:
+        stored.read(shard_model(model, replica.mesh, mixed=mixed), device)
+        return model
+    path = part.path or config.model.path
+    event(log, "weights read whole, names of files and model differ", logging.WARNING, path=path)
+    model = load_part(part, config, torch.device("cpu"), trainable=trainable)
+    shard_model(model, replica.mesh, mixed=mixed)
+    return model.to(device)  # buffers
+
+
+def _sliced(
+    part: Part, config: Config, trainable: bool
+) -> tuple[nn.Module | None, SlicedWeights | None]:
+    try:
+        model = empty_part(part, config, trainable=trainable)
+    except (
+        Exception
+    ) as error:  # of a user's files or model code: loading the whole says what is wrong
+        event(log, "no empty model", logging.WARNING, why=first_line(error))
+        return None, None
+    path = part.path or config.model.path
+    return model, SlicedWeights.of(path, model, scalar=part.head == "scalar")
 
 
 def shard_model(model: nn.Module, mesh: DeviceMesh, *, mixed: bool = False) -> nn.Module:

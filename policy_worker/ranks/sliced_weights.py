@@ -1,0 +1,149 @@
+"""Slices of a model's weights, read from its safetensors files without ever holding the whole model.
+
+A model is first made without memory for its parameters, then sharded; then each rank reads its slices. Files that do not name
+their tensors as the model does, such as experts that are stored one by one, are for transformers' own loading.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers.utils import cached_file
+
+from policy_worker.step.value_head import HEAD
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+_LM_HEAD = "lm_head.weight"
+"""What a causal language model has and a model with a scalar head has not."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlicedWeights:
+    """Where each tensor of a model is stored."""
+
+    files: Mapping[str, Path]
+    """By the tensor's name in the model."""
+    without_head: bool
+    """The head is in no file: zeros."""
+
+    @classmethod
+    def of(cls, path: str, model: nn.Module, *, scalar: bool) -> SlicedWeights | None:
+        """Of ``model``, whose parameters need no memory yet, at ``path`` (directory or hub name).
+
+        ``scalar``: it has a scalar head, and a causal language model may be stored. None if the files have other names or
+        shapes, or cannot be read: transformers' own loading then does it, or says why not.
+        """
+        try:
+            found = _shapes(_files(path))
+        except (OSError, ValueError, KeyError, SafetensorError):
+            return None
+        wanted = {name: list(t.shape) for name, t in _tensors(model).items()}
+        without_head = scalar and f"{HEAD}.weight" not in found and not _is_classifier(model)
+        if without_head:
+            del wanted[f"{HEAD}.weight"]
+        every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        spare = every | ({_LM_HEAD} if scalar else set())
+        if any(name not in found or found[name][1] != shape for name, shape in wanted.items()):
+            return None
+        if found.keys() - wanted.keys() - spare:
+            return None
+        return cls({name: found[name][0] for name in wanted}, without_head)
+
+    def read(self, model: nn.Module, device: torch.device) -> None:
+        """Gives the parameters of ``model`` (sharded) memory on ``device`` and reads this rank's slices into it."""
+        with _swapped_parameters():
+            # As to_empty() does, which would empty the buffers too.
+            model._apply(
+                lambda t: torch.empty_like(t, device=device) if t.is_meta else t.to(device)
+            )
+        tensors = _tensors(model)
+        by_file: dict[Path, list[str]] = {}
+        for name, file in self.files.items():
+            by_file.setdefault(file, []).append(name)
+        with torch.no_grad():
+            for file, names in by_file.items():
+                with safe_open(str(file), "pt") as stored:
+                    for name in names:
+                        _read_slice(stored.get_slice(name), tensors[name])
+            if self.without_head:
+                _local(tensors[f"{HEAD}.weight"])[0].zero_()
+
+
+@contextlib.contextmanager
+def _swapped_parameters() -> Iterator[None]:
+    """Parameters that are moved stay the same objects: tied ones stay tied."""
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        yield
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
+
+
+def _is_classifier(model: Any) -> bool:
+    """The stored model is one, and has to have the head."""
+    return "ForSequenceClassification" in " ".join(model.config.architectures or ())
+
+
+def _read_slice(stored: Any, target: Tensor) -> None:
+    local, offset = _local(target)
+    if local.ndim == 0:
+        local.copy_(stored[:])
+    elif local.numel():
+        local.copy_(
+            stored[tuple(slice(o, o + n) for o, n in zip(offset, local.shape, strict=True))]
+        )
+
+
+def _local(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """This rank's slice and its offset in the whole tensor."""
+    if isinstance(tensor, DTensor):
+        local = tensor.to_local()
+        if not local.numel():
+            return local, (0,) * local.ndim
+        (chunk,) = tensor.__create_chunk_list__()
+        return local, tuple(chunk.offsets)
+    return tensor, (0,) * tensor.ndim
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters, tied ones once, and the buffers that are stored."""
+    tensors: dict[str, Tensor] = {name: p.detach() for name, p in model.named_parameters()}
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                tensors[f"{prefix}.{name}" if prefix else name] = buffer
+    return tensors
+
+
+def _files(path: str) -> list[Path]:
+    """The safetensors files at ``path``; ValueError if there are none."""
+    quiet = {
+        "_raise_exceptions_for_missing_entries": False,
+        "_raise_exceptions_for_connection_errors": False,
+    }
+    if index := cached_file(path, INDEX, **quiet):
+        names = sorted(set(json.loads(Path(index).read_text())["weight_map"].values()))
+        return [Path(str(cached_file(path, name))) for name in names]
+    if single := cached_file(path, SINGLE, **quiet):
+        return [Path(single)]
+    raise ValueError(f"no safetensors files at {path}")
+
+
+def _shapes(files: list[Path]) -> dict[str, tuple[Path, list[int]]]:
+    """File and shape of every tensor."""
+    found = {}
+    for file in files:
+        with safe_open(str(file), "pt") as stored:
+            for name in stored.keys():  # noqa: SIM118
+                found[name] = file, list(stored.get_slice(name).get_shape())
+    return found
