@@ -23,10 +23,10 @@ from controller.export.sample_archiver import SampleArchiver
 from controller.ledger import Ledger
 from controller.ledger.enums import Phase
 from controller.ledger.events import StepCommitted, TaskDropped, from_json, record_of
-from controller.ledger.views.views import live_payloads, running_attempts
+from controller.ledger.views.views import live_payloads, may_need, running_attempts
 from controller.store.group_commit import CommitBatch, GroupCommit
 from controller.store.journal import START, Deposed, LedgerSnapshot, Position
-from controller.store.payloads import Ref
+from paceline.payloads.store import Ref
 from paceline.process.structured_log import event
 
 log = logging.getLogger(__name__)
@@ -271,8 +271,10 @@ class Housekeeping:
     async def _delete(self, refs: Sequence[Ref]) -> None:
         if self.exporters.archive is not None:
             await self.exporters.archive.written()
+        # After a lost tail of the journal a task may have an attempt of the same number again.
+        needless = [ref for ref in refs if not may_need(self._ledger.state, ref)]
         try:
-            await self._context.stores.payloads.delete(list(refs))
+            await self._context.stores.payloads.delete(needless)
         except (RedisError, OSError) as error:
             # The next leader sweeps what is left.
             event(log, "payloads not deleted", why=str(error), level=logging.WARNING)

@@ -39,18 +39,19 @@ from controller.fleet.sessions import ServerSession, Sessions
 from controller.fleet.stack_requests import StackRequests
 from controller.housekeeping import Housekeeping
 from controller.ledger.commands import BeginTerm, Command, CommandRefused
-from controller.ledger.events import GroupAccepted, RunFailed, RunFinished, StepCommitted
+from controller.ledger.events import RunFailed, RunFinished, StepCommitted
 from controller.ledger.state.fleet import Worker
 from controller.ledger.views.directive_grounds import directive_grounds
+from controller.ledger.views.views import may_need
 from controller.long_poll import LongPolls
 from controller.proto_encoding import directive_of
 from controller.run_settings import RunSettings
-from controller.services.validation import GroupLimits
 from controller.store.group_commit import CommitBatch, GroupCommit
 from controller.store.journal import Deposed, LedgerSnapshot
 from controller.store.ledger_follower import LedgerFollower
 from controller.store.partial_rollouts import PartialRollouts
-from controller.store.payloads import Ref
+from paceline.groups.limits import GroupLimits
+from paceline.payloads.store import Ref
 from paceline.process.structured_log import event
 from paceline.redis.trouble import log_fields, trouble_of
 from paceline.v1 import admin_pb2, worker_pb2
@@ -137,11 +138,10 @@ class Leader:
         await self.group_commit.durable()
         return reply
 
-    def decide(self, command: Command, payload: bytes = b"") -> Any:
+    def decide(self, command: Command) -> Any:
         """The reply, before it may leave: await ``group_commit.durable()`` first.
 
-        ``payload``: of an AcceptGroup, stored if the group becomes ready. Raises CommandRefused, with
-        nothing changed, or NotLeading.
+        Raises CommandRefused, with nothing changed, or NotLeading.
         """
         if self._spoilt.is_set():
             raise NotLeading("stepping down")
@@ -155,13 +155,14 @@ class Leader:
             log.exception("a decision failed halfway command=%s", type(command).__name__)
             self._spoilt.set()
             raise NotLeading(f"{type(command).__name__} failed: stepping down") from error
-        for decided in events:
-            if isinstance(decided, GroupAccepted):
-                group = decided.group
-                self.group_commit.add_payload((group.task_id, group.attempt), payload)
         if events:
             self.group_commit.add(events)
         return reply
+
+    def discard_unneeded(self, refs: Sequence[Ref]) -> None:
+        """Deletes those of these payloads that were stored for groups which no step will train."""
+        state = self.ledger.state
+        self.housekeeping.discard([ref for ref in refs if not may_need(state, ref)])
 
     async def ready(self) -> None:
         """Returns when this leader may decide. Raises NotLeading after a while of waiting."""

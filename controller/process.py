@@ -58,7 +58,6 @@ HANDLERS: dict[str, Any] = {
     "RolloutService.ReturnTasks": rollout.return_tasks,
     "RolloutService.ReportPartials": rollout.report_partials,
     "PolicyService.NextPlan": policy.next_plan,
-    "PolicyService.FetchGroups": policy.fetch_groups,
     "PolicyService.RejectGroups": policy.reject_groups,
     "PolicyService.TryGroup": policy.try_group,
     "PolicyService.Vote": policy.vote,

@@ -143,7 +143,9 @@ class Controller:
         # First: a journal of another release is not to be touched.
         self.replica = replica = await LedgerFollower.load(self.journal)
         stores = self.context.stores
-        await stores.registry.agree(self.config.run.name, stores.payload_dir, self.context.run_json)
+        await stores.registry.agree(
+            self.config.run.name, stores.payload_urls, self.context.run_json
+        )
         self._say_trouble("")
         event(log, "standing by", at=replica.at.entry)
         block_ms = self.FOLLOW_MS

@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config.schema import Config
+from paceline.payloads.open_store import open_payloads
+from paceline.payloads.store import Payloads, PayloadStore
 from paceline.process.asyncio_thread import BackgroundLoop
 from paceline.process.structured_log import event
 from paceline.rpc.client import ControlPlane
 from paceline.rpc.session import WorkerSession
 from paceline.rpc.side_channel import SideChannel
-from paceline.v1 import common_pb2, policy_pb2, rollout_pb2, worker_pb2
+from paceline.v1 import common_pb2, worker_pb2
+from policy_worker.payload_reader import read_payloads
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +58,7 @@ class BlockingControlPlane:
         self._session.on_rejoin(lambda _: self._wake.set())
         self._running: Future[None] | None = None
         self._stopped_at: float | None = None
+        self._payloads: PayloadStore | None = None
 
     def _received(self, directive: worker_pb2.Directive) -> None:
         if directive.lifecycle == worker_pb2.LIFECYCLE_STOPPED and self._stopped_at is None:
@@ -70,6 +74,7 @@ class BlockingControlPlane:
         stands still. Raises RequestRefused if the controller refuses this
         worker, for example because its config differs."""
         reply = self._background.run(self._session.register())
+        self._payloads = open_payloads(reply.payload_urls, reply.run_id, reply.rendezvous_url)
         self._running = self._background.submit(self._session.run())
         if side is not None:
             side.registered()
@@ -125,27 +130,16 @@ class BlockingControlPlane:
         """
         return self._await(self._background.submit(self._plane.call(method, request, None)), over)
 
-    def fetch(
-        self, keys: Sequence[tuple[str, int]], over: Callable[[], bool]
-    ) -> list[rollout_pb2.Group] | None:
-        """One group for each of ``keys``, in their order; None if ``over()`` turned true first. A group
-        whose payload is lost or unreadable comes without completions."""
+    def fetch(self, keys: Sequence[tuple[str, int]], over: Callable[[], bool]) -> Payloads | None:
+        """The payload of each of ``keys``, in their order, and None for one that is lost. None instead of a list if
+        ``over()`` turned true first. Waits out failures of the store."""
         if not keys:
             return []
-        request = policy_pb2.FetchRequest(
-            caller=self.caller,
-            tasks=[common_pb2.TaskRef(task_id=task, attempt=attempt) for task, attempt in keys],
-        )
-
-        async def collect() -> list[rollout_pb2.Group]:
-            stream = self._plane.stream("PolicyService.FetchGroups", request, timeout_s=None)
-            # gRPC gives None for a message that it cannot parse.
-            return [group or rollout_pb2.Group() async for group in stream]
-
-        groups = self._await(self._background.submit(collect()), over)
-        if groups is not None and len(groups) != len(keys):
-            raise RuntimeError(f"the controller sent {len(groups)} groups, not {len(keys)}")
-        return groups
+        if self._payloads is None:
+            raise RuntimeError("payloads are known to a registered worker")
+        reading = self._background.submit(read_payloads(self._payloads, keys))
+        found: Payloads | None = self._await(reading, over)
+        return found
 
     def post(
         self,
@@ -180,6 +174,8 @@ class BlockingControlPlane:
         if self._running is not None:
             self._background.run(self._session.close())
         self._background.run(self._plane.close())
+        if self._payloads is not None:
+            self._background.run(self._payloads.close())
         self._background.close()
 
     def _await(self, future: Future[Any], over: Callable[[], bool]) -> Any | None:

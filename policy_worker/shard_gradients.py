@@ -21,7 +21,7 @@ from paceline.v1 import common_pb2, policy_pb2, rollout_pb2
 from policy_worker.control_plane import BlockingControlPlane
 from policy_worker.step.batch import BadGroup, GroupKey
 from policy_worker.step.gradients import RowOutOfMemory
-from policy_worker.step.payload_check import check_payloads
+from policy_worker.step.payload_check import read_groups
 from policy_worker.step.totals import StepTotals
 from policy_worker.trainer import Trainer
 from policy_worker.worker_report import PolicyReport
@@ -57,13 +57,13 @@ class ShardGradients:
         while True:
             missing = self.trainer.begin(StepTotals.of(plan), keys)
             with waiting(WaitKind.PAYLOADS, f"fetching {len(missing)} groups of step {plan.step}"):
-                groups = self.control.fetch(missing, over)
-            if groups is None:
+                payloads = self.control.fetch(missing, over)
+            if payloads is None:
                 return None
             fetched = time.monotonic()
-            self.report.work(f"step {plan.step}: computing {len(groups)} groups")
+            self.report.work(f"step {plan.step}: computing {len(missing)} groups")
             try:
-                check_payloads(groups, missing, planned, self.trainer.vocabulary)
+                groups = read_groups(payloads, missing, planned, self.trainer.vocabulary)
                 complete = self._add(plan, groups, planned, over)
             except RowOutOfMemory as error:
                 if len(error.groups) > 1:
@@ -73,7 +73,7 @@ class ShardGradients:
                 complete = self._reject(plan, BadGroup(str(error), error.groups, "out_of_memory"))
             except BadGroup as error:
                 complete = self._reject(plan, error)
-            return ShardResult(complete, len(groups), fetched, time.monotonic())
+            return ShardResult(complete, len(missing), fetched, time.monotonic())
 
     def _add(
         self,

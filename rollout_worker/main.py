@@ -40,6 +40,7 @@ from functools import partial
 from pathlib import Path
 
 from paceline.config.schema import Config
+from paceline.payloads.open_store import open_payloads
 from paceline.process import structured_log as logs
 from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, loading_model, waiting
@@ -59,6 +60,7 @@ from rollout_worker.lifecycle import WorkerLifecycle
 from rollout_worker.rewards.scoring import Scorer
 from rollout_worker.scorers.group_scores import GroupScores
 from rollout_worker.tasks.group_producer import GroupProducer
+from rollout_worker.tasks.group_upload import GroupUpload
 from rollout_worker.tasks.held_tasks import HeldTasks
 from rollout_worker.tasks.lease_loop import LeaseLoop, tasks_wanted
 from rollout_worker.tasks.outbox import Outbox
@@ -181,6 +183,8 @@ class RolloutWorker:
         with waiting(WaitKind.CONTROLLER, "registering"):
             reply = await self.session.register()
         self.admitted = True
+        store = open_payloads(reply.payload_urls, reply.run_id, reply.rendezvous_url)
+        self.outbox.upload = GroupUpload.of(self.config, store)
         if self.side is not None:
             self.side.registered()
         self.lifecycle.state = worker_pb2.LIFECYCLE_RUNNING
@@ -243,7 +247,7 @@ class RolloutWorker:
         )
         self.session.on_directive(self.converge)
         self.session.on_rejoin(self.rejoin)
-        self.outbox = Outbox(self.session, held, max_message_bytes)
+        self.outbox = Outbox(self.session, held)
         self.partials = PartialReporter(self.session, held, max_message_bytes)
         partial_every = config.rollout.partial_every_tokens
         if partial_every:
@@ -286,6 +290,8 @@ class RolloutWorker:
             await scorer.close()
         if self.group_scores is not None:
             await self.group_scores.close()
+        if self.admitted and self.outbox.upload is not None:
+            await self.outbox.upload.store.close()
         await self.control.close()
 
     async def guard(self, loop: Callable[[], Awaitable[None]]) -> None:

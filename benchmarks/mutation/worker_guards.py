@@ -65,6 +65,32 @@ GUARDS = (
         "contradicts",
     ),
     Guard(
+        "payload-digest",
+        "a payload is compared with the digest that was submitted",
+        (
+            Patch(
+                "policy_worker/step/payload_check.py",
+                "    if accepted is not None and accepted.digest and payload_digest(payload) != accepted.digest:\n",
+                "    if False:\n",
+            ),
+        ),
+        ("tests/unit/policy/test_policy_bad_groups.py",),
+        "other_bytes",
+    ),
+    Guard(
+        "payload-other-facts",
+        "facts that are not those of the payload are found out",
+        (
+            Patch(
+                "policy_worker/step/payload_check.py",
+                "    if planned is not None and planned.facts and (why := _other_facts(group, planned)):\n",
+                "    if False:\n",
+            ),
+        ),
+        ("tests/unit/policy/test_policy_bad_groups.py",),
+        "other_facts",
+    ),
+    Guard(
         "unsettled",
         "a buffer that an operation may still write to is not used again",
         (Patch("policy_worker/trainer.py", "if not mesh.settled:\n", "if False:\n"),),

@@ -109,7 +109,7 @@ def _payloads(e: Evidence, subject: str, worker: WorkerEvidence) -> Diagnosis:
         because=f"{worker.worker_id} is {wait.what} from {e.controller_id}",
         since_s=wait.age_s,
         next="the worker asks again, at another controller if need be",
-        remedy="Check the store of the payloads: Redis, or controller.payload_dir" if late else "",
+        remedy="Check the store of the payloads: Redis, or payloads.url" if late else "",
         severity=Urgency.SLOW if late else Urgency.OK,
     )
 

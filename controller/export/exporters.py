@@ -19,8 +19,8 @@ from controller.export.alert_thread import AlertThread, RunPace
 from controller.export.otel_traces import Traces
 from controller.export.sample_archiver import SampleArchiver
 from controller.store.journal import START, Journal
-from controller.store.payloads import PayloadStore
 from paceline.config.schema import Config
+from paceline.payloads.store import PayloadStore
 from paceline.process.structured_log import event
 from paceline.sinks.registry import external_run, sink_maker
 from paceline.sinks.sink_thread import SinkThread

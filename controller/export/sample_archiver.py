@@ -25,10 +25,10 @@ from typing import Any
 from controller.ledger.state.state import State
 from controller.ledger.views.group_views import place_of
 from controller.rest.replies.group_replies import content_of, facts_of
-from controller.store.payloads import PayloadStore
 from paceline.config.services import ArchiveConfig
 from paceline.dataset.row_sampler import mix
 from paceline.ids import Step, TaskId
+from paceline.payloads.store import PayloadStore
 from paceline.process.structured_log import event
 from paceline.run_view.files.sample_archive import ArchiveWriter, archived_steps
 

@@ -211,6 +211,10 @@ class GroupFacts:
     """Of an evaluation: sequences that ended at the limit of tokens."""
     prompt_cut: int = 0
     """Tokens that the row's prompt has lost because it was too long."""
+    digest: str = ""
+    """Of the payload. Empty: the journal has none, or the group has no payload."""
+    facts_digest: str = ""
+    """Of all that was submitted of the group: see paceline.groups.payload."""
 
     @property
     def by_version(self) -> tuple[tuple[Version, int], ...]:

@@ -24,9 +24,11 @@ from controller.ledger.enums import DeathCause, SuspendStage
 from controller.ledger.events import from_json, record_of
 from controller.proto_encoding import wire_values
 from controller.replicated_controller import Controller
-from controller.services.validation import Invalid, check_caller, check_request_id, check_text
+from controller.services.validation import check_caller, check_request_id
 from controller.set_settings import set_settings
 from controller.status import setting_changes, status_of
+from paceline.groups.completions import check_text
+from paceline.groups.invalid import Invalid
 from paceline.providers.base import who_scales
 from paceline.v1 import admin_pb2, common_pb2
 from paceline.worker_pools import ROLES, role_of

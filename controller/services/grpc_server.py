@@ -26,10 +26,10 @@ from redis.exceptions import RedisError
 from controller.errors import NotLeading
 from controller.ledger.commands import CommandRefused
 from controller.replicated_controller import Controller
-from controller.services.validation import Invalid
 from controller.store.journal import Deposed
 from paceline.config.schema import Config
 from paceline.errors import BadInput
+from paceline.groups.invalid import Invalid
 from paceline.process.process_limits import open_files_limit
 from paceline.process.structured_log import event, first_line
 from paceline.rpc.grpc_channel import LEADER_KEY, METHODS, TOKEN_KEY, Method

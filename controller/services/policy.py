@@ -1,10 +1,9 @@
-"""PolicyService: plans, payloads, rejected groups, votes, checkpoints."""
+"""PolicyService: plans, rejected groups, votes, checkpoints."""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import AsyncIterator
 from pathlib import PurePosixPath
 
 from controller.ledger.commands import (
@@ -22,22 +21,16 @@ from controller.ledger.events import Topic
 from controller.ledger.state.versions import REMEMBERED_CHECKPOINTS
 from controller.proto_encoding import plan_of, wire_values
 from controller.replicated_controller import Controller
-from controller.services.validation import (
-    Invalid,
-    check_caller,
-    check_count,
-    check_stats,
-    check_task,
-    check_text,
-    check_wait,
-)
+from controller.services.validation import check_caller, check_count, check_stats, check_wait
+from paceline.groups.completions import check_task, check_text
+from paceline.groups.invalid import Invalid
 from paceline.ids import MeshEpoch, Step, TaskId, Version
 from paceline.process.structured_log import event
-from paceline.v1 import common_pb2, policy_pb2, rollout_pb2
+from paceline.v1 import common_pb2, policy_pb2
 
 log = logging.getLogger(__name__)
 
-MAX_FETCHED = 65536
+MAX_REJECTED = 65536
 HELD_OUT_AT_ONCE = 64
 """Rows that are read before the size of the reply is looked at again."""
 MOST_KEPT = 32
@@ -70,33 +63,12 @@ async def next_plan(
         await leader.long_polls[Topic.PLAN].wait(seen, left_s)
 
 
-async def fetch_groups(
-    controller: Controller, request: policy_pb2.FetchRequest
-) -> AsyncIterator[bytes]:
-    """Yields serialised ``Group`` messages as they were received."""
-    leader = controller.leading()
-    caller = check_caller(request.caller)
-    check_count(request.tasks, "groups", MAX_FETCHED)
-    refs = [check_task(task) for task in request.tasks]
-    leader.ledger.caller(*caller)
-    stream = leader.context.stores.payloads.stream(refs)
-    for ref in refs:
-        data = await anext(stream)
-        yield _lost(ref) if data is None else data
-
-
-def _lost(ref: tuple[TaskId, int]) -> bytes:
-    """In the place of a payload that is gone: the caller knows whether its plan still stands."""
-    task = common_pb2.TaskRef(task_id=ref[0], attempt=ref[1])
-    return bytes(rollout_pb2.Group(task=task).SerializeToString())
-
-
 async def reject_groups(
     controller: Controller, request: policy_pb2.RejectRequest
 ) -> policy_pb2.RejectReply:
     leader = controller.leading()
     caller = check_caller(request.caller)
-    check_count(request.groups, "groups", MAX_FETCHED)
+    check_count(request.groups, "groups", MAX_REJECTED)
     fault = _NAMED_FAULTS.get(request.fault)
     if fault is None:
         raise Invalid(f"fault {request.fault} is none that a replica can report")

@@ -1,4 +1,4 @@
-"""RolloutService: tasks out, groups and partial groups in."""
+"""RolloutService: tasks out, facts of groups and partial groups in."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from controller.ledger.events import Topic
 from controller.ledger.views import views
 from controller.proto_encoding import wire_values
 from controller.replicated_controller import Controller
+from controller.services.group_facts import check_facts
 from controller.services.validation import (
     MAX_TASKS,
-    Invalid,
     check_caller,
     check_count,
-    check_group,
     check_partial,
-    check_task,
-    check_text,
     check_wait,
 )
 from controller.store.partial_store import Partial
+from paceline.groups.completions import check_task, check_text
+from paceline.groups.invalid import Invalid
 from paceline.ids import TaskId, Version
+from paceline.payloads.store import Ref
 from paceline.v1 import rollout_pb2
 
 MAX_LEASED = 256
@@ -119,18 +119,21 @@ async def submit_groups(
     check_count(request.groups, "groups", MAX_GROUPS)
     await leader.ready()
     reply = rollout_pb2.SubmitReply()
+    submitted: list[Ref] = []
     for group in request.groups:
         result = reply.results.add()
         result.task.CopyFrom(group.task)
         try:
-            facts = check_group(group, leader.limits, leader.version)
+            facts = check_facts(group, leader.limits, leader.version)
         except Invalid as error:
             result.verdict = rollout_pb2.VERDICT_INVALID
             result.message = str(error)
             continue
-        verdict = leader.decide(AcceptGroup(*caller, facts), group.SerializeToString())
-        _tell(verdict, result)
+        _tell(leader.decide(AcceptGroup(*caller, facts)), result)
+        if facts.digest:
+            submitted.append((facts.task_id, facts.attempt))
     await leader.group_commit.durable()
+    leader.discard_unneeded(submitted)
     return reply
 
 

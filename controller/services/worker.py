@@ -14,9 +14,11 @@ from controller.ledger.enums import Lifecycle
 from controller.ledger.role_traits import TRAITS
 from controller.proto_encoding import ROLES
 from controller.replicated_controller import Controller
-from controller.services.validation import MAX_TASKS, Invalid, check_caller, check_text
+from controller.services.validation import MAX_TASKS, check_caller
 from paceline.config.differences import differences
 from paceline.config.schema import Config
+from paceline.groups.completions import check_text
+from paceline.groups.invalid import Invalid
 from paceline.ids import MeshEpoch, Version
 from paceline.process.stacks import MOST_BYTES
 from paceline.process.waits import MOST_TEXT
@@ -81,6 +83,7 @@ async def register(
         heartbeat_s=fleet.heartbeat_s,
         lease_ttl_s=fleet.lease_ttl_s,
         run_dir=str(context.run_dir),
+        payload_urls=context.stores.payload_urls,
     )
 
 

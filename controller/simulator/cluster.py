@@ -78,9 +78,13 @@ class Cluster:
             payload_files=shape.payload_files,
         )
         guilty = {f"t{n}" for n, fate in shape.fates.items() if fate in ("kills", "fails")}
-        untrainable = {f"t{n}" for n in shape.group_fates}
+        untrainable = {f"t{n}" for n, fate in shape.group_fates.items() if fate != "vanishes"}
         self.oracle = Oracle(
-            shape.facts, self.redis.entries, guilty=guilty, untrainable=untrainable
+            shape.facts,
+            self.redis.entries,
+            guilty=guilty,
+            untrainable=untrainable,
+            lost_payloads=self.redis.lost,
         )
         self.redis.landed = self._landed
         self.redis.saved = self.oracle.saved

@@ -19,10 +19,10 @@ from controller.simulator.virtual_time import TIMEOUT, Network, Process, Process
 from controller.store.election import Election
 from controller.store.journal import Entry, Journal, Position, order
 from controller.store.partial_store import NOTHING, Kept, Partial
-from controller.store.payloads import Payloads, Ref, Refs
 from controller.store.run_registry import RunRegistry
 from controller.store.stores import Stores
 from paceline.ids import TaskId
+from paceline.payloads.store import Payloads, Ref, Refs
 from paceline.redis.leader_lease import LeaderIdentity
 
 T = TypeVar("T")
@@ -69,6 +69,8 @@ class MemoryRedis:
     snapshots: list[str] = field(default_factory=list)
     payloads: dict[Ref, int] = field(default_factory=dict)
     """To the number of entries that were there when they were stored."""
+    lost: set[Ref] = field(default_factory=set)
+    """Payloads that a failover has lost."""
     landed: Callable[[Landed], None] = lambda landed: None
     saved: Callable[[int, str], None] = lambda number, state: None
     _deleted: list[tuple[int, Ref, int]] = field(default_factory=list)
@@ -107,12 +109,8 @@ class MemoryRedis:
 
     # ---- journal --------------------------------------------------------------------------
 
-    def append(
-        self, before: str, term: int, batch: str, number: int, text: str, payloads: Sequence[Ref]
-    ) -> tuple[str, str]:
+    def append(self, before: str, term: int, batch: str, number: int, text: str) -> tuple[str, str]:
         """(verdict, detail). ``before``: the batch that the writer believes to be the last one."""
-        for ref in payloads:
-            self.payloads.setdefault(ref, len(self.entries))
         head = self.entries[-1].entry.at if self.entries else Position()
         if head.batch == batch:
             return "appended", head.entry
@@ -156,6 +154,15 @@ class MemoryRedis:
 
     # ---- payloads -------------------------------------------------------------------------
 
+    def store(self, refs: Sequence[Ref]) -> None:
+        for ref in refs:
+            self.payloads.setdefault(ref, len(self.entries))
+
+    def lose(self, ref: Ref) -> None:
+        """The store has a fault of its own."""
+        self.payloads.pop(ref, None)
+        self.lost.add(ref)
+
     def delete(self, refs: Sequence[Ref]) -> None:
         for ref in refs:
             stored = self.payloads.pop(ref, None)
@@ -188,6 +195,7 @@ class MemoryRedis:
             if at >= kept:
                 self.payloads[ref] = stored
         self._deleted = [item for item in self._deleted if item[0] < kept]
+        self.lost |= {ref for ref, at in self.payloads.items() if at >= kept}
         self.payloads = {ref: at for ref, at in self.payloads.items() if at < kept}
         self.term = self.entries[-1].entry.term if self.entries else 0
         self.holder, self.expires = "", 0.0
@@ -228,12 +236,9 @@ class MemoryJournal(Journal):
         batch: str,
         number: int,
         entry: str,
-        payloads: Mapping[Ref, bytes],
     ) -> tuple[str, str]:
         operation = self._link.redis.append
-        return await self._link.call(
-            operation, after.batch, term, batch, number, entry, list(payloads)
-        )
+        return await self._link.call(operation, after.batch, term, batch, number, entry)
 
     async def _next(self, after: str, count: int, block_ms: int | None) -> list[Entry]:
         link, process = self._link, self._link.process
@@ -289,13 +294,15 @@ class MemoryElection(Election):
 
 
 class MemoryPayloads:
-    """What was stored with the entries. The bytes are not kept: whether they are there is enough."""
+    """What workers have stored. The bytes are not kept: whether they are there is enough."""
+
+    largest = 1 << 30
 
     def __init__(self, link: Link) -> None:
         self._link = link
 
-    async def put(self, payloads: Mapping[Ref, bytes], pipe: Any) -> Sequence[str]:
-        raise NotImplementedError("stored by the journal")
+    async def put(self, payloads: Mapping[Ref, bytes]) -> None:
+        await self._link.call(self._link.redis.store, list(payloads))
 
     async def get(self, refs: Sequence[Ref]) -> Payloads:
         stored = self._link.redis.payloads
@@ -310,6 +317,12 @@ class MemoryPayloads:
 
     async def list(self) -> Refs:
         return await self._link.call(lambda: [*self._link.redis.payloads])
+
+    async def missing(self, refs: Sequence[Ref]) -> Refs:
+        stored = self._link.redis.payloads
+        return await self._link.call(lambda: [r for r in refs if r not in stored])
+
+    async def close(self) -> None: ...
 
 
 class NoPartials:
@@ -332,7 +345,7 @@ class NoRegistry(RunRegistry):
 
     def __init__(self) -> None: ...
 
-    async def agree(self, run: str, payload_dir: str, config_json: str) -> None: ...
+    async def agree(self, run: str, payload_urls: Sequence[str], config_json: str) -> None: ...
 
     async def announce(self, controller_id: str, facts: dict[str, Any]) -> dict[str, Any]:
         return {}

@@ -33,6 +33,7 @@ from controller.simulator.age_oracle import (
 from controller.simulator.memory_store import Landed
 from controller.store.ledger_follower import LedgerFollower
 from paceline.evaluation.set_scores import RowScore
+from paceline.payloads.store import Ref
 from paceline.v1 import policy_pb2, rollout_pb2
 
 
@@ -58,11 +59,13 @@ class Oracle:
         *,
         guilty: Collection[str] = (),
         untrainable: Collection[str] = (),
+        lost_payloads: Collection[Ref] = (),
         checked: bool = True,
     ) -> None:
         """``entries``: the journal as it stands. ``guilty``: tasks that kill their worker or fail. No
         other may be quarantined for deaths it was not alone with. ``untrainable``: tasks whose groups
-        no trainer can train. No other may leave a step, unless it was alone with several deaths."""
+        no trainer can train. No other may leave a step, unless it was alone with several deaths.
+        ``lost_payloads``: what the store has lost so far; only a group of these is generated again."""
         self.facts = facts
         self.facts_at_start = facts
         self.facts_of: dict[int, RunSpec] = {}
@@ -70,6 +73,7 @@ class Oracle:
         self.entries = entries
         self.guilty = guilty
         self.untrainable = untrainable
+        self.lost_payloads = lost_payloads
         self.checked = checked
         self.ledger = Ledger(checked=checked)
         self.term = 0
@@ -98,6 +102,8 @@ class Oracle:
         self.leases: dict[str, tuple[int, str, int]] = {}
         """Attempt, worker and incarnation of each task that is leased."""
         self.accepted: dict[str, ev.GroupAccepted] = {}
+        self.again: set[Ref] = set()
+        """Accepted groups whose payload was lost: their tasks were leased again."""
         self.dropped: set[str] = set()
         self.reasons: dict[str, str] = {}
         """Of every drop."""
@@ -370,6 +376,18 @@ class Oracle:
         elif e.task_id not in self.untrainable:
             raise Violation(f"{e.task_id} left its step without a fault: {e.reason}")
 
+    def _on_GroupLost(self, e: ev.GroupLost) -> None:
+        accepted = self.accepted.pop(e.task_id, None)
+        if accepted is None or accepted.group.attempt != e.attempt:
+            raise Violation(f"{e.task_id}/{e.attempt} is generated again, and was not accepted")
+        lost = (e.task_id, e.attempt) in self.lost_payloads
+        if e.task_id not in self.untrainable and not lost:
+            raise Violation(f"{e.task_id} is generated again without a fault: {e.fault}")
+        for step, groups in self.lost.items():
+            self.lost[step] = tuple(t for t in groups if t != e.task_id)
+        self.again.add((e.task_id, e.attempt))
+        self.counts["generated again"] += 1
+
     def _on_GroupTried(self, e: ev.GroupTried) -> None:
         self.trials[e.worker_id] = e.task_id
 
@@ -552,6 +570,8 @@ class Oracle:
                 duplicate = result.verdict == rollout_pb2.VERDICT_DUPLICATE
                 verdict = rollout_pb2.VERDICT_ACCEPTED if duplicate else result.verdict
                 task = result.task
+                if (task.task_id, task.attempt) in self.again:
+                    continue  # superseded now: the task waits for another attempt
                 if self._void_term and verdict != rollout_pb2.VERDICT_ACCEPTED:
                     continue  # of a task whose id was lost, and is given again
                 self._same(("group", *who, task.task_id, task.attempt), verdict)
@@ -590,6 +610,7 @@ class Oracle:
             self.entries,
             guilty=self.guilty,
             untrainable=self.untrainable,
+            lost_payloads=self.lost_payloads,
             checked=False,
         )
         anew.corrupted = True

@@ -213,10 +213,14 @@ class SimulatedPolicyWorker(SimulatedWorker):
                 continue
             if task_id in suspects and not await self._try(plan, task_id):
                 return False
-            if fate := self.cluster.shape.group_fates.get(int(task_id[1:])):
+            fate = self.cluster.shape.group_fates.get(int(task_id[1:]))
+            if fate and (fate != "vanishes" or attempt == 1):
                 await self._fail(plan, ref, fate)
                 return False
             if (task_id, attempt) not in self.cluster.redis.payloads:
+                if (task_id, attempt) in self.cluster.redis.lost:
+                    await self._report(plan, ref, policy_pb2.GROUP_FAULT_PAYLOAD_LOST)
+                    return False
                 if self.cluster.oracle.may_train(self.name, self.incarnation, plan):
                     raise Violation(f"the payload of {task_id}/{attempt} is gone")
                 await self.news()  # it asks for what others have committed without it
@@ -250,8 +254,13 @@ class SimulatedPolicyWorker(SimulatedWorker):
             return
         fault = policy_pb2.GROUP_FAULT_PAYLOAD_INVALID
         if fate == "vanishes":
-            self.cluster.redis.payloads.pop((TaskId(ref.task_id), ref.attempt), None)
+            self.cluster.redis.lose((TaskId(ref.task_id), ref.attempt))
             fault = policy_pb2.GROUP_FAULT_PAYLOAD_LOST
+        await self._report(plan, ref, fault)
+
+    async def _report(
+        self, plan: policy_pb2.StepPlan, ref: common_pb2.TaskRef, fault: policy_pb2.GroupFault
+    ) -> None:
         self.busy = False
         request = policy_pb2.RejectRequest(
             caller=self.caller, step=plan.step, groups=[ref], fault=fault

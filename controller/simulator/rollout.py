@@ -15,6 +15,10 @@ from controller.simulator.controller_process import Session
 from controller.simulator.oracle import Violation
 from controller.simulator.virtual_time import Process, settle
 from controller.simulator.worker import Fenced, SimulatedWorker
+from paceline.groups.group_check import check_group
+from paceline.groups.limits import GroupLimits
+from paceline.groups.payload import encode, payload_digest
+from paceline.ids import TaskId
 from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
 
 PARITY_FAILURES = 0.02
@@ -137,7 +141,12 @@ class SimulatedRolloutWorker(SimulatedWorker):
             self.running.pop(ref, None)
 
     async def _submit(self, caller: common_pb2.Caller, group: rollout_pb2.Group) -> None:
-        request = rollout_pb2.SubmitRequest(caller=caller, groups=[group])
+        limits = GroupLimits(len(group.completions), 1 << 20, eval_samples=len(group.completions))
+        facts = check_group(group, limits, max(span.version for span in _spans(group)))
+        if group.kind == rollout_pb2.TASK_KIND_TRAIN:
+            facts.digest = payload_digest(encode(group))
+            self.cluster.redis.store([(TaskId(group.task.task_id), group.task.attempt)])
+        request = rollout_pb2.SubmitRequest(caller=caller, groups=[facts])
         reply = await self.call(rollout_service.submit_groups, request)
         (result,) = reply.results
         # Versions that a lost tail of the journal has taken back are refused, and rightly so.
@@ -195,6 +204,10 @@ class SimulatedRolloutWorker(SimulatedWorker):
         self.loaded_version = -1
         while self.running:
             settle(self.running.popitem()[1], "off")
+
+
+def _spans(group: rollout_pb2.Group) -> list[common_pb2.VersionSpan]:
+    return [span for completion in group.completions for span in completion.versions]
 
 
 def training(lease: rollout_pb2.Lease) -> bool:

@@ -1,6 +1,6 @@
 """Group commit: all events decided during one append go to the journal in the next append.
 
-    execute ──events, payloads──► pending batch ──flush──► Redis ──► waiters, on_durable
+    execute ──events──► pending batch ──flush──► Redis ──► waiters, on_durable
 
 - Only one append is under way at a time. Events decided meanwhile form the next batch.
 - Waiters resume, and ``on_durable`` runs, only once the batch is durable.
@@ -21,7 +21,6 @@ from redis.exceptions import RedisError
 from controller.clock import SYSTEM_CLOCK, Clock
 from controller.ledger.events import Event, to_json
 from controller.store.journal import Journal, Position, RedisFull
-from controller.store.payloads import Ref
 from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, waiting
 from paceline.redis.trouble import log_fields, trouble_of
@@ -41,7 +40,6 @@ class CommitBatch:
     """Events decided between two flushes. ``json`` and ``at`` are set by its flush."""
 
     events: list[Event] = field(default_factory=list)
-    payloads: dict[Ref, bytes] = field(default_factory=dict)
     id: str = ""
     t: float = 0.0
     json: list[dict[str, Any]] = field(default_factory=list)
@@ -86,10 +84,6 @@ class GroupCommit:
         """Adds events to the open batch, in the order in which they were decided."""
         self._open.events.extend(events)
         self._wanted.set()
-
-    def add_payload(self, ref: Ref, data: bytes) -> None:
-        """Adds a payload, which is stored before the events of the same batch."""
-        self._open.payloads[ref] = data
 
     async def flowing(self) -> None:
         """Waits while Redis does not answer or is full."""
@@ -146,7 +140,6 @@ class GroupCommit:
                     batch=batch.id,
                     t=batch.t,
                     events=batch.json,
-                    payloads=batch.payloads,
                 )
             except (RedisFull, RedisError, OSError) as error:
                 self._stall(trouble_of(error))

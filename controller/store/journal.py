@@ -1,9 +1,7 @@
 """Journal of a run: its events in a Redis Stream, one entry for each flush.
 
-- An append and its payloads are sent in one pipelined round trip, payloads first. Payloads of more than
-  ``SLICE_BYTES`` are stored before, slice by slice; what is stored is not sent again if the append is repeated.
-- One script checks the append: the term must be the highest granted, the entry must follow the one that
-  the writer knows, and its payloads must exist. A deposed leader's append is therefore refused.
+- One script checks the append: the term must be the highest granted, and the entry must follow the one that
+  the writer knows. A deposed leader's append is therefore refused.
 - If the answer to an append was lost, the writer repeats it. The head names the newest batch, so a batch
   that was already appended is recognised and not written twice.
 - An append is durable once it is in Redis' append-only file. While Redis syncs that file (each second,
@@ -23,14 +21,12 @@ from typing import Any
 
 from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
 
-from controller.store.bulk_transfer import SLICE_BYTES, in_time
 from controller.store.lua_scripts import Script
-from controller.store.payloads import PayloadStore, Ref
 from controller.store.redis_durability import replicated
 from controller.store.redis_keys import Keys
 from controller.store.snapshot_json import snapshot_json
-from paceline.byte_slices import slices
 from paceline.errors import BadInput
+from paceline.payloads.transfer_limits import in_time
 
 FORMAT = 2
 """Rises with every change of events or state that earlier releases cannot read; 1 had no number."""
@@ -38,7 +34,7 @@ START = "0-0"
 READ_COUNT = 256
 WRITTEN_AGAIN_S = 0.001
 
-# KEYS: journal, head, term, payloads... ARGV: term, previous batch, batch, number, entry, format. The
+# KEYS: journal, head, term. ARGV: term, previous batch, batch, number, entry, format. The
 # last part of the answer is 0 if Redis writes its append-only file before it answers.
 _APPEND = Script("""
 local info = redis.pcall('INFO', 'persistence')
@@ -49,9 +45,6 @@ if head[1] == ARGV[3] then return {'appended', head[2], syncing} end
 local term = redis.call('GET', KEYS[3])
 if term ~= ARGV[1] then return {'deposed', term or 'none', syncing} end
 if (head[1] or '') ~= ARGV[2] then return {'diverged', head[1] or 'nothing', syncing} end
-for i = 4, #KEYS do
-  if redis.call('EXISTS', KEYS[i]) == 0 then return {'payload', KEYS[i], syncing} end
-end
 local position = redis.call('XADD', KEYS[1], '*', 'n', ARGV[4], 'b', ARGV[3], 'e', ARGV[5])
 redis.call('HSET', KEYS[2], 'batch', ARGV[3], 'position', position, 'n', ARGV[4], 'term', ARGV[1],
   'format', ARGV[6])
@@ -133,14 +126,11 @@ class LedgerSnapshot:
 class Journal:
     """One run's journal. ``append`` and ``save_snapshot`` write, and check the writer's term."""
 
-    def __init__(self, redis: Any, keys: Keys, payloads: PayloadStore, bulk: Any = None) -> None:
+    def __init__(self, redis: Any, keys: Keys, bulk: Any = None) -> None:
         """``bulk``: client for appends, whose sockets wait as long as the largest takes; default: ``redis``."""
         self._redis = redis
         self._bulk = redis if bulk is None else bulk
         self._keys = keys
-        self._payloads = payloads
-        self._stored: tuple[str, dict[Ref, Sequence[str]]] = ("", {})
-        """Batch whose payloads are being stored, and the keys of those that are."""
 
     async def append(
         self,
@@ -150,21 +140,17 @@ class Journal:
         batch: str,
         t: float,
         events: Sequence[Mapping[str, Any]],
-        payloads: Mapping[Ref, bytes],
     ) -> Position:
         """Appends one entry after ``after`` and returns its position. A repeat has no further effect.
 
         Raises Deposed, RedisFull or a connection error; after the last, the entry may be in the journal.
         """
         entry, number = encode_entry(term, t, events), after.number + 1
-        verdict, detail = await self._write(after, term, batch, number, entry, payloads)
+        verdict, detail = await self._write(after, term, batch, number, entry)
         if verdict == "appended":
             return Position(detail, number, batch)
         if verdict == "format":
             check_format(int(detail))
-        if verdict == "payload":
-            self._stored = ("", {})
-            raise ConnectionError(f"payload {detail} vanished before its entry")
         raise Deposed(f"{verdict}: {detail}")
 
     async def read(
@@ -218,52 +204,26 @@ class Journal:
         batch: str,
         number: int,
         entry: str,
-        payloads: Mapping[Ref, bytes],
     ) -> tuple[str, str]:
         """(verdict, detail) of the append; returns once the entry is in the append-only file."""
-        last = await self._store(batch, payloads)
-        size = len(entry) + sum(len(payloads[ref]) for ref in last)
         pipe = self._bulk.pipeline(transaction=False)
-        checked = list(await self._payloads.put({ref: payloads[ref] for ref in last}, pipe))
-        for names in self._stored[1].values():
-            checked += names
-        keys = [self._keys.journal, self._keys.head, self._keys.term, *checked]
+        keys = [self._keys.journal, self._keys.head, self._keys.term]
         arguments = [str(term), after.batch, batch, number, entry, FORMAT]
         _APPEND.queue(pipe, keys, arguments)
-        async with in_time(size):
+        async with in_time(len(entry)):
             replies = await pipe.execute(raise_on_error=False)
         if isinstance(replies[-1], NoScriptError):
-            # The server was restarted or replaced. The payloads are stored already.
+            # The server was restarted or replaced.
             await _APPEND.load(self._redis)
             pipe = self._bulk.pipeline(transaction=False)
             _APPEND.queue(pipe, keys, arguments)
             async with in_time(len(entry)):
-                replies = [*replies[:-1], *await pipe.execute(raise_on_error=False)]
+                replies = await pipe.execute(raise_on_error=False)
         _raise_failure(replies)
         verdict, detail, syncing = (part.decode() for part in replies[-1])
         if syncing != "0":
             await self._until_written()
         return verdict, detail
-
-    async def _store(self, batch: str, payloads: Mapping[Ref, bytes]) -> list[Ref]:
-        """Stores all payloads but a last slice, which fits into the append; returns that."""
-        if self._stored[0] != batch:
-            self._stored = (batch, {})
-        stored = self._stored[1]
-        left = [(ref, len(data)) for ref, data in payloads.items() if ref not in stored]
-        parts = list(slices(left, SLICE_BYTES))
-        if parts and sum(len(payloads[ref]) for ref in parts[-1]) <= SLICE_BYTES:
-            last = parts.pop()
-        else:
-            last = []
-        for part in parts:
-            pipe = self._bulk.pipeline(transaction=False)
-            names = await self._payloads.put({ref: payloads[ref] for ref in part}, pipe)
-            async with in_time(sum(len(payloads[ref]) for ref in part)):
-                _raise_failure(await pipe.execute(raise_on_error=False))
-            for number, ref in enumerate(part):
-                stored[ref] = names[number : number + 1]  # files have no names in Redis
-        return last
 
     async def _until_written(self) -> None:
         while True:

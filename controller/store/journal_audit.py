@@ -15,10 +15,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import redis
@@ -33,9 +34,11 @@ from controller.ledger.state.tasks import ordinal_of
 from controller.ledger.views.coverage_report import CoverageReport, coverage_of
 from controller.ledger.views.views import counts, live_payloads
 from controller.store.journal import START, Entry, check_format, decode_entry, order
-from controller.store.payloads import FilePayloads
 from controller.store.redis_keys import Keys
+from controller.store.run_registry import urls_of
 from paceline.ids import Step, TaskId
+from paceline.payloads.open_store import open_payloads
+from paceline.payloads.store import PayloadStore, Ref, Refs
 from paceline.redis.client import connect_sync, without_password
 from paceline.redis.server import NoRedis
 
@@ -71,14 +74,14 @@ def verify(redis_url: str, run_id: str) -> Report:
     client = connect_sync(redis_url, timeout_s=30.0)
     try:
         with client:
-            return _verify(client, Keys(run_id))
+            return _verify(client, Keys(run_id), redis_url)
     except (redis.RedisError, OSError) as error:
         raise NoRedis(
             f"the journal at {without_password(redis_url)} cannot be read: {error}"
         ) from error
 
 
-def _verify(client: Any, keys: Keys) -> Report:
+def _verify(client: Any, keys: Keys, redis_url: str) -> Report:
     report = Report()
     head = client.hgetall(keys.head)
     if not head:
@@ -105,7 +108,7 @@ def _verify(client: Any, keys: Keys) -> Report:
             replay.compare(snapshot)
         if replay.broken:
             break
-    replay.finish(client, keys)
+    replay.finish(client, keys, redis_url)
     return report
 
 
@@ -223,7 +226,7 @@ class _Replay:
         if saved != replayed:
             self.report.problem("the snapshot differs from the state that its journal leads to")
 
-    def finish(self, client: Any, keys: Keys) -> None:
+    def finish(self, client: Any, keys: Keys, redis_url: str) -> None:
         state = self.ledger.state
         for line in self.ledger.check():
             self.report.problem(line)
@@ -238,7 +241,7 @@ class _Replay:
         if lost:
             self.report.problem(f"{lost} tasks are nowhere")
         if not self.broken:
-            self._check_payloads(client, keys)
+            self._check_payloads(client, keys, redis_url)
             self.report.coverage = coverage_of(state)
             for line in self.report.coverage.problems():
                 self.report.problem(line)
@@ -255,21 +258,28 @@ class _Replay:
             "rollbacks": state.versions.rollbacks,
         }
 
-    def _check_payloads(self, client: Any, keys: Keys) -> None:
+    def _check_payloads(self, client: Any, keys: Keys, redis_url: str) -> None:
         refs = sorted(live_payloads(self.ledger.state))
-        where = (client.get(keys.payloads_at) or b"").decode()
-        if where:
-            store = FilePayloads(Path(where))
-            missing = [ref for ref in refs if not store.has(ref)]
-        else:
-            pipe = client.pipeline(transaction=False)
-            for ref in refs:
-                pipe.exists(keys.payload(*ref))
-            missing = [ref for ref, there in zip(refs, pipe.execute(), strict=True) if not there]
+        urls = urls_of(client.get(keys.payloads_at))
+        store = open_payloads(urls, keys.run_id, redis_url)
+        missing = _missing(store, refs)
         # In a running run, a newer checkpoint may have made payloads unnecessary.
         if missing and client.hget(keys.head, "n") == str(self._number).encode():
             shown = ", ".join(f"{task_id} attempt {attempt}" for task_id, attempt in missing[:5])
             self.report.problem(f"{len(missing)} payloads are missing: {shown}")
+
+
+def _missing(store: PayloadStore, refs: Sequence[Ref]) -> Refs:
+    """Those of ``refs`` that are not stored. Blocks; callable where an event loop runs."""
+
+    async def ask() -> Refs:
+        try:
+            return await store.missing(refs)
+        finally:
+            await store.close()
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: asyncio.run(ask())).result()
 
 
 def _entries(client: Any, keys: Keys, after: str, count: int = READ_COUNT) -> Iterator[Entry]:

@@ -13,8 +13,10 @@ from controller.rest.routes import samples
 from controller.rest.schemas import GroupReply
 from controller.store.journal import Journal
 from controller.store.ledger_follower import LedgerFollower
-from controller.store.payloads import FilePayloads, PayloadStore, RedisPayloads
 from controller.store.redis_keys import Keys
+from controller.store.run_registry import urls_of
+from paceline.payloads.open_store import open_payloads
+from paceline.payloads.store import PayloadStore
 from paceline.redis.client import connect, without_password
 from paceline.redis.server import NoRedis
 
@@ -37,10 +39,11 @@ async def kept_groups(
     archive = ArchivedGroups(run_dir)
     client = connect(redis_url, timeout_s=30.0)
     keys = Keys(run_id)
+    payloads: PayloadStore | None = None
     try:
-        where = (await client.get(keys.payloads_at) or b"").decode()
-        payloads: PayloadStore = FilePayloads(Path(where)) if where else RedisPayloads(client, keys)
-        replica = await LedgerFollower.load(Journal(client, keys, payloads))
+        urls = urls_of(await client.get(keys.payloads_at))
+        payloads = open_payloads(urls, run_id, redis_url)
+        replica = await LedgerFollower.load(Journal(client, keys))
         state = replica.ledger.state
         groups = archive.beside(samples.kept_groups(state), dropped=wanted.row is not None)
         if text is not None:
@@ -62,6 +65,8 @@ async def kept_groups(
         ) from error
     finally:
         await client.aclose()
+        if payloads is not None:
+            await payloads.close()
 
 
 def archived_groups(

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from controller.store.lua_scripts import Script
-from controller.store.payloads import unlink
 from controller.store.redis_keys import Keys
 from paceline.ids import TaskId
+from paceline.payloads.file_payloads import unlink
 
 # KEYS: term, one for each chunk. ARGV: term, then attempt, offset, tokens and data of each chunk. The answer:
 # attempt, tokens and size held of each, or nothing if a higher term was granted.
@@ -167,7 +167,7 @@ class FilePartials:
 
     async def delete(self, task_ids: Sequence[TaskId]) -> None:
         async with self._writing:
-            await unlink([self._path(task_id) for task_id in task_ids])
+            await asyncio.to_thread(unlink, [self._path(task_id) for task_id in task_ids])
             for task_id in task_ids:
                 self._known.pop(task_id, None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paceline.payloads.redis_payloads import payload_key
 from paceline.redis.leader_lease import controllers_key, lease_key
 
 
@@ -19,7 +20,7 @@ class Keys:
         self.config = self._prefix + "config"
         """Canonical JSON of the config sections that every process of the run must agree on."""
         self.payloads_at = self._prefix + "payloads-at"
-        """Directory of the payloads; empty if they are in Redis."""
+        """JSON list of the URLs of the payload store; empty: they are in this Redis."""
         self.mark = self._prefix + "mark"
         """Written to test whether writes reach a replica."""
         self.term = self._prefix + "term"
@@ -28,7 +29,7 @@ class Keys:
         self.controllers = controllers_key(run_id)
 
     def payload(self, task_id: str, attempt: int) -> str:
-        return f"{self._prefix}payload:{task_id}:{attempt}"
+        return payload_key(self.run_id, task_id, attempt)
 
     def partial(self, task_id: str) -> str:
         """Hash {attempt, tokens, size, c3, c4, …} of a running task's partial rollout, in chunks."""

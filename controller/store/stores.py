@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from controller.clock import SYSTEM_CLOCK, Clock
-from controller.store.bulk_transfer import limit_s
 from controller.store.election import Election
 from controller.store.journal import Journal
 from controller.store.partial_store import FilePartials, PartialStore, RedisPartials
-from controller.store.payloads import FilePayloads, PayloadStore, RedisPayloads
 from controller.store.redis_keys import Keys
 from controller.store.run_registry import RunRegistry
 from paceline.config.schema import Config
+from paceline.payloads.open_store import directory_of, open_payloads
+from paceline.payloads.store import PayloadStore
+from paceline.payloads.transfer_limits import limit_s
 from paceline.redis.client import connect
 from paceline.redis.leader_lease import LeaderIdentity
 
@@ -31,8 +31,8 @@ class Stores:
     """URL of the Redis with the journal."""
     worker_url: str
     """URL of the same Redis for workers, which exchange their addresses there."""
-    payload_dir: str = ""
-    """Directory of the payloads; empty: they are in Redis."""
+    payload_urls: Sequence[str] = ()
+    """Of the payload store, for workers; empty: the Redis of ``worker_url``."""
 
 
 def redis_stores(
@@ -43,29 +43,28 @@ def redis_stores(
     worker_url: str = "",
     clock: Clock = SYSTEM_CLOCK,
 ) -> Stores:
-    """Stores in the Redis at ``url``; payloads in ``controller.payload_dir`` if that is set.
+    """Stores in the Redis at ``url``; payloads in those of ``payloads.url`` if that is set.
 
     ``worker_url``: for workers, if they have another user there.
     """
     redis, keys = connect(url, timeout_s=2.0), Keys(config.run.name)
     lease_s = config.controller.leader_lease_s
     election = Election(redis, keys, identity, lease_s=lease_s, clock=clock)
-    # Payloads and appends have time limits of their own, by size: its sockets wait for the longest.
+    # An append has a time limit of its own, by size: its sockets wait for the longest.
     bulk = connect(url, timeout_s=limit_s(config.controller.max_message_mb << 20))
-    payloads: PayloadStore = RedisPayloads(bulk, keys)
     partials: PartialStore = RedisPartials(redis, keys)
-    payload_dir = ""
-    if shared := config.controller.payload_dir:
-        directory = (Path(shared) / config.run.name).resolve()
-        payloads, partials = FilePayloads(directory), FilePartials(directory, election.is_newest)
-        payload_dir = str(directory)
+    urls = config.payloads.urls
+    payloads = open_payloads(urls, config.run.name, url)
+    if (directory := directory_of(urls, config.run.name)) is not None:
+        partials = FilePartials(directory, election.is_newest)
 
     async def close() -> None:
         await redis.aclose()
         await bulk.aclose()
+        await payloads.close()
 
     return Stores(
-        journal=Journal(redis, keys, payloads, bulk),
+        journal=Journal(redis, keys, bulk),
         election=election,
         payloads=payloads,
         partials=partials,
@@ -73,5 +72,5 @@ def redis_stores(
         close=close,
         url=url,
         worker_url=worker_url or url,
-        payload_dir=payload_dir,
+        payload_urls=urls,
     )

@@ -25,6 +25,7 @@ from paceline.config.services import (
     AuthConfig,
     ControllerConfig,
     MetricsConfig,
+    PayloadsConfig,
     RedisConfig,
     RestConfig,
     TelemetryConfig,
@@ -56,6 +57,7 @@ class Config(Section):
     kubernetes: KubernetesConfig = Field(default_factory=KubernetesConfig)
     ray: RayConfig = Field(default_factory=RayConfig)
     redis: RedisConfig = Field(default_factory=RedisConfig)
+    payloads: PayloadsConfig = Field(default_factory=PayloadsConfig)
     controller: ControllerConfig = Field(default_factory=ControllerConfig)
     rest: RestConfig = Field(default_factory=RestConfig)
     metrics: MetricsConfig = Field(default_factory=MetricsConfig)

@@ -33,9 +33,40 @@ class ControllerConfig(Section):
     """Journal events between two snapshots of the ledger."""
     max_message_mb: Annotated[int, Field(ge=1, le=2047)] = 64
     """Largest gRPC message that is accepted, in MiB. protobuf reads none of 2 GiB or more."""
-    payload_dir: LocalPath | None = None
-    """Directory for the tokens of accepted groups, readable by every controller. Set it if the
-    payloads of a run exceed the memory of Redis. If none, they are stored in Redis."""
+
+
+REDIS_SCHEMES = ("redis", "rediss", "redis+sentinel", "rediss+sentinel", "unix")
+
+
+class PayloadsConfig(Section):
+    url: str | list[str] | None = None
+    """Where the tokens of groups are stored. If none, in the Redis of the journal. Otherwise one or several URLs
+    of other servers, redis:// or rediss://, over which they are spread, or one of a directory, file:///PATH.
+    Every rollout worker, policy rank and controller must reach it."""
+
+    @property
+    def urls(self) -> list[str]:
+        return [self.url] if isinstance(self.url, str) else self.url or []
+
+    @model_validator(mode="after")
+    def _known(self) -> PayloadsConfig:
+        if self.url == []:
+            raise ValueError("payloads.url is an empty list: name a store, or remove the setting")
+        for url in self.urls:
+            scheme, separator, rest = url.partition(":")
+            if not separator or scheme not in (*REDIS_SCHEMES, "file"):
+                raise ValueError(
+                    f"payloads.url: {scheme!r} is no kind of store: use redis://HOST:PORT/0 or file:///PATH"
+                )
+            if scheme == "file" and (not rest.startswith("/") or rest.strip("/") == ""):
+                raise ValueError(
+                    "payloads.url: a directory is named by its absolute path, file:///PATH"
+                )
+            if scheme not in REDIS_SCHEMES and len(self.urls) > 1:
+                raise ValueError(
+                    "payloads.url: several stores are possible with Redis alone: name one"
+                )
+        return self
 
 
 class RestConfig(Section):

@@ -138,7 +138,7 @@ _FIXED = {
     "rollout.environment": "groups in flight come from it",
     "fleet.max_attempts": "failed attempts of tasks under way are counted by it",
     "redis.url": "the journal is stored there",
-    "controller.payload_dir": "the payloads of the run are stored there",
+    "payloads.url": "the payloads of the run are stored there",
 }
 
 RULES: dict[str, Rule] = {

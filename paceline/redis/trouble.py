@@ -11,7 +11,7 @@ UNWRITABLE = "paused: Redis cannot write to its disk"
 _REMEDIES = {
     FULL: (
         "Give it more memory (redis.maxmemory_mb, or maxmemory of your own server); "
-        "controller.payload_dir moves the payloads out of it"
+        "payloads.url moves the payloads out of it"
     ),
     UNWRITABLE: (
         "Free space on the disk that holds the server's files (RUN_DIR/redis for a run's own server); "

@@ -3,6 +3,7 @@
     user        keys                  commands
     controller  paceline:*            data and scripts; INFO, WAIT, TIME
     worker      paceline:*:rdv:*      hashes and lists of a meeting: who is there, and where
+    worker      paceline:*:payload:*  strings: writes and reads payloads, and deletes none
 
 No user may run a command that concerns the server (CONFIG, SAVE, MODULE, DEBUG, SHUTDOWN, REPLICAOF,
 FLUSHALL): with these, whoever learns a password could write files as the owner of the run.
@@ -28,7 +29,7 @@ RULES = {
     ),
     WORKER: (
         f"~paceline:*:rdv:* -@all {_CONNECTION} +@transaction +hset +hsetnx +hget +hmget "
-        "+hgetall +hlen +rpush +blpop +expire"
+        "+hgetall +hlen +rpush +blpop +expire (~paceline:*:payload:* -@all +mset +mget +strlen +exists)"
     ),
 }
 

@@ -1,5 +1,4 @@
 from paceline.v1 import common_pb2 as _common_pb2
-from paceline.v1 import rollout_pb2 as _rollout_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -103,14 +102,18 @@ class StepPlan(_message.Message):
     def __init__(self, step: _Optional[int] = ..., mesh_epoch: _Optional[int] = ..., version: _Optional[int] = ..., next_version: _Optional[int] = ..., shard: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ..., total_tokens: _Optional[int] = ..., total_sequences: _Optional[int] = ..., total_groups: _Optional[int] = ..., rank: _Optional[int] = ..., size: _Optional[int] = ..., version_epochs: _Optional[_Iterable[_Union[VersionEpoch, _Mapping]]] = ..., oldest_step: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[PlannedGroup, _Mapping]]] = ..., total_samples: _Optional[int] = ..., reward_sum: _Optional[float] = ..., reward_squares: _Optional[float] = ..., within_squares: _Optional[float] = ..., lr: _Optional[float] = ..., checkpoint: _Optional[bool] = ...) -> None: ...
 
 class PlannedGroup(_message.Message):
-    __slots__ = ("tokens", "sequences", "suspect")
+    __slots__ = ("tokens", "sequences", "suspect", "digest", "facts")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     SUSPECT_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
     tokens: int
     sequences: int
     suspect: bool
-    def __init__(self, tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., suspect: _Optional[bool] = ...) -> None: ...
+    digest: str
+    facts: str
+    def __init__(self, tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., suspect: _Optional[bool] = ..., digest: _Optional[str] = ..., facts: _Optional[str] = ...) -> None: ...
 
 class VersionEpoch(_message.Message):
     __slots__ = ("first_version", "offset")
@@ -172,14 +175,6 @@ class HeldOutMeasured(_message.Message):
 class HeldOutRecorded(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
-
-class FetchRequest(_message.Message):
-    __slots__ = ("caller", "tasks")
-    CALLER_FIELD_NUMBER: _ClassVar[int]
-    TASKS_FIELD_NUMBER: _ClassVar[int]
-    caller: _common_pb2.Caller
-    tasks: _containers.RepeatedCompositeFieldContainer[_common_pb2.TaskRef]
-    def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., tasks: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ...) -> None: ...
 
 class VoteRequest(_message.Message):
     __slots__ = ("caller", "step", "mesh_epoch", "weights_digest", "stats", "wait_s")

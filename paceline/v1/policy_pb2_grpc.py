@@ -4,7 +4,6 @@ import grpc
 import warnings
 
 from paceline.v1 import policy_pb2 as paceline_dot_v1_dot_policy__pb2
-from paceline.v1 import rollout_pb2 as paceline_dot_v1_dot_rollout__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -39,11 +38,6 @@ class PolicyServiceStub:
                 '/paceline.v1.PolicyService/NextPlan',
                 request_serializer=paceline_dot_v1_dot_policy__pb2.PlanRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_policy__pb2.PlanReply.FromString,
-                _registered_method=True)
-        self.FetchGroups = channel.unary_stream(
-                '/paceline.v1.PolicyService/FetchGroups',
-                request_serializer=paceline_dot_v1_dot_policy__pb2.FetchRequest.SerializeToString,
-                response_deserializer=paceline_dot_v1_dot_rollout__pb2.Group.FromString,
                 _registered_method=True)
         self.Vote = channel.unary_unary(
                 '/paceline.v1.PolicyService/Vote',
@@ -87,14 +81,6 @@ class PolicyServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def FetchGroups(self, request, context):
-        """Returns the payloads of accepted groups, in the order of the request. A group whose payload is lost
-        comes without completions.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Vote(self, request, context):
         """Reports that the replica has the reduced gradients of the step. Waits for the outcome. Idempotent by
         (step, mesh_epoch).
@@ -105,7 +91,8 @@ class PolicyServiceServicer:
 
     def RejectGroups(self, request, context):
         """Reports groups of the replica's shard that cannot be trained. They leave the step for good, and the
-        step opens again without them, in the next mesh epoch. A group is counted once.
+        step opens again without them, in the next mesh epoch. A group is counted once. One whose payload is lost or
+        wrong is generated again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -147,11 +134,6 @@ def add_PolicyServiceServicer_to_server(servicer, server):
                     servicer.NextPlan,
                     request_deserializer=paceline_dot_v1_dot_policy__pb2.PlanRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_policy__pb2.PlanReply.SerializeToString,
-            ),
-            'FetchGroups': grpc.unary_stream_rpc_method_handler(
-                    servicer.FetchGroups,
-                    request_deserializer=paceline_dot_v1_dot_policy__pb2.FetchRequest.FromString,
-                    response_serializer=paceline_dot_v1_dot_rollout__pb2.Group.SerializeToString,
             ),
             'Vote': grpc.unary_unary_rpc_method_handler(
                     servicer.Vote,
@@ -211,33 +193,6 @@ class PolicyService:
             '/paceline.v1.PolicyService/NextPlan',
             paceline_dot_v1_dot_policy__pb2.PlanRequest.SerializeToString,
             paceline_dot_v1_dot_policy__pb2.PlanReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def FetchGroups(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/paceline.v1.PolicyService/FetchGroups',
-            paceline_dot_v1_dot_policy__pb2.FetchRequest.SerializeToString,
-            paceline_dot_v1_dot_rollout__pb2.Group.FromString,
             options,
             channel_credentials,
             insecure,

@@ -253,13 +253,61 @@ class Group(_message.Message):
     prompt_cut: int
     def __init__(self, task: _Optional[_Union[_common_pb2.TaskRef, _Mapping]] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., prompt_tokens: _Optional[bytes] = ..., completions: _Optional[_Iterable[_Union[Completion, _Mapping]]] = ..., generate_s: _Optional[float] = ..., reward_s: _Optional[float] = ..., prompt_text: _Optional[str] = ..., prompt_cut: _Optional[int] = ...) -> None: ...
 
+class Groups(_message.Message):
+    __slots__ = ("groups",)
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    groups: _containers.RepeatedCompositeFieldContainer[Group]
+    def __init__(self, groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ...) -> None: ...
+
+class GroupFacts(_message.Message):
+    __slots__ = ("task", "kind", "digest", "prompt_tokens", "prompt_cut", "generate_s", "reward_s", "min_version", "max_version", "token_versions", "sequence_versions", "lengths", "rewards", "answers", "truncated")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_CUT_FIELD_NUMBER: _ClassVar[int]
+    GENERATE_S_FIELD_NUMBER: _ClassVar[int]
+    REWARD_S_FIELD_NUMBER: _ClassVar[int]
+    MIN_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MAX_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    REWARDS_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    task: _common_pb2.TaskRef
+    kind: TaskKind
+    digest: str
+    prompt_tokens: int
+    prompt_cut: int
+    generate_s: float
+    reward_s: float
+    min_version: int
+    max_version: int
+    token_versions: _containers.RepeatedCompositeFieldContainer[_common_pb2.VersionSpan]
+    sequence_versions: _containers.RepeatedCompositeFieldContainer[SequenceVersions]
+    lengths: _containers.RepeatedScalarFieldContainer[int]
+    rewards: _containers.RepeatedScalarFieldContainer[float]
+    answers: _containers.RepeatedScalarFieldContainer[str]
+    truncated: int
+    def __init__(self, task: _Optional[_Union[_common_pb2.TaskRef, _Mapping]] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., digest: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., prompt_cut: _Optional[int] = ..., generate_s: _Optional[float] = ..., reward_s: _Optional[float] = ..., min_version: _Optional[int] = ..., max_version: _Optional[int] = ..., token_versions: _Optional[_Iterable[_Union[_common_pb2.VersionSpan, _Mapping]]] = ..., sequence_versions: _Optional[_Iterable[_Union[SequenceVersions, _Mapping]]] = ..., lengths: _Optional[_Iterable[int]] = ..., rewards: _Optional[_Iterable[float]] = ..., answers: _Optional[_Iterable[str]] = ..., truncated: _Optional[int] = ...) -> None: ...
+
+class SequenceVersions(_message.Message):
+    __slots__ = ("versions", "sequences")
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    versions: _containers.RepeatedScalarFieldContainer[int]
+    sequences: int
+    def __init__(self, versions: _Optional[_Iterable[int]] = ..., sequences: _Optional[int] = ...) -> None: ...
+
 class SubmitRequest(_message.Message):
     __slots__ = ("caller", "groups")
     CALLER_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     caller: _common_pb2.Caller
-    groups: _containers.RepeatedCompositeFieldContainer[Group]
-    def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ...) -> None: ...
+    groups: _containers.RepeatedCompositeFieldContainer[GroupFacts]
+    def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., groups: _Optional[_Iterable[_Union[GroupFacts, _Mapping]]] = ...) -> None: ...
 
 class SubmitResult(_message.Message):
     __slots__ = ("task", "verdict", "message")

@@ -101,20 +101,22 @@ class RegisterRequest(_message.Message):
     def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., config_digest: _Optional[str] = ..., config_json: _Optional[str] = ..., state_version: _Optional[int] = ..., ranks: _Optional[int] = ..., tensor_host: _Optional[str] = ..., scorer: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("run_id", "rendezvous_url", "version", "heartbeat_s", "lease_ttl_s", "run_dir")
+    __slots__ = ("run_id", "rendezvous_url", "version", "heartbeat_s", "lease_ttl_s", "run_dir", "payload_urls")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     RENDEZVOUS_URL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
     LEASE_TTL_S_FIELD_NUMBER: _ClassVar[int]
     RUN_DIR_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_URLS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     rendezvous_url: str
     version: int
     heartbeat_s: float
     lease_ttl_s: float
     run_dir: str
-    def __init__(self, run_id: _Optional[str] = ..., rendezvous_url: _Optional[str] = ..., version: _Optional[int] = ..., heartbeat_s: _Optional[float] = ..., lease_ttl_s: _Optional[float] = ..., run_dir: _Optional[str] = ...) -> None: ...
+    payload_urls: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run_id: _Optional[str] = ..., rendezvous_url: _Optional[str] = ..., version: _Optional[int] = ..., heartbeat_s: _Optional[float] = ..., lease_ttl_s: _Optional[float] = ..., run_dir: _Optional[str] = ..., payload_urls: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("caller", "seq", "lifecycle", "progress", "busy", "held_leases", "mesh_epoch", "state_version", "loaded_version", "link_epochs", "gauges", "activity", "waits", "parity_failures", "parity_detail")

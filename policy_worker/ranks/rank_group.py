@@ -138,7 +138,7 @@ class RankGroup:
         parts = list(slices(((g, g.ByteSize()) for g in groups), self.command_bytes))
         self.broadcast_bytes(json.dumps([command, arguments, len(parts)]).encode())
         for part in parts:
-            packed = rollout_pb2.SubmitRequest(groups=part)
+            packed = rollout_pb2.Groups(groups=part)
             self.broadcast_bytes(packed.SerializeToString())
 
     def next_command(self) -> tuple[RankCommand, dict[str, Any]]:
@@ -154,7 +154,7 @@ class RankGroup:
             for _ in range(parts):
                 packed = self.broadcast_bytes(None)
                 try:
-                    groups += rollout_pb2.SubmitRequest.FromString(packed).groups
+                    groups += rollout_pb2.Groups.FromString(packed).groups
                 except DecodeError as error:
                     raise ReplicaBroken(
                         f"rank {self.rank} cannot read {len(packed)} bytes of groups: {error}"

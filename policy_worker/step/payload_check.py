@@ -1,4 +1,4 @@
-"""Payload checks: fetched groups against the facts that the controller accepted.
+"""Payload checks: what the store returned, against the digests and facts that the controller accepted.
 
 The step's totals are sums of these facts. A payload with other counts would be weighted wrongly, and a
 token outside the vocabulary ends a CUDA process: both are found here, and the group is named.
@@ -9,33 +9,72 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
+from paceline.groups.group_check import check_group
+from paceline.groups.invalid import Invalid
+from paceline.groups.limits import GroupLimits
+from paceline.groups.payload import decode as decode_payload
+from paceline.groups.payload import facts_digest, payload_digest
+from paceline.payloads.store import Payloads
 from paceline.v1 import policy_pb2, rollout_pb2
 from policy_worker.step.batch import BadGroup, GroupKey, check_vocabulary, decode
 
 LISTED = 8
 """Groups whose contradiction is in the message of one error."""
+ANY = 1 << 40
+"""More tokens than a sequence has, and more than there are versions: the controller has checked these limits."""
 
 
-def check_payloads(
-    groups: Sequence[rollout_pb2.Group],
+def read_groups(
+    payloads: Payloads,
     keys: Sequence[GroupKey],
     planned: Mapping[GroupKey, policy_pb2.PlannedGroup],
     vocabulary: int,
-) -> None:
-    """``groups`` were fetched for ``keys``, in this order. ``vocabulary``: rows of the embedding.
+) -> list[rollout_pb2.Group]:
+    """The groups in ``payloads``, which were fetched for ``keys``, in this order. ``vocabulary``: rows of the
+    embedding.
 
     Raises BadGroup with all groups whose payload is lost, or else with all whose payload is invalid.
     """
-    pairs = list(zip(keys, groups, strict=True))
-    if lost := [key for key, group in pairs if not group.completions]:
-        raise BadGroup("the payload store has no readable payload", lost, "payload_lost")
+    pairs = list(zip(keys, payloads, strict=True))
+    if lost := [key for key, payload in pairs if payload is None]:
+        raise BadGroup("the payload store does not have the payload", lost, "payload_lost")
+    groups = []
     wrong = {}
-    for key, group in pairs:
-        if why := contradiction(group, key, planned.get(key), vocabulary):
+    for key, payload in pairs:
+        accepted = planned.get(key)
+        group = _read(payload or b"", accepted)
+        if isinstance(group, str):
+            wrong[key] = f"the payload of {key[0]} {group}"
+        elif why := contradiction(group, key, accepted, vocabulary):
             wrong[key] = why
+        else:
+            groups.append(group)
     if wrong:
         raise BadGroup("; ".join(list(wrong.values())[:LISTED]), list(wrong))
+    return groups
+
+
+def _read(payload: bytes, accepted: policy_pb2.PlannedGroup | None) -> rollout_pb2.Group | str:
+    """The group, or what is wrong with its bytes."""
+    if accepted is not None and accepted.digest and payload_digest(payload) != accepted.digest:
+        return f"is not what was submitted: {len(payload)} bytes with another digest"
+    try:
+        return decode_payload(payload)
+    except DecodeError:
+        return f"cannot be read: {len(payload)} bytes"
+
+
+def _other_facts(group: rollout_pb2.Group, accepted: policy_pb2.PlannedGroup) -> str:
+    """Why the facts that were accepted are not those of the group; empty if they are."""
+    count = len(group.completions)
+    try:
+        facts = check_group(group, GroupLimits(count, ANY, eval_samples=count), ANY)
+    except Invalid as error:
+        return str(error)
+    facts.digest = accepted.digest
+    return "" if facts_digest(facts) == accepted.facts else "its facts are not those submitted"
 
 
 def contradiction(
@@ -63,4 +102,6 @@ def contradiction(
             f"group {key[0]} has {found[0]} sequences with {found[1]} tokens to train on, accepted "
             f"were {planned.sequences} with {planned.tokens}"
         )
+    if planned is not None and planned.facts and (why := _other_facts(group, planned)):
+        return f"group {key[0]}: {why}"
     return ""

@@ -1,8 +1,8 @@
-"""Finished tasks on their way to the controller: groups to submit, tasks to return.
+"""Finished tasks on their way out: payloads to the store, facts of groups and returned tasks to the controller.
 
-    put ──► queue ──► one request at a time, carrying all queued meanwhile ──► verdicts ──► release
-
-- A task in the outbox stays held until its verdict is read. An outage of the control plane only
+    put ──► queue ──► encode ──► payloads to the store ──► one request, with the facts of all queued ──► verdicts
+                                                                                                        │ release
+- A task in the outbox stays held until its verdict is read. An outage of the store or of the control plane only
   delays it, and a group that is submitted twice counts once.
 - After any verdict but INVALID the worker has nothing more to do with the task.
 """
@@ -14,13 +14,17 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from paceline.byte_slices import slices
+from paceline.payloads.store import StoreUnavailable
+from paceline.payloads.transfer_limits import SLICE_BYTES
 from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, waiting
 from paceline.rpc.client import RequestRefused
 from paceline.rpc.session import WorkerSession
 from paceline.v1 import common_pb2, rollout_pb2
+from rollout_worker.tasks.group_upload import Encoded, GroupUpload
 from rollout_worker.tasks.held_tasks import HeldTasks, request_id_of
-from rollout_worker.tasks.task_messages import first_batch, returned
+from rollout_worker.tasks.task_messages import returned
 
 logger = logging.getLogger(__name__)
 
@@ -28,14 +32,17 @@ _BATCH_TASKS = 256
 _RETRY_S = 0.5
 _LATER = {"RESOURCE_EXHAUSTED", "UNAVAILABLE"}
 """Refusals that pass: the store is full, or no controller leads."""
+Outcome = rollout_pb2.Group | Encoded | rollout_pb2.GroupFacts | rollout_pb2.ReturnedTask
+"""A group as it is produced, encoded, or with its payload in the store."""
 
 
 @dataclass
 class Outbox:
     session: WorkerSession
     held: HeldTasks
-    max_message_bytes: int
-    _queue: dict[str, rollout_pb2.Group | rollout_pb2.ReturnedTask] = field(default_factory=dict)
+    upload: GroupUpload | None = None
+    """Set once the store is known, before anything is put in."""
+    _queue: dict[str, Outcome] = field(default_factory=dict)
     """By request id."""
     _filled: asyncio.Event = field(default_factory=asyncio.Event)
     submitted: int = 0
@@ -45,10 +52,6 @@ class Outbox:
         return len(self._queue)
 
     def put(self, outcome: rollout_pb2.Group | rollout_pb2.ReturnedTask) -> None:
-        size, most = outcome.ByteSize(), self.max_message_bytes
-        if isinstance(outcome, rollout_pb2.Group) and size > most:
-            detail = f"{size} bytes, controller.max_message_mb allows {most}"
-            outcome = returned(outcome.task, "group_too_large", detail)
         if isinstance(outcome, rollout_pb2.ReturnedTask):
             event(
                 logger,
@@ -80,16 +83,17 @@ class Outbox:
                         await asyncio.sleep(_RETRY_S)
 
     async def _send(self) -> bool:
-        """One request of each kind. False if the controller cannot take it at the moment."""
+        """One request of each kind. False if the store or the controller cannot take it at the moment."""
+        stored = await self._store()
         caller = self.session.caller
         waiting = list(self._queue.values())
-        groups = [item for item in waiting if isinstance(item, rollout_pb2.Group)]
-        groups = first_batch(groups[:_BATCH_TASKS], self.max_message_bytes)
+        facts = [item for item in waiting if isinstance(item, rollout_pb2.GroupFacts)]
+        facts = facts[:_BATCH_TASKS]
         returns = [item for item in waiting if isinstance(item, rollout_pb2.ReturnedTask)]
         returns = returns[:_BATCH_TASKS]
         try:
-            if groups:
-                submission = rollout_pb2.SubmitRequest(caller=caller, groups=groups)
+            if facts:
+                submission = rollout_pb2.SubmitRequest(caller=caller, groups=facts)
                 reply = await self.session.call("RolloutService.SubmitGroups", submission)
                 self._settle(caller, reply.results)
             if returns:
@@ -104,9 +108,39 @@ class Outbox:
                 # Fenced: the session will soon receive that this incarnation is over. Any other
                 # refusal is this worker's own fault, and sending it again does not help.
                 event(logger, "submission refused", logging.ERROR, why=str(refused))
-                for task in [*(g.task for g in groups), *(r.task for r in returns)]:
+                for task in [*(g.task for g in facts), *(r.task for r in returns)]:
                     self.withdraw(task)
                     self.held.release(task)
+        return stored
+
+    async def _store(self) -> bool:
+        """Stores the payloads of all groups in the queue. False if the store cannot take one now."""
+        upload = self.upload
+        if upload is None:
+            return False
+        new = {k: g for k, g in self._queue.items() if isinstance(g, rollout_pb2.Group)}
+        for (key, group), encoded in zip(
+            new.items(), await upload.encode(list(new.values())), strict=True
+        ):
+            # Meanwhile it may have been withdrawn.
+            if self._queue.get(key) is not group:
+                continue
+            if isinstance(encoded, Encoded):
+                self._queue[key] = encoded
+            else:
+                self.put(encoded)
+        ready = {k: g for k, g in self._queue.items() if isinstance(g, Encoded)}
+        sized = ((item, len(item[1].payload)) for item in ready.items())
+        try:
+            for part in slices(sized, SLICE_BYTES):
+                with waiting(WaitKind.STORE, "storing payloads", "the payload store"):
+                    await upload.put([group for _, group in part])
+                for key, kept in part:
+                    if self._queue.get(key) is kept:
+                        self._queue[key] = kept.facts
+        except StoreUnavailable as error:
+            event(logger, "payloads not stored", logging.WARNING, groups=len(ready), why=str(error))
+            return False
         return True
 
     def _settle(
@@ -125,7 +159,7 @@ class Outbox:
                     why=result.message,
                 )
             item = self._queue.pop(request_id_of(result.task), None)
-            is_group = isinstance(item, rollout_pb2.Group)
+            is_group = isinstance(item, rollout_pb2.GroupFacts)
             if is_group and result.verdict == rollout_pb2.VERDICT_INVALID:
                 self.put(returned(result.task, "invalid_group", result.message))
                 continue

@@ -3,8 +3,8 @@
 Used by the control-plane benchmarks and by the controller's tests. They compute nothing, so what is
 measured is the controller.
 
-    rollout:  lease ──► (tokens out of thin air) ──► submit, one request a group ──► lease ...
-    policy:   directive ──► plan ──► (optionally fetch the payloads) ──► vote ──► checkpoint when wanted
+    rollout:  lease ──► (tokens out of thin air) ──► payload stored ──► facts submitted ──► lease ...
+    policy:   directive ──► plan ──► (optionally read the payloads) ──► vote ──► checkpoint when wanted
 """
 
 from __future__ import annotations
@@ -17,9 +17,17 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from paceline.config.schema import Config
+from paceline.groups.group_check import check_group
+from paceline.groups.limits import GroupLimits
+from paceline.groups.payload import encode, payload_digest
+from paceline.ids import TaskId
+from paceline.payloads.open_store import open_payloads
+from paceline.payloads.store import PayloadStore, Ref, StoreUnavailable
 from paceline.rpc.client import ControlPlane, RequestRefused
 from paceline.rpc.session import WorkerSession
 from paceline.v1 import common_pb2, policy_pb2, rollout_pb2, worker_pb2
+
+ANY = 1 << 40
 
 
 @dataclass
@@ -54,6 +62,12 @@ def make_group(
     return group
 
 
+def facts_of(group: rollout_pb2.Group) -> rollout_pb2.GroupFacts:
+    """Its facts, without the digest of the payload."""
+    count = len(group.completions)
+    return check_group(group, GroupLimits(count, ANY, eval_samples=count), ANY)
+
+
 class FakeWorker:
     """What both roles have: a control plane, a session, and a truthful report."""
 
@@ -69,6 +83,7 @@ class FakeWorker:
         self.timings = Timings()
         self.lifecycle = worker_pb2.LIFECYCLE_RUNNING
         self.rejoins = 0
+        self.payloads: PayloadStore
         self._running: asyncio.Task[None] | None = None
 
     def report(self) -> worker_pb2.Report:
@@ -79,7 +94,8 @@ class FakeWorker:
 
     async def start(self) -> None:
         """Registers and opens the session."""
-        await self.session.register()
+        reply = await self.session.register()
+        self.payloads = open_payloads(reply.payload_urls, reply.run_id, reply.rendezvous_url)
         self._running = asyncio.create_task(self.session.run())
 
     async def stop(self, *, goodbye: bool = True) -> None:
@@ -89,6 +105,7 @@ class FakeWorker:
         if self._running is not None:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
+            await self.payloads.close()
         await self.control.close()
 
 
@@ -116,6 +133,7 @@ class FakeRollout(FakeWorker):
         self.settings = rollout_pb2.TaskSettings()
         """Of the newest lease."""
         self._templates: dict[tuple[int, int], rollout_pb2.Group] = {}
+        self._facts: dict[tuple[int, int], rollout_pb2.GroupFacts] = {}
 
     @property
     def version(self) -> int:
@@ -172,19 +190,51 @@ class FakeRollout(FakeWorker):
                 kind=lease.kind,
             )
             self._templates = {key: template}
+            self._facts = {key: facts_of(template)}
         template.task.CopyFrom(lease.task)
         return template
 
     async def submit(self, group: rollout_pb2.Group) -> rollout_pb2.SubmitResult:
-        request = rollout_pb2.SubmitRequest(caller=self.session.caller, groups=[group])
-        return (await self.submit_request(request))[0]
+        return (await self.submit_groups([group]))[0]
+
+    async def stored(
+        self,
+        groups: Sequence[rollout_pb2.Group],
+        facts: Sequence[rollout_pb2.GroupFacts] | None = None,
+    ) -> rollout_pb2.SubmitRequest:
+        """The request that submits ``groups``, whose payloads are stored. ``facts``: theirs, if they are known."""
+        request = rollout_pb2.SubmitRequest(caller=self.session.caller)
+        payloads: dict[Ref, bytes] = {}
+        for group, known in zip(groups, facts or map(facts_of, groups), strict=True):
+            added = request.groups.add()
+            added.CopyFrom(known)
+            added.task.CopyFrom(group.task)
+            if group.kind == rollout_pb2.TASK_KIND_TRAIN:
+                payload = encode(group)
+                added.digest = payload_digest(payload)
+                payloads[TaskId(group.task.task_id), group.task.attempt] = payload
+        while True:
+            try:
+                await self.payloads.put(payloads)
+                return request
+            except StoreUnavailable:
+                self.timings.errors += 1
+                await asyncio.sleep(0.05)
+
+    async def submit_groups(
+        self,
+        groups: Sequence[rollout_pb2.Group],
+        facts: Sequence[rollout_pb2.GroupFacts] | None = None,
+    ) -> Sequence[rollout_pb2.SubmitResult]:
+        began = time.perf_counter()
+        results = await self.submit_request(await self.stored(groups, facts))
+        self.timings.submit.append(time.perf_counter() - began)
+        return results
 
     async def submit_request(
         self, request: rollout_pb2.SubmitRequest
     ) -> Sequence[rollout_pb2.SubmitResult]:
-        began = time.perf_counter()
         reply = await self.control.call("RolloutService.SubmitGroups", request, None)
-        self.timings.submit.append(time.perf_counter() - began)
         for group in request.groups:
             self.held.pop(group.task.task_id, None)
         results: Sequence[rollout_pb2.SubmitResult] = reply.results
@@ -202,10 +252,13 @@ class FakeRollout(FakeWorker):
                     return
                 for start in range(0, len(reply.leases), self.groups_a_submit):
                     some = reply.leases[start : start + self.groups_a_submit]
-                    request = rollout_pb2.SubmitRequest(caller=self.session.caller)
+                    groups, facts = [], []
                     for lease in some:
-                        request.groups.add().CopyFrom(self.group_for(lease))
-                    for result in await self.submit_request(request):
+                        groups.append(rollout_pb2.Group())
+                        groups[-1].CopyFrom(self.group_for(lease))
+                        facts.extend(self._facts.values())
+                    known = facts if type(self).group_for is FakeRollout.group_for else None
+                    for result in await self.submit_groups(groups, known):
                         accepted = result.verdict == rollout_pb2.VERDICT_ACCEPTED
                         self.timings.groups += accepted
                         self.timings.refused += not accepted
@@ -288,8 +341,8 @@ class FakePolicy(FakeWorker):
             return
         self.timings.plan.append(time.perf_counter() - began)
         if self.fetch:
-            request = policy_pb2.FetchRequest(caller=self.session.caller, tasks=reply.plan.shard)
-            async for _ in self.control.stream("PolicyService.FetchGroups", request):
+            refs = [(TaskId(ref.task_id), ref.attempt) for ref in reply.plan.shard]
+            async for _ in self.payloads.stream(refs):
                 pass
         await self.vote(reply.plan)
 

@@ -18,12 +18,61 @@ import grpc.aio
 import numpy as np
 
 from paceline.config.training import TrainConfig
+from paceline.groups.payload import encode
+from paceline.payloads.redis_payloads import payload_key
 from paceline.process.asyncio_thread import BackgroundLoop
+from paceline.redis.client import connect_sync
 from paceline.v1 import policy_pb2, rollout_pb2, worker_pb2, worker_pb2_grpc
 from paceline.v1.policy_pb2_grpc import (
     PolicyServiceServicer,
     add_PolicyServiceServicer_to_server,
 )
+
+
+class WatchedPayloads:
+    """The groups of all steps, in a database of its own for each worker: what a worker reads is seen."""
+
+    def __init__(
+        self, redis_url: str, run_id: str, steps: Sequence[list[rollout_pb2.Group]]
+    ) -> None:
+        self._base = redis_url.rpartition("/")[0] if redis_url.count("/") > 2 else redis_url
+        self._payloads = {
+            payload_key(run_id, group.task.task_id, group.task.attempt): encode(group)
+            for groups in steps
+            for group in groups
+        }
+        self._workers: list[str] = []
+        self._client = connect_sync(f"{self._base}/0")
+        self._monitor = self._client.monitor()
+        self._monitor.__enter__()
+        self._seen: dict[str, list[str]] = {}
+
+    def url_of(self, worker_id: str) -> str:
+        if worker_id not in self._workers:
+            self._workers.append(worker_id)
+            with connect_sync(self._url(worker_id)) as client:
+                client.mset(self._payloads)
+        return self._url(worker_id)
+
+    def read(self) -> dict[str, list[str]]:
+        end = secrets.token_hex(8)
+        self._client.echo(end)
+        for command in self._monitor.listen():
+            name, *arguments = command["command"].split(" ")
+            if name == "ECHO" and arguments == [end]:
+                break
+            if name == "MGET":
+                worker_id = self._workers[int(command["db"]) - 1]
+                tasks = [key.split(":")[-2] for key in arguments]
+                self._seen.setdefault(worker_id, []).extend(tasks)
+        return self._seen
+
+    def close(self) -> None:
+        self._monitor.__exit__()
+        self._client.close()
+
+    def _url(self, worker_id: str) -> str:
+        return f"{self._base}/{1 + self._workers.index(worker_id)}"
 
 
 @dataclass
@@ -66,7 +115,7 @@ class SmallController(PolicyServiceServicer, worker_pb2_grpc.WorkerServiceServic
         self.checkpoint = ("", 0)
         self.pause_after = len(steps)
         self.draining: set[str] = set()
-        self.fetched: dict[str, list[str]] = {}
+        self.payloads = WatchedPayloads(redis_url, self.run_id, steps)
         self.digests: dict[tuple[int, int], set[str]] = {}
         self.stats: list[dict[str, tuple[float, float]]] = []
         self.peer_errors: list[str] = []
@@ -115,7 +164,13 @@ class SmallController(PolicyServiceServicer, worker_pb2_grpc.WorkerServiceServic
         """As if its lease had expired; its session ends with REJOIN once it reads again."""
         self.change(lambda: self._lost(self.workers[worker_id]))
 
+    @property
+    def fetched(self) -> dict[str, list[str]]:
+        """Task ids of the payloads that each worker has read so far."""
+        return self.payloads.read()
+
     def close(self) -> None:
+        self.payloads.close()
         self._background.run(self._server.stop(None))
         self._background.close()
 
@@ -191,6 +246,7 @@ class SmallController(PolicyServiceServicer, worker_pb2_grpc.WorkerServiceServic
             heartbeat_s=0.2,
             lease_ttl_s=60.0,
             run_dir=self.run_dir,
+            payload_urls=[self.payloads.url_of(request.caller.worker_id)],
         )
 
     async def Session(self, requests, context):
@@ -290,14 +346,6 @@ class SmallController(PolicyServiceServicer, worker_pb2_grpc.WorkerServiceServic
                 checkpoint=(self.step + 1) % self.train.checkpoint_every == 0,
             )
         return policy_pb2.PlanReply(state=policy_pb2.PLAN_STATE_OPEN, plan=plan)
-
-    async def FetchGroups(self, request, context):
-        known = {g.task.task_id: g for groups in self.steps for g in groups}
-        for ref in request.tasks:
-            yield known[ref.task_id]
-        # Not a call that was given up half-way: it is made again.
-        sent = [ref.task_id for ref in request.tasks]
-        self.fetched.setdefault(request.caller.worker_id, []).extend(sent)
 
     async def Vote(self, request, context):
         name = request.caller.worker_id

@@ -6,11 +6,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tempfile
 from typing import Any
 
 import grpc.aio
 
 from controller.store.partial_rollouts import whole_group
+from paceline.groups.payload import decode, payload_digest
+from paceline.ids import TaskId
+from paceline.payloads.open_store import open_payloads
 from paceline.v1 import (
     common_pb2,
     rollout_pb2,
@@ -38,6 +42,11 @@ class RolloutController(
         self.reports: list[worker_pb2.Report] = []
         self.lease_requests: list[rollout_pb2.LeaseRequest] = []
         self.groups: dict[Key, rollout_pb2.Group] = {}
+        """As their payloads have them; of an evaluation, which has none, the task alone."""
+        self.facts: dict[Key, rollout_pb2.GroupFacts] = {}
+        self._directory = tempfile.TemporaryDirectory()
+        self._url = f"file://{self._directory.name}"
+        self._payloads = open_payloads([self._url], "test", "")
         self.returns: dict[Key, rollout_pb2.ReturnedTask] = {}
         self.partials: dict[Key, rollout_pb2.PartialGroup] = {}
         self.partial_chunks: dict[Key, list[rollout_pb2.PartialGroup]] = {}
@@ -69,6 +78,7 @@ class RolloutController(
     async def close(self) -> None:
         self.acknowledging.set()
         await self._server.stop(0.2)
+        self._directory.cleanup()
 
     # ---- for the test
 
@@ -112,6 +122,7 @@ class RolloutController(
             rendezvous_url="redis://127.0.0.1:1/0",
             heartbeat_s=0.05,
             lease_ttl_s=5.0,
+            payload_urls=[self._url],
         )
 
     async def Session(self, requests: Any, context: Any) -> Any:
@@ -154,7 +165,9 @@ class RolloutController(
             await context.abort(grpc.StatusCode.UNAVAILABLE, "nobody leads")
         results = []
         for group in request.groups:
-            known = self.groups.setdefault(_key(group.task), group) is not group
+            known = _key(group.task) in self.facts
+            self.facts.setdefault(_key(group.task), group)
+            self.groups.setdefault(_key(group.task), await self._group_of(group))
             verdict = self.verdict or (
                 rollout_pb2.VERDICT_DUPLICATE if known else rollout_pb2.VERDICT_ACCEPTED
             )
@@ -194,6 +207,13 @@ class RolloutController(
                 for item in request.tasks
             ]
         )
+
+    async def _group_of(self, facts: rollout_pb2.GroupFacts) -> rollout_pb2.Group:
+        if facts.kind == rollout_pb2.TASK_KIND_EVAL:
+            return rollout_pb2.Group(task=facts.task, kind=facts.kind)
+        (payload,) = await self._payloads.get([(TaskId(facts.task.task_id), facts.task.attempt)])
+        assert payload is not None and payload_digest(payload) == facts.digest
+        return decode(payload)
 
     async def _fenced(self, request: Any, context: Any) -> None:
         if request.caller.incarnation in self.unknown:

@@ -1,7 +1,9 @@
-"""Decisions about accepted groups that cannot be trained: blame, isolation, rejection.
+"""Decisions about accepted groups that cannot be trained: blame, isolation, rejection, another generation.
 
 - A trainer that can name the group (a payload that is lost or wrong, a row that does not fit into
   memory) rejects it, and the group leaves the step at once.
+- If its payload is at fault, its prompt is leased again: nothing speaks against the task. It counts as a failed
+  attempt, so that a store which loses every payload cannot keep a task for ever.
 - A trainer that dies names nobody. All groups of its shard become suspects. From then on a member
   computes a suspect by itself and says so before (``TryGroup``), so the next death has one culprit.
 - A group leaves the step after ``max_attempts`` deaths, if it was computed by itself in all of them but
@@ -21,6 +23,7 @@ from controller.ledger.enums import GroupFault, MeshEnd
 from controller.ledger.state.fleet import Worker
 from controller.ledger.state.tasks import Task
 
+PAYLOAD_FAULTS = (GroupFault.PAYLOAD_LOST, GroupFault.PAYLOAD_INVALID)
 MOST_REJECTIONS = 20
 """A run fails after so many attempts in a row at a step that a group had to leave: a fault that every
 group has is no group's fault, and the data set has no end."""
@@ -85,13 +88,16 @@ def blame(d: Decider, worker: Worker) -> list[Task]:
 
 
 def drop_from_step(d: Decider, groups: Sequence[Task], fault: GroupFault, detail: str) -> None:
-    """The groups leave the open step, which is over, and are dropped."""
+    """The groups leave the open step, which is over: they are generated again, or dropped."""
     step = d.state.steps.open
     assert step is not None
     why = f"left by {_names(groups)}"
     d.emit(ev.StepAborted(step.step, why, f"{fault}: {detail}"[:1024], kept=True))
     for task in groups:
-        d.emit(ev.TaskDropped(task.task_id, task.attempt, fault, detail, group=task.group))
+        if fault in PAYLOAD_FAULTS and len(task.failures) + 1 < d.state.run.max_attempts:
+            d.emit(ev.GroupLost(task.task_id, task.attempt, fault, detail[:512], task.owner))
+        else:
+            d.emit(ev.TaskDropped(task.task_id, task.attempt, fault, detail, group=task.group))
 
 
 def _names(groups: Sequence[Task]) -> str:

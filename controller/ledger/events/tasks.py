@@ -92,6 +92,40 @@ class GroupAccepted(Event):
 
 
 @event
+class GroupLost(Event):
+    """The payload of an accepted group is lost, or is not what was accepted: the group leaves its step, and its task
+    goes back to the front of the queue, to be generated again."""
+
+    task_id: TaskId
+    attempt: int
+    fault: GroupFault
+    """PAYLOAD_LOST or PAYLOAD_INVALID."""
+    detail: str
+    """Who found it, and what."""
+    worker_id: str
+    """Worker that had submitted the group."""
+
+    wakes = LEASES
+    severity = Severity.WARNING
+
+    def apply(self, s: State) -> None:
+        task = s.tasks.records[self.task_id]
+        assert task.group is not None
+        s.tasks.count_dropped(self.fault, task.group)
+        s.steps.suspects.pop(self.task_id, None)
+        s.steps.leave_out(self.task_id)
+        s.tasks.move(task, TaskState.PENDING)
+        task.group = None
+        task.failures += (f"{self.worker_id}: {self.fault} {self.detail}",)
+        # What the store may still have of it is not to be trained.
+        s.garbage.append((self.task_id, self.attempt))
+
+    def text(self) -> str:
+        why = reason_in_words(self.fault, self.detail)
+        return f"group of task {self.task_id} is generated again ({why})"
+
+
+@event
 class TaskReleased(Event):
     """The lease is over; the task goes back to the front of the queue."""
 

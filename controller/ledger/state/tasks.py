@@ -51,7 +51,7 @@ TRANSITIONS: dict[TaskState | None, frozenset[TaskState | None]] = {
     TaskState.PENDING: frozenset({TaskState.LEASED, None}),
     TaskState.LEASED: frozenset({TaskState.PENDING, TaskState.READY, None}),
     TaskState.READY: frozenset({TaskState.IN_STEP, None}),
-    TaskState.IN_STEP: frozenset({TaskState.TRAINED, TaskState.READY, None}),
+    TaskState.IN_STEP: frozenset({TaskState.TRAINED, TaskState.READY, TaskState.PENDING, None}),
     TaskState.TRAINED: frozenset({TaskState.IN_STEP, None}),
 }
 """Next states of a training task; None is "not in memory": not yet dispatched, dropped, or trained

@@ -69,6 +69,10 @@ class PlannedGroup:
     sequences: int
     suspect: bool
     """A trainer died with it: it is to be computed by itself."""
+    digest: str = ""
+    """Of its payload; empty: the journal has none."""
+    facts: str = ""
+    """Digest of its facts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +279,14 @@ def plan(
         next_version=Version(step.version + 1),
         shard=tuple((task_id, records[task_id].attempt) for task_id in shard),
         groups=tuple(
-            PlannedGroup(facts[x].tokens, facts[x].sequences, x in suspects) for x in shard
+            PlannedGroup(
+                facts[x].tokens,
+                facts[x].sequences,
+                x in suspects,
+                facts[x].digest,
+                facts[x].facts_digest,
+            )
+            for x in shard
         ),
         total_tokens=sum(trained_tokens(state, g, step.step) for g in groups),
         total_sequences=sum(trained_sequences(state, g, step.step) for g in groups),
@@ -378,6 +389,12 @@ def live_payloads(state: State) -> set[Ref]:
     A new leader deletes the others: an earlier one may have died between journal and deletion.
     """
     return {ref for task_id in state.tasks.records if (ref := payload_ref(state, task_id))}
+
+
+def may_need(state: State, ref: Ref) -> bool:
+    """Whether a step may still need this payload, or its group may still be accepted."""
+    task = state.tasks.records.get(ref[0])
+    return task is not None and task.attempt == ref[1] and (task.leased or task.group is not None)
 
 
 def running_attempts(state: State) -> set[Ref]:

@@ -16,8 +16,8 @@ from controller.rest.problem_details import Problem
 from controller.rest.replies.group_replies import detailed, summary_of
 from controller.rest.routes.query_parameters import Reward, StepNumber
 from controller.rest.schemas import GroupReply, GroupsReply, GroupSummary
-from controller.store.payloads import PayloadStore
 from paceline.ids import Step, TaskId
+from paceline.payloads.store import PayloadStore
 
 SORTS: dict[str, Callable[[GroupSummary], float]] = {
     "recent": lambda g: -int(g.group_id[1:]),

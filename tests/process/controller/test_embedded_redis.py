@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from controller.store.journal import Journal, Position
-from controller.store.payloads import RedisPayloads
 from controller.store.redis_keys import Keys
 from paceline.config.services import RedisConfig
 from paceline.redis.client import connect
@@ -75,14 +74,12 @@ async def test_what_was_appended_survives_a_kill_in_the_middle_of_a_sync(
     client = connect(first.url)
     try:
         await client.set(keys.term, "1")
-        journal = Journal(client, keys, RedisPayloads(client, keys))
+        journal = Journal(client, keys)
         at = Position()
 
         async def append() -> Position:
             event = {"type": "x"}
-            return await journal.append(
-                at, term=1, batch=f"b{at.number}", t=1.0, events=[event], payloads={}
-            )
+            return await journal.append(at, term=1, batch=f"b{at.number}", t=1.0, events=[event])
 
         # A sync begins with one of the first writes, and what comes after is put off.
         while not (await client.info("persistence"))["aof_pending_bio_fsync"]:
@@ -92,7 +89,7 @@ async def test_what_was_appended_survives_a_kill_in_the_middle_of_a_sync(
         await client.aclose()
         again = ensure_redis(tmp_path, RedisConfig())
         client = connect(again.url)
-        assert await Journal(client, keys, RedisPayloads(client, keys)).head() == at
+        assert await Journal(client, keys).head() == at
     finally:
         await client.aclose()
         stop_redis(tmp_path)

@@ -11,7 +11,6 @@ from typing import Any
 
 from controller.store.journal import Journal, Position
 from controller.store.journal_audit import verify
-from controller.store.payloads import RedisPayloads
 from controller.store.redis_keys import Keys
 from paceline.config.services import RedisConfig
 from paceline.redis.client import connect, connect_sync
@@ -34,7 +33,7 @@ from testbed.workers.fake_workers import FakeRollout
 async def journalled(url: str) -> list[tuple[int, dict[str, Any]]]:
     """(term, event) of everything in the journal."""
     redis, keys = connect(url), Keys("load")
-    journal = Journal(redis, keys, RedisPayloads(redis, keys))
+    journal = Journal(redis, keys)
     found, at = [], Position()
     while entries := await journal.read(at):
         found += [(entry.term, event) for entry in entries for event in entry.events]
@@ -60,7 +59,7 @@ async def test_standby_gives_the_same_replies_after_the_leader_is_killed(tmp_pat
             await until(lambda: worker.version >= 0)
             leased = await worker.lease()
             group = worker.group_for(leased.leases[0])
-            submitted = rollout_pb2.SubmitRequest(caller=worker.session.caller, groups=[group])
+            submitted = await worker.stored([group])
             first = await worker.control.call("RolloutService.SubmitGroups", submitted)
             assert first.results[0].verdict == rollout_pb2.VERDICT_ACCEPTED
 

@@ -15,7 +15,6 @@ from redis.exceptions import OutOfMemoryError, RedisError
 
 from controller.store.election import Election
 from controller.store.journal import Deposed, Journal, JournalGap, LedgerSnapshot, Position
-from controller.store.payloads import FilePayloads, RedisPayloads
 from controller.store.redis_keys import Keys
 from paceline.config.schema import Config
 from paceline.errors import BadInput
@@ -50,13 +49,12 @@ def candidate(redis: Any, name: str, lease_s: float = 5.0) -> Election:
 
 
 def journal(redis: Any) -> Journal:
-    return Journal(redis, KEYS, RedisPayloads(redis, KEYS))
+    return Journal(redis, KEYS)
 
 
 async def append(j: Journal, after: Position, term: int, batch: str, **extra: Any) -> Position:
     events = extra.pop("events", [{"type": batch}])
-    payloads = extra.pop("payloads", {})
-    return await j.append(after, term=term, batch=batch, t=1.0, events=events, payloads=payloads)
+    return await j.append(after, term=term, batch=batch, t=1.0, events=events)
 
 
 async def test_deposed_leader_cannot_append(redis: Any) -> None:
@@ -109,14 +107,6 @@ async def test_append_after_what_the_writer_does_not_know_is_refused(redis: Any)
     await append(j, Position(), term, "one")
     with pytest.raises(Deposed):
         await append(j, Position("9-9", 7, "lost"), term, "two")
-
-
-async def test_payload_is_there_before_its_event(redis: Any) -> None:
-    j = journal(redis)
-    term = await candidate(redis, "a").acquire(0)
-    assert term is not None
-    await append(j, Position(), term, "one", payloads={("t1", 2): b"tokens"})
-    assert await RedisPayloads(redis, KEYS).get([("t1", 2), ("t1", 1)]) == [b"tokens", None]
 
 
 async def test_term_never_repeats_where_the_counter_stepped_back(redis: Any) -> None:
@@ -182,15 +172,6 @@ async def test_a_reader_notices_that_it_was_trimmed_off(redis: Any) -> None:
     assert (await j.load_snapshot()) == LedgerSnapshot(at, {}, 1.0)
     with pytest.raises(Deposed):
         await j.save_snapshot(LedgerSnapshot(at, {}, 2.0), term=term - 1, trim_before="")
-
-
-async def test_file_payloads_keep_the_same_promises(redis: Any, tmp_path: Path) -> None:
-    store = FilePayloads(tmp_path / "payloads")
-    assert list(await store.put({("t1", 1): b"x", ("t2", 3): b"y"}, None)) == []
-    assert await store.get([("t2", 3), ("t9", 1)]) == [b"y", None]
-    assert sorted(await store.list()) == [("t1", 1), ("t2", 3)]
-    await store.delete([("t1", 1), ("t9", 1)])
-    assert await store.list() == [("t2", 3)]
 
 
 def test_sentinel_urls_are_understood() -> None:

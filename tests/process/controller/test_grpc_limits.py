@@ -17,8 +17,8 @@ import pytest
 
 from controller.services import grpc_server
 from controller.services.grpc_server import Services, new_server
-from controller.services.validation import Invalid
 from paceline.config.load import load_config
+from paceline.groups.invalid import Invalid
 from paceline.rpc.client import ControlPlane
 from paceline.v1 import admin_pb2
 from testbed.fleets.controller_processes import write_config

@@ -23,11 +23,11 @@ from controller.ledger.enums import Phase
 from controller.ledger.events import WorkerDied
 from controller.replicated_controller import Controller
 from controller.services.grpc_server import final_error
-from controller.services.validation import Invalid
 from controller.store.journal import Deposed
 from controller.store.ledger_follower import LedgerFollower
 from controller.store.stores import redis_stores
 from paceline.config.load import load_config
+from paceline.groups.invalid import Invalid
 from paceline.ids import TaskId
 from paceline.redis.leader_lease import LeaderIdentity
 from testbed.fleets.controller_processes import write_config
@@ -144,13 +144,33 @@ async def test_payloads_of_groups_that_may_still_be_handed_in_survive_the_sweep(
     run.rollout("r0")
     tries = {(lease.task_id, lease.attempt) for lease in run.lease("r0", 2).leases}
     stored = dict.fromkeys([*tries, ("t900", 1)], b"group")
-    pipe = leader.context.stores.journal._redis.pipeline(transaction=False)
-    await leader.context.stores.payloads.put(stored, pipe)
-    await pipe.execute()
+    await leader.context.stores.payloads.put(stored)
     monkeypatch.setattr(leader.housekeeping, "_ledger", run.ledger)
     monkeypatch.setattr(leader.group_commit, "durable", lambda: asyncio.sleep(0))
     await leader.housekeeping.sweep_orphans()
     assert set(await leader.context.stores.payloads.list()) == tries
+
+
+async def test_the_payload_of_a_group_that_nobody_will_train_is_deleted(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker stored it, and then the controller did not accept the facts."""
+    run = Driven()
+    run.policy("p0")
+    run.rollout("r0")
+    (lease,) = run.lease("r0", 1).leases
+    refs = [(lease.task_id, 1), (lease.task_id, 7), (TaskId("t900"), 1)]
+    payloads, housekeeping = leader.context.stores.payloads, leader.housekeeping
+    await payloads.put(dict.fromkeys(refs, b"group"))
+    clock = HandedInClock()
+    monkeypatch.setattr(housekeeping, "sleep", clock.sleep)
+    monkeypatch.setattr(housekeeping, "_ledger", run.ledger)
+    monkeypatch.setattr(leader, "ledger", run.ledger)
+    clock.wake.set()
+    leader.discard_unneeded(refs)
+    while housekeeping.chores:
+        await asyncio.gather(*housekeeping.chores)
+    assert await payloads.list() == refs[:1], "the attempt that runs may still be handed in"
 
 
 async def test_the_sweep_of_a_deposed_leader_deletes_nothing(
@@ -158,9 +178,7 @@ async def test_the_sweep_of_a_deposed_leader_deletes_nothing(
 ) -> None:
     """Its successor may have accepted groups that it has never heard of."""
     context = leader.context
-    pipe = context.stores.journal._redis.pipeline(transaction=False)
-    await context.stores.payloads.put({("t900", 1): b"a group of the successor's"}, pipe)
-    await pipe.execute()
+    await context.stores.payloads.put({("t900", 1): b"a group of the successor's"})
     monkeypatch.setattr(leader.group_commit, "durable", lambda: asyncio.sleep(0))
     await context.stores.election.release()
     successor = LeaderIdentity("d", "d:1", socket.gethostname(), os.getpid(), "other")
@@ -177,9 +195,7 @@ async def test_the_last_payloads_of_a_run_stay_until_a_power_cut_cannot_take_bac
     """The run ends, and the leader is stopped before Redis has synced the record of the last checkpoint."""
     ref = TaskId("t0"), 1
     payloads, housekeeping = leader.context.stores.payloads, leader.housekeeping
-    pipe = leader.context.stores.journal._redis.pipeline(transaction=False)
-    await payloads.put({ref: b"group"}, pipe)
-    await pipe.execute()
+    await payloads.put({ref: b"group"})
     clock = HandedInClock()
     monkeypatch.setattr(leader.context, "clock", clock)
     monkeypatch.setattr(housekeeping, "sleep", clock.sleep)

@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 from controller.store.journal import FORMAT, ForeignFormat, Journal, LedgerSnapshot, Position
 from controller.store.journal_audit import verify
 from controller.store.ledger_follower import LedgerFollower
-from controller.store.payloads import RedisPayloads
 from controller.store.redis_keys import Keys
 from paceline.cli import app
 from paceline.errors import BadInput
@@ -61,26 +60,26 @@ async def contents(redis: Any) -> Any:
 
 async def test_neither_a_leader_nor_a_standby_reads_or_writes_it(redis: Any) -> None:
     before = await contents(redis)
-    journal = Journal(redis, KEYS, RedisPayloads(redis, KEYS))
+    journal = Journal(redis, KEYS)
     with pytest.raises(ForeignFormat, match=REMEDY):
         await LedgerFollower.load(journal)
     at = Position(before[1][b"position"].decode(), 1, "old")
     with pytest.raises(ForeignFormat, match=f"format 1, and this release reads format {FORMAT}"):
-        await journal.append(at, term=7, batch="new", t=2.0, events=[], payloads={})
+        await journal.append(at, term=7, batch="new", t=2.0, events=[])
     assert await contents(redis) == before
 
 
 async def test_a_journal_of_a_later_release_is_refused_too(redis: Any) -> None:
     await redis.hset(KEYS.head, "format", FORMAT + 1)
     with pytest.raises(ForeignFormat, match=f"has format {FORMAT + 1}"):
-        await LedgerFollower.load(Journal(redis, KEYS, RedisPayloads(redis, KEYS)))
+        await LedgerFollower.load(Journal(redis, KEYS))
 
 
 async def test_a_journal_and_a_snapshot_of_this_release_are_read(redis: Any) -> None:
     await redis.flushdb()
     await redis.set(KEYS.term, 7)
-    journal = Journal(redis, KEYS, RedisPayloads(redis, KEYS))
-    at = await journal.append(Position(), term=7, batch="one", t=1.0, events=[], payloads={})
+    journal = Journal(redis, KEYS)
+    at = await journal.append(Position(), term=7, batch="one", t=1.0, events=[])
     empty = LedgerFollower.of_snapshot(None).ledger.to_snapshot()
     await journal.save_snapshot(LedgerSnapshot(at, empty, 1.0), term=7, trim_before="")
     assert (await LedgerFollower.load(journal)).at == at
@@ -99,11 +98,11 @@ and a long group that were dropped, two checkpoints, a step that was aborted, an
 async def store_old(redis: Any, state: dict[str, Any], *, trimmed: bool = False) -> None:
     await redis.flushdb()
     await redis.set(KEYS.term, 1)
-    journal = Journal(redis, KEYS, RedisPayloads(redis, KEYS))
+    journal = Journal(redis, KEYS)
     at = Position()
     for number, events in enumerate(OLD["entries"], 1):
         batch = f"batch-{number}"
-        at = await journal.append(at, term=1, batch=batch, t=1e3, events=events, payloads={})
+        at = await journal.append(at, term=1, batch=batch, t=1e3, events=events)
         if number == OLD["snapshot"]["entries"]:
             trim = at.entry if trimmed else ""
             await journal.save_snapshot(LedgerSnapshot(at, state, 1e3), term=1, trim_before=trim)

@@ -15,7 +15,7 @@ from redis.exceptions import OutOfMemoryError
 
 from controller.errors import NotLeading
 from controller.ledger import commands as cmd
-from controller.services.validation import GroupLimits, Invalid, check_partial
+from controller.services.validation import check_partial
 from controller.store.partial_rollouts import PartialRollouts, fresh_part, whole_group
 from controller.store.partial_store import (
     NOTHING,
@@ -26,6 +26,8 @@ from controller.store.partial_store import (
     RedisPartials,
 )
 from controller.store.redis_keys import Keys
+from paceline.groups.invalid import Invalid
+from paceline.groups.limits import GroupLimits
 from paceline.redis.client import connect
 from paceline.rpc.client import RequestRefused
 from paceline.v1 import common_pb2, rollout_pb2

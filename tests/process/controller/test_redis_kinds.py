@@ -107,7 +107,7 @@ async def test_payload_files_outlive_a_failover_that_loses_the_record_of_their_c
     config = {
         "redis": {"url": sentinels.url},
         "train": {"checkpoint_every": 5},
-        "controller": {"payload_dir": str(tmp_path / "payloads")},
+        "payloads": {"url": f"file://{tmp_path}/payloads"},
     }
     try:
         with running_controllers(tmp_path, 1, **config) as controllers:

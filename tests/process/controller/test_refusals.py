@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, MutableSequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from controller.services.validation import GroupLimits, Invalid, check_group
+from controller.services.group_facts import check_facts
 from controller.services.worker import check_report
 from controller.store.journal import Journal
 from controller.store.ledger_follower import LedgerFollower
-from controller.store.payloads import RedisPayloads
 from controller.store.redis_keys import Keys
 from paceline.config.setting_rules import with_settings
+from paceline.groups.invalid import Invalid
+from paceline.groups.limits import GroupLimits
+from paceline.payloads.redis_payloads import RedisPayloads
 from paceline.redis.client import connect
 from paceline.rpc.client import RequestRefused
 from paceline.v1 import admin_pb2, common_pb2, policy_pb2, rollout_pb2, worker_pb2
@@ -28,6 +31,7 @@ from testbed.fleets.controllers import (
     working_fleet,
 )
 from testbed.workers.fake_workers import FakeRollout, make_group
+from tests.fixtures.group_facts import accepted, submitted
 
 LIMITS = GroupLimits(group_size=4, max_sequence_tokens=80, vocabulary=100)
 TASK = common_pb2.TaskRef(task_id="t0", attempt=1)
@@ -45,11 +49,9 @@ def test_equal_rewards_have_no_spread_at_all() -> None:
     del equal.completions[3]
     limits = GroupLimits(group_size=3, max_sequence_tokens=80, vocabulary=100)
     assert sum([0.1] * 3) / 3 != 0.1
-    assert check_group(equal, limits, newest_version=0).reward_std == 0.0
+    assert accepted(equal, limits, newest_version=0).reward_std == 0.0
     equal.completions[0].reward = 0.4
-    assert check_group(equal, limits, newest_version=0).reward_std == pytest.approx(
-        0.1414, abs=1e-4
-    )
+    assert accepted(equal, limits, newest_version=0).reward_std == pytest.approx(0.1414, abs=1e-4)
 
 
 @pytest.mark.parametrize("claim", [-2, (1 << 53), (1 << 63) - 1])
@@ -130,7 +132,71 @@ def test_malformed_group_is_refused(name: str) -> None:
     message = group()
     MALFORMED[name](message)
     with pytest.raises(Invalid):
-        check_group(message, LIMITS, newest_version=3)
+        accepted(message, LIMITS, newest_version=3)
+
+
+def _span(version: int, length: int) -> common_pb2.VersionSpan:
+    return common_pb2.VersionSpan(version=version, length=length)
+
+
+def _of(*versions: int, sequences: int = 1) -> rollout_pb2.SequenceVersions:
+    return rollout_pb2.SequenceVersions(versions=versions, sequences=sequences)
+
+
+ONE_MORE = rollout_pb2.GroupFacts(lengths=[16], rewards=[0.0])
+
+
+def _without(facts: rollout_pb2.GroupFacts, *fields: str) -> None:
+    for field in fields:
+        facts.ClearField(field)
+
+
+def _pop(*lists: MutableSequence[Any]) -> None:
+    for each in lists:
+        each.pop()
+
+
+IMPOSSIBLE: dict[str, Callable[[rollout_pb2.GroupFacts], None]] = {
+    "no digest": lambda f: f.ClearField("digest"),
+    "digest that is none": lambda f: setattr(f, "digest", "../" + "0" * 29),
+    "no sequences": lambda f: f.ClearField("lengths"),
+    "one sequence too few": lambda f: _pop(f.lengths, f.rewards),
+    "one sequence too many": lambda f: f.MergeFrom(ONE_MORE),
+    "fewer rewards than sequences": lambda f: f.rewards.pop() and None,
+    "answers of some sequences": lambda f: f.answers.append("7"),
+    "empty sequence": lambda f: f.lengths.__setitem__(0, 0),
+    "sequence that is too long": lambda f: f.lengths.__setitem__(0, 1 << 31),
+    "reward not a number": lambda f: f.rewards.__setitem__(0, float("nan")),
+    "reward whose square overflows": lambda f: f.rewards.__setitem__(0, 1e200),
+    "no prompt": lambda f: f.ClearField("prompt_tokens"),
+    "prompt that is too long": lambda f: setattr(f, "prompt_tokens", 1 << 31),
+    "nothing to train on": lambda f: _without(f, "token_versions", "sequence_versions"),
+    "more trainable tokens than tokens": lambda f: setattr(f.token_versions[0], "length", 999),
+    "a version without tokens": lambda f: setattr(f.token_versions[0], "length", 0),
+    "version that does not exist": lambda f: setattr(f, "max_version", 1 << 40),
+    "negative version": lambda f: setattr(f, "min_version", -1),
+    "versions outside the oldest and newest": lambda f: f.token_versions.append(_span(1 << 40, 1)),
+    "versions that fall": lambda f: f.token_versions.append(_span(0, 1)),
+    "more sequences by version than sequences": lambda f: setattr(
+        f.sequence_versions[0], "sequences", 5
+    ),
+    "sequences of other versions than tokens": lambda f: f.sequence_versions.append(_of(1 << 40)),
+    "sequences of no version": lambda f: f.sequence_versions.append(_of()),
+    "kind of another task": lambda f: setattr(f, "kind", rollout_pb2.TASK_KIND_EVAL),
+    "task id that is none": lambda f: setattr(f.task, "task_id", "../../etc"),
+    "attempt zero": lambda f: setattr(f.task, "attempt", 0),
+    "negative seconds": lambda f: setattr(f, "generate_s", -1.0),
+    "more truncated than there are": lambda f: setattr(f, "truncated", 5),
+}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_impossible_facts_are_refused(name: str) -> None:
+    facts = submitted(group())
+    check_facts(facts, LIMITS, 3)
+    IMPOSSIBLE[name](facts)
+    with pytest.raises(Invalid):
+        check_facts(facts, LIMITS, 3)
 
 
 def test_facts_of_a_group_count_what_will_be_trained() -> None:
@@ -140,7 +206,7 @@ def test_facts_of_a_group_count_what_will_be_trained() -> None:
     first.versions.add(version=1, length=10)
     first.versions.add(version=3, length=6)
     first.loss_mask = b"\0" * 8 + b"\1" * 8
-    facts = check_group(message, LIMITS, newest_version=3)
+    facts = accepted(message, LIMITS, newest_version=3)
     assert (facts.sequences, facts.prompt_tokens, facts.tokens) == (4, 16, 3 * 16 + 8)
     assert (facts.min_version, facts.max_version) == (0, 3)
     assert facts.token_versions == ((0, 48), (1, 2), (3, 6))
@@ -153,7 +219,7 @@ async def test_refused_submissions_change_nothing(tmp_path: Path) -> None:
     sections = {"controller": {"max_message_mb": 1}, "model": {"path": str(tmp_path)}}
     with running_controllers(tmp_path, 1, **sections) as controllers:
         redis, keys = connect(controllers.redis_url), Keys("load")
-        journal = Journal(redis, keys, RedisPayloads(redis, keys))
+        journal = Journal(redis, keys)
 
         async def ledger() -> str:
             return (await LedgerFollower.load(journal)).ledger.fingerprint()
@@ -183,7 +249,8 @@ async def test_refused_submissions_change_nothing(tmp_path: Path) -> None:
                 return min(loaded) >= 0
 
             await until(settled)
-            before, payloads = await ledger(), await RedisPayloads(redis, keys).list()
+            store = RedisPayloads([controllers.redis_url], "load")
+            before, payloads = await ledger(), await store.list()
 
             assert (await worker.submit(theirs)).verdict == rollout_pb2.VERDICT_SUPERSEDED
             stolen = rollout_pb2.ReturnedTask(
@@ -194,11 +261,10 @@ async def test_refused_submissions_change_nothing(tmp_path: Path) -> None:
                 rollout_pb2.ReturnRequest(caller=worker.session.caller, tasks=[stolen]),
             )
             assert returned.results[0].verdict == rollout_pb2.VERDICT_SUPERSEDED
-            for change in MALFORMED.values():
+            for change in IMPOSSIBLE.values():
                 # Of a task that is finished, and of one whose group is awaited.
                 for message in (good, waiting):
-                    bad = rollout_pb2.Group()
-                    bad.CopyFrom(message)
+                    bad = submitted(message)
                     change(bad)
                     reply = await worker.control.call(
                         "RolloutService.SubmitGroups",
@@ -211,11 +277,12 @@ async def test_refused_submissions_change_nothing(tmp_path: Path) -> None:
                 common_pb2.TaskRef(task_id="t999", attempt=1), completions=4, tokens=16, version=0
             )
             assert (await worker.submit(unknown)).verdict == rollout_pb2.VERDICT_UNKNOWN_TASK
-            huge = rollout_pb2.Group()
-            huge.CopyFrom(good)
-            huge.prompt_text = "x" * (2 << 20)
+            huge = submitted(good)
+            huge.digest = "x" * (2 << 20)
             with pytest.raises(RequestRefused, match="RESOURCE_EXHAUSTED"):
-                await worker.submit(huge)
+                await worker.submit_request(
+                    rollout_pb2.SubmitRequest(caller=worker.session.caller, groups=[huge])
+                )
             for method, request in _bad_requests(worker.session.caller):
                 with pytest.raises(RequestRefused) as refusal:
                     await worker.control.call(method, request)
@@ -227,7 +294,8 @@ async def test_refused_submissions_change_nothing(tmp_path: Path) -> None:
                 assert refusal.value.message
 
             assert await ledger() == before
-            assert await RedisPayloads(redis, keys).list() == payloads
+            assert set(payloads) <= set(await store.list())
+            await store.close()
             assert (await worker.submit(waiting)).verdict == rollout_pb2.VERDICT_ACCEPTED
             assert (await other.submit(theirs)).verdict == rollout_pb2.VERDICT_ACCEPTED
             await other.stop(goodbye=False)
@@ -251,7 +319,7 @@ def _bad_requests(caller: common_pb2.Caller) -> list[tuple[str, object]]:
             lease,
             rollout_pb2.LeaseRequest(caller=caller, lease_seq=9, max_tasks=1, loaded_version=-2),
         ),
-        (submit, rollout_pb2.SubmitRequest(caller=stranger, groups=[group()])),
+        (submit, rollout_pb2.SubmitRequest(caller=stranger, groups=[submitted(group())])),
         (
             "RolloutService.ReturnTasks",
             rollout_pb2.ReturnRequest(caller=caller, tasks=[rollout_pb2.ReturnedTask(task=TASK)]),

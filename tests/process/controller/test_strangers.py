@@ -194,7 +194,7 @@ async def test_a_stolen_lease_is_worth_nothing(tmp_path: Path) -> None:
         await until(lambda: owner.version >= 0)
         lease = (await owner.lease()).leases[0]
         group = owner.group_for(lease)
-        stolen = rollout_pb2.SubmitRequest(caller=thief.session.caller, groups=[group])
+        stolen = await thief.stored([group])
         (result,) = await thief.submit_request(stolen)
         assert result.verdict != rollout_pb2.VERDICT_ACCEPTED
         (kept, again) = [await owner.submit(group) for _ in range(2)]
@@ -203,7 +203,7 @@ async def test_a_stolen_lease_is_worth_nothing(tmp_path: Path) -> None:
         control = control_of(controllers)
         tasks = (await status(control)).tasks
         assert tasks.ready + tasks.in_step + tasks.trained == 1, "once"
-        replayed = rollout_pb2.SubmitRequest(caller=owner.session.caller, groups=[group])
+        replayed = await owner.stored([group])
         later = FakeRollout(config, where, "rollout-0")
         await later.start()
         with pytest.raises(RequestRefused, match="FAILED_PRECONDITION"):

@@ -13,9 +13,9 @@ from controller.ledger import Ledger
 from controller.store.journal import Journal, JournalGap, Position
 from controller.store.journal_audit import Report, verify
 from controller.store.ledger_follower import LedgerFollower
-from controller.store.payloads import RedisPayloads
 from controller.store.redis_keys import Keys
 from paceline.cli import app
+from paceline.payloads.redis_payloads import RedisPayloads
 from paceline.redis.client import connect
 from paceline.v1 import admin_pb2, policy_pb2, rollout_pb2
 from testbed.fleets.controllers import (
@@ -45,15 +45,14 @@ async def test_every_group_is_trained_once_and_payloads_go_with_checkpoints(tmp_
         assert report.ok, report.problems
         counts = report.counts
         assert (counts["trained"], counts["lost"], counts["duplicates"]) == (48, 0, 0)
-        redis = connect(controllers.redis_url)
-        payloads = RedisPayloads(redis, Keys("load"))
+        payloads = RedisPayloads([controllers.redis_url], "load")
 
         async def gone() -> bool:
             return await payloads.list() == []
 
         # They stay until a power cut cannot take back the record of their checkpoint.
         await until(gone)
-        await redis.aclose()
+        await payloads.close()
 
         def steps() -> list[int]:
             lines = (controllers.run_dir / "metrics.jsonl").read_text().splitlines()
@@ -92,7 +91,7 @@ async def test_snapshot_trimming_and_replay_give_the_live_state(tmp_path: Path) 
     limits = {"snapshot_every": 100}
     with running_controllers(tmp_path, 1, controller=limits) as controllers:
         redis, keys = connect(controllers.redis_url), Keys("load")
-        journal = Journal(redis, keys, RedisPayloads(redis, keys))
+        journal = Journal(redis, keys)
         # Sees every entry from the first one on, as it is written.
         live = LedgerFollower(Ledger(checked=True), Position())
         following = True

@@ -28,7 +28,6 @@ from controller.rest.routes import why as routes_why
 from controller.rest.routes.query import kept_checkpoints, provider_trouble_of
 from controller.rest.run_index import RunIndex
 from controller.store.journal import Journal
-from controller.store.payloads import RedisPayloads
 from controller.store.redis_keys import Keys
 from paceline.redis.client import connect
 from testbed.fleets.controller_processes import Controllers
@@ -137,7 +136,7 @@ async def test_without_run_files_the_journal_tells_the_same(
     served: Controllers, leader: httpx.AsyncClient, tmp_path: Path
 ) -> None:
     redis, keys = connect(served.redis_url), Keys("load")
-    journal = Journal(redis, keys, RedisPayloads(redis, keys))
+    journal = Journal(redis, keys)
     index = RunIndex(SimpleNamespace(run_dir=tmp_path, journal=journal))  # type: ignore[arg-type]
     rows = await index.ask(lambda i: i.metrics.rows(0, 1000))
     told = await index.ask(lambda i: [e.text for e in i.history.after(None, limit=1000)])

@@ -17,10 +17,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from controller.store.journal_audit import verify
-from controller.store.payloads import RedisPayloads
 from controller.store.redis_keys import Keys
 from paceline.config.schema import Config
 from paceline.dataset.row_sampler import task_seed
+from paceline.payloads.redis_payloads import RedisPayloads
 from paceline.redis.client import connect
 from paceline.rpc.auth import TOKEN_VARIABLE, own_token
 from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
@@ -129,7 +129,7 @@ async def test_a_worker_killed_late_in_a_sample_costs_less_than_one_report(
             await victim.wait()
             await loaded(survivor, model)
             await until(lambda: policy.timings.steps >= 1, 60.0)
-            (payload,) = await RedisPayloads(redis, keys).get([("t0", 2)])
+            (payload,) = await RedisPayloads([controllers.redis_url], "load").get([("t0", 2)])
             assert payload is not None
             group = rollout_pb2.Group.FromString(payload)
             twice = generated - survivor.producer.continued_tokens // 2

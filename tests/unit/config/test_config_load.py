@@ -157,7 +157,7 @@ def test_a_home_directory_is_known_to_every_role(
     """Not only to those whose library happens to expand it."""
     monkeypatch.setenv("HOME", str(tmp_path))
     paths = ["model.path", "model.tokenizer", "data.path", "data.eval_path"]
-    paths += ["train.reference_path", "controller.payload_dir", "auth.token_file"]
+    paths += ["train.reference_path", "auth.token_file"]
     config = load_config(write(tmp_path, MINIMAL), [f"{name}=~/{name}" for name in paths])
     found = {
         name: getattr(getattr(config, name.split(".")[0]), name.split(".")[1]) for name in paths

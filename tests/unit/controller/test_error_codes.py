@@ -17,11 +17,11 @@ import policy_worker.main
 import rollout_worker.main
 from controller.ledger.commands import CommandRefused
 from controller.services.grpc_server import Services
-from controller.services.validation import Invalid
 from paceline.config.schema import Config
+from paceline.groups.invalid import Invalid
 from paceline.rpc import client
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
-from paceline.v1 import admin_pb2, common_pb2, policy_pb2, rollout_pb2
+from paceline.v1 import admin_pb2, rollout_pb2
 
 TOKEN = "of-the-run"
 STORES = [RedisAway("Connection refused"), OSError(5, "Input/output error"), TimeoutError()]
@@ -57,22 +57,6 @@ async def test_a_store_that_fails_once_costs_a_retry(error: Exception) -> None:
         assert reply.run_name == "here"
 
 
-async def test_groups_that_redis_cannot_give_at_the_moment_come_later() -> None:
-    """A refusal would end the mesh epoch of every replica."""
-    failures: list[Exception] = [RedisAway("Connection reset by peer")]
-
-    async def fetch(_: Any, request: policy_pb2.FetchRequest) -> AsyncIterator[bytes]:
-        for number, task in enumerate(request.tasks):
-            if number == 1 and failures:
-                raise failures.pop()
-            yield rollout_pb2.Group(task=task).SerializeToString()
-
-    async with serving({"PolicyService.FetchGroups": fetch}) as control:
-        tasks = [common_pb2.TaskRef(task_id=f"t{n}", attempt=1) for n in range(3)]
-        stream = control.stream("PolicyService.FetchGroups", policy_pb2.FetchRequest(tasks=tasks))
-        assert [group.task.task_id async for group in stream] == ["t0", "t1", "t2"]
-
-
 async def test_a_store_that_stays_away_is_no_refusal_and_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -103,18 +87,18 @@ async def test_a_refusal_is_final_only_while_the_lease_is_held(error: Exception)
     async def lease_tasks(_: Any, request: rollout_pb2.LeaseRequest) -> rollout_pb2.LeaseReply:
         raise error
 
-    async def fetch(_: Any, request: policy_pb2.FetchRequest) -> AsyncIterator[bytes]:
+    async def watch(_: Any, request: admin_pb2.WatchRequest) -> AsyncIterator[bytes]:
         raise error
         yield b""
 
-    handlers = {"RolloutService.LeaseTasks": lease_tasks, "PolicyService.FetchGroups": fetch}
+    handlers = {"RolloutService.LeaseTasks": lease_tasks, "AdminService.WatchEvents": watch}
     for active, said in ((True, RequestRefused), (False, ControlPlaneUnavailable)):
         async with serving(handlers, SimpleNamespace(active=active)) as control:
             with pytest.raises(said):
                 await control.call("RolloutService.LeaseTasks", rollout_pb2.LeaseRequest(), 0.5)
             with pytest.raises(said):
                 async for _ in control.stream(
-                    "PolicyService.FetchGroups", policy_pb2.FetchRequest(), timeout_s=0.5
+                    "AdminService.WatchEvents", admin_pb2.WatchRequest(), timeout_s=0.5
                 ):
                     pass
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.store.payloads import FilePayloads
+from paceline.payloads.file_payloads import FilePayloads
 
 
 async def test_payload_files_and_their_directory_are_synced_before_the_event_that_accepts_them(
@@ -25,6 +25,6 @@ async def test_payload_files_and_their_directory_are_synced_before_the_event_tha
     monkeypatch.setattr(os, "fsync", note)
     store = FilePayloads(tmp_path / "run")
     assert synced == [("directory", 0)], "the store's own name"
-    await store.put({("t1", 1): b"one", ("t2", 1): b"two"}, None)
+    await store.put({("t1", 1): b"one", ("t2", 1): b"two"})
     assert synced[1:] == [("file", 0), ("file", 1), ("directory", 2)]
     assert await store.get([("t1", 1), ("t2", 1)]) == [b"one", b"two"]

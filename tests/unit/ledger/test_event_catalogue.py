@@ -10,6 +10,7 @@ import pytest
 from controller.ledger import events as ev
 from controller.ledger.enums import (
     DeathCause,
+    GroupFault,
     Kind,
     Lifecycle,
     MeshEnd,
@@ -36,6 +37,9 @@ SHARDS = {"policy-0": (0, 1)}
 LEASE = LeasedTask("t5", 1, Kind.TRAIN, 0, 3, 99)
 SPEC = SpecChange(**values(SpecChange, facts()))
 LISTED: dict[str, ev.Event] = {
+    "group of task t5 is generated again (payload lost: policy-1: not there)": ev.GroupLost(
+        "t5", 1, GroupFault.PAYLOAD_LOST, "policy-1: not there", "rollout-0"
+    ),
     "run started": ev.RunStarted(facts(), 1.0),
     "controller-1 leads (term 3)": ev.TermBegun(3, "controller-1", 1.0, failover=True),
     "policy-0 joined (pid 9 on h)": ev.WorkerRegistered(
@@ -209,7 +213,7 @@ def test_only_losses_are_warnings_and_only_the_failed_run_is_an_error() -> None:
     assert by_severity[Severity.ERROR] == {"RunFailed"}
     assert by_severity[Severity.WARNING] == {
         *("TermBegun", "WorkerDied", "TaskDropped", "MeshBroken", "RolledBack", "StepAborted"),
-        "ParityFailed",
+        *("ParityFailed", "GroupLost"),
         *("CheckpointVoided", "WeightsWithdrawn"),
         *("HeldOutFell", "RewardHackingSuspected"),
     }

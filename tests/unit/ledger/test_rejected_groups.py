@@ -1,4 +1,4 @@
-"""Groups that kill trainers, or whose payload is gone or wrong: the step goes on without them."""
+"""Groups that kill trainers, or that do not fit into one: the step goes on without them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def fleet(*policy: str, **changes: object) -> Driven:
     return run
 
 
-def reject(run: Driven, worker_id: str, *tasks: str, fault: str = "payload_lost") -> int:
+def reject(run: Driven, worker_id: str, *tasks: str, fault: str = "out_of_memory") -> int:
     step = run.state.steps.open.step if run.state.steps.open else run.state.versions.step + 1
     named = tuple((t, run.state.tasks.records[t].attempt) for t in tasks)
     who = (worker_id, run.current[worker_id])
@@ -63,7 +63,7 @@ def test_a_group_that_a_trainer_names_leaves_the_step_and_the_others_are_trained
     others = set(run.state.steps.open.groups) - {bad}
     assert reject(run, "p1", bad) == 1
     dropped = run.event(ev.TaskDropped)
-    assert (dropped.reason, dropped.detail) == ("payload_lost", "p1: why")
+    assert (dropped.reason, dropped.detail) == ("out_of_memory", "p1: why")
     assert dropped.group.whole_lengths == (12, 18), "prompt included"
     assert "sequences of 12 and 18 tokens" in dropped.text()
     step = run.state.steps.open
@@ -72,7 +72,7 @@ def test_a_group_that_a_trainer_names_leaves_the_step_and_the_others_are_trained
     run.vote("p0")
     run.vote("p1")
     assert run.state.versions.step == 1
-    assert views.counts(run.state).dropped == {"payload_lost": 1}
+    assert views.counts(run.state).dropped == {"out_of_memory": 1}
 
 
 def test_the_step_waits_for_a_group_in_the_place_of_the_one_that_left() -> None:
@@ -102,7 +102,7 @@ def test_a_report_that_is_late_repeated_or_of_another_members_group_drops_nothin
     bad, other = shard_of(run, "p1")[0], shard_of(run, "p0")[0]
     assert reject(run, "p1", other) == 0
     who = ("p1", run.current["p1"])
-    fault = GroupFault.PAYLOAD_LOST
+    fault = GroupFault.OUT_OF_MEMORY
     assert run.do(cmd.RejectGroups(*who, 1, ((bad, 7),), fault)) == 0, "another attempt"
     command = cmd.RejectGroups(*who, 1, ((bad, 1),), fault)
     assert run.do(command) == 1
@@ -110,7 +110,7 @@ def test_a_report_that_is_late_repeated_or_of_another_members_group_drops_nothin
     run.vote("p0")
     run.vote("p1")
     assert run.do(command) == 0
-    assert views.counts(run.state).dropped == {"payload_lost": 1}
+    assert views.counts(run.state).dropped == {"out_of_memory": 1}
 
 
 def test_a_deposed_incarnation_rejects_nothing() -> None:
@@ -120,7 +120,7 @@ def test_a_deposed_incarnation_rejects_nothing() -> None:
     bad = shard_of(run, "p1")[0]
     back(run, "p1")
     with pytest.raises(cmd.CommandRefused):
-        run.do(cmd.RejectGroups("p1", before, 1, ((bad, 1),), GroupFault.PAYLOAD_LOST))
+        run.do(cmd.RejectGroups("p1", before, 1, ((bad, 1),), GroupFault.OUT_OF_MEMORY))
 
 
 def test_a_replayed_step_keeps_its_composition_except_for_the_group_that_fails_there() -> None:
@@ -142,7 +142,7 @@ def test_a_replayed_step_keeps_its_composition_except_for_the_group_that_fails_t
     assert again[:3] == (lost[0], *lost[2:]) and again[3] not in lost
     run.vote("p0")
     assert run.state.versions.step == 2
-    assert views.counts(run.state).dropped == {"payload_lost": 1}
+    assert views.counts(run.state).dropped == {"out_of_memory": 1}
 
 
 def test_a_step_that_misses_a_group_gets_one_although_later_steps_have_theirs() -> None:

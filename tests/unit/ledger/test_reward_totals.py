@@ -10,16 +10,17 @@ import pytest
 from controller.ledger.facts import GroupFacts
 from controller.ledger.views.reward_totals import reward_totals
 from controller.proto_encoding import plan_of
-from controller.services.validation import GroupLimits, check_group
+from paceline.groups.limits import GroupLimits
 from paceline.v1 import policy_pb2
 from policy_worker.step.totals import StepTotals
+from tests.fixtures.group_facts import accepted
 from tests.fixtures.ledgers import Driven
 from tests.fixtures.policy_models import make_group
 
 
 def facts(rewards: list[list[float]]) -> list[GroupFacts]:
     groups = [make_group(f"t{n}", [1], [[2]] * len(r), r) for n, r in enumerate(rewards)]
-    return [check_group(g, GroupLimits(len(g.completions), 10), 0) for g in groups]
+    return [accepted(g, GroupLimits(len(g.completions), 10), 0) for g in groups]
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e6])

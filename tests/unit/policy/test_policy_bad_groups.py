@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.groups.payload import encode, facts_digest
 from paceline.v1 import common_pb2, policy_pb2, rollout_pb2
 from policy_worker.objectives.grpo import Grpo
 from policy_worker.shard_gradients import ShardGradients
@@ -13,6 +14,7 @@ from policy_worker.step.row_forwards import RowForwards
 from policy_worker.trainer import Trainer
 from policy_worker.worker_report import PolicyReport
 from testbed.tiny_model import make_tiny_model
+from tests.fixtures.group_facts import submitted
 from tests.fixtures.policy_models import make_config, random_groups
 
 CPU = torch.device("cpu")
@@ -30,11 +32,8 @@ class Controller:
         self.detail = ""
 
     def fetch(self, keys, over):
-        empty = rollout_pb2.Group
-        return [
-            self.payloads.get(t) or empty(task=common_pb2.TaskRef(task_id=t, attempt=a))
-            for t, a in keys
-        ]
+        found = [self.payloads.get(task_id) for task_id, _ in keys]
+        return [None if group is None else encode(group) for group in found]
 
     def call(self, method, request, over):
         if method.endswith("TryGroup"):
@@ -150,6 +149,55 @@ def test_a_payload_that_contradicts_its_facts_is_rejected_by_its_name(trainer, g
     assert control.heard == [("payload_invalid", ("t2",))]
     assert "t2" in control.detail
     assert (gradient == 0).all()
+
+
+def sealed_plan(groups):
+    """With the digests under which the groups were accepted."""
+    plan = plan_of(groups)
+    for group, planned in zip(groups, plan.groups, strict=True):
+        facts = submitted(group)
+        planned.digest, planned.facts = facts.digest, facts_digest(facts)
+    return plan
+
+
+def test_groups_that_are_what_was_submitted_are_trained(trainer, groups):
+    result, gradient = compute(trainer, Controller(groups), sealed_plan(groups))
+    assert result.complete
+    assert gradient.abs().sum() > 0
+
+
+def test_a_store_that_returns_other_bytes_is_found_out(trainer, groups):
+    """A reward that changed on the way contradicts nothing else."""
+    plan = sealed_plan(groups)
+    control = Controller([rollout_pb2.Group.FromString(g.SerializeToString()) for g in groups])
+    control.payloads["t2"].completions[0].reward += 0.5
+    result, gradient = compute(trainer, control, plan)
+    assert not result.complete
+    assert control.heard == [("payload_invalid", ("t2",))]
+    assert "t2 is not what was submitted" in control.detail
+    assert (gradient == 0).all()
+
+
+def test_bytes_that_are_no_group_are_found_out(trainer, groups):
+    plan = plan_of(groups)  # of a journal without digests
+    control = Controller(groups)
+    control.fetch = lambda keys, over: [b"\xff" * 9 for _ in keys]
+    result, _ = compute(trainer, control, plan)
+    assert not result.complete
+    assert control.heard == [("payload_invalid", ("t0", "t1", "t2", "t3", "t4"))]
+
+
+def test_a_worker_that_submitted_other_facts_than_its_payload_has_is_found_out(trainer, groups):
+    """The step's totals rest on the facts: a reward that no completion has would shift every advantage."""
+    plan = sealed_plan(groups)
+    lie = submitted(groups[2])
+    lie.rewards[0] += 100.0
+    plan.groups[2].facts = facts_digest(lie)
+    control = Controller(groups)
+    result, _ = compute(trainer, control, plan)
+    assert not result.complete
+    assert control.heard == [("payload_invalid", ("t2",))]
+    assert "facts are not those submitted" in control.detail
 
 
 def out_of_memory_above(monkeypatch, sequences, poison=()):

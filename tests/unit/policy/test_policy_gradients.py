@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from controller.services.validation import GroupLimits, check_group, check_stats
+from controller.services.validation import check_stats
+from paceline.groups.limits import GroupLimits
 from paceline.mesh.elastic_mesh import EpochCancelled
 from paceline.v1 import rollout_pb2
 from policy_worker.state import TrainState
@@ -15,6 +16,7 @@ from policy_worker.step.gradients import Gradients
 from policy_worker.step.optimizer import build_optimizer
 from policy_worker.step.stats import Stats
 from policy_worker.step.totals import StepTotals
+from tests.fixtures.group_facts import accepted
 from tests.fixtures.policy_models import make_config, make_group, random_groups, tiny_network
 
 CPU = torch.device("cpu")
@@ -281,7 +283,7 @@ def with_old_heads(groups, *, as_environment=False):
 
 def totals_of(groups, oldest_step):
     """As the controller counts them, for step 6."""
-    sizes = [check_group(g, GroupLimits(3, 100), 5) for g in groups]
+    sizes = [accepted(g, GroupLimits(3, 100), 5) for g in groups]
     tokens = sum(n for size in sizes for v, n in size.by_version if v >= oldest_step)
     sequences = sum(
         n for size in sizes for found, n in size.sequence_versions if max(found) >= oldest_step

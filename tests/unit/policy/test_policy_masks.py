@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from controller.services.validation import GroupLimits, check_group
+from paceline.groups.limits import GroupLimits
 from policy_worker.state import TrainState
 from policy_worker.step.gradients import Gradients
 from policy_worker.step.optimizer import build_optimizer
 from policy_worker.step.totals import StepTotals
+from tests.fixtures.group_facts import accepted
 from tests.fixtures.policy_models import make_config, make_group, tiny_network
 
 PROMPT = [1, 5, 9]
@@ -98,7 +99,7 @@ def by_trainer(config, group, reference=None):
     frozen = {} if reference is None else {"reference": reference}
     gradients = Gradients(state, torch.device("cpu"), frozen)
     # As the controller counts them.
-    facts = check_group(group, GroupLimits.of(config), 10)
+    facts = accepted(group, GroupLimits.of(config), 10)
     gradients.begin(StepTotals(1, 0, facts.tokens, facts.sequences), [("t0", 1)])
     gradients.add([group])
     scratch = torch.empty(gradients.size)
@@ -124,7 +125,7 @@ def test_a_step_with_masked_tokens_equals_one_computed_by_hand(aggregation):
 
 def test_the_controller_counts_only_what_the_model_said():
     config = make_config()
-    facts = check_group(make_masked(0), GroupLimits.of(config), 10)
+    facts = accepted(make_masked(0), GroupLimits.of(config), 10)
     assert facts.tokens == TRAINED
     assert sum(map(len, TOKENS)) > TRAINED
 

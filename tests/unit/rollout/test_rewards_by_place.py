@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from controller.services.validation import GroupLimits, Invalid, check_group
 from paceline.config.training import RewardConfig
+from paceline.groups.invalid import Invalid
+from paceline.groups.limits import GroupLimits
 from paceline.v1 import rollout_pb2
 from rollout_worker.environments.base import EnvironmentTask, Sample, TurnRewards
 from rollout_worker.rewards.overlong import penalised
@@ -18,6 +19,7 @@ from rollout_worker.rewards.score import Job, ScoringFailed
 from rollout_worker.rewards.scoring import Scorer, Scores
 from tests.fixtures.chat_model import make_chat_model
 from tests.fixtures.environment_fixture import lease_of, mask_of, staged
+from tests.fixtures.group_facts import accepted
 from tests.fixtures.policy_models import make_config, make_group
 
 HERE = "tests.unit.rollout.test_rewards_by_place"
@@ -148,12 +150,12 @@ def test_the_controller_refuses_rewards_of_no_token(
     group = make_group("t0", [1], [[2, 3]], [1.0])
     limits = GroupLimits(group_size=1, max_sequence_tokens=10)
     group.completions[0].token_rewards.add(token=0, reward=0.5)
-    assert check_group(group, limits, 0).reward_mean == 1.0
+    assert accepted(group, limits, 0).reward_mean == 1.0
     group.completions[0].ClearField("token_rewards")
     for token, reward in given:
         group.completions[0].token_rewards.add(token=token, reward=reward)
     with pytest.raises(Invalid, match=said):
-        check_group(group, limits, 0)
+        accepted(group, limits, 0)
 
 
 # ---- the penalty

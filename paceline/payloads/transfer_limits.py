@@ -1,4 +1,4 @@
-"""Bulk transfer to and from Redis: large values in slices, each with a time limit that grows with its size.
+"""Limits of bulk transfer to and from Redis: large values in slices, each with a time limit that grows with its size.
 
 One reply to 0.5 GB of payloads takes seconds: with one limit for every size it would time out, and the same request
 would be repeated unchanged for ever. A slice of 8 MiB needs 4 MB/s of Redis to arrive in time.

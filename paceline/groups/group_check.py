@@ -1,0 +1,165 @@
+"""Check of a whole group, and the facts of it that a controller must know."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from paceline.groups.completions import (
+    check_numbers,
+    check_task,
+    check_text,
+    each_sequence,
+    token_count,
+    version_spans,
+)
+from paceline.groups.invalid import Invalid
+from paceline.groups.limits import GroupLimits
+from paceline.rpc.wire_limits import MAX_REWARD, usable_reward
+from paceline.v1 import common_pb2, rollout_pb2
+
+MAX_COMPONENTS = 64
+MAX_TEXT = 1 << 20
+_TRUNCATED = rollout_pb2.FINISH_REASON_LENGTH
+FINISHED = (rollout_pb2.FINISH_REASON_STOP, rollout_pb2.FINISH_REASON_LENGTH)
+
+
+def check_group(
+    group: rollout_pb2.Group, limits: GroupLimits, newest_version: int
+) -> rollout_pb2.GroupFacts:
+    """Checks all data of a group that will be trained on, and returns its facts, without the payload's digest.
+
+    Tokens are int32 and not negative; log-probs float32, finite, at most 0; version spans cover the
+    tokens, never fall and name versions that exist. Raises Invalid.
+    """
+    task_id, _ = check_task(group.task)
+    train = task_id[0] == "t"
+    if group.kind != (rollout_pb2.TASK_KIND_TRAIN if train else rollout_pb2.TASK_KIND_EVAL):
+        raise Invalid(f"kind does not fit task {task_id}")
+    if not (0 <= group.generate_s < math.inf and 0 <= group.reward_s < math.inf):
+        raise Invalid("generate_s and reward_s must be finite and not negative")
+    if len(group.prompt_text) > MAX_TEXT:
+        raise Invalid(f"prompt_text is longer than {MAX_TEXT} characters")
+    sequences = each_sequence(group, limits, newest_version, _check_finished)
+    trainable = sum(sequence.trainable for sequence in sequences)
+    if train and (missing := [c for c in group.completions if limits.columns - c.columns.keys()]):
+        names = ", ".join(sorted(limits.columns - missing[0].columns.keys()))
+        raise Invalid(f"{len(missing)} completions have no log-probs of the scorer {names}")
+    if train and trainable == 0:
+        raise Invalid("loss_mask leaves no token to train on")
+    check_numbers(group, limits)
+    return rollout_pb2.GroupFacts(
+        task=group.task,
+        kind=group.kind,
+        prompt_tokens=len(group.prompt_tokens) // 4,
+        prompt_cut=group.prompt_cut,
+        generate_s=group.generate_s,
+        reward_s=group.reward_s,
+        min_version=min(sequence.oldest for sequence in sequences),
+        max_version=max(sequence.newest for sequence in sequences),
+        token_versions=_by_version(sequences),
+        sequence_versions=_sequences_by_versions(sequences),
+        lengths=[len(completion.tokens) // 4 for completion in group.completions],
+        rewards=[completion.reward for completion in group.completions],
+        answers=[] if train else [completion.answer for completion in group.completions],
+        truncated=0 if train else sum(c.finish_reason == _TRUNCATED for c in group.completions),
+    )
+
+
+class _Finished(NamedTuple):
+    """Contribution of a finished completion to the facts of its group."""
+
+    trainable: int
+    """Number of tokens that the loss mask does not exclude."""
+    by_version: list[tuple[int, int]]
+    """(version, number of these tokens); may name a version twice, or with 0 tokens."""
+    oldest: int
+    newest: int
+
+
+def _check_finished(
+    completion: rollout_pb2.Completion, limits: GroupLimits, newest: int
+) -> _Finished:
+    count = token_count(completion.tokens, "tokens", limits)
+    spans = version_spans(completion, count, newest)
+    if completion.finish_reason not in FINISHED:
+        raise Invalid("finish_reason is missing")
+    if not usable_reward(completion.reward):
+        raise Invalid(f"reward is {completion.reward}: at most {MAX_REWARD:g} in magnitude")
+    if components := completion.reward_components:
+        if len(components) > MAX_COMPONENTS:
+            raise Invalid(f"over {MAX_COMPONENTS} reward components")
+        for name, value in components.items():
+            if not usable_reward(value):
+                raise Invalid(f"reward component {name[:64]} = {value}")
+    if completion.token_rewards:
+        _check_token_rewards(completion, count)
+    check_text(completion.text, "text", MAX_TEXT)
+    check_text(completion.answer, "answer")
+    _check_columns(completion.columns, count)
+    trainable = count
+    first, last = spans[0][0], spans[-1][0]
+    if completion.loss_mask:
+        mask = _loss_mask(completion.loss_mask, count)
+        versions = np.repeat([v for v, _ in spans], [length for _, length in spans])
+        trainable = int(mask.sum())
+        found, counts = np.unique(versions[mask], return_counts=True)
+        spans = list(zip(found.tolist(), counts.tolist(), strict=True))
+    return _Finished(trainable, spans, first, last)
+
+
+def _check_token_rewards(completion: rollout_pb2.Completion, count: int) -> None:
+    last = -1
+    for found in completion.token_rewards:
+        if not last < found.token < count:
+            raise Invalid(
+                f"token_rewards: token {found.token} after {last}, of {count} tokens: name each at most once, in "
+                "rising order"
+            )
+        if not usable_reward(found.reward):
+            raise Invalid(
+                f"token_rewards: {found.reward} for token {found.token}: at most {MAX_REWARD:g} in magnitude"
+            )
+        last = found.token
+
+
+def _check_columns(columns: Mapping[str, bytes], tokens: int) -> None:
+    for name, column in columns.items():
+        if len(column) != 4 * tokens:
+            raise Invalid(f"column {name[:64]} of {len(column) / 4:g}, tokens {tokens}")
+        if not np.isfinite(np.frombuffer(column, "<f4")).all():
+            raise Invalid(f"column {name[:64]} has numbers that are not finite")
+
+
+def _loss_mask(buffer: bytes, tokens: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    if len(buffer) != tokens:
+        raise Invalid(f"loss_mask of {len(buffer)}, tokens {tokens}")
+    values = np.frombuffer(buffer, dtype=np.uint8)
+    if values.max() > 1:
+        raise Invalid("loss_mask has values other than 0 and 1")
+    return values.astype(np.bool_)
+
+
+def _by_version(sequences: Sequence[_Finished]) -> list[common_pb2.VersionSpan]:
+    """Trainable tokens of the whole group by version, oldest first."""
+    total: dict[int, int] = {}
+    for sequence in sequences:
+        for version, count in sequence.by_version:
+            total[version] = total.get(version, 0) + count
+    return [common_pb2.VersionSpan(version=v, length=n) for v, n in sorted(total.items()) if n]
+
+
+def _sequences_by_versions(
+    sequences: Sequence[_Finished],
+) -> list[rollout_pb2.SequenceVersions]:
+    """Sequences by the versions of their trainable tokens, in order."""
+    found = Counter(tuple(sorted({v for v, n in s.by_version if n})) for s in sequences)
+    found.pop((), None)
+    return [
+        rollout_pb2.SequenceVersions(versions=each, sequences=n)
+        for each, n in sorted(found.items())
+    ]

@@ -1,0 +1,34 @@
+"""Payload of a group, and the digests by which a reader knows that it is the group that was accepted.
+
+A worker submits the facts of a group with the digest of its payload. The controller, which never sees the payload,
+keeps both that digest and one of all the facts. A reader compares the bytes with the first, and the facts that it
+derives from them with the second: a store that has lost or changed bytes and a worker that told other facts than its
+payload has are both found out.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+from paceline.v1 import rollout_pb2
+
+
+def encode(group: rollout_pb2.Group) -> bytes:
+    """The payload of ``group``."""
+    return bytes(group.SerializeToString())
+
+
+def decode(payload: bytes) -> rollout_pb2.Group:
+    """The group in ``payload``. Raises google.protobuf's DecodeError."""
+    group: rollout_pb2.Group = rollout_pb2.Group.FromString(payload)
+    return group
+
+
+def payload_digest(payload: bytes) -> str:
+    """BLAKE2b-128 of the bytes, 32 hexadecimal digits."""
+    return blake2b(payload, digest_size=16).hexdigest()
+
+
+def facts_digest(facts: rollout_pb2.GroupFacts) -> str:
+    """BLAKE2b-64 of all facts, the digest of the payload included, 16 hexadecimal digits."""
+    return blake2b(facts.SerializeToString(deterministic=True), digest_size=8).hexdigest()

@@ -1,0 +1,35 @@
+"""Opening of a run's payload store by its URLs.
+
+none            the journal's Redis
+redis, rediss   one or several other servers, also behind sentinels; payloads are spread over them
+file            a directory that every process of the run sees
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from paceline.payloads.file_payloads import FilePayloads
+from paceline.payloads.redis_payloads import RedisPayloads
+from paceline.payloads.store import PayloadStore
+
+
+def open_payloads(urls: Sequence[str], run_id: str, redis_url: str) -> PayloadStore:
+    """The store of run ``run_id``. ``urls``: as in the config. ``redis_url``: the journal's, used if there are none.
+
+    Raises OSError if a directory cannot be made, ValueError on a malformed URL.
+    """
+    if not urls:
+        return RedisPayloads([redis_url], run_id)
+    if (directory := directory_of(urls, run_id)) is not None:
+        return FilePayloads(directory)
+    return RedisPayloads(urls, run_id)
+
+
+def directory_of(urls: Sequence[str], run_id: str) -> Path | None:
+    """Directory of a run's payloads; None if they are not in a file system."""
+    if not urls or urlsplit(urls[0]).scheme != "file":
+        return None
+    return (Path(unquote(urlsplit(urls[0]).path)) / run_id).resolve()

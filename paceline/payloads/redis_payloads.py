@@ -1,0 +1,156 @@
+"""Payloads in Redis or Valkey: in the journal's server, or spread over several others.
+
+With several servers a payload is in the one that the checksum of its name falls on: every process that is given the
+same list of URLs finds it there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
+from zlib import crc32
+
+from redis.exceptions import OutOfMemoryError, RedisError
+
+from paceline.byte_slices import slices
+from paceline.payloads.store import (
+    Payloads,
+    Ref,
+    Refs,
+    StoreFull,
+    StoreUnavailable,
+    parse_ref,
+)
+from paceline.payloads.transfer_limits import SLICE_BYTES, in_time, limit_s
+from paceline.redis.client import connect, without_password
+
+T = TypeVar("T")
+LARGEST = 512 << 20
+"""Bytes of the largest value that Redis takes (proto-max-bulk-len)."""
+NAMES_AT_ONCE = 512
+
+
+def payload_key(run_id: str, task_id: str, attempt: int | str) -> str:
+    """Name of a payload. The embedded server lets workers use the names of this form, and few others."""
+    return f"paceline:{run_id}:payload:{task_id}:{attempt}"
+
+
+class RedisPayloads:
+    """In the servers of ``urls``."""
+
+    largest = LARGEST
+
+    def __init__(self, urls: Sequence[str], run_id: str) -> None:
+        self._run_id = run_id
+        self._urls = list(urls)
+        # Its sockets wait for the largest transfer; the limit of each request follows its size.
+        self._servers = [connect(url, timeout_s=limit_s(LARGEST)) for url in urls]
+
+    async def put(self, payloads: Mapping[Ref, bytes]) -> None:
+        async def write(server: Any, refs: Refs) -> None:
+            sized = ((ref, len(payloads[ref])) for ref in refs)
+            for part in slices(sized, SLICE_BYTES):
+                named = {self._key(*ref): payloads[ref] for ref in part}
+                async with in_time(sum(map(len, named.values()))):
+                    await server.mset(named)
+
+        await self._on_servers(list(payloads), write)
+
+    async def get(self, refs: Sequence[Ref]) -> Payloads:
+        found: dict[Ref, bytes | None] = {}
+
+        async def read(server: Any, some: Refs) -> None:
+            values = await server.mget([self._key(*ref) for ref in some])
+            found.update(zip(some, values, strict=True))
+
+        await self._on_servers(refs, read)
+        return [found[ref] for ref in refs]
+
+    async def stream(self, refs: Sequence[Ref]) -> AsyncIterator[bytes | None]:
+        for start in range(0, len(refs), NAMES_AT_ONCE):
+            some = refs[start : start + NAMES_AT_ONCE]
+            sizes = await self._each(some, lambda pipe, key: pipe.strlen(key))
+            sized = ((ref, sizes[ref]) for ref in some)
+            for part in slices(sized, SLICE_BYTES * len(self._servers)):
+                try:
+                    async with in_time(sum(sizes[ref] for ref in part)):
+                        found = await self.get(part)
+                except TimeoutError as error:
+                    raise self._unavailable(error) from error
+                for data in found:
+                    yield data
+
+    async def delete(self, refs: Sequence[Ref]) -> None:
+        async def unlink(server: Any, some: Refs) -> None:
+            for start in range(0, len(some), NAMES_AT_ONCE):
+                names = [self._key(*ref) for ref in some[start : start + NAMES_AT_ONCE]]
+                async with in_time(0):
+                    await server.unlink(*names)
+
+        await self._on_servers(refs, unlink)
+
+    async def list(self) -> Refs:
+        pattern = payload_key(self._run_id, "*", "*")
+        try:
+            return [
+                parse_ref(name.decode().rsplit("payload:", 1)[1].replace(":", "-"))
+                for server in self._servers
+                async for name in server.scan_iter(match=pattern, count=1000)
+            ]
+        except (RedisError, OSError) as error:
+            raise self._unavailable(error) from error
+
+    async def missing(self, refs: Sequence[Ref]) -> Refs:
+        found = await self._each(refs, lambda pipe, key: pipe.exists(key))
+        return [ref for ref in refs if not found[ref]]
+
+    async def close(self) -> None:
+        for server in self._servers:
+            await server.aclose()
+
+    def _key(self, task_id: str, attempt: int) -> str:
+        return payload_key(self._run_id, task_id, attempt)
+
+    async def _each(self, refs: Sequence[Ref], ask: Callable[[Any, str], Any]) -> dict[Ref, int]:
+        """The number that ``ask`` queues a question for, of each payload."""
+        found: dict[Ref, int] = {}
+
+        async def query(server: Any, some: Refs) -> None:
+            for start in range(0, len(some), NAMES_AT_ONCE):
+                part = some[start : start + NAMES_AT_ONCE]
+                pipe = server.pipeline(transaction=False)
+                for ref in part:
+                    ask(pipe, self._key(*ref))
+                async with in_time(0):
+                    found.update(zip(part, await pipe.execute(), strict=True))
+
+        await self._on_servers(refs, query)
+        return found
+
+    async def _on_servers(
+        self, refs: Sequence[Ref], act: Callable[[Any, Refs], Awaitable[None]]
+    ) -> None:
+        """``act`` on each server that has some of ``refs``, at the same time."""
+        shares: dict[int, Refs] = defaultdict(list)
+        for ref in refs:
+            number = crc32(f"{ref[0]}-{ref[1]}".encode()) % len(self._servers)
+            shares[number].append(ref)
+        try:
+            await asyncio.gather(*(act(self._servers[n], some) for n, some in shares.items()))
+        except (RedisError, OSError) as error:
+            raise self._unavailable(error) from error
+
+    def _unavailable(self, error: Exception) -> StoreUnavailable:
+        """``error`` of a client in the words of a store."""
+        if isinstance(error, StoreUnavailable):
+            return error
+        where = ", ".join(map(without_password, self._urls))
+        if isinstance(error, OutOfMemoryError) or "OOM " in str(error):
+            return StoreFull(
+                f"the payload store at {where} is full: give it more memory (maxmemory; redis.maxmemory_mb of the "
+                "run's own server), or name other stores in payloads.url"
+            )
+        why = str(error) or type(error).__name__
+        return StoreUnavailable(f"the payload store at {where} does not answer: {why}")

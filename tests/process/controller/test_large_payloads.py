@@ -1,0 +1,99 @@
+"""Payloads that would take too long in one piece: split by bytes, with limits that grow with the size."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from paceline.byte_slices import slices
+from paceline.ids import TaskId
+from paceline.payloads import transfer_limits
+from paceline.payloads.redis_payloads import RedisPayloads
+from paceline.payloads.store import Ref, StoreUnavailable
+from paceline.payloads.transfer_limits import SLICE_BYTES, limit_s
+from testbed.redis.redis_process import throwaway_redis
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    first, second = (tmp_path_factory.mktemp(name) for name in ("first", "second"))
+    with throwaway_redis(first) as one, throwaway_redis(second) as other:
+        yield [one, other]
+
+
+class Narrow:
+    """A client whose requests time out if they carry more than Redis takes in 2 s."""
+
+    def __init__(self, redis: Any, most: int) -> None:
+        self._redis = redis
+        self.most = most
+        self.sent: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._redis, name)
+
+    async def mset(self, named: dict[str, bytes]) -> None:
+        size = sum(map(len, named.values()))
+        self.sent.append(size)
+        if size > self.most:
+            raise TimeoutError(f"{size} bytes")
+        await self._redis.mset(named)
+
+
+@pytest.fixture
+async def store(urls: list[str]) -> AsyncIterator[RedisPayloads]:
+    found = RedisPayloads(urls[:1], "r")
+    await found._servers[0].flushdb()
+    found._servers[0] = Narrow(found._servers[0], 16 * MIB)
+    yield found
+    await found.close()
+
+
+def payloads(count: int, size: int) -> dict[Ref, bytes]:
+    return {(TaskId(f"t{n}"), 1): bytes([n]) * size for n in range(count)}
+
+
+async def test_many_payloads_land_although_no_large_request_would(store: RedisPayloads) -> None:
+    groups = payloads(40, MIB)
+    await store.put(groups)
+    sent = store._servers[0].sent
+    assert max(sent) <= SLICE_BYTES and sum(sent) == 40 * MIB, "each once"
+    found = [data async for data in store.stream([*groups, (TaskId("t99"), 1)])]
+    assert found == [*groups.values(), None]
+    assert await store.missing([*groups, (TaskId("t99"), 1)]) == [("t99", 1)]
+
+
+async def test_what_a_store_does_not_take_is_no_success(store: RedisPayloads) -> None:
+    store._servers[0].most = 0
+    with pytest.raises(StoreUnavailable, match="does not answer"):
+        await store.put(payloads(1, MIB))
+    assert await store.list() == []
+
+
+async def test_payloads_are_spread_over_several_servers(urls: list[str]) -> None:
+    both = RedisPayloads(urls, "spread")
+    groups = payloads(64, 100)
+    await both.put(groups)
+    counts = [await server.dbsize() for server in both._servers]
+    assert min(counts) >= 16
+    reader = RedisPayloads(urls, "spread")
+    assert [data async for data in reader.stream(list(groups))] == list(groups.values())
+    assert sorted(await reader.list()) == sorted(groups)
+    some = list(groups)[:40]
+    await reader.delete(some)
+    assert await both.missing(list(groups)) == some
+    await both.close()
+    await reader.close()
+
+
+def test_time_limits_grow_with_the_size() -> None:
+    assert limit_s(0) == transfer_limits.ANSWER_S
+    assert limit_s(64 * MIB) > 16
+
+
+def test_slices_are_bounded_and_keep_the_order() -> None:
+    assert list(slices([("a", 3), ("b", 3), ("c", 9), ("d", 1)], 6)) == [["a", "b"], ["c"], ["d"]]

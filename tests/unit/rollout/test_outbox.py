@@ -1,0 +1,158 @@
+"""The outbox while the payload store or the controller fails: groups are delayed, and submitted once each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from paceline.groups.limits import GroupLimits
+from paceline.groups.payload import encode, payload_digest
+from paceline.payloads.store import Ref, StoreFull, StoreUnavailable
+from paceline.v1 import common_pb2, rollout_pb2
+from rollout_worker.tasks import outbox as outbox_module
+from rollout_worker.tasks.group_upload import GroupUpload
+from rollout_worker.tasks.held_tasks import HeldTasks
+from rollout_worker.tasks.outbox import Outbox
+from testbed.workers.fake_workers import make_group
+
+LIMITS = GroupLimits(group_size=2, max_sequence_tokens=1 << 40, vocabulary=100)
+
+
+class Store:
+    """Fails with each of ``failures`` first."""
+
+    def __init__(self, *failures: Exception, largest: int = 1 << 20) -> None:
+        self.failures = list(failures)
+        self.largest = largest
+        self.payloads: dict[Ref, bytes] = {}
+
+    async def put(self, payloads: Mapping[Ref, bytes]) -> None:
+        if self.failures:
+            raise self.failures.pop(0)
+        self.payloads.update(payloads)
+
+
+class Session:
+    """A controller that accepts what is submitted, if the store has the payload."""
+
+    def __init__(self, store: Store) -> None:
+        self.caller = common_pb2.Caller(worker_id="rollout-0", incarnation=1)
+        self.store = store
+        self.submitted: list[rollout_pb2.GroupFacts] = []
+        self.returned: list[rollout_pb2.ReturnedTask] = []
+
+    async def call(self, method: str, request: Any) -> rollout_pb2.SubmitReply:
+        reply = rollout_pb2.SubmitReply()
+        for facts in getattr(request, "groups", ()):
+            ref = facts.task.task_id, facts.task.attempt
+            if facts.kind == rollout_pb2.TASK_KIND_TRAIN:
+                assert payload_digest(self.store.payloads[ref]) == facts.digest
+            self.submitted.append(facts)
+        self.returned += getattr(request, "tasks", ())
+        for item in (*getattr(request, "groups", ()), *getattr(request, "tasks", ())):
+            reply.results.add(task=item.task, verdict=rollout_pb2.VERDICT_ACCEPTED)
+        return reply
+
+
+@asynccontextmanager
+async def sending(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[Outbox, Session, HeldTasks]]:
+    monkeypatch.setattr(outbox_module, "_RETRY_S", 0.0)
+    session, held = Session(store), HeldTasks()
+    box = Outbox(session, held, GroupUpload(LIMITS, store))  # type: ignore[arg-type]
+    running = asyncio.create_task(box.run())
+    try:
+        async with asyncio.timeout(10):
+            yield box, session, held
+    finally:
+        running.cancel()
+
+
+def group(task_id: str, held: HeldTasks, kind: int = rollout_pb2.TASK_KIND_TRAIN) -> Any:
+    task = common_pb2.TaskRef(task_id=task_id, attempt=1)
+    held.add(rollout_pb2.Lease(task=task, kind=kind, group_size=2))
+    return make_group(task, completions=2, tokens=5, version=0, kind=kind)
+
+
+@pytest.mark.parametrize("failure", [StoreUnavailable("away"), StoreFull("full")])
+async def test_a_store_that_fails_delays_groups_and_fails_no_attempt(
+    failure: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(failure, failure)
+    async with sending(store, monkeypatch) as (box, session, held):
+        made = [group(f"t{n}", held) for n in range(3)]
+        for each in made:
+            box.put(each)
+        await held.until(lambda: not len(held))
+    assert sorted(facts.task.task_id for facts in session.submitted) == ["t0", "t1", "t2"]
+    assert session.returned == []
+    assert store.payloads == {(g.task.task_id, 1): encode(g) for g in made}
+
+
+async def test_tasks_are_returned_while_the_store_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(*[StoreUnavailable("away")] * 1000)
+    async with sending(store, monkeypatch) as (box, session, held):
+        box.put(group("t0", held))
+        task = group("t1", held).task
+        box.put(rollout_pb2.ReturnedTask(task=task, reason="reward_error"))
+        await held.until(lambda: len(held) == 1)
+    assert [each.task.task_id for each in session.returned] == ["t1"]
+    assert session.submitted == []
+
+
+async def test_an_evaluation_leaves_nothing_in_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store()
+    async with sending(store, monkeypatch) as (box, session, held):
+        box.upload = GroupUpload(GroupLimits(2, 1 << 40, 100, eval_samples=2), store)  # type: ignore[arg-type]
+        box.put(group("e1.0", held, rollout_pb2.TASK_KIND_EVAL))
+        await held.until(lambda: not len(held))
+    (facts,) = session.submitted
+    assert (facts.digest, list(facts.rewards)) == ("", [0.0, 1.0])
+    assert store.payloads == {}
+
+
+async def test_a_malformed_group_is_returned_and_not_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = Store()
+    async with sending(store, monkeypatch) as (box, session, held):
+        bad = group("t0", held)
+        bad.completions[1].reward = float("nan")
+        box.put(bad)
+        await held.until(lambda: not len(held))
+    (returned,) = session.returned
+    assert returned.reason == "invalid_group" and "completions[1]: reward is nan" in returned.detail
+    assert store.payloads == {}
+
+
+async def test_a_group_larger_than_the_store_takes_is_returned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = Store(largest=10)
+    async with sending(store, monkeypatch) as (box, session, held):
+        box.put(group("t0", held))
+        await held.until(lambda: not len(held))
+    assert [each.reason for each in session.returned] == ["group_too_large"]
+
+
+async def test_a_group_that_is_withdrawn_while_it_is_stored_is_not_submitted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = Store()
+    async with sending(store, monkeypatch) as (box, session, held):
+        put = store.put
+
+        async def and_withdraw(payloads: Mapping[Ref, bytes]) -> None:
+            await put(payloads)
+            box.withdraw(common_pb2.TaskRef(task_id="t0", attempt=1))
+
+        store.put = and_withdraw  # type: ignore[method-assign]
+        for name in ("t0", "t1"):
+            box.put(group(name, held))
+        await held.until(lambda: len(held) == 1)
+    assert [facts.task.task_id for facts in session.submitted] == ["t1"]
