@@ -30,7 +30,7 @@ PAGE = REPOSITORY / "docs" / "fault-tolerance.md"
 BEGIN, END = "<!-- mutation table: begin -->", "<!-- mutation table: end -->"
 COPIED = (
     *("benchmarks", "controller", "examples", "paceline", "policy_worker", "proto"),
-    *("rollout_worker", "testbed", "tests", "pyproject.toml"),
+    *("rollout_worker", "scorer_worker", "testbed", "tests", "pyproject.toml"),
 )
 LIMIT_S = 300.0
 GUARDS = (

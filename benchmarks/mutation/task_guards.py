@@ -76,6 +76,18 @@ GUARDS = (
         ("tests/unit/ledger/test_evaluation_versions.py",),
     ),
     Guard(
+        "hacking-once",
+        "a run warns of an exploited reward when it begins, not at every evaluation",
+        (
+            Patch(
+                "controller/ledger/decisions/held_out.py",
+                "        if name not in known:\n",
+                "        if True:\n",
+            ),
+        ),
+        ("tests/unit/ledger/test_reward_hacking_events.py",),
+    ),
+    Guard(
         "incarnation",
         "a process of an earlier incarnation is refused",
         (
