@@ -25,7 +25,7 @@ from controller.ledger.enums import Phase
 from controller.ledger.events import StepCommitted, TaskDropped, from_json, record_of
 from controller.ledger.views.views import live_payloads, may_need, running_attempts
 from controller.store.group_commit import CommitBatch, GroupCommit
-from controller.store.journal import START, Deposed, LedgerSnapshot, Position
+from controller.store.journal import START, Deposed, LedgerSnapshot, Position, RedisFull
 from paceline.payloads.store import Ref
 from paceline.process.structured_log import event
 
@@ -183,20 +183,25 @@ class Housekeeping:
     def snapshot_due(self, events: int) -> dict[str, Any] | None:
         """The ledger as it stands, where enough events have come since the last time."""
         self._events_since_snapshot += events
-        if self._events_since_snapshot < self._context.config.controller.snapshot_every:
+        moment = self._ledger.state.tasks.moment
+        writing = moment is not None and not moment.over
+        if writing or self._events_since_snapshot < self._context.config.controller.snapshot_every:
             return None
         self._events_since_snapshot = 0
-        return self._ledger.to_snapshot()
+        return self._ledger.begin_snapshot()
 
     async def save(self, snapshot: LedgerSnapshot) -> None:
+        """Saves what ``snapshot_due`` returned, and closes its moment."""
         try:
             await self._context.stores.journal.save_snapshot(
                 snapshot, term=self._term, trim_before=self._snapshot_at
             )
-        except (RedisError, OSError, Deposed) as error:
+        except (RedisError, RedisFull, OSError, Deposed) as error:
             # Only replay gets longer; the next one is due in as many events.
             event(log, "snapshot not saved", why=str(error), level=logging.WARNING)
             return
+        finally:
+            snapshot.state["tasks"]["records"].close()
         self._snapshot_at = snapshot.at.entry
         event(log, "snapshot", at=snapshot.at.entry, entries=snapshot.at.number)
 

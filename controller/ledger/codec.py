@@ -5,7 +5,7 @@
 comparable.
 
     int, float, str, None, StrEnum    as they are
-    tuple, list                       array
+    tuple, list                       array (a tuple of the above stays a tuple)
     mapping with string keys          object, in order
     any other mapping                 array of [key, value]
     bytearray                         text: base64 of the compressed bytes
@@ -26,6 +26,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
+from operator import attrgetter
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -85,10 +86,7 @@ def encoder(kind: Any) -> Convert | None:
         return lambda v: base64.b64encode(zlib.compress(v, 1)).decode()
     origin, args = get_origin(kind) or kind, get_args(kind)
     if is_dataclass(kind):
-        plan = [(name, encoder(hint)) for name, hint in _fields(kind)]
-        if getattr(kind, "compact", False):
-            return lambda v: [_apply(f, getattr(v, name)) for name, f in plan]
-        return lambda v: {name: _apply(f, getattr(v, name)) for name, f in plan}
+        return _fields_encoder(kind)
     if origin in (Union, UnionType):
         inner = encoder(_present(args))
         return None if inner is None else lambda v: None if v is None else inner(v)
@@ -97,13 +95,42 @@ def encoder(kind: Any) -> Convert | None:
         if len(items) > 1:
             return lambda v: [_apply(f, x) for f, x in zip(items, v, strict=True)]
         item = items[0]
-        return list if item is None else lambda v: [item(x) for x in v]
+        if item is None:
+            # A tuple cannot change: JSON writes it as it is. A snapshot has a million of task ids in tuples.
+            return list if origin is list else None
+        return lambda v: [item(x) for x in v]
     if isinstance(origin, type) and issubclass(origin, Mapping):
         text, value = issubclass(_bare(args[0]), str), encoder(_value(origin, args))
         if text:
             return dict if value is None else lambda v: {k: value(x) for k, x in v.items()}
         return lambda v: [[k, _apply(value, x)] for k, x in v.items()]
     return None
+
+
+def _fields_encoder(kind: Any) -> Convert:
+    """Most fields are JSON already: all are read in one call, and the others replaced."""
+    plan = [(name, encoder(hint)) for name, hint in _fields(kind)]
+    names = [name for name, _ in plan]
+    # With one name it would return the value by itself.
+    read: Convert = (
+        attrgetter(*names) if len(names) > 1 else lambda v: [getattr(v, n) for n in names]
+    )
+    in_array = [(place, f) for place, (_, f) in enumerate(plan) if f is not None]
+    in_object = [(name, f) for name, f in plan if f is not None]
+
+    def array(value: Any) -> list[Any]:
+        made = list(read(value))
+        for place, convert in in_array:
+            made[place] = convert(made[place])
+        return made
+
+    def named(value: Any) -> dict[str, Any]:
+        made = dict(zip(names, read(value), strict=True))
+        for name, convert in in_object:
+            made[name] = convert(made[name])
+        return made
+
+    return array if getattr(kind, "compact", False) else named
 
 
 @cache

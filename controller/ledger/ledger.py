@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from copy import copy
+from operator import attrgetter
 from typing import Any
 
 from controller.ledger import commands as cmd
-from controller.ledger.codec import decode, encode
+from controller.ledger.codec import decode, encode, encoder
 from controller.ledger.decisions import (
     held_out,
     leases,
@@ -29,7 +31,9 @@ from controller.ledger.decisions.decider import Decider
 from controller.ledger.enums import Phase
 from controller.ledger.events import Event
 from controller.ledger.invariants import check, check_counts
+from controller.ledger.state.moment import Moment
 from controller.ledger.state.state import State
+from controller.ledger.state.tasks import Task
 from paceline.ids import TaskId
 from paceline.refusal_code import RefusalCode
 
@@ -83,6 +87,21 @@ class Ledger(Decider):
     def to_snapshot(self) -> dict[str, Any]:
         """The state as JSON-able values; shares nothing with it that changes later."""
         return encode(self.state)
+
+    def begin_snapshot(self) -> dict[str, Any]:
+        """As ``to_snapshot``, at once: ``["tasks"]["records"]`` is a Moment, which encodes a task when it is
+        read. To be closed; until then no other snapshot may be begun.
+        """
+        book = self.state.tasks
+        assert book.moment is None or book.moment.over, "a snapshot is being written"
+        rest, tasks = copy(self.state), copy(book)
+        tasks.records, rest.tasks = {}, tasks
+        data = encode(rest)
+        encode_task = encoder(Task)
+        assert encode_task is not None
+        values = book.records.values()
+        book.moment = data["tasks"]["records"] = Moment(values, attrgetter("task_id"), encode_task)
+        return data
 
     @classmethod
     def from_snapshot(cls, data: dict[str, Any], *, checked: bool = False) -> Ledger:

@@ -265,8 +265,11 @@ class MemoryJournal(Journal):
     async def _get_snapshot(self) -> str | None:
         return await self._link.call(lambda: next(reversed(self._link.redis.snapshots), None))
 
-    async def _set_snapshot(self, data: str, term: int, trim_before: str) -> bool:
-        return await self._link.call(self._link.redis.save, data, term, trim_before)
+    async def _set_snapshot(
+        self, last: str, term: int, trim_before: str, staged: str, length: int
+    ) -> bool:
+        assert not length, "snapshots of the simulator fit into one piece"
+        return await self._link.call(self._link.redis.save, last, term, trim_before)
 
 
 class MemoryElection(Election):

@@ -8,6 +8,8 @@
   with appendfsync everysec), it may answer up to two seconds before it writes.
 - A snapshot bounds replay. The stream is trimmed up to the previous snapshot, so that a standby that lags
   can follow. Entries are numbered, so a standby notices if its next entry was trimmed.
+- A snapshot is written piece by piece under a name of its own, which expires, and takes the place of the one before
+  in one script. A repeated write of a piece has no further effect.
 - Journal and snapshot contain the number of their format. Other formats are refused and not changed.
 """
 
@@ -24,7 +26,7 @@ from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
 from controller.store.lua_scripts import Script
 from controller.store.redis_durability import replicated
 from controller.store.redis_keys import Keys
-from controller.store.snapshot_json import snapshot_json
+from controller.store.snapshot_json import snapshot_pieces
 from paceline.errors import BadInput
 from paceline.payloads.transfer_limits import in_time
 
@@ -33,6 +35,8 @@ FORMAT = 2
 START = "0-0"
 READ_COUNT = 256
 WRITTEN_AGAIN_S = 0.001
+STAGED_S = 600
+"""After it a snapshot that was begun and not finished is gone."""
 
 # KEYS: journal, head, term. ARGV: term, previous batch, batch, number, entry, format. The
 # last part of the answer is 0 if Redis writes its append-only file before it answers.
@@ -59,10 +63,14 @@ if (string.match(info, 'aof_pending_bio_fsync:(%d+)') or '0') == '0' then return
 return (string.match(info, 'aof_buffer_length:(%d+)') or '0') == '0' and 1 or 0
 """)
 
-# KEYS: journal, snapshot, term. ARGV: term, snapshot, position to trim before.
+# KEYS: journal, snapshot, term, staged snapshot. ARGV: term, its last piece, position to trim before, length of
+# the pieces before that.
 _SNAPSHOT = Script("""
 if redis.call('GET', KEYS[3]) ~= ARGV[1] then return 0 end
-redis.call('SET', KEYS[2], ARGV[2])
+if redis.call('STRLEN', KEYS[4]) ~= tonumber(ARGV[4]) then return -1 end
+redis.call('APPEND', KEYS[4], ARGV[2])
+redis.call('PERSIST', KEYS[4])
+redis.call('RENAME', KEYS[4], KEYS[2])
 if ARGV[3] ~= '' then redis.call('XTRIM', KEYS[1], 'MINID', ARGV[3]) end
 return 1
 """)
@@ -184,15 +192,20 @@ class Journal:
         Raises Deposed.
         """
         at = snapshot.at
-        data = await snapshot_json(
-            {
-                "format": FORMAT,
-                "at": [at.entry, at.number, at.batch],
-                "state": snapshot.state,
-                "t": snapshot.t,
-            }
-        )
-        if not await self._set_snapshot(data, term, trim_before):
+        whole = {
+            "format": FORMAT,
+            "at": [at.entry, at.number, at.batch],
+            "state": snapshot.state,
+            "t": snapshot.t,
+        }
+        staged = f"{term}.{at.number}"
+        last, length = "", 0
+        async for piece in snapshot_pieces(whole):
+            if last:
+                await self._stage_snapshot(staged, length, last)
+                length += len(last)
+            last = piece
+        if not await self._set_snapshot(last, term, trim_before, staged, length):
             raise Deposed("snapshot refused")
 
     # ---- Redis ----------------------------------------------------------------------------
@@ -264,12 +277,25 @@ class Journal:
         data: bytes | None = await self._redis.get(self._keys.snapshot)
         return data
 
-    async def _set_snapshot(self, data: str, term: int, trim_before: str) -> bool:
+    async def _stage_snapshot(self, staged: str, offset: int, piece: str) -> None:
+        pipe = self._bulk.pipeline(transaction=False)
+        key = self._keys.staged_snapshot(staged)
+        pipe.setrange(key, offset, piece)
+        pipe.expire(key, STAGED_S)
+        _raise_failure(await pipe.execute(raise_on_error=False))
+
+    async def _set_snapshot(
+        self, last: str, term: int, trim_before: str, staged: str, length: int
+    ) -> bool:
+        """``last``: the piece after the ``length`` characters that are staged."""
+        key = self._keys.staged_snapshot(staged)
         kept = await _SNAPSHOT.run(
             self._redis,
-            [self._keys.journal, self._keys.snapshot, self._keys.term],
-            [str(term), data, trim_before],
+            [self._keys.journal, self._keys.snapshot, self._keys.term, key],
+            [str(term), last, trim_before, length],
         )
+        if kept == -1:
+            raise ConnectionError("the staged snapshot is gone: Redis was replaced meanwhile")
         return bool(kept)
 
 

@@ -28,6 +28,10 @@ class Keys:
         self.leader = lease_key(run_id)
         self.controllers = controllers_key(run_id)
 
+    def staged_snapshot(self, name: str) -> str:
+        """A snapshot that is being written."""
+        return f"{self.snapshot}:{name}"
+
     def payload(self, task_id: str, attempt: int) -> str:
         return payload_key(self.run_id, task_id, attempt)
 

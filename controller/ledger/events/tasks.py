@@ -145,9 +145,9 @@ class TaskReleased(Event):
 
     def apply(self, s: State) -> None:
         task = s.tasks.records[self.task_id]
+        s.tasks.move(task, TaskState.PENDING)
         if self.counts:
             task.failures += (f"{self.worker_id}: {self.reason} {self.detail}".strip(),)
-        s.tasks.move(task, TaskState.PENDING)
         if self.suspected:
             s.tasks.blame(task)
         s.fleet.workers[self.worker_id].held.pop(self.task_id, None)

@@ -28,6 +28,7 @@ from controller.ledger.enums import (
 from controller.ledger.facts import GroupFacts, LeasedTask
 from controller.ledger.state.coverage import Coverage
 from controller.ledger.state.curriculum import Curriculum
+from controller.ledger.state.moment import Moment
 from paceline.ids import Step, TaskId
 
 _OUTCOMES_KEPT = 4096
@@ -141,6 +142,8 @@ class TaskBook:
 
     suspects: dict[TaskId, None] = field(default_factory=dict, init=False, metadata=TRANSIENT)
     """Those of ``records`` that are suspect."""
+    moment: Moment[Task] | None = field(default=None, init=False, repr=False, metadata=TRANSIENT)
+    """Of ``records``, while a snapshot of it is being written."""
 
     def __post_init__(self) -> None:
         self.suspects = {x.task_id: None for x in self.records.values() if x.suspect}
@@ -234,7 +237,10 @@ class TaskBook:
             self.move(self.records[task_id], to)
 
     def move(self, task: Task, to: TaskState | None) -> None:
-        """Changes the task's state, and with it the queues and counts of the training tasks."""
+        """Changes the task's state, and with it the queues and counts of the training tasks. Comes before any
+        other change of the task."""
+        if self.moment is not None:
+            self.moment.keep(task)
         before, task.state = task.state, to
         if task.kind is Kind.EVAL:
             return

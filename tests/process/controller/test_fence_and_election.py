@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from redis.exceptions import OutOfMemoryError, RedisError
 
+from controller.store import snapshot_json
 from controller.store.election import Election
 from controller.store.journal import Deposed, Journal, JournalGap, LedgerSnapshot, Position
 from controller.store.redis_keys import Keys
@@ -172,6 +173,62 @@ async def test_a_reader_notices_that_it_was_trimmed_off(redis: Any) -> None:
     assert (await j.load_snapshot()) == LedgerSnapshot(at, {}, 1.0)
     with pytest.raises(Deposed):
         await j.save_snapshot(LedgerSnapshot(at, {}, 2.0), term=term - 1, trim_before="")
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A state whose snapshot has many pieces."""
+    monkeypatch.setattr(snapshot_json, "PIECE", 64)
+    return {f"name-{n}": list(range(n)) for n in range(50)}
+
+
+async def test_a_snapshot_in_pieces_replaces_the_one_before_whole(
+    redis: Any, small_pieces: dict[str, Any]
+) -> None:
+    term, at = await candidate(redis, "a").acquire(0), Position()
+    j = journal(redis)
+    for t in 1.0, 2.0:
+        at = await append(j, at, term, f"b{t}")
+        await j.save_snapshot(LedgerSnapshot(at, small_pieces, t), term=term, trim_before="")
+        found = await journal(redis).load_snapshot()
+        assert found is not None and (found.at, found.state, found.t) == (at, small_pieces, t)
+        assert await redis.ttl(KEYS.snapshot) == -1, "it does not expire"
+        assert await redis.keys(f"{KEYS.snapshot}:*") == []
+
+
+async def test_a_deposed_leader_leaves_a_staged_snapshot_that_expires(
+    redis: Any, small_pieces: dict[str, Any]
+) -> None:
+    term = await candidate(redis, "a").acquire(0)
+    j = journal(redis)
+    at = await append(j, Position(), term, "b")
+    await j.save_snapshot(LedgerSnapshot(at, {}, 1.0), term=term, trim_before="")
+    with pytest.raises(Deposed):
+        await j.save_snapshot(LedgerSnapshot(at, small_pieces, 2.0), term=0, trim_before="")
+    found = await j.load_snapshot()
+    assert found is not None and found.t == 1.0
+    (staged,) = await redis.keys(f"{KEYS.snapshot}:*")
+    assert 0 < await redis.ttl(staged) <= 600
+
+
+async def test_a_snapshot_whose_pieces_were_lost_is_not_taken(
+    redis: Any, small_pieces: dict[str, Any]
+) -> None:
+    """As where a replica without them took over from Redis in between."""
+    term = await candidate(redis, "a").acquire(0)
+
+    class Failing(Journal):
+        async def _stage_snapshot(self, staged: str, offset: int, piece: str) -> None:
+            await super()._stage_snapshot(staged, offset, piece)
+            await super()._stage_snapshot(staged, offset, piece)  # the answer was lost
+            if offset > 1000:
+                await redis.delete(KEYS.staged_snapshot(staged))
+
+    j = Failing(redis, KEYS)
+    at = await append(j, Position(), term, "b")
+    with pytest.raises(ConnectionError, match="staged snapshot is gone"):
+        await j.save_snapshot(LedgerSnapshot(at, small_pieces, 1.0), term=term, trim_before="")
+    assert await j.load_snapshot() is None
 
 
 def test_sentinel_urls_are_understood() -> None:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from typing import Any
 
-from controller.ledger import Ledger
+import pytest
+
+from controller.ledger import Ledger, codec
+from controller.ledger import ledger as ledger_module
+from controller.ledger.state.tasks import Task
+from controller.simulator.faults import run_schedule
 from controller.store.journal import Journal, LedgerSnapshot, Position
 from controller.store.redis_keys import Keys
+from controller.store.snapshot_json import PIECE, slices
 from tests.fixtures.ledgers import Driven
 
 DROPS = 100_000
@@ -18,9 +25,19 @@ class StoredJournal(Journal):
     """Keeps the snapshot's text in memory."""
 
     text = ""
+    staged = ""
+    pieces = 0
 
-    async def _set_snapshot(self, data: str, term: int, trim_before: str) -> bool:
-        self.text = data
+    async def _stage_snapshot(self, staged: str, offset: int, piece: str) -> None:
+        assert offset == len(self.staged)
+        self.staged += piece
+        self.pieces += 1
+
+    async def _set_snapshot(
+        self, last: str, term: int, trim_before: str, staged: str, length: int
+    ) -> bool:
+        assert length == len(self.staged)
+        self.text = self.staged + last
         return True
 
 
@@ -56,3 +73,85 @@ async def test_requests_are_answered_while_the_snapshot_of_a_long_run_is_encoded
     assert Ledger.from_snapshot(stored["state"]).fingerprint() == json.dumps(
         state, separators=(",", ":")
     )
+    assert journal.pieces == len(journal.text) // PIECE
+
+
+async def save(snapshot: Any) -> Any:
+    """What a successor reads."""
+    unused: Any = None
+    journal = StoredJournal(unused, Keys("run"), unused)
+    at = Position("1-0", 1, "batch")
+    await journal.save_snapshot(LedgerSnapshot(at, snapshot, 1.0), term=1, trim_before="")
+    return json.loads(journal.text)["state"]
+
+
+async def test_no_task_is_encoded_before_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Driven(groups_per_step=8)
+    run.policy("p0")
+    run.rollout("r0")
+    for _ in range(3):
+        run.train()
+    encoded: list[str] = []
+    inner = codec.encoder(Task)
+    assert inner is not None
+
+    def counted(task: Task) -> Any:
+        encoded.append(task.task_id)
+        return inner(task)
+
+    monkeypatch.setattr(ledger_module, "encoder", lambda kind: counted)
+    snapshot = run.ledger.begin_snapshot()
+    assert encoded == [] and len(run.state.tasks.records) == 24
+    await save(snapshot)
+    assert len(encoded) == 24
+
+
+def test_a_snapshot_says_what_was_true_when_it_was_begun() -> None:
+    """However much the ledger goes on while it is written: deaths, drops, rollbacks, checkpoints."""
+    assert sum(map(changed_while_written, range(12))) > 100
+
+
+def changed_while_written(seed: int) -> int:
+    """Tasks that changed while a snapshot of one run's ledger was written, which is done at random moments."""
+    journal = [e for entry in run_schedule(seed).redis.entries for e in entry.events]
+    rng, ledger = random.Random(seed), Ledger()
+    remaining, changed = iter(journal), 0
+    while (event := next(remaining, None)) is not None:
+        ledger.apply(event)
+        if rng.random() > 0.1:
+            continue
+        then, snapshot = ledger.to_snapshot(), ledger.begin_snapshot()
+        moment, read = snapshot["tasks"]["records"], {}
+        for task_id, task in moment.items():
+            if rng.random() < 0.5 and (event := next(remaining, None)) is not None:
+                ledger.apply(event)
+            read[task_id] = json.loads(json.dumps(task))
+        changed += len(moment._kept)
+        moment.close()
+        snapshot["tasks"]["records"] = read
+        assert json.dumps(snapshot) == json.dumps(then)
+    return changed
+
+
+async def test_a_snapshot_of_an_empty_ledger_has_its_fields() -> None:
+    ledger = Ledger()
+    assert Ledger.from_snapshot(await save(ledger.begin_snapshot())).fingerprint() == (
+        ledger.fingerprint()
+    )
+
+
+def test_two_snapshots_at_once_are_refused() -> None:
+    ledger = Ledger()
+    first = ledger.begin_snapshot()
+    with pytest.raises(AssertionError):
+        ledger.begin_snapshot()
+    first["tasks"]["records"].close()
+    ledger.begin_snapshot()
+
+
+def test_the_groups_of_many_steps_are_many_slices() -> None:
+    """As JSON an array of arrays would be one slice, however long those are."""
+    steps = [[step, [f"t{n}" for n in range(500)]] for step in range(100)]
+    made = list(slices({"history": steps}))
+    assert "".join(made) == json.dumps({"history": steps}, separators=(",", ":"))
+    assert max(map(len, made)) < 8 * 500
