@@ -18,6 +18,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.scaling import FLEET_COLUMNS
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 DOCS = ROOT / "docs"
@@ -470,6 +472,53 @@ def distillation() -> str:
     )
 
 
+def scale_fleet() -> str:
+    found = results("scale_fleet")
+    head, rows = ["rollout workers, replicas"], []
+    head += list(FLEET_COLUMNS.values())
+    for before, after in zip(
+        *(found[label]["operations"] for label in ("before", "after")), strict=True
+    ):
+        sizes = f"{after['rollouts']:,}, {after['policies']}"
+        cells = [f"{_short(before[name])} → {_short(after[name])}" for name in FLEET_COLUMNS]
+        rows.append([sizes, *cells])
+    return table(head, rows)
+
+
+def scale_snapshots() -> str:
+    found = results("scale_fleet")
+    before = {row["groups"]: row["pause_ms"] for row in found["before"]["snapshots"]}
+    rows = [
+        [
+            f"{row['groups']:,}",
+            f"{before[row['groups']]:,.0f}",
+            f"{row['pause_cpu_ms']:.0f}",
+            f"{row['pause_ms']:.0f}",
+            f"{row['seconds']:.1f}",
+            f"{row['bytes'] / 1e6:,.0f}",
+        ]
+        for row in found["after"]["snapshots"]
+    ]
+    head = ["uncovered groups", "pause before, ms", "pause, ms of CPU", "ms on the clock"]
+    return table([*head, "written in, s", "MB"], rows)
+
+
+def scale_meshes() -> str:
+    found = results("scale_fleet")
+    rows = [
+        [after["members"], f"{before['commands']:,}", f"{after['commands']:,}"]
+        for before, after in zip(
+            *(found[label]["meshes"] for label in ("before", "after")), strict=True
+        )
+    ]
+    return table(["members", "commands before", "commands"], rows)
+
+
+def _short(value: float) -> str:
+    """Two significant digits or more."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
 PAGES = {
     "algorithms.md": (ppo, flows, reward_hacking, distillation),
     "diagnosis.md": (bottleneck,),
@@ -478,6 +527,7 @@ PAGES = {
     "performance.md": (peer, overlap, waiting, control_plane, failover, mesh, weights, engine),
     "vllm.md": (rollout,),
     "fault-tolerance.md": (chaos, simulator),
+    "scale.md": (scale_fleet, scale_snapshots, scale_meshes),
     "../README.md": (headline,),
 }
 
