@@ -33,6 +33,7 @@ from controller.services.grpc_server import Services, bind, new_server
 from controller.store.stores import redis_stores
 from paceline.config.schema import Config
 from paceline.errors import BadInput
+from paceline.payloads.check_store import check_store
 from paceline.process import stacks
 from paceline.process.private_files import new_private_directory, private_directory
 from paceline.process.process_start import started_s
@@ -114,6 +115,8 @@ async def serve(
         nonce=secrets.token_hex(8),
     )
     stores = redis_stores(config, identity, endpoint.url, worker_url=endpoint.worker_url)
+    if stores.payload_urls:
+        await check_store(stores.payloads, stores.payload_urls)
     context = ControllerContext(config, run_dir, identity, stores)
     controller = Controller(context, keep_fleet)
     server.add_generic_rpc_handlers((Services(controller, HANDLERS, token),))

@@ -12,7 +12,8 @@ from controller.store.partial_store import FilePartials, PartialStore, RedisPart
 from controller.store.redis_keys import Keys
 from controller.store.run_registry import RunRegistry
 from paceline.config.schema import Config
-from paceline.payloads.open_store import directory_of, open_payloads
+from paceline.payloads.check_store import open_or_refuse
+from paceline.payloads.open_store import directory_of
 from paceline.payloads.store import PayloadStore
 from paceline.payloads.transfer_limits import limit_s
 from paceline.redis.client import connect
@@ -54,7 +55,7 @@ def redis_stores(
     bulk = connect(url, timeout_s=limit_s(config.controller.max_message_mb << 20))
     partials: PartialStore = RedisPartials(redis, keys)
     urls = config.payloads.urls
-    payloads = open_payloads(urls, config.run.name, url)
+    payloads = open_or_refuse(urls, config.run.name, url)
     if (directory := directory_of(urls, config.run.name)) is not None:
         partials = FilePartials(directory, election.is_newest)
 

@@ -41,8 +41,8 @@ REDIS_SCHEMES = ("redis", "rediss", "redis+sentinel", "rediss+sentinel", "unix")
 class PayloadsConfig(Section):
     url: str | list[str] | None = None
     """Where the tokens of groups are stored. If none, in the Redis of the journal. Otherwise one or several URLs
-    of other servers, redis:// or rediss://, over which they are spread, or one of a directory, file:///PATH.
-    Every rollout worker, policy rank and controller must reach it."""
+    of other servers, redis:// or rediss://, over which they are spread, or one of a directory, file:///PATH, or of
+    an object store that fsspec opens, such as s3://BUCKET/PREFIX. Every rollout worker, policy rank and controller must reach it."""
 
     @property
     def urls(self) -> list[str]:
@@ -54,9 +54,9 @@ class PayloadsConfig(Section):
             raise ValueError("payloads.url is an empty list: name a store, or remove the setting")
         for url in self.urls:
             scheme, separator, rest = url.partition(":")
-            if not separator or scheme not in (*REDIS_SCHEMES, "file"):
+            if not separator or (scheme not in (*REDIS_SCHEMES, "file") and rest[:2] != "//"):
                 raise ValueError(
-                    f"payloads.url: {scheme!r} is no kind of store: use redis://HOST:PORT/0 or file:///PATH"
+                    f"payloads.url: {url!r} names no store: use redis://HOST:PORT/0, file:///PATH or s3://BUCKET/PREFIX"
                 )
             if scheme == "file" and (not rest.startswith("/") or rest.strip("/") == ""):
                 raise ValueError(

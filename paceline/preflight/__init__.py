@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from paceline.config.services import AuthConfig
     from paceline.preflight.check import Check
 
-PLACED = ("run directory", "earlier run", "inputs", "access", "ports", "redis")
+PLACED = ("run directory", "earlier run", "inputs", "access", "ports", "redis", "payloads")
 """Checks that mean something only on the machine where the processes of a run start."""
 
 
@@ -92,3 +92,4 @@ def run_checks(
     else:
         yield from network.ports(config, run_dir)
     yield from network.redis(config)
+    yield from network.payloads(config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from paceline.config.schema import Config
 from paceline.config.services import RedisConfig
+from paceline.errors import BadInput
 from paceline.preflight.check import Check, fail, ok, warn
 from paceline.preflight.deadline import NoAnswer, read_in_time
 from paceline.redis.server import REDIS_OUT_OF_REACH, NoRedis, ensure_redis, find_server
@@ -110,6 +112,23 @@ def redis(config: Config | None) -> Iterator[Check]:
             yield from _redis_settings(settings.url)
     except NoRedis as error:
         yield fail("redis", "redis: none can be used", str(error))
+
+
+def payloads(config: Config) -> Iterator[Check]:
+    """Writes to the payload store and reads it back, if the run has one of its own."""
+    from paceline.payloads.check_store import check_urls
+    from paceline.redis.client import without_password
+
+    urls = config.payloads.urls
+    if not urls:
+        yield ok("payloads", "payloads are stored in the Redis of the journal")
+        return
+    try:
+        asyncio.run(check_urls(urls))
+    except BadInput as error:
+        yield fail("payloads", str(error), "")
+    else:
+        yield ok("payloads", f"{', '.join(map(without_password, urls))} can be written and read")
 
 
 def _redis_settings(url: str) -> Iterator[Check]:

@@ -1,0 +1,72 @@
+"""Check of a payload store before a run relies on it: it must take, return and delete a payload."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+
+from paceline.errors import BadInput
+from paceline.ids import TaskId
+from paceline.payloads.open_store import open_payloads
+from paceline.payloads.store import PayloadStore, StoreFull, StoreUnavailable
+from paceline.redis.client import without_password
+
+LIMIT_S = 10.0
+PROBE_BYTES = 1 << 16
+CHECKED = "paceline-check"
+"""Run id under which a check writes where there is no run yet."""
+
+
+async def check_store(store: PayloadStore, urls: Sequence[str]) -> None:
+    """Raises BadInput with the reason and the remedy if ``store``, which was opened for ``urls``, cannot be used."""
+    shown = ", ".join(map(without_password, urls))
+    # Several, so that each of several servers gets some.
+    probe = {
+        (TaskId(f"t{secrets.randbelow(10**15)}"), 1): secrets.token_bytes(PROBE_BYTES)
+        for _ in range(8 * max(1, len(urls)))
+    }
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            await store.put(probe)
+            found = await store.get(list(probe))
+            await store.delete(list(probe))
+    except StoreFull as error:
+        raise BadInput(f"payloads.url: {error}") from error
+    except TimeoutError as error:
+        raise BadInput(
+            f"payloads.url: {shown} did not answer within {LIMIT_S:g} s. Start the store, or correct the URL"
+        ) from error
+    except StoreUnavailable as error:
+        raise BadInput(
+            f"payloads.url: nothing can be stored: {error}. Start the store, correct the URL, or grant this user "
+            "the right to write, read and delete"
+        ) from error
+    if found != list(probe.values()):
+        raise BadInput(
+            f"payloads.url: {shown} did not return what was written to it. Name a store that keeps what it "
+            "acknowledged: a Redis with maxmemory-policy noeviction, or a directory that is no cache"
+        )
+
+
+async def check_urls(urls: Sequence[str]) -> None:
+    """The same for a run that is to be started. Raises BadInput."""
+    store = open_or_refuse(urls, CHECKED, "")
+    try:
+        await check_store(store, urls)
+    finally:
+        await store.close()
+
+
+def open_or_refuse(urls: Sequence[str], run_id: str, redis_url: str) -> PayloadStore:
+    """``open_payloads``. Raises BadInput instead of what the libraries raise."""
+    shown = ", ".join(map(without_password, urls))
+    try:
+        return open_payloads(urls, run_id, redis_url)
+    except ImportError as error:
+        raise BadInput(
+            f"payloads.url: {shown} needs a package that is not installed: {error}. S3 needs s3fs and Google Cloud "
+            "Storage needs gcsfs: pip install 'paceline[s3]' or 'paceline[gcs]'"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise BadInput(f"payloads.url: {shown} cannot be opened: {error}") from error
