@@ -1,6 +1,7 @@
 """Scale of the fleet on one machine: operations of a large fleet, measured without its accelerators.
 
 python -m benchmarks.scale fleet     the leader's work for 1,000 rollout workers and 64 replicas
+python -m benchmarks.scale fetch     all replicas read the payloads of a large step at once
 python -m benchmarks.scale COMMAND --help
 """
 
@@ -8,9 +9,9 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks.scaling import fleet
+from benchmarks.scaling import fetch, fleet
 
-COMMANDS = {"fleet": fleet.main}
+COMMANDS = {"fetch": fetch.main, "fleet": fleet.main}
 
 
 def main() -> None:

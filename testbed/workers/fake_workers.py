@@ -26,6 +26,7 @@ from paceline.payloads.store import PayloadStore, Ref, StoreUnavailable
 from paceline.rpc.client import ControlPlane, RequestRefused
 from paceline.rpc.session import WorkerSession
 from paceline.v1 import common_pb2, policy_pb2, rollout_pb2, worker_pb2
+from policy_worker.payload_reader import read_payloads
 
 ANY = 1 << 40
 
@@ -340,11 +341,25 @@ class FakePolicy(FakeWorker):
         if reply.state != policy_pb2.PLAN_STATE_OPEN:
             return
         self.timings.plan.append(time.perf_counter() - began)
-        if self.fetch:
-            refs = [(TaskId(ref.task_id), ref.attempt) for ref in reply.plan.shard]
-            async for _ in self.payloads.stream(refs):
-                pass
+        if self.fetch and not await self._read(reply.plan):
+            return
         await self.vote(reply.plan)
+
+    async def _read(self, plan: policy_pb2.StepPlan) -> bool:
+        """Reads the payloads of the shard, and reports those that are lost or are not what was accepted."""
+        payloads = await read_payloads(self.payloads, [(r.task_id, r.attempt) for r in plan.shard])
+        faults: dict[policy_pb2.GroupFault, list[common_pb2.TaskRef]] = {}
+        for ref, payload, planned in zip(plan.shard, payloads, plan.groups, strict=True):
+            if payload is None:
+                faults.setdefault(policy_pb2.GROUP_FAULT_PAYLOAD_LOST, []).append(ref)
+            elif payload_digest(payload) != planned.digest:
+                faults.setdefault(policy_pb2.GROUP_FAULT_PAYLOAD_INVALID, []).append(ref)
+        for fault, groups in faults.items():
+            request = policy_pb2.RejectRequest(
+                caller=self.session.caller, step=plan.step, groups=groups, fault=fault
+            )
+            await self.control.call("PolicyService.RejectGroups", request, None)
+        return not faults
 
     def stats(self, plan: policy_pb2.StepPlan) -> dict[str, common_pb2.Stat]:
         return {

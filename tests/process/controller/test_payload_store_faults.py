@@ -1,0 +1,115 @@
+"""A payload store of its own that is killed, stops, is full, loses payloads or returns other bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from controller.store.journal_audit import verify
+from controller.store.redis_keys import Keys
+from paceline.redis.client import connect_sync
+from paceline.rpc.ports import free_ports
+from testbed.fleets.controllers import running_controllers, status, until, working_fleet
+from testbed.redis.external_redis import Server
+
+
+@contextmanager
+def payload_server(directory: Path) -> Iterator[Server]:
+    (port,) = free_ports("127.0.0.1", 1)
+    server = Server(directory, "payloads", port, "appendonly yes", 'save ""')
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+def killed(server: Server) -> None:
+    server.kill()
+
+
+def stopped(server: Server) -> None:
+    os.kill(server.process.pid, signal.SIGSTOP)
+
+
+def full(server: Server) -> None:
+    server.client.config_set("maxmemory", "1")
+
+
+def mended(server: Server) -> None:
+    if server.process.poll() is not None:
+        server.start()
+    os.kill(server.process.pid, signal.SIGCONT)
+    server.client.config_set("maxmemory", "0")
+
+
+def lost(server: Server) -> None:
+    server.client.flushall()
+
+
+def lying(server: Server) -> None:
+    for key in server.client.scan_iter("paceline:*:payload:*"):
+        server.client.set(key, b"other bytes", xx=True)
+
+
+def url_of(server: Server) -> str:
+    return f"redis://127.0.0.1:{server.port}/0"
+
+
+@pytest.mark.parametrize("fail", [killed, stopped, full])
+async def test_a_payload_store_that_is_away_delays_the_run_and_fails_nothing(
+    tmp_path: Path, fail: object
+) -> None:
+    with payload_server(tmp_path) as server:
+        config = {"payloads": {"url": url_of(server)}}
+        with running_controllers(tmp_path, 1, **config) as controllers:
+            async with working_fleet(controllers) as (policies, rollouts):
+                policies[0].fetch = True
+                await until(lambda: policies[0].timings.steps >= 3)
+                fail(server)  # type: ignore[operator]
+                waiting = sum(w.timings.errors for w in rollouts)
+                if fail is not stopped:
+                    await until(lambda: sum(w.timings.errors for w in rollouts) > waiting + 1)
+                else:
+                    # Nothing is to happen: there is no event to wait for.
+                    await asyncio.sleep(1.0)
+                assert (await status(policies[0].control)).phase == "running"
+                mended(server)
+                done = policies[0].timings.steps
+                await until(lambda: policies[0].timings.steps >= done + 3)
+                assert [w.rejoins for w in (*policies, *rollouts)] == [0, 0, 0]
+            report = verify(controllers.redis_url, "load")
+            assert report.ok, report.problems
+            assert report.counts["dropped"] == {}
+
+
+@pytest.mark.parametrize("fail", [lost, lying])
+async def test_groups_that_the_store_has_lost_or_changed_are_generated_again(
+    tmp_path: Path, fail: object
+) -> None:
+    with payload_server(tmp_path) as server:
+        config = {"payloads": {"url": url_of(server)}, "train": {"max_staleness": 4}}
+        with running_controllers(tmp_path, 1, **config) as controllers:
+            async with working_fleet(controllers) as (policies, _):
+                policy = policies[0]
+                policy.fetch = True
+                await until(lambda: policy.timings.steps >= 3)
+
+                async def some_lost() -> bool:
+                    """Until a group was struck between its acceptance and its reading."""
+                    fail(server)  # type: ignore[operator]
+                    with connect_sync(controllers.redis_url) as journal:
+                        entries = journal.xrevrange(Keys("load").journal, count=200)
+                    return any(b'"GroupLost"' in fields[b"e"] for _, fields in entries)
+
+                await until(some_lost)
+                done = policy.timings.steps
+                await until(lambda: policy.timings.steps >= done + 3)
+                assert (await status(policy.control)).phase == "running"
+            counts = verify(controllers.redis_url, "load").counts
+            assert counts["lost"] == counts["duplicates"] == 0
