@@ -519,11 +519,31 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
+def payload_fetch() -> str:
+    found = results("payload_fetch")
+    names = {"raw": "plain GETs", "fetch": "as a replica reads", "checked": "with digests"}
+    rows = [
+        [
+            names[way],
+            ", ".join(f"{s:.1f}" for s in found["seconds"][way]),
+            f"{found['median_s'][way]:.1f}",
+            f"{found['median_s'][way] / found['median_s']['raw']:.2f}",
+        ]
+        for way in names
+    ]
+    return (
+        f"{table(['way', 'rounds, s', 'median, s', 'of plain GETs'], rows)}\n\n{found['replicas']} replicas × "
+        f"{found['groups']} groups of {found['payload'].replace('x', ' × ')} tokens, {found['gigabytes']:.1f} GB, on 2 cores "
+        f"that the Redis server shares. The controller's largest resident size was {found['controller_peak_mb']:.0f} MB."
+    )
+
+
 PAGES = {
     "algorithms.md": (ppo, flows, reward_hacking, distillation),
     "diagnosis.md": (bottleneck,),
     "asynchrony.md": (staleness,),
     "checkpoints.md": (model_load,),
+    "payloads.md": (payload_fetch,),
     "performance.md": (peer, overlap, waiting, control_plane, failover, mesh, weights, engine),
     "vllm.md": (rollout,),
     "fault-tolerance.md": (chaos, simulator),

@@ -36,6 +36,8 @@ SYNC_S = 2.5
 time a power cut does not lose an entry."""
 GATE_S = 1.0
 """Between two questions whether a replica of Redis has an entry."""
+SWEEP_S = 600.0
+"""Between two sweeps of payloads that nobody refers to: of workers that died before they submitted the facts."""
 HAND_OVER_S = 0.3
 """How long a leader that leaves waits for a sink in the middle of a write before it lets go."""
 
@@ -285,11 +287,14 @@ class Housekeeping:
             event(log, "payloads not deleted", why=str(error), level=logging.WARNING)
 
     async def _sweep_when_safe(self) -> None:
-        await self._until_safe()
-        await self.sweep_orphans()
+        while True:
+            await self._until_safe()
+            await self.sweep_orphans()
+            await self.sleep(SWEEP_S)
 
     async def sweep_orphans(self) -> None:
-        """Payloads that no accepted group needs: left by a leader that died before deleting them."""
+        """Payloads that no accepted group needs: left by a leader that died before deleting them, or by a worker that
+        died before it submitted the facts."""
         try:
             found = await self._context.stores.payloads.list()
         except (RedisError, OSError):

@@ -2,7 +2,7 @@
 
 Every replica reads its shard as the policy worker does, from the payload store of a run whose controller leads
 meanwhile, and compares each payload with its digest. The same connections' worth of plain GETs of the same keys is
-timed in the same run, by turns. Replicas share a few processes; each has a client of its own. The store holds the
+timed in the same run, by turns. Either keeps what it has read, as a trainer does. Replicas share a few processes; each has a client of its own. The store holds the
 payloads of one shard, which every replica reads: that bounds its memory, and the bytes that travel are the same.
 """
 
@@ -137,8 +137,8 @@ def _replicas(
 
     async def raw() -> None:
         client = connect(url, timeout_s=limit_s(1 << 30))
-        for ref in refs:
-            assert len(await client.get(payload_key(RUN, *ref))) == digests[ref][1]
+        payloads = [await client.get(payload_key(RUN, *ref)) for ref in refs]
+        assert [len(each) for each in payloads] == [digests[ref][1] for ref in refs]
         await client.aclose()
 
     async def fetch(*, check: bool) -> None:
