@@ -157,7 +157,8 @@ def test_a_checkpoint_of_a_diverged_replica_is_never_restored() -> None:
 def test_a_lost_tail_of_the_journal_finds_the_payload_files_that_it_needs() -> None:
     """A checkpoint's record was in the tail: the run goes back to the one before, and needs its payloads."""
     counts: Counter[str] = Counter()
-    for seed in range(12):
+    # Of the last two the run ends wrongly if payloads are deleted before their record is safe.
+    for seed in (*range(10), 16, 59):
         shape = draw_shape(random.Random(seed))
         facts = replace(shape.facts, checkpoint_every=1, steps=20)
         shape = replace(shape, facts=facts, policy=2, rollout=3, controllers=2)
