@@ -255,15 +255,18 @@ class PolicyWorker:
                     trainer.restore(path, Step(mesh.step), version)
         elif rank in needy:
             self.worker_report.work(f"epoch {mesh.epoch}: receiving the state")
-            source = mesh.members[mesh.source_rank].worker_id
+            # One behind the other: each joiner hands on what it receives.
+            line = [mesh.source_rank, *needy]
+            place = line.index(rank, 1)
+            source = mesh.members[line[place - 1]].worker_id
             with waiting(WaitKind.STATE, f"receiving the state from {source}", source):
-                trainer.receive_state(mesh.source_rank)
+                trainer.receive_state(line[place - 1], next(iter(line[place + 1 :]), None))
             self.out.forget_from(version)
         elif needy and rank == mesh.source_rank:
             self.worker_report.work(f"epoch {mesh.epoch}: sending the state to {len(needy)}")
-            receivers = ", ".join(mesh.members[i].worker_id for i in needy)
-            with waiting(WaitKind.STATE, f"sending the state to {receivers}", receivers):
-                trainer.send_state(needy)
+            first = mesh.members[needy[0]].worker_id
+            with waiting(WaitKind.STATE, f"sending the state to {first}", first):
+                trainer.send_state(needy[0])
         if trainer.state.version != version:
             # The controller sees it in the report, and forms an epoch that transfers the state here.
             raise MeshError(f"holds version {trainer.state.version}, the epoch needs {version}")

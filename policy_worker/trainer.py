@@ -180,33 +180,38 @@ class Trainer:
     def _restore_initial(self) -> None:
         if not self._initial:
             # The first weights again and zero moments, in place.
-            fresh = load_sharded_state(self.config, self.replica, self.device)
+            fresh = load_sharded_state(self.config, self.replica, self.device, self.on_progress)
             with torch.no_grad():
                 for target, source in zip(
                     state_tensors(self.state), list(state_tensors(fresh)), strict=True
                 ):
                     target.copy_(source)
         if self.config.model.initial_checkpoint is not None:
-            self.checkpointer.begin_with(self.state, self.config.model.initial_checkpoint)
+            self.checkpointer.begin_with(
+                self.state, self.config.model.initial_checkpoint, self.on_progress
+            )
 
-    def send_state(self, peers: Sequence[int]) -> None:
-        """Sends the whole state to mesh ranks ``peers``. Raises EpochCancelled or MeshError."""
-        self.replica.announce(RankCommand.SEND_STATE, peers=list(peers))
+    def send_state(self, peer: int) -> None:
+        """Sends the whole state to mesh rank ``peer``. Raises EpochCancelled or MeshError."""
+        self.replica.announce(RankCommand.SEND_STATE, peer=peer)
         self._on_all_ranks(
-            lambda: send_state(self._need_mesh(), self.state, list(peers), self.on_progress)
+            lambda: send_state(self._need_mesh(), self.state, peer, self.on_progress)
         )
 
-    def receive_state(self, source: int) -> None:
-        """Takes over the whole state of mesh rank ``source``, bit for bit.
+    def receive_state(self, source: int, following: int | None = None) -> None:
+        """Takes over the whole state of mesh rank ``source``, bit for bit, and hands it on to mesh rank ``following``.
 
         Raises EpochCancelled or MeshError; the state is void then (version -1).
         """
-        self.replica.announce(RankCommand.RECEIVE_STATE, source=source)
+        self.replica.announce(RankCommand.RECEIVE_STATE, source=source, following=following)
         self._forget_step()
         self._initial = False
-        self._on_all_ranks(
-            lambda: receive_state(self._need_mesh(), self.state, source, self.on_progress)
-        )
+
+        def receive() -> None:
+            mesh = self._need_mesh()
+            receive_state(mesh, self.state, source, self.on_progress, following)
+
+        self._on_all_ranks(receive)
 
     def digest(self) -> str:
         """Digest of all parts' weights and of the objective's numbers, equal on replicas whose state is equal bit for

@@ -55,7 +55,8 @@ class GlooBackend:
         self._addresses: set[severable_sockets.Address] = set()
         self._group: Any = None
         self._severed = threading.Event()
-        self._pairwise = _Pairwise()
+        # Apart: a member that hands on what it receives does both at once.
+        self._sends, self._receives = _Pairwise(), _Pairwise()
         made(self)
         with _forming:
             before = severable_sockets.listeners()
@@ -79,17 +80,18 @@ class GlooBackend:
         return _GlooWork(self._group.allreduce([buffer], options), buffer)
 
     def send(self, buffer: Tensor, peer: int) -> Handle:
-        return self._pairwise.start(lambda: self._group.send([buffer], peer, 0))
+        return self._sends.start(lambda: self._group.send([buffer], peer, 0))
 
     def recv(self, buffer: Tensor, peer: int) -> Handle:
-        return self._pairwise.start(lambda: self._group.recv([buffer], peer, 0))
+        return self._receives.start(lambda: self._group.recv([buffer], peer, 0))
 
     def sever(self) -> None:
         """Ends every operation with an error, here and at the peers. Never blocks."""
         self._severed.set()
         # Without a list yet, the group is still connecting: look for what it has opened so far.
         severable_sockets.shut(self._sockets or severable_sockets.connected_via(self._addresses))
-        self._pairwise.close()
+        self._sends.close()
+        self._receives.close()
 
 
 @dataclass(eq=False)
@@ -114,7 +116,7 @@ class _GlooWork:
 
 
 class _Pairwise:
-    """Sends and receives, one after the other in a thread of their own.
+    """Sends, or receives, one after the other in a thread of their own.
 
     gloo's send and receive cannot be polled, and a wait that times out closes the connection: so a
     thread waits without a limit, and sever() frees it.

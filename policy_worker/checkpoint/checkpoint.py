@@ -173,14 +173,20 @@ class Checkpointer:
         event(log, "restored", step=state.step, version=state.version, path=path)
         return meta
 
-    def begin_with(self, state: TrainState, path: str | Path) -> None:
+    def begin_with(
+        self,
+        state: TrainState,
+        path: str | Path,
+        on_progress: Callable[[], None] = lambda: None,
+    ) -> None:
         """Loads the weights of another run's checkpoint, and its optimizer state if that fits.
 
         Parts that the other run had not keep their first weights; parts that only the other run had are left out. Step,
-        version and random states stay those of a new run. Raises CheckpointError.
+        version and random states stay those of a new run. The ranks share the check of the files, and ``on_progress`` is
+        called while it goes on. Raises CheckpointError.
         """
         path = Path(path)
-        meta = read_meta(path)
+        meta = self._checked_meta(path, on_progress)
         targets = {name: tensor for name, tensor in named_tensors(state) if tensor.numel()}
         stored = stored_tensors(path).keys()
         whole = targets.keys() == stored
@@ -192,7 +198,7 @@ class Checkpointer:
                     f"{strange[0]} is in only one of them (names that differ: {len(strange)})"
                 )
         try:
-            read_shards(path, targets)
+            read_shards(path, targets, on_progress)
         except ValueError as error:
             raise CheckpointError(
                 f"model.initial_checkpoint: {path} is of another model than model.path: {error}"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +48,12 @@ _MIXED = MixedPrecisionPolicy(
 )
 
 
-def load_sharded_state(config: Config, replica: RankGroup, device: torch.device) -> TrainState:
+def load_sharded_state(
+    config: Config,
+    replica: RankGroup,
+    device: torch.device,
+    on_progress: Callable[[], None] = lambda: None,
+) -> TrainState:
     """The initial state of one rank of a replica: the weights of the objective's parts, zero optimizer state, step 0,
     version NO_VERSION. Collective in its first use, not in loading.
 
@@ -59,7 +64,7 @@ def load_sharded_state(config: Config, replica: RankGroup, device: torch.device)
     objective = load_objective(config)
     _check_tokens(objective.trains, config)
     parts = {
-        part.name: load_sharded(part, config, replica, device, trainable=True)
+        part.name: load_sharded(part, config, replica, device, on_progress, trainable=True)
         for part in objective.trains
     }
     scales = {part.name: part.lr_scale for part in objective.trains}
@@ -82,7 +87,13 @@ def _check_tokens(parts: Sequence[Part], config: Config) -> None:
 
 
 def load_sharded(
-    part: Part, config: Config, replica: RankGroup, device: torch.device, *, trainable: bool
+    part: Part,
+    config: Config,
+    replica: RankGroup,
+    device: torch.device,
+    on_progress: Callable[[], None] = lambda: None,
+    *,
+    trainable: bool,
 ) -> nn.Module:
     """The model of ``part``; of a replica with several ranks, this rank's slices. Raises ModelError."""
     if replica.mesh is None:
@@ -90,7 +101,7 @@ def load_sharded(
     mixed = config.model.dtype == "bfloat16"
     model, stored = _sliced(part, config, trainable)
     if model is not None and stored is not None:
-        stored.read(shard_model(model, replica.mesh, mixed=mixed), device)
+        stored.read(shard_model(model, replica.mesh, mixed=mixed), device, on_progress)
         return model
     path = part.path or config.model.path
     event(log, "weights read whole, names of files and model differ", logging.WARNING, path=path)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,8 +58,14 @@ class SlicedWeights:
             return None
         return cls({name: found[name][0] for name in wanted}, without_head)
 
-    def read(self, model: nn.Module, device: torch.device) -> None:
-        """Gives the parameters of ``model`` (sharded) memory on ``device`` and reads this rank's slices into it."""
+    def read(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        on_progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Gives the parameters of ``model`` (sharded) memory on ``device`` and reads this rank's slices into it. Calls
+        ``on_progress`` after each tensor."""
         with _swapped_parameters():
             # As to_empty() does, which would empty the buffers too.
             model._apply(
@@ -74,6 +80,7 @@ class SlicedWeights:
                 with safe_open(str(file), "pt") as stored:
                     for name in names:
                         _read_slice(stored.get_slice(name), tensors[name])
+                        on_progress()
             if self.without_head:
                 _local(tensors[f"{HEAD}.weight"])[0].zero_()
 

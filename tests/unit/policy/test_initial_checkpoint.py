@@ -90,3 +90,15 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path, earlier):
     with pytest.raises(CheckpointError, match=r"model\.initial_checkpoint: .* is of another model"):
         trainer.restore("", 0, 0)
     trainer.close()
+
+
+def test_the_beginning_reports_progress(tmp_path, earlier):
+    """A large one takes longer than a worker may be silent."""
+    _, path = earlier
+    config = beginning_with(tiny_config(tmp_path), path)
+    heard = []
+    trainer = Trainer(config, torch.device("cpu"), on_progress=lambda: heard.append(1))
+    trainer.attach(tmp_path / "new")
+    trainer.restore("", 0, 0)
+    assert len(heard) >= 2, "while the files are checked, and while they are read"
+    trainer.close()
