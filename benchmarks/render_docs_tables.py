@@ -235,6 +235,29 @@ def model_load() -> str:
     return table(["ranks", "reading", "shards, MiB", "peak, MiB", "peak / shards", "seconds"], rows)
 
 
+def reduction_overlap() -> str:
+    rows = [
+        [
+            r["mbit"],
+            f"{r['step_s']['backward']:.2f}",
+            f"{r['exposed_s']['after']:.2f}",
+            f"{max(0.0, r['exposed_s']['during']):.2f}",
+            f"{r['hidden_share']:.0%}",
+            f"{r['could_be_hidden']:.0%}",
+        ]
+        for r in results("reduction_overlap")["links"]
+    ]
+    head = [
+        "link, Mbit/s",
+        "row alone, s",
+        "reduction after it, s",
+        "during it, s",
+        "hidden",
+        "at most",
+    ]
+    return table(head, rows)
+
+
 def engine() -> str:
     rows = [
         [model, way, f"{one['samples_per_s']:,.0f}", f"{one['ratio_samples']:.2f}"]
@@ -544,7 +567,17 @@ PAGES = {
     "asynchrony.md": (staleness,),
     "checkpoints.md": (model_load,),
     "payloads.md": (payload_fetch,),
-    "performance.md": (peer, overlap, waiting, control_plane, failover, mesh, weights, engine),
+    "performance.md": (
+        peer,
+        overlap,
+        waiting,
+        control_plane,
+        failover,
+        mesh,
+        weights,
+        reduction_overlap,
+        engine,
+    ),
     "vllm.md": (rollout,),
     "fault-tolerance.md": (chaos, simulator),
     "scale.md": (scale_fleet, scale_snapshots, scale_meshes),

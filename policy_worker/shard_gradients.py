@@ -84,7 +84,8 @@ class ShardGradients:
     ) -> bool:
         suspects = {key for key, facts in planned.items() if facts.suspect}
         alone = suspects | self._alone
-        self.trainer.add([g for g in groups if _key(g.task) not in alone])
+        others = [g for g in groups if _key(g.task) not in alone]
+        self.trainer.add(others, last=len(others) == len(groups))
         for group in groups:
             key = _key(group.task)
             if key in suspects and not self._try(plan, key[0], over):

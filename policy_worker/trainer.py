@@ -28,7 +28,7 @@ from torch import Tensor
 
 from paceline.config.schema import Config
 from paceline.ids import MeshEpoch, Step, Version
-from paceline.mesh.elastic_mesh import EpochCancelled, Handle, MeshError, ProcessMesh
+from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
 from paceline.v1 import rollout_pb2
 from paceline.weights.tensor_checksum import weights_digest
 from policy_worker.checkpoint.checkpoint import Checkpointer, CheckpointInfo
@@ -43,11 +43,12 @@ from policy_worker.ranks.sharding import (
     squared_norm,
 )
 from policy_worker.state import NO_VERSION, TrainState
-from policy_worker.state_transfer import BUCKET, receive_state, send_state, state_tensors
+from policy_worker.state_transfer import receive_state, send_state, state_tensors
 from policy_worker.step.batch import BadGroup, GroupKey
-from policy_worker.step.gradients import Gradients
+from policy_worker.step.gradients import Gradients, RowOutOfMemory
 from policy_worker.step.held_out import measure_held_out
 from policy_worker.step.optimizer import apply_update
+from policy_worker.step.reduction import Reduction
 from policy_worker.step.stats import Stats
 from policy_worker.step.totals import StepTotals
 
@@ -95,6 +96,8 @@ class Trainer:
         self._mesh: ProcessMesh | None = None
         self._epoch = MeshEpoch(0)
         self._scratch: Tensor | None = None
+        self._reduction: Reduction | None = None
+        """Of the open step, begun during its last backward."""
         self._norms: dict[str, float] = {}
         self._sums: dict[str, float] = {}
         self._digest: tuple[Version, str] = (NO_VERSION, "")
@@ -242,15 +245,31 @@ class Trainer:
         """Whether there is a policy whose weights rollout workers could load."""
         return POLICY in self.state.parts
 
-    def add(self, groups: Sequence[rollout_pb2.Group]) -> None:
+    def add(self, groups: Sequence[rollout_pb2.Group], last: bool = False) -> None:
         """Adds the gradients of ``groups`` to the local ones.
+
+        ``last``: nothing is added before reduce(), which begins during the last backward of this call.
 
         Raises BadGroup if a payload contradicts itself; no rank has added anything then. Raises
         RowOutOfMemory (of one rank) or EpochCancelled; the step has to begin again then.
         """
-        if groups:
-            self.replica.announce(RankCommand.ADD, groups=groups)
+        if not groups:
+            return
+        self.replica.announce(RankCommand.ADD, groups=groups, last=last)
+        if not last or self._mesh is None:
             self.gradients.add(groups)
+            return
+        reduction = self._reduction = Reduction(self._mesh, self.gradients, self._scratch_buffer())
+        try:
+            self.gradients.add(groups, reduction.during_backward)
+        except RowOutOfMemory:
+            if reduction.started:
+                self.abandon()  # the other members have a part of what is void now
+            self._reduction = None
+            raise
+        except BadGroup:
+            self._reduction = None
+            raise
 
     def measure(self, groups: Sequence[rollout_pb2.Group]) -> Stats:
         """Loss and measurements of held-out groups with the present state, without gradients. Raises BadGroup."""
@@ -267,22 +286,14 @@ class Trainer:
         clipping) included. Raises EpochCancelled or MeshError.
         """
         self.replica.announce(RankCommand.REDUCE)
-        if self._scratch is None:
-            self._scratch = torch.zeros(
-                self.gradients.size, dtype=torch.float32, device=self.device
-            )
-        scratch = self._scratch
-        self.gradients.flatten(scratch)
+        reduction, self._reduction = self._reduction, None
+        scratch = self._scratch_buffer()
 
         def reduce() -> None:
             mesh = self._need_mesh()
+            attempt = reduction or Reduction(mesh, self.gradients, scratch)
             try:
-                running: list[Handle] = [
-                    mesh.all_reduce_async(bucket) for bucket in scratch.split(BUCKET)
-                ]
-                for handle in running:
-                    mesh.wait(handle)
-                    self.on_progress()
+                attempt.finish(self.on_progress)
             except (EpochCancelled, MeshError):
                 if not mesh.settled:
                     # Something may write to it still, in the middle of the next reduction.
@@ -306,6 +317,14 @@ class Trainer:
         finite = all(map(math.isfinite, [*self._norms.values(), *self._sums.values()]))
         stats.set("update_skipped", 0.0 if finite else 1.0)
         return stats
+
+    def _scratch_buffer(self) -> Tensor:
+        """float32 [gradients.size]: what the mesh reduces."""
+        if self._scratch is None:
+            self._scratch = torch.zeros(
+                self.gradients.size, dtype=torch.float32, device=self.device
+            )
+        return self._scratch
 
     def commit(self, version: Version, lr: float) -> None:
         """Applies the reduced gradients at learning rate ``lr``: the state is now ``version``, one step
@@ -408,6 +427,9 @@ class Trainer:
         self._digest = (NO_VERSION, "")
 
     def _leave_mesh(self) -> None:
+        if self._reduction is not None:
+            # What it has started may still write to the buffer.
+            self._reduction = self._scratch = None
         mesh, self._mesh = self._mesh, None
         if mesh is not None:
             mesh.abandon()

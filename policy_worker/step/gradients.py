@@ -9,7 +9,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -99,8 +100,14 @@ class Gradients:
         self._spec = None
         self.stats = Stats()
 
-    def add(self, groups: Sequence[rollout_pb2.Group]) -> None:
+    def add(
+        self,
+        groups: Sequence[rollout_pb2.Group],
+        around_last_row: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         """Adds the gradients of ``groups``. Of a sharded replica all ranks call it, with the same.
+
+        ``around_last_row``: entered for the forward and backward after which the gradients are complete.
 
         Raises BadGroup on a payload that contradicts itself or the model; nothing is added then.
         Raises RowOutOfMemory (ReplicaBroken with several ranks) if a row does not fit into memory, and EpochCancelled on every rank if the
@@ -121,13 +128,16 @@ class Gradients:
         rows = plan_rows(batch, keep, limit, whole_groups=self.objective.whole_groups)
         every_row = self.state.config.train.gradient_sync == "row"
         for start in range(0, len(rows), ranks):
-            reduce_next_backward(self.state.parts.values(), every_row or start + ranks >= len(rows))
+            last = start + ranks >= len(rows)
+            reduce_next_backward(self.state.parts.values(), every_row or last)
             mine = start + rank < len(rows)
             # The forward of a sharded model is collective: a rank without a row of its own takes
             # part with one that counts nothing.
             row = rows[start + rank] if mine else rows[start]
             try:
-                self._add_row(columns, self.forwards.pack(batch, row, self.device), counts=mine)
+                with around_last_row() if last else nullcontext():
+                    micro = self.forwards.pack(batch, row, self.device)
+                    self._add_row(columns, micro, counts=mine)
             except torch.OutOfMemoryError as error:
                 refused = self._too_large(batch, row, groups, error)
                 if ranks > 1:
@@ -174,12 +184,14 @@ class Gradients:
             start += sum(mine)
         return slices
 
-    def flatten(self, scratch: Tensor) -> None:
-        """Copies the local gradients and sums into ``scratch``, float32 [size]; zeros if there are none."""
+    def flatten(self, scratch: Tensor, ready: Collection[int] = ()) -> None:
+        """Copies the local gradients and sums into ``scratch``, float32 [size]; zeros where there are none. Parameters
+        ``ready`` (indices) are there already."""
         views = self.views(scratch)
-        with_gradient = [i for i, p in enumerate(self.parameters) if p.grad is not None]
-        if len(with_gradient) < len(views):
-            scratch.zero_()
+        left = [i for i in range(len(views)) if i not in ready]
+        with_gradient = [i for i in left if self.parameters[i].grad is not None]
+        if empty := [views[i] for i in left if self.parameters[i].grad is None]:
+            torch._foreach_zero_(empty)
         if with_gradient:
             torch._foreach_copy_(
                 [views[i] for i in with_gradient],

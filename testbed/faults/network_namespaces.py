@@ -81,6 +81,19 @@ class Hosts:
     def mend(self, name: str) -> None:
         _ip("link", "set", self._cables[name], "up")
 
+    def limit(self, name: str, mbit: int) -> None:
+        """The host sends, and receives, at most that much, in Mbit/s. Raises OSError if the kernel has no tbf."""
+        rate = ("tbf", "rate", f"{mbit}mbit", "burst", "1mb", "latency", "200ms")
+        for device in (["dev", self._cables[name]], ["dev", "eth0"]):
+            space = ["-n", self._spaces[name]] if device[1] == "eth0" else []
+            done = subprocess.run(
+                ["tc", *space, "qdisc", "replace", *device, "root", *rate],
+                capture_output=True,
+                text=True,
+            )
+            if done.returncode != 0:
+                raise OSError(f"tc cannot limit {device[1]}: {done.stderr.strip()}")
+
     def _lose(self, here: str, there: str) -> None:
         found = ("lladdr", _NOBODY, "nud", "permanent")
         _ip(*self._neighbour(here, "replace", there), *found)

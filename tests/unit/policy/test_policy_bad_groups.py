@@ -260,9 +260,10 @@ def test_a_suspect_is_computed_by_itself_after_the_controller_knows(trainer, gro
     added = []
     real = trainer.add
 
-    def add(some):
+    def add(some, last=False):
         added.append(tuple(g.task.task_id for g in some))
         control.heard.append(("add", added[-1]))
+        assert not last
         real(some)
 
     trainer.add = add

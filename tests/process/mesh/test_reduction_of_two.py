@@ -1,0 +1,110 @@
+"""Two replicas reduce during their backward passes, on real connections: equal sums, whatever each has to compute."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.mesh.elastic_mesh import EpochCancelled, MeshError
+from policy_worker.step import reduction
+from policy_worker.step.totals import StepTotals
+from policy_worker.trainer import EpochMesh, Trainer
+from testbed.tiny_model import make_tiny_model
+from tests.fixtures.policy_models import make_config, random_groups
+
+CPU = torch.device("cpu")
+GROUPS = random_groups(4, group_size=3, seed=0, vocab=15)
+TOTALS = StepTotals(1, 0, sum(len(c.tokens) // 4 for g in GROUPS for c in g.completions), 12)
+
+
+def on_both(work: Callable[[int], Any]) -> list[Any]:
+    """What ``work`` returns or raises, for member 0 and 1, each on a thread."""
+    found: list[Any] = [None, None]
+
+    def run(member: int) -> None:
+        try:
+            found[member] = work(member)
+        except (EpochCancelled, MeshError) as error:
+            found[member] = error
+
+    threads = [threading.Thread(target=run, args=(member,)) for member in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+@pytest.fixture
+def trainers(url: str, tmp_path, monkeypatch, request) -> Iterator[list[Trainer]]:
+    monkeypatch.setattr(reduction, "BUCKET", 2_000)
+    config = make_config(
+        model=make_tiny_model(tmp_path, hidden=32), train={"tokens_per_microbatch": 64}
+    )
+    made = [Trainer(config, CPU) for _ in range(2)]
+    for trainer in made:
+        trainer.restore("", 0, 0)
+    run = request.node.name
+    on_both(lambda m: made[m].form(EpochMesh(1, m, 2, url, run, "127.0.0.1"), lambda: False, 30.0))
+    yield made
+    for trainer in made:
+        trainer.close()
+
+
+def add(trainer: Trainer, groups: list[Any], *, last: bool) -> None:
+    trainer.begin(TOTALS, [(g.task.task_id, g.task.attempt) for g in groups])
+    trainer.add(groups, last=last)
+
+
+def alone(trainer: Trainer, epoch: int) -> torch.Tensor:
+    """The local gradients, by a reduction without others."""
+    trainer.form(EpochMesh(epoch, 0, 1, "", "run", ""), lambda: False)
+    trainer.reduce()
+    assert trainer._scratch is not None
+    return trainer._scratch.clone()
+
+
+@pytest.mark.parametrize("share", [2, 4], ids=["both compute", "one computes"])
+def test_both_have_the_sum_whoever_computes_what(trainers: list[Trainer], share: int) -> None:
+    shards = [GROUPS[:share], GROUPS[share:]]
+
+    def step(member: int) -> torch.Tensor:
+        trainer = trainers[member]
+        add(trainer, shards[member], last=True)
+        trainer.reduce()
+        assert trainer._scratch is not None
+        return trainer._scratch.clone()
+
+    sums = on_both(step)
+    assert torch.equal(sums[0], sums[1])
+    whole = alone(trainers[0], 2) + alone(trainers[1], 2)
+    assert torch.equal(sums[0], whole)
+
+
+def test_a_member_lost_during_the_backward_costs_the_other_no_gradient(
+    trainers: list[Trainer], monkeypatch
+) -> None:
+    survivor, other = trainers
+    whole = survivor.gradients._add_row
+    rows: list[int] = []
+
+    def add_row(*arguments: Any, **named: Any) -> None:
+        rows.append(1)
+        whole(*arguments, **named)
+        if survivor._reduction is not None and survivor._reduction.started:
+            other.abandon()  # after the buckets of the last backward were started
+
+    monkeypatch.setattr(survivor.gradients, "_add_row", add_row)
+    add(survivor, GROUPS, last=True)
+    assert survivor.rank == 0
+    with pytest.raises((MeshError, EpochCancelled)):
+        survivor.reduce()
+    assert len(rows) > 1
+    found = alone(survivor, 2)
+    survivor.gradients.clear()
+    add(survivor, GROUPS, last=False)
+    assert torch.equal(found, alone(survivor, 3))
