@@ -351,6 +351,10 @@ class TrainConfig(Section):
     tokens_per_microbatch: Positive = 8192
     """Tokens of a micro-batch, to which sequences are packed without padding. A shared prompt counts
     once for each completion that attends to it, so this number bounds the memory."""
+    logits_chunk_mb: Positive = 128
+    """Most logits of one model held at once, in MiB of float32. Larger rows are scored in chunks of tokens, whose logits
+    are computed again in the backward pass. Working memory is a few times this number
+    ([performance](performance.md#memory-of-the-vocabulary))."""
     max_nonfinite_steps: Positive | None = 10
     """The run fails after this many steps in a row whose gradient is not finite. Such a step changes
     no weight. none disables the limit."""

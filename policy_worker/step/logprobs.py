@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from policy_worker.step.head_memory import DEFAULT_CHUNK_MB, tokens_per_chunk
 from policy_worker.step.packing import MicroBatch
 
-LOGITS_PER_CHUNK = 1 << 25
-"""Most logits held at once, in elements: 128 MiB of float32, and a few copies of it."""
 PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
 """Layers that see other tokens through the attention function only."""
 
@@ -59,6 +58,7 @@ class _ScoresTokens:
         temperature: float = 1.0,
         entropy_gradient: bool = False,
         routers: bool = False,
+        chunk_mb: float = DEFAULT_CHUNK_MB,
         **kwargs: Any,
     ) -> Any:
         if microbatch is None:
@@ -74,7 +74,7 @@ class _ScoresTokens:
         places = microbatch.predict_from
         chosen = output.last_hidden_state[0].index_select(0, places)
         head = partial(_score_chunk, self, temperature, entropy_gradient)
-        scores = _score_in_chunks(self, head, chosen, microbatch.targets)
+        scores = _score_in_chunks(self, head, chosen, microbatch.targets, chunk_mb)
         if not routers:
             return scores
         of_layers = tuple(logits.index_select(0, places) for logits in output.router_logits)
@@ -114,14 +114,17 @@ def score(
     *,
     entropy_gradient: bool = False,
     routers: bool = False,
+    chunk_mb: float = DEFAULT_CHUNK_MB,
 ) -> TokenScores:
     """TokenScores of the micro-batch's targets under ``model``, which make_scorer has prepared. ``routers``: with the
-    logits of its experts' routers."""
+    logits of its experts' routers. ``chunk_mb``: most logits held at once, in MiB of float32; those of larger rows are
+    computed in chunks, and again in the backward pass."""
     scores: TokenScores = model(
         microbatch=microbatch,
         temperature=temperature,
         entropy_gradient=entropy_gradient,
         routers=routers,
+        chunk_mb=chunk_mb,
     )
     return scores
 
@@ -129,8 +132,10 @@ def score(
 _Head = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-def _score_in_chunks(model: Any, head: _Head, hidden: Tensor, targets: Tensor) -> TokenScores:
-    rows = max(1, LOGITS_PER_CHUNK // model.get_output_embeddings().weight.shape[0])
+def _score_in_chunks(
+    model: Any, head: _Head, hidden: Tensor, targets: Tensor, chunk_mb: float
+) -> TokenScores:
+    rows = tokens_per_chunk(model.get_output_embeddings().weight.shape[0], chunk_mb)
     if len(targets) <= rows:
         logprobs, entropy = head(hidden, targets)
         return TokenScores(logprobs, entropy, logprobs.detach())

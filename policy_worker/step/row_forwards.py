@@ -49,6 +49,7 @@ class RowForwards:
     def scores(self, micro: MicroBatch) -> tuple[TokenScores, Tensor | None]:
         """Scores of the row's targets, and the reference's log-probs [C] of them."""
         temperature = self.state.config.rollout.temperature
+        chunk = self.state.config.train.logits_chunk_mb
         parts, frozen = self.state.parts, self.frozen
         scalars = {name: float(number) for name, number in self.state.scalars.items()}
         resting = self.objective.resting(scalars)
@@ -59,7 +60,7 @@ class RowForwards:
                     if name == POLICY:
                         graph = self.objective.entropy_gradient
                         asked = {"entropy_gradient": graph, "routers": self._routers}
-                        scores = score(model, micro, temperature, **asked)
+                        scores = score(model, micro, temperature, chunk_mb=chunk, **asked)
                     else:
                         outputs[name] = values(model, micro, self._at[name])
                 if name in resting and isinstance(model, FSDPModule):
@@ -70,7 +71,7 @@ class RowForwards:
                     n: values(frozen[n], micro, self._at[n]) for n in frozen if n != REFERENCE
                 }
                 reference = (
-                    score(frozen[REFERENCE], micro, temperature).logprobs
+                    score(frozen[REFERENCE], micro, temperature, chunk_mb=chunk).logprobs
                     if REFERENCE in frozen
                     else None
                 )

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from policy_worker.step import attention, logprobs, packing
+from policy_worker.step import attention, packing
 from policy_worker.step.batch import decode
-from policy_worker.step.logprobs import score
+from policy_worker.step.head_memory import MIB
+from policy_worker.step.logprobs import make_scorer, score
 from policy_worker.step.packing import attended_tokens, pack, plan_rows
 from tests.fixtures.policy_models import make_group, random_groups, tiny_network
 
@@ -75,28 +76,29 @@ def test_sequences_of_very_different_lengths_get_their_own_attention_blocks(monk
     torch.testing.assert_close(got, expected, atol=2e-6, rtol=1e-5)
 
 
-def test_large_vocabularies_are_scored_in_chunks_with_the_same_gradient(monkeypatch):
+def test_large_vocabularies_are_scored_in_chunks_with_the_same_gradient():
     model = tiny_network("qwen3")
     batch = decode(random_groups(3, group_size=2, seed=5))
     micro = pack(batch, np.arange(6), CPU)
     score(model, micro, 1.0).logprobs.sum().backward()
     wanted = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
-    monkeypatch.setattr(logprobs, "LOGITS_PER_CHUNK", 7 * model.config.vocab_size)
-    score(model, micro, 1.0).logprobs.sum().backward()
+    score(
+        model, micro, 1.0, chunk_mb=7 * model.config.vocab_size * 4 / MIB
+    ).logprobs.sum().backward()
     for parameter, gradient in zip(model.parameters(), wanted, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("chunk", [7, 1 << 20])
-def test_the_entropy_has_a_gradient_only_if_it_is_wanted(monkeypatch, chunk):
+@pytest.mark.parametrize("tokens", [7, 1 << 20])
+def test_the_entropy_has_a_gradient_only_if_it_is_wanted(tokens):
     """In chunks and at once, against a plain softmax of each sequence alone."""
     model = tiny_network("qwen3")
     groups = random_groups(3, group_size=2, seed=5)
     micro = pack(decode(groups), np.arange(6), CPU)
-    monkeypatch.setattr(logprobs, "LOGITS_PER_CHUNK", chunk * model.config.vocab_size)
-    assert not score(model, micro, 0.7).entropy.requires_grad
-    found = score(model, micro, 0.7, entropy_gradient=True).entropy
+    chunk = tokens * model.config.vocab_size * 4 / MIB
+    assert not score(model, micro, 0.7, chunk_mb=chunk).entropy.requires_grad
+    found = score(model, micro, 0.7, entropy_gradient=True, chunk_mb=chunk).entropy
     found.sum().backward()
     gradients = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
@@ -177,14 +179,14 @@ def test_models_whose_layers_carry_state_are_refused():
     model = tiny_network("qwen3", scorer=False)
     model.config.layer_types = ["linear_attention", "full_attention"]
     with pytest.raises(ValueError, match="do not take an attention function"):
-        logprobs.make_scorer(model)
+        make_scorer(model)
 
 
 def test_models_that_cap_attention_scores_are_refused():
     model = tiny_network("gemma2", scorer=False)
     model.config.attn_logit_softcapping = 50.0
     with pytest.raises(ValueError, match="caps attention scores"):
-        logprobs.make_scorer(model)
+        make_scorer(model)
 
 
 def test_attention_registration_is_repeatable():
