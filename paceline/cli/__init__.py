@@ -18,7 +18,7 @@ from paceline.cli import export
 from paceline.cli.control import admin, roles, settings, up
 from paceline.cli.evaluation import command as evaluation
 from paceline.cli.reports import events, ledger, runs, samples, status, why
-from paceline.cli.setup import alerts, completion, config, doctor, objective
+from paceline.cli.setup import alerts, completion, config, doctor, objective, plan
 from paceline.errors import UserError
 
 app = typer.Typer(
@@ -67,6 +67,7 @@ app.command("set")(settings.set_settings)
 app.command("eval")(evaluation.evaluate)
 app.add_typer(ledger.ledger, name="ledger")
 app.add_typer(config.config, name="config")
+app.add_typer(plan.plan, name="plan")
 app.add_typer(alerts.alerts, name="alerts")
 
 

@@ -67,6 +67,7 @@ def run_checks(
     from paceline.preflight.config_warnings import config_warnings
     from paceline.preflight.deadline import checks_in_time
     from paceline.preflight.earlier_run import earlier_run
+    from paceline.preflight.gpu_memory import gpu_memory
 
     yield from machine.own_packages()
     yield from config_warnings(config)
@@ -79,6 +80,7 @@ def run_checks(
         )
         yield from (skip(name, why) for name in PLACED)
         return
+    yield from gpu_memory(config)
     there = f"--run-dir: {run_dir}"
     yield from checks_in_time("run directory", there, lambda: machine.run_directory(run_dir))
     if fresh or runs:

@@ -1,0 +1,51 @@
+"""Sizes of GPUs, by name or as found on this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.errors import BadInput
+
+GIB = 1 << 30
+GPUS = {
+    "l4-24g": 22.0,
+    "a10-24g": 22.0,
+    "rtx4090-24g": 23.5,
+    "l40s-48g": 44.4,
+    "a100-40g": 39.4,
+    "a100-80g": 79.1,
+    "h100-80g": 79.1,
+    "h800-80g": 79.1,
+    "h20-96g": 95.0,
+    "h200-141g": 139.8,
+    "b200-180g": 178.0,
+}
+"""GiB that CUDA reports of a GPU, below the size in its name, which is in units of 10^9 bytes or leaves out what the
+driver reserves. Rounded down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    name: str
+    bytes: int
+
+
+def named_gpu(name: str) -> Gpu:
+    """A GPU of the list, or ``NNg`` for one of so many GiB. Raises BadInput."""
+    if name in GPUS:
+        return Gpu(name, int(GPUS[name] * GIB))
+    digits = name.removesuffix("g")
+    if name.endswith("g") and digits.isascii() and digits.isdigit() and 0 < int(digits) < 10_000:
+        return Gpu(name, int(digits) * GIB)
+    raise BadInput(f"--gpu {name}: give one of {', '.join(GPUS)}, or its size in GiB, as in 80g")
+
+
+def found_gpu() -> Gpu | None:
+    """The smallest GPU that torch sees on this machine; None without one."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    seen = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    least = min(seen, key=lambda one: one.total_memory)
+    return Gpu(least.name, least.total_memory)

@@ -1,0 +1,182 @@
+"""Memory plan: bytes by part of every kind of process of a run, on its GPU and on its host.
+
+A policy rank holds, of each part that it trains, slices of float32 weights, gradients, two moments and the scratch
+buffer of the elastic reduction: 20 bytes a parameter, divided by the ranks of its replica. What it gathers, keeps for
+the backward pass and publishes comes on top. Attention and publishing each have one function here, because their
+memory depends on how they are done and not on the model alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from paceline.config.schema import Config
+from paceline.memory_plan.gpus import GIB, Gpu
+from paceline.memory_plan.model_shape import ModelShape
+
+RESERVE = 0.92
+"""Share of a GPU that a plan may fill. The rest is for CUDA's context and for what its allocator cannot use."""
+STATE = {"weights": 4, "gradients": 4, "optimizer moments": 8, "reduction scratch": 4}
+"""Bytes per trained parameter on a rank, before they are divided by the ranks. All of it is float32."""
+LOGITS_PER_CHUNK = 1 << 25
+"""Most logits at once, in elements; policy_worker.step.logprobs has the same number."""
+LOGITS_COPIES = 4
+"""Of a chunk in float32: logits, their log-softmax, and in the backward pass the gradients of both."""
+ENGINE_SHARE = 0.9
+"""Share of a GPU that vLLM takes unless rollout.vllm.gpu_memory_utilization says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessPlan:
+    """One process, or one GPU's share of an engine."""
+
+    name: str
+    gpu: dict[str, int]
+    """Bytes by part, on the device that computes."""
+    host: dict[str, int]
+    """Bytes by part, in host memory, at its peak."""
+    remedies: tuple[str, ...]
+    """What to change if it does not fit, the most effective first."""
+
+    @property
+    def gpu_bytes(self) -> int:
+        return sum(self.gpu.values())
+
+    def fits(self, gpu: Gpu) -> bool:
+        return self.gpu_bytes <= gpu.bytes * RESERVE
+
+    def problem(self, gpu: Gpu) -> str | None:
+        """Why it cannot run on ``gpu``; None if it can."""
+        if self.fits(gpu):
+            return None
+        part, most = max(self.gpu.items(), key=lambda item: item[1])
+        return (
+            f"a {self.name} needs {self.gpu_bytes / GIB:.1f} GiB, and {gpu.name} has {gpu.bytes * RESERVE / GIB:.1f} GiB "
+            f"to give; the largest part is {part}, {most / GIB:.1f} GiB"
+        )
+
+
+def memory_plan(config: Config, shape: ModelShape) -> list[ProcessPlan]:
+    """Of a policy rank and, unless the data is recorded, of a rollout worker. ``shape``: of model.path.
+
+    A critic, a reference, a teacher and scorers are taken to have the size of the policy.
+    """
+    plans = [_policy(config, shape)]
+    if not config.recorded:
+        plans.append(_rollout(config, shape))
+    return plans
+
+
+def trained_parts(config: Config) -> int:
+    """Models of which a rank holds gradients and moments."""
+    return 2 if config.train.algorithm == "ppo" else 1
+
+
+def frozen_parts(config: Config) -> int:
+    """Models that a rank holds without gradients: the reference, if there is one."""
+    algorithm = config.train.algorithm
+    paired = algorithm in ("dpo", "ipo", "kto", "online_dpo")
+    return int(paired or config.train.kl_coef > 0)
+
+
+def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
+    ranks, trained = config.fleet.policy_ranks, trained_parts(config)
+    parts = {name: size * trained * shape.parameters // ranks for name, size in STATE.items()}
+    if frozen := frozen_parts(config):
+        parts["reference"] = frozen * 4 * shape.parameters // ranks
+    if ranks > 1:
+        # FSDP2 prefetches one block: two blocks of weights and one of gradients, and the root, which stays.
+        parts["gathered blocks"] = 4 * (3 * shape.block_parameters + 2 * shape.root_parameters)
+    parts["weights converted by autocast"] = trained * shape.weight_copies
+    parts["activations"] = trained * activation_bytes(config, shape)
+    parts["logits"] = logits_bytes(config, shape)
+    if not config.recorded:
+        parts["publishing"] = publishing_bytes(config, shape)
+    remedies = ["fleet.policy_ranks: more ranks divide weights, gradients and moments"]
+    if not config.model.gradient_checkpointing:
+        remedies.insert(
+            0, "model.gradient_checkpointing = true: activations of one block at a time"
+        )
+    remedies.append("train.tokens_per_microbatch: fewer tokens in a row")
+    if config.model.dtype == "float32":
+        remedies.append('model.dtype = "bfloat16": about half of the activations')
+    # Each rank reads whole float32 weights into host memory and keeps its slices.
+    host = {"loading": 4 * shape.parameters if ranks > 1 else 0}
+    if not config.recorded and config.rollout.weight_deltas:
+        host["encoded deltas"] = wire_bytes(config, shape)
+    return ProcessPlan("policy rank", parts, host, tuple(remedies))
+
+
+def activation_bytes(config: Config, shape: ModelShape) -> int:
+    """What the blocks keep of one row for its backward pass, without shared prompts that attention copies."""
+    tokens = config.train.tokens_per_microbatch
+    if config.model.gradient_checkpointing:
+        # The residual stream is float32 under autocast too.
+        kept = 4 * shape.hidden * shape.layers + shape.block_saved
+    else:
+        kept = shape.block_saved * shape.layers
+    return tokens * (kept + shape.root_saved)
+
+
+def logits_bytes(config: Config, shape: ModelShape) -> int:
+    """Of the chunk of a row that goes through the head and log-softmax at once."""
+    rows = max(1, LOGITS_PER_CHUNK // shape.vocabulary)
+    rows = min(rows, config.train.tokens_per_microbatch)
+    return LOGITS_COPIES * 4 * rows * shape.vocabulary
+
+
+def publishing_bytes(config: Config, shape: ModelShape) -> int:
+    """Snapshots of the whole model that rank 0 holds: the newest, and its base if weights travel as deltas."""
+    deltas = config.rollout.weight_deltas and engine_width(config) == 2
+    return (2 if deltas else 1) * wire_bytes(config, shape)
+
+
+def wire_bytes(config: Config, shape: ModelShape) -> int:
+    return engine_width(config) * shape.parameters
+
+
+def engine_width(config: Config) -> int:
+    """Bytes of a weight in the engine."""
+    dtype = config.model.dtype if config.rollout.dtype == "auto" else config.rollout.dtype
+    return 2 if dtype == "bfloat16" else 4
+
+
+def _rollout(config: Config, shape: ModelShape) -> ProcessPlan:
+    """The device of one rank of an engine; the least cache with which it can serve is one sequence of full length."""
+    devices = config.rollout.tensor_parallel
+    context = (
+        config.rollout.max_context or config.data.max_prompt_tokens + config.rollout.max_tokens
+    )
+    if shape.positions is not None:
+        context = min(context, shape.positions)
+    width = engine_width(config)
+    parts = {
+        "engine weights": wire_bytes(config, shape) // devices,
+        "KV cache of one sequence": width * shape.kv_elements * context // devices,
+    }
+    remedies = ["rollout.max_context: shorter sequences"]
+    if config.rollout.engine == "vllm":
+        remedies.insert(0, "rollout.tensor_parallel: more GPUs for one engine")
+    if width == 4:
+        remedies.insert(0, 'rollout.dtype = "bfloat16": half of the weights and of the cache')
+    host = {"received weights": wire_bytes(config, shape)}
+    return ProcessPlan("rollout worker", parts, host, tuple(remedies))
+
+
+def kv_sequences(config: Config, shape: ModelShape, gpu: Gpu) -> int:
+    """Sequences of full length whose keys and values fit beside the weights of an engine on such GPUs."""
+    plan = _rollout(config, shape)
+    one = plan.gpu["KV cache of one sequence"]
+    share = ENGINE_SHARE
+    if config.rollout.engine == "vllm":
+        share = float(config.rollout.vllm.get("gpu_memory_utilization", ENGINE_SHARE))
+    room = int(gpu.bytes * share) - plan.gpu["engine weights"]
+    return max(0, min(config.rollout.max_sequences, room // max(1, one)))
+
+
+def problems(plans: list[ProcessPlan], gpu: Gpu) -> Iterator[tuple[str, str]]:
+    """What does not fit, and the remedies."""
+    for plan in plans:
+        if why := plan.problem(gpu):
+            yield why, "Change one of: " + "; ".join(plan.remedies)

@@ -1,0 +1,172 @@
+"""Sizes of a model, from its config.json alone: no weight is read and no memory of its size is used.
+
+Parameters are counted on torch's meta device. What a forward keeps for its backward is counted by running models of
+one and two blocks on fake tensors, which have shapes, types and storages but no data. Both are linear in the number
+of tokens and of blocks, so that four small runs give every size.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.errors import BadInput
+from paceline.process.structured_log import first_line
+
+_ATTENTION = "paceline_memory_plan"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    parameters: int
+    """Tied ones once."""
+    block_parameters: int
+    """Of the largest transformer block."""
+    root_parameters: int
+    """Of embeddings and head: what is outside the blocks."""
+    layers: int
+    hidden: int
+    vocabulary: int
+    kv_elements: int
+    """Elements of keys and values per token, over all layers."""
+    positions: int | None
+    """Longest context that the model declares."""
+    block_saved: int
+    """Bytes per token that one block keeps for its backward."""
+    root_saved: int
+    """Bytes per token that is kept outside the blocks."""
+    weight_copies: int
+    """Bytes of the weights that autocast converts, over all blocks; 0 in float32."""
+
+
+def read_shape(path: str, dtype: str, *, trust_remote_code: bool = False) -> ModelShape:
+    """``path``: directory or hub name; ``dtype``: float32 or bfloat16, in which the trainer computes.
+
+    Raises BadInput if the config cannot be read, or its model cannot be built or run without data.
+    """
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except Exception as error:  # whatever makes a user's files unreadable
+        raise BadInput(
+            f"model.path = {path!r}: its config.json cannot be read ({first_line(error)}): give a directory that has one, "
+            "or a hub name that this machine can reach"
+        ) from error
+    try:
+        return shape_of(config, dtype, trust_remote_code=trust_remote_code)
+    except (
+        Exception
+    ) as error:  # models of others' code, and data-dependent ones, fail in ways of their own
+        raise BadInput(
+            f"model.path = {path!r}: the memory of {type(config).__name__} cannot be computed ({first_line(error)}). Start "
+            "the run on one GPU and read its peak instead"
+        ) from error
+
+
+def shape_of(config: Any, dtype: str, *, trust_remote_code: bool = False) -> ModelShape:
+    """The same of a transformers config."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    text = config.get_text_config()
+    blocks = [
+        m
+        for m in model.modules()
+        if type(m).__name__ in (getattr(model, "_no_split_modules", None) or ())
+    ]
+    sizes = [sum(p.numel() for p in block.parameters()) for block in blocks]
+    total = sum(p.numel() for p in model.parameters())
+    heads = text.num_attention_heads
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    layers = text.num_hidden_layers
+
+    one, copies_of_one = _line(lambda tokens: _saved(config, 1, tokens, dtype))
+    two, copies_of_two = _line(lambda tokens: _saved(config, 2, tokens, dtype))
+    return ModelShape(
+        parameters=total,
+        block_parameters=max(sizes, default=total),
+        root_parameters=total - sum(sizes),
+        layers=layers,
+        hidden=text.hidden_size,
+        vocabulary=text.vocab_size,
+        kv_elements=2 * layers * kv_heads * head_dim,
+        positions=getattr(text, "max_position_embeddings", None),
+        block_saved=two - one,
+        root_saved=max(0, 2 * one - two),
+        weight_copies=layers * (copies_of_two - copies_of_one),
+    )
+
+
+def _line(bytes_of: Callable[[int], int]) -> tuple[int, int]:
+    """Slope and constant of bytes by tokens."""
+    few, many = bytes_of(256), bytes_of(512)
+    slope = (many - few) // 256
+    return slope, many - slope * 512
+
+
+def _saved(config: Any, blocks: int, tokens: int, dtype: str) -> int:
+    """Bytes that the forward of a model of so many blocks keeps for its backward, without its parameters and head."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from transformers import AttentionInterface, AutoModel
+
+    AttentionInterface.register(_ATTENTION, _attention)
+    small = copy.deepcopy(config.get_text_config())
+    small.num_hidden_layers = blocks
+    if getattr(small, "layer_types", None):
+        small.layer_types = small.layer_types[:blocks]
+    small.use_cache = False
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage._cdata] = storage.nbytes()
+        held.append(tensor)  # a storage that is freed could give its address to another
+        return tensor
+
+    held: list[torch.Tensor] = []
+    mixed = torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16")
+    with FakeTensorMode(), mixed:
+        model = AutoModel.from_config(small, attn_implementation=_ATTENTION, dtype=torch.float32)
+        model.train()
+        own = {p.untyped_storage()._cdata for p in model.parameters()}
+        ids = torch.zeros(1, tokens, dtype=torch.int64)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            model(
+                input_ids=ids,
+                position_ids=ids,
+                attention_mask={
+                    "full_attention": None,
+                    "sliding_attention": None,
+                }
+                if getattr(small, "layer_types", None)
+                else None,
+                use_cache=False,
+            )
+    return sum(size for storage, size in kept.items() if storage not in own)
+
+
+def _attention(
+    module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **_: Any
+) -> tuple[Any, None]:
+    """What fused attention keeps, in shapes only: queries [1, heads, T, dim], keys, values and its output. A prompt
+    that attention copies for each of its completions is not counted."""
+    import torch
+
+    class Fused(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, query: Any, key: Any, value: Any) -> Any:
+            output = query.new_zeros((*query.shape[:-1], value.shape[-1]))
+            ctx.save_for_backward(query, key, value, output)
+            return output
+
+    if torch.is_autocast_enabled("cpu"):
+        query, key, value = (t.to(torch.get_autocast_dtype("cpu")) for t in (query, key, value))
+    output = Fused.apply(query, key, value)  # type: ignore[no-untyped-call]
+    return output.transpose(1, 2).contiguous(), None

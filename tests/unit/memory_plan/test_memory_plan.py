@@ -1,0 +1,149 @@
+"""Memory plan against the bytes that models and their backward passes really hold."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from typer.testing import CliRunner
+
+from paceline.cli import app
+from paceline.config.schema import Config
+from paceline.errors import BadInput
+from paceline.memory_plan.gpus import named_gpu
+from paceline.memory_plan.memory_plan import activation_bytes, memory_plan
+from paceline.memory_plan.model_shape import read_shape, shape_of
+from paceline.preflight.gpu_memory import gpu_memory
+from policy_worker.step import attention
+from policy_worker.step.optimizer import build_optimizer
+
+SIZES = {"qwen3": (3, 128), "llama": (5, 256)}
+QWEN3_06B = {
+    "vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True,
+    "max_position_embeddings": 40960,
+}  # fmt: skip
+QWEN25_7B = {
+    "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
+    "num_attention_heads": 28, "num_key_value_heads": 4, "tie_word_embeddings": False,
+    "max_position_embeddings": 32768,
+}  # fmt: skip
+
+
+def settings(**sections):
+    base = {"model": {"path": "unused"}, "data": {"path": "unused"}}
+    return Config.model_validate(
+        {name: {**base.get(name, {}), **sections.get(name, {})} for name in {*base, *sections}}
+    )
+
+
+def random_config(family):
+    layers, hidden = SIZES[family]
+    return AutoConfig.for_model(
+        family, vocab_size=100, hidden_size=hidden, intermediate_size=3 * hidden, num_hidden_layers=layers,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=hidden // 4, max_position_embeddings=512,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("family", SIZES)
+def test_state_is_what_a_rank_holds(family):
+    config = settings()
+    model = AutoModelForCausalLM.from_config(random_config(family))
+    optimizer = build_optimizer({"policy": model}, config.train)
+    moments = [t for state in optimizer.state.values() for t in state.values() if t.ndim]
+    weights = sum(p.nbytes for p in model.parameters())
+
+    found = memory_plan(config, shape_of(random_config(family), "float32"))[0].gpu
+
+    assert found["weights"] == found["gradients"] == found["reduction scratch"] == weights
+    assert found["optimizer moments"] == sum(t.nbytes for t in moments)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", SIZES)
+def test_activations_are_within_a_tenth_of_what_a_backward_pass_keeps(family, dtype):
+    tokens = 256
+    attention.register()
+    stored = random_config(family)
+    model = AutoModelForCausalLM.from_config(stored, attn_implementation=attention.NAME)
+    model.train()
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = (storage.nbytes(), tensor)
+        return tensor
+
+    places = torch.arange(tokens)
+    packing = attention.Packing((attention.Block(places, 2, tokens // 2),), places)
+    with (
+        torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"),
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+    ):
+        model.model(
+            input_ids=places[None] % 100,
+            position_ids=places[None] % (tokens // 2),
+            packing=packing,
+            use_cache=False,
+        )
+    real = sum(size for at, (size, _) in kept.items() if at not in own)
+
+    config = settings(model={"dtype": dtype}, train={"tokens_per_microbatch": tokens})
+    shape = shape_of(stored, dtype)
+    assert activation_bytes(config, shape) + shape.weight_copies == pytest.approx(real, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "family", "count"),
+    [(QWEN3_06B, "qwen3", 596_049_920), (QWEN25_7B, "qwen2", 7_615_616_512)],
+)
+def test_published_models_have_their_number_of_parameters(numbers, family, count):
+    """The counts are those of the models' cards and weight files."""
+    assert shape_of(AutoConfig.for_model(family, **numbers), "bfloat16").parameters == count
+
+
+def test_what_cannot_fit_is_refused_with_the_setting_that_helps(tmp_path):
+    AutoConfig.for_model("qwen2", **QWEN25_7B).save_pretrained(tmp_path)
+    given = {"path": str(tmp_path), "dtype": "bfloat16", "gradient_checkpointing": True}
+    small, large = named_gpu("h100-80g"), named_gpu("400g")
+
+    refused = list(gpu_memory(settings(model=given), small))
+    assert [check.state for check in refused] == ["fail"]
+    assert "policy rank" in refused[0].found and "fleet.policy_ranks" in refused[0].remedy
+    assert [check.state for check in gpu_memory(settings(model=given), large)] == ["ok"]
+
+
+def test_more_ranks_divide_the_state_and_not_the_rows():
+    shape = shape_of(random_config("qwen3"), "float32")
+    one = memory_plan(settings(), shape)[0].gpu
+    four = memory_plan(settings(fleet={"policy_ranks": 4}), shape)[0].gpu
+    assert four["optimizer moments"] == one["optimizer moments"] // 4
+    assert four["activations"] == one["activations"]
+    assert four["gathered blocks"] > 0
+
+
+@pytest.mark.parametrize("name", ["h100", "0g", "-1g", "g", "80gb"])
+def test_unknown_gpu_is_refused_with_the_list(name):
+    with pytest.raises(BadInput, match="h100-80g"):
+        named_gpu(name)
+
+
+def test_command_says_by_part_what_does_not_fit(tmp_path):
+    AutoConfig.for_model("qwen2", **QWEN25_7B).save_pretrained(tmp_path / "model")
+    run = tmp_path / "run.toml"
+    run.write_text(f'[model]\npath = "{tmp_path}/model"\n[data]\npath = "unused"\n')
+    given = ["plan", "memory", str(run), "--json", "--gpu"]
+
+    found = CliRunner().invoke(app, [*given, "h100-80g"])
+    assert found.exit_code == 1
+    reply = json.loads(found.stdout)
+    assert reply["model"]["parameters"] == 7_615_616_512
+    assert reply["processes"][0]["gpu_bytes"]["weights"] == 4 * 7_615_616_512
+    assert reply["problems"][0]["remedy"]
+    assert CliRunner().invoke(app, [*given, "999g"]).exit_code == 0
+
+
+def test_unreadable_model_is_named(tmp_path):
+    with pytest.raises(BadInput, match=r"config\.json cannot be read"):
+        read_shape(str(tmp_path), "float32")
