@@ -101,8 +101,8 @@ def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
     remedies.append("train.tokens_per_microbatch: fewer tokens in a row")
     if config.model.dtype == "float32":
         remedies.append('model.dtype = "bfloat16": about half of the activations')
-    # Each rank reads whole float32 weights into host memory and keeps its slices.
-    host = {"loading": 4 * shape.parameters if ranks > 1 else 0}
+    # Each rank reads its float32 slices, by way of host memory.
+    host = {"loading": 4 * shape.parameters // ranks}
     if not config.recorded and config.rollout.weight_deltas:
         host["encoded deltas"] = wire_bytes(config, shape)
     return ProcessPlan("policy rank", parts, host, tuple(remedies))
