@@ -19,10 +19,9 @@ RESERVE = 0.92
 """Share of a GPU that a plan may fill. The rest is for CUDA's context and for what its allocator cannot use."""
 STATE = {"weights": 4, "gradients": 4, "optimizer moments": 8, "reduction scratch": 4}
 """Bytes per trained parameter on a rank, before they are divided by the ranks. All of it is float32."""
-LOGITS_PER_CHUNK = 1 << 25
-"""Most logits at once, in elements; policy_worker.step.logprobs has the same number."""
-LOGITS_COPIES = 4
-"""Of a chunk in float32: logits, their log-softmax, and in the backward pass the gradients of both."""
+LOGITS_COPIES, COPIES_FOR_ENTROPY = 4, 1
+"""Of a chunk in float32: logits, their log-softmax, and in the backward pass the gradients of both; one more for the
+gradient of the entropy."""
 ENGINE_SHARE = 0.9
 """Share of a GPU that vLLM takes unless rollout.vllm.gpu_memory_utilization says otherwise."""
 
@@ -88,6 +87,8 @@ def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
     if ranks > 1:
         # FSDP2 prefetches one block: two blocks of weights and one of gradients, and the root, which stays.
         parts["gathered blocks"] = 4 * (3 * shape.block_parameters + 2 * shape.root_parameters)
+        if config.train.gradient_sync == "step":
+            parts["gradients until the last row"] = 4 * trained * shape.parameters
     parts["weights converted by autocast"] = trained * shape.weight_copies
     parts["activations"] = trained * activation_bytes(config, shape)
     parts["logits"] = logits_bytes(config, shape)
@@ -98,6 +99,8 @@ def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
         remedies.insert(
             0, "model.gradient_checkpointing = true: activations of one block at a time"
         )
+    if ranks > 1 and config.train.gradient_sync == "step":
+        remedies.insert(0, 'train.gradient_sync = "row": ranks hold slices of gradients only')
     remedies.append("train.tokens_per_microbatch: fewer tokens in a row")
     if config.model.dtype == "float32":
         remedies.append('model.dtype = "bfloat16": about half of the activations')
@@ -120,10 +123,15 @@ def activation_bytes(config: Config, shape: ModelShape) -> int:
 
 
 def logits_bytes(config: Config, shape: ModelShape) -> int:
-    """Of the chunk of a row that goes through the head and log-softmax at once."""
-    rows = max(1, LOGITS_PER_CHUNK // shape.vocabulary)
-    rows = min(rows, config.train.tokens_per_microbatch)
-    return LOGITS_COPIES * 4 * rows * shape.vocabulary
+    """Of the chunk of a row that goes through the head and log-softmax at once. With several chunks, the gradient of the
+    head is held for one more of them, to be added to the sum."""
+    train = config.train
+    rows = max(1, int(train.logits_chunk_mb * (1 << 20)) // (4 * shape.vocabulary))
+    copies = LOGITS_COPIES + (COPIES_FOR_ENTROPY if train.entropy_coef else 0)
+    chunk = copies * 4 * min(rows, train.tokens_per_microbatch) * shape.vocabulary
+    return chunk + (
+        4 * shape.vocabulary * shape.hidden if rows < train.tokens_per_microbatch else 0
+    )
 
 
 def publishing_bytes(config: Config, shape: ModelShape) -> int:

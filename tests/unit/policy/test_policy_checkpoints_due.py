@@ -12,6 +12,7 @@ from paceline.errors import BadInput
 from paceline.v1 import common_pb2, policy_pb2, worker_pb2
 from policy_worker import publish_and_checkpoint
 from policy_worker.checkpoint.checkpoint import CheckpointInfo
+from tests.fixtures.policy_models import make_config
 
 
 class Desk:
@@ -45,7 +46,8 @@ class Writer:
     def __init__(self) -> None:
         self.rank = 0
         self.publishes = True
-        self.state = SimpleNamespace(step=0, version=0)
+        self.config = make_config()
+        self.state = SimpleNamespace(step=0, version=0, parts={})
         self.device = None
         self.saves: list[tuple[int, int, Future[CheckpointInfo]]] = []
         self.checkpointer = SimpleNamespace(delete=lambda paths: None)
