@@ -3,6 +3,7 @@
 # make rlhf   SFT, a reward model and PPO against it, one after the other; make rlhf ARGS="dpo" for SFT and DPO
 # make test-fast   the loop of a developer: style, types, unit tests, 100 fault schedules
 # make test   set everything up, check style and types, run the tests
+# make gpu-check   parity, speed, memory and a short run with faults on this machine's GPU; on the CPU if it has none
 # make test-long   run the tests that take long: more fleets and engines
 #
 # Needs python3 >= 3.11 with pip and venv, and for the dashboard's lint npm. The environment is made in .venv once;
@@ -26,7 +27,7 @@ export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help demo rlhf test test-fast test-long lint format proto docs bench clean
+.PHONY: help demo rlhf gpu-check test test-fast test-long lint format proto docs bench clean
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 	@echo "also: lint format proto docs bench clean"
@@ -103,6 +104,11 @@ test-long: $(VENV)/.stamp-test
 
 test-fast: lint
 	$(BIN)/python -m tests --fast $(ARGS)
+
+# Offline machines with a GPU bring their own torch: the environment is made only if python3 has none.
+gpu-check:
+	@if $(PYTHON) -c 'import torch, transformers' 2>/dev/null; then $(PYTHON) -m benchmarks.gpu_check $(ARGS); \
+	else $(MAKE) $(VENV)/.stamp-run && $(BIN)/python -m benchmarks.gpu_check $(ARGS); fi
 
 proto: $(VENV)/.stamp-dev
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)

@@ -1,0 +1,111 @@
+"""Models and groups of the GPU check, made on the spot: nothing is read from a hub."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from paceline.config.schema import Config
+from paceline.v1 import common_pb2, rollout_pb2
+from policy_worker.state import TrainState
+from policy_worker.step import attention
+from policy_worker.step.gradients import Gradients
+from policy_worker.step.logprobs import make_scorer
+from policy_worker.step.optimizer import build_optimizer
+
+COMPLETIONS = 8
+"""Of a group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    name: str
+    hidden: int
+    inner: int
+    layers: int
+    heads: int
+    kv_heads: int
+    vocabulary: int
+
+    @property
+    def config(self) -> Qwen3Config:
+        return Qwen3Config(
+            vocab_size=self.vocabulary,
+            hidden_size=self.hidden,
+            intermediate_size=self.inner,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.kv_heads,
+            head_dim=128 if self.hidden >= 1024 else 16,
+            max_position_embeddings=40_960,
+            tie_word_embeddings=True,
+        )
+
+
+QWEN3_0_6B = Shape("Qwen3 0.6B", 1024, 3072, 28, 16, 8, 151_936)
+QWEN3_1_7B = Shape("Qwen3 1.7B", 2048, 6144, 28, 16, 8, 151_936)
+TOY = Shape("toy", 64, 192, 2, 4, 2, 512)
+
+
+def run_config(dtype: str, row_tokens: int, **train: object) -> Config:
+    return Config.model_validate(
+        {
+            "model": {
+                "path": "unused",
+                "dtype": dtype,
+                "gradient_checkpointing": row_tokens > 1024,
+            },
+            "data": {"path": "unused"},
+            "train": {"lr": 1e-6, "tokens_per_microbatch": row_tokens, **train},
+            "rollout": {"group_size": COMPLETIONS, "max_tokens": row_tokens},
+        }
+    )
+
+
+def make_model(shape: Shape, device: torch.device) -> nn.Module:
+    """The same float32 weights on every device: they are drawn on the CPU if the model is small."""
+    attention.register()
+    torch.manual_seed(0)
+    with torch.device("cpu" if shape is TOY else device):
+        model = AutoModelForCausalLM.from_config(shape.config, dtype=torch.float32)
+    model = model.to(device)
+    model.set_attn_implementation(attention.NAME)
+    make_scorer(model)
+    return model
+
+
+def make_gradients(model: nn.Module, config: Config, device: torch.device) -> Gradients:
+    if config.model.gradient_checkpointing:
+        model.gradient_checkpointing_enable(  # type: ignore[operator]
+            gradient_checkpointing_kwargs={"use_reentrant": False}
+        )
+        model.train()
+    optimizer = build_optimizer({"policy": model}, config.train)
+    return Gradients(TrainState({"policy": model}, optimizer, 0, 0, config), device)
+
+
+def make_group(shape: Shape, row_tokens: int, seed: int = 0) -> rollout_pb2.Group:
+    """A group that fills one row: a prompt of a sixteenth, and completions of equal length."""
+    rng = np.random.default_rng(seed)
+    prompt = max(4, row_tokens // 16)
+    length = (row_tokens - prompt) // COMPLETIONS
+    group = rollout_pb2.Group(
+        task=common_pb2.TaskRef(task_id=f"t{seed}", attempt=1),
+        prompt_tokens=rng.integers(0, shape.vocabulary, prompt).astype("<i4").tobytes(),
+    )
+    for index in range(COMPLETIONS):
+        group.completions.add(
+            tokens=rng.integers(0, shape.vocabulary, length).astype("<i4").tobytes(),
+            logprobs=np.full(length, -np.log(shape.vocabulary), "<f4").tobytes(),
+            versions=[common_pb2.VersionSpan(version=0, length=length)],
+            reward=float(index % 2),
+        )
+    return group
+
+
+def trained_tokens(group: rollout_pb2.Group) -> int:
+    return sum(len(completion.tokens) // 4 for completion in group.completions)

@@ -1,0 +1,65 @@
+"""Parity of devices and types: log-probs and gradients of one row, against float32 on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.gpu_check.models import (
+    TOY,
+    make_gradients,
+    make_group,
+    make_model,
+    run_config,
+    trained_tokens,
+)
+from policy_worker.step.batch import decode
+from policy_worker.step.totals import StepTotals
+
+ROW_TOKENS = 512
+BOUNDS = {"float32": (1e-4, 1e-4), "bfloat16": (5e-2, 5e-2)}
+"""Largest difference of a log-prob in nats, and of the gradient relative to its norm. float32 on two devices differs by
+the order of its sums, bfloat16 by its 8 bits of mantissa."""
+
+
+def parity(device: torch.device) -> list[dict[str, Any]]:
+    """A row for each type. On a machine without a GPU bfloat16 is compared on the CPU."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    expected = measured(torch.device("cpu"), "float32")
+    rows = []
+    for dtype, (logprob_bound, gradient_bound) in BOUNDS.items():
+        found = measured(device, dtype)
+        logprob = float((found[0] - expected[0]).abs().max())
+        gradient = float((found[1] - expected[1]).norm() / expected[1].norm())
+        rows.append(
+            {
+                "device": device.type,
+                "type": dtype,
+                "largest difference of a log-prob, nats": logprob,
+                "difference of the gradient": gradient,
+                "ok": logprob <= logprob_bound and gradient <= gradient_bound,
+            }
+        )
+    return rows
+
+
+def measured(device: torch.device, dtype: str) -> tuple[Tensor, Tensor]:
+    """Log-probs [tokens] and the flat gradient of one row, on the CPU."""
+    model = make_model(TOY, device)
+    config = run_config(dtype, ROW_TOKENS)
+    gradients = make_gradients(model, config, device)
+    group = make_group(TOY, ROW_TOKENS)
+    batch = decode([group])
+    micro = gradients.forwards.pack(batch, np.arange(len(batch.length)), device)
+    with torch.no_grad():
+        logprobs = gradients.forwards.scores(micro)[0].logprobs.detach().cpu()
+    totals = StepTotals(1, 0, trained_tokens(group), len(group.completions))
+    gradients.begin(totals, [(group.task.task_id, group.task.attempt)])
+    gradients.add([group])
+    flat = torch.cat(
+        [p.grad.reshape(-1).float().cpu() for p in gradients.parameters if p.grad is not None]
+    )
+    return logprobs, flat

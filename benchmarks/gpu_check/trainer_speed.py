@@ -1,0 +1,102 @@
+"""Speed and memory of the trainer on one device: tokens per second, MFU, and peak memory against the plan."""
+
+from __future__ import annotations
+
+import gc
+import time
+from typing import Any
+
+import torch
+
+from benchmarks.gpu_check.models import (
+    Shape,
+    make_gradients,
+    make_group,
+    make_model,
+    run_config,
+    trained_tokens,
+)
+from paceline.memory_plan.memory_plan import memory_plan
+from paceline.memory_plan.model_shape import shape_of
+from policy_worker.step.totals import StepTotals
+
+STEPS = 3
+PEAK_FLOPS = {
+    "H100": 989e12,
+    "H200": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "H20": 148e12,
+    "B200": 2250e12,
+}
+"""Dense bfloat16 operations per second that NVIDIA's data sheets state, by what the device's name contains."""
+
+
+def trainer_speed(device: torch.device, shape: Shape, row_tokens: int) -> dict[str, Any]:
+    """Steps of one row each: forward, loss, backward, clip, AdamW."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    model = make_model(shape, device)
+    config = run_config("bfloat16", row_tokens)
+    gradients = make_gradients(model, config, device)
+    optimizer = gradients.state.optimizer
+    group = make_group(shape, row_tokens)
+    tokens = trained_tokens(group)
+    seconds = []
+    for step in range(1, STEPS + 2):
+        _wait(device)
+        begun = time.perf_counter()
+        totals = StepTotals(step, step - 1, tokens, len(group.completions))
+        gradients.begin(totals, [(group.task.task_id, group.task.attempt)])
+        gradients.add([group])
+        torch.nn.utils.clip_grad_norm_(gradients.parameters, 1.0)
+        optimizer.step()
+        gradients.clear()
+        _wait(device)
+        seconds.append(time.perf_counter() - begun)
+    parameters = sum(p.numel() for p in model.parameters())
+    best = min(seconds[1:])
+    rate = row_tokens / best
+    row = {
+        "model": shape.name,
+        "parameters": parameters,
+        "row": row_tokens,
+        "step, s": best,
+        "tokens/s": rate,
+        "MFU": _mfu(device, parameters, rate),
+        **_memory(device, shape, row_tokens),
+    }
+    del model, gradients, optimizer
+    gc.collect()
+    return row
+
+
+def _memory(device: torch.device, shape: Shape, row_tokens: int) -> dict[str, Any]:
+    """Peak of the device against `paceline plan memory`, less what one process without a mesh does not hold."""
+    if device.type != "cuda":
+        return {"peak, GiB": None, "of the plan": None}
+    config = run_config("bfloat16", row_tokens)
+    parts = memory_plan(config, shape_of(shape.config, "bfloat16"))[0].gpu
+    planned = sum(
+        size for name, size in parts.items() if name not in ("publishing", "reduction scratch")
+    )
+    peak = torch.cuda.max_memory_allocated(device)
+    return {"peak, GiB": peak / (1 << 30), "of the plan": peak / planned}
+
+
+def _mfu(device: torch.device, parameters: int, tokens_per_s: float) -> float | None:
+    """Share of the device's peak: 6 operations per parameter and token, without what is recomputed and without attention.
+
+    Source: Chowdhery et al., PaLM, arXiv 2204.02311, appendix B.
+    """
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    peak = next((flops for part, flops in PEAK_FLOPS.items() if part in name), None)
+    return None if peak is None else 6 * parameters * tokens_per_s / peak
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

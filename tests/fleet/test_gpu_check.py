@@ -1,0 +1,55 @@
+"""The GPU check on a machine without a GPU: every part runs, small, on the CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HIDDEN = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+
+
+@pytest.mark.long
+def test_every_part_runs_on_the_cpu_and_the_run_survives_both_kills(tmp_path: Path) -> None:
+    out = tmp_path / "found.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu_check", "--out", str(out)],
+        cwd=ROOT,
+        env=HIDDEN,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "no GPU: a toy model on the CPU" in done.stdout
+    found = json.loads(out.read_text())
+    assert [row["type"] for row in found["parity"]] == ["float32", "bfloat16"]
+    assert found["trainer"][0]["tokens/s"] > 0
+    assert found["publication"][0]["GB"] > 0
+    (run,) = found["fleet"]
+    assert (run["steps"], run["samples lost"], run["samples duplicated"]) == (12, 0, 0)
+
+
+def test_a_part_that_fails_is_named_and_the_others_run(tmp_path: Path) -> None:
+    broken = (
+        "import sys, benchmarks.gpu_check.__main__ as m\n"
+        "m.parity = lambda device: [{'type': 'float32', 'ok': False}]\n"
+        f"sys.argv[1:] = ['--without-fleet', '--out', {str(tmp_path / 'found.json')!r}]\n"
+        "m.main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", broken],
+        cwd=ROOT,
+        env=HIDDEN,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 1
+    assert "failed: parity" in done.stderr
+    assert json.loads((tmp_path / "found.json").read_text())["trainer"]
