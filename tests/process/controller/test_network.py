@@ -30,7 +30,7 @@ def assert_sound(url: str) -> None:
 
 @contextmanager
 def behind_proxies(directory: Path, number: int) -> Iterator[tuple[Controllers, list[TcpProxy]]]:
-    """Controllers that each reach Redis through a proxy of its own."""
+    """Controllers that each reach Redis through a proxy of its own. Workers reach their payloads directly."""
     url = ensure_redis(directory / "run", RedisConfig()).url
     parts = urlsplit(url)
     proxies = [TcpProxy(("127.0.0.1", parts.port or 0)) for _ in range(number)]
@@ -38,7 +38,8 @@ def behind_proxies(directory: Path, number: int) -> Iterator[tuple[Controllers, 
         with running_controllers(directory, 0) as controllers:
             for index, proxy in enumerate(proxies):
                 through = url.replace(f":{parts.port}/", f":{proxy.port}/")
-                start_with(controllers, f"controller-{index}", f'redis.url="{through}"')
+                urls = f'redis.url="{through}"', f'payloads.url="{url}"'
+                start_with(controllers, f"controller-{index}", *urls)
             yield controllers, proxies
     finally:
         for proxy in proxies:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -35,16 +37,22 @@ def s3() -> Iterator[subprocess.Popen[bytes]]:
         patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
         patch.setenv("AWS_MAX_ATTEMPTS", "1")
         try:
-            files = fsspec.filesystem("s3", skip_instance_cache=True)
-            for _ in range(600):
-                with suppress(OSError):
-                    files.mkdir("bucket")
-                    break
-                assert server.poll() is None
+            await_server(server, port)
+            fsspec.filesystem("s3", skip_instance_cache=True).mkdir("bucket")
             yield server
         finally:
             server.kill()
             server.wait()
+
+
+def await_server(server: subprocess.Popen[bytes], port: int) -> None:
+    """Returns once it listens; it says nothing of it, and takes seconds on a busy machine."""
+    deadline = time.monotonic() + 120
+    while True:
+        assert server.poll() is None and time.monotonic() < deadline
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return
+        time.sleep(0.05)
 
 
 @pytest.fixture(params=["s3", "memory", "file", "redis"])

@@ -276,13 +276,17 @@ def test_members_without_nccl_take_gloo(monkeypatch: pytest.MonkeyPatch) -> None
 
 def ask(uuids: list[str | None], rank: int, monkeypatch: pytest.MonkeyPatch) -> bool:
     """The answer of member ``rank`` at a meeting of members with these devices; None: no GPU."""
-    said: dict[str, bytes] = {}
+    said: dict[int, bytes] = {}
+
+    def exchange(topic: str, peer: int, value: bytes, size: int) -> list[bytes]:
+        said[peer] = value
+        return [said.get(other, b"") for other in range(size)]
+
+    meeting: Any = SimpleNamespace(exchange=exchange)
     for peer in (*(p for p in range(len(uuids)) if p != rank), rank):
         device = torch.device("cpu" if uuids[peer] is None else "cuda:0")
         properties = SimpleNamespace(uuid=uuids[peer])
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, found=properties: found)
-        meeting = Meeting(said)
-        monkeypatch.setattr(meeting, "get", lambda names: [said.get(n, b"") for n in names])
         present = MeshMember(peer, len(uuids), device, "127.0.0.1", timeout_s=DEADLINE_S)
-        answer = agree_on_nccl(meeting, present)  # type: ignore[arg-type]
+        answer = agree_on_nccl(meeting, present)
     return answer

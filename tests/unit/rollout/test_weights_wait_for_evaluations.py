@@ -38,20 +38,21 @@ class Receiving:
         self.evaluating, self.asked = threading.Event(), threading.Event()
         self.evaluating.set()
         self.loaded: list[int] = []
-        came = iter([SimpleNamespace(version=1, seconds=0.1)])
+        came = iter([SimpleNamespace(version=1, seconds=0.1, base=None)])
 
-        def receive(mesh: Any, newer_than: int) -> Any:
+        def receive(mesh: Any, newer_than: int, base: Any) -> Any:
             for staged in came:
                 return staged
             raise EpochCancelled("over")
 
-        patch.setattr(weight_receiver, "say_hello", lambda mesh, version: None)
+        patch.setattr(weight_receiver, "say_hello", lambda mesh, version, base: None)
         patch.setattr(weight_receiver, "acknowledge", lambda mesh, version: None)
         patch.setattr(weight_receiver, "receive_snapshot", receive)
         receiver: Any = WeightReceiver.__new__(WeightReceiver)
         receiver._handing_over, receiver.version = threading.Lock(), version
         receiver._on_weights = lambda staged: self.loaded.append(staged.version)
         receiver._evaluating = self.ask
+        receiver._base, receiver._deltas = None, True
         receiver._formed = lambda link, has: None
         self.link = WeightLink(1, "policy-0")
         self.thread = threading.Thread(target=self.run, args=(receiver,), daemon=True)
