@@ -36,12 +36,12 @@ def doom(gradients, fates):
 
     add, add_row = gradients.add, gradients._add_row
 
-    def doomed_add(self, groups):
+    def doomed_add(self, groups, *arguments, **named):
         met = {fates.get(group.task.task_id) for group in groups}
         if "kill" in met:
             os.kill(os.getpid(), signal.SIGKILL)
         self.too_large = "memory" in met or ("follower_memory" in met and self.replica.rank > 0)
-        add(self, groups)
+        add(self, groups, *arguments, **named)
 
     def doomed_row(self, *arguments, **named):
         if self.too_large:
