@@ -180,9 +180,9 @@ class Trap:
 
     def _send(self) -> None:
         def make(whole: Any) -> Any:
-            def send_snapshot(mesh: Any, snapshot: Any) -> Any:
+            def send_snapshot(mesh: Any, *arguments: Any) -> Any:
                 self._during(type(mesh), "send_async")
-                return whole(mesh, snapshot)
+                return whole(mesh, *arguments)
 
             return send_snapshot
 
