@@ -93,7 +93,8 @@ def test_killing_any_rank_ends_all(job: Job, victim: int) -> None:
     processes[victim].kill()
     others = [ended(p) for p in processes if p is not processes[victim]]
     assert [code for code, _ in others] == [1, 1]
-    assert all("rank lost, replica ends" in err for _, err in others)
+    # Whichever notices first: the link between ranks, or the collective in which those above 0 wait.
+    assert all("rank lost, replica ends" in err or "gloo" in err for _, err in others), others
 
 
 @pytest.mark.parametrize("victim", [0, 1])
