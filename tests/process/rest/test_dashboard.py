@@ -543,10 +543,10 @@ def test_a_thousand_workers_and_a_hundred_thousand_steps_stay_smooth(
         ):
             page.execute_script(f"document.getElementById('tab-{tab}').click()")
             wait(ready, f"{tab} is not shown")
-            blocked_ms = page.execute_async_script(LONGEST_BLOCK, 2000)
-            print(f"{tab}: the page was blocked for at most {blocked_ms:.0f} ms")
-            # Beside whatever else this machine does; a page that redraws everything takes seconds.
-            assert blocked_ms < 600
+            share = _busy_share(page)
+            print(f"{tab}: the page's thread computed for {share:.0%} of the time")
+            # CPU time, whatever else this machine does; a page that redraws everything is never idle.
+            assert share < 0.5
         # A point of a curve stands for many steps, and its words say so.
         label = "return document.querySelector('.chart canvas').getAttribute('aria-label')"
         told = re.search(r"at steps ([\d]+)–100000, mean: ", page.execute_script(label))
@@ -557,15 +557,22 @@ def test_a_thousand_workers_and_a_hundred_thousand_steps_stay_smooth(
         wait(
             lambda: rows_of(page, "workers-table")[-1][0] == "rollout-0999", "the end is not shown"
         )
-        times = [_timed(url, path) for path in ("workers", "metrics?points=500", "run")]
-        print("answers:", json.dumps(times))
-        assert max(times) < 2.0
+        sizes = [len(json.dumps(api(url, p))) for p in ("workers", "metrics?points=500", "run")]
+        print("bytes of answers:", sizes)
+        assert max(sizes) < 2 << 20
 
 
-def _timed(url: str, path: str) -> float:
-    began = time.perf_counter()
-    api(url, path)
-    return round(time.perf_counter() - began, 3)
+def _busy_share(page: Any, span_ms: int = 2000) -> float:
+    """CPU time of the page's main thread over wall time, while it shows ``span_ms`` of an unchanged run."""
+    page.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def metric(name: str) -> float:
+        found = page.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
+        return next(float(m["value"]) for m in found if m["name"] == name)
+
+    computed, began = metric("TaskDuration"), metric("Timestamp")
+    page.execute_async_script("setTimeout(arguments[1], arguments[0])", span_ms)
+    return (metric("TaskDuration") - computed) / (metric("Timestamp") - began)
 
 
 # Of text on a completion's background, as WCAG computes it.
@@ -588,17 +595,4 @@ const paper = getComputedStyle(box).backgroundColor, over = getComputedStyle(spa
 const pair = [light(paper, over.backgroundColor), light(over.color)].sort((a, b) => b - a);
 box.remove();
 return (pair[0] + 0.05) / (pair[1] + 0.05);
-"""
-
-LONGEST_BLOCK = """
-const [span, done] = arguments, began = performance.now();
-let last = began, worst = 0;
-const beat = new MessageChannel();
-beat.port1.onmessage = () => {
-  const now = performance.now();
-  worst = Math.max(worst, now - last);
-  last = now;
-  if (now - began > span) done(worst); else setTimeout(() => beat.port2.postMessage(0), 5);
-};
-beat.port2.postMessage(0);
 """
