@@ -35,6 +35,12 @@ def test_supervised_fine_tuning_survives_the_deaths_of_both_kinds_of_workers(
     config.write_text(text)
     up = Up(config, tmp_path / "run")
     try:
+        # A worker that dies before it has registered is nobody's death.
+        up.until(
+            lambda: (
+                {"policy-0", "rollout-0"} <= {e["worker_id"] for e in up.events("WorkerRegistered")}
+            )
+        )
         up.until(lambda: up.step() >= 10)
         for name in ("policy-0", "rollout-0"):
             os.kill(up.pid(name), signal.SIGKILL)
