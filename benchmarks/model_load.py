@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks.runs import child, machine, write
-from paceline.process.process_exit import leave_after
+from paceline.process.lifetime.process_exit import leave_after
 from policy_worker.ranks.rank_group import RankGroup, join_ranks, start_ranks
 
 SAMPLE_S = 0.005

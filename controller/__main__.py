@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 from paceline.config.load import load_config
-from paceline.process.process_exit import exit_status, leave
+from paceline.process.lifetime.process_exit import exit_status, leave
 from paceline.process.process_limits import set_process_limits
 from paceline.process.structured_log import setup
 from paceline.process.user_code import search_start_directory_last

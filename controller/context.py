@@ -15,10 +15,10 @@ from controller.ledger.commands import RunSpec
 from controller.ledger.facts import EvalSet
 from controller.ledger.learning_rate import LearningRate
 from controller.store.stores import Stores
-from paceline.config.evaluation import measures_truth
 from paceline.config.load import fleet_digest, run_digest
 from paceline.config.run_length import run_steps
 from paceline.config.schema import Config
+from paceline.config.sections.evaluation import measures_truth
 from paceline.redis.client import parse_sentinel
 from paceline.redis.leader_lease import LeaderIdentity
 from paceline.worker_pools import desired_workers

@@ -12,9 +12,9 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 from controller.ledger.commands import Kind, LeasedTask
-from paceline.config.evaluation import EvalSetConfig
 from paceline.config.schema import Config
-from paceline.config.training import DataConfig
+from paceline.config.sections.evaluation import EvalSetConfig
+from paceline.config.sections.training import DataConfig
 from paceline.dataset.data_order import DataSource
 from paceline.dataset.recorded_rows import check_run_rows
 from paceline.dataset.row_source import DataError

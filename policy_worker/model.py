@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 from transformers.utils import logging as transformers_logging
 
 from paceline.config.schema import Config
-from paceline.config.training import ModelConfig
+from paceline.config.sections.training import ModelConfig
 from paceline.errors import BadInput
 from paceline.process.structured_log import first_line
 from policy_worker.objectives.part import Part

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from paceline.config.scorers import ScorerConfig
+from paceline.config.sections.scorers import ScorerConfig
 from scorer_worker.scorer import Item, NoScore
 
 SHOWN = 160

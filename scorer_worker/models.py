@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from paceline.config.schema import Config
-from paceline.config.scorers import ScorerConfig
+from paceline.config.sections.scorers import ScorerConfig
 from paceline.errors import one_line
 from scorer_worker.scorer import Item, ScorerError
 

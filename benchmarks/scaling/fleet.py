@@ -33,7 +33,7 @@ from controller.ledger.events import to_json
 from controller.ledger.facts import GroupFacts
 from controller.ledger.views.directive_grounds import directive_grounds
 from controller.proto_encoding import directive_of
-from paceline.config.workers import FleetConfig
+from paceline.config.sections.workers import FleetConfig
 from paceline.ids import MeshEpoch, Version
 from paceline.v1 import common_pb2, worker_pb2
 

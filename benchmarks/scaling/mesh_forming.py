@@ -14,7 +14,7 @@ from typing import Any
 import redis
 import torch
 
-from paceline.config.services import RedisConfig
+from paceline.config.sections.services import RedisConfig
 from paceline.mesh.elastic_mesh import ProcessMesh
 from paceline.redis.server import ensure_redis, stop_redis
 

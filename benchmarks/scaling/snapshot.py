@@ -17,7 +17,7 @@ from controller.ledger.state.fleet import Worker
 from controller.ledger.state.tasks import Task, TaskState
 from controller.store.journal import Journal, LedgerSnapshot, Position
 from controller.store.redis_keys import Keys
-from paceline.config.services import RedisConfig
+from paceline.config.sections.services import RedisConfig
 from paceline.ids import Step, TaskId, Version
 from paceline.redis.client import connect
 from paceline.redis.server import ensure_redis, stop_redis

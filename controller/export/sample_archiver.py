@@ -25,7 +25,7 @@ from typing import Any
 from controller.ledger.state.state import State
 from controller.ledger.views.group_views import place_of
 from controller.rest.replies.group_replies import content_of, facts_of
-from paceline.config.services import ArchiveConfig
+from paceline.config.sections.services import ArchiveConfig
 from paceline.dataset.row_sampler import mix
 from paceline.ids import Step, TaskId
 from paceline.payloads.store import PayloadStore

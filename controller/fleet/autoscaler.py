@@ -19,7 +19,7 @@ from controller.ledger.commands import CommandRefused, Role, Scale
 from controller.ledger.enums import Phase
 from controller.ledger.state.state import State
 from controller.store.journal import Deposed
-from paceline.config.workers import FleetConfig
+from paceline.config.sections.workers import FleetConfig
 from paceline.process.structured_log import event
 
 log = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from controller.ledger import Ledger
 from controller.ledger.commands import Command, DeclareDead, ExpireLease, FormMesh
 from controller.ledger.enums import DeathCause
 from controller.ledger.state.state import State
-from paceline.config.workers import FleetConfig
+from paceline.config.sections.workers import FleetConfig
 from paceline.ids import TaskId
 from paceline.v1 import worker_pb2
 

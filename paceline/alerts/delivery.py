@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.config.services import AlertsConfig
+from paceline.config.sections.services import AlertsConfig
 
 TIMEOUT_S = 10.0
 

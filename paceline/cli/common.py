@@ -18,7 +18,7 @@ from paceline.run_view.files.run_file_writer import finite
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config
-    from paceline.config.services import AuthConfig
+    from paceline.config.sections.services import AuthConfig
     from paceline.rpc.client import ControlPlane
     from paceline.rpc.rest_client import RestReader
 
@@ -127,7 +127,7 @@ class Target:
 
         If it names no token, the run's own one is used.
         """
-        from paceline.config.services import AuthConfig
+        from paceline.config.sections.services import AuthConfig
         from paceline.rpc.auth import TOKEN_FILE
 
         if config is None and self.run_dir and (self.run_dir / "config.toml").is_file():

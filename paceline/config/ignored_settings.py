@@ -6,8 +6,8 @@ worth a warning: it may be left from another algorithm.
 
 from __future__ import annotations
 
-from paceline.config.preference_objectives import PREFERENCES
-from paceline.config.training import TrainConfig
+from paceline.config.sections.preference_objectives import PREFERENCES
+from paceline.config.sections.training import TrainConfig
 
 TERMS = ("kl_coef", "entropy_coef", "overlong_filter", "covariance")
 """Settings that add a term to the loss, or take tokens out of it."""

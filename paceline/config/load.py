@@ -20,7 +20,7 @@ from pydantic_core import ErrorDetails
 from paceline.config.fields import Section, meaning, table_of
 from paceline.config.lines import field_lines
 from paceline.config.schema import SECTIONS, Config
-from paceline.config.scorers import ScorerConfig
+from paceline.config.sections.scorers import ScorerConfig
 from paceline.config.setting_rules import Rule, values_of, with_settings
 from paceline.errors import BadInput
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from paceline.config.training import DataConfig
-from paceline.config.workers import RolloutConfig
+from paceline.config.sections.training import DataConfig
+from paceline.config.sections.workers import RolloutConfig
 
 
 class RowForm(StrEnum):

@@ -8,9 +8,9 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from paceline.config.fields import Section, meaning, table_of
-from paceline.config.objectives import BUILT_IN
 from paceline.config.schema import SECTIONS
-from paceline.config.scorers import ScorerConfig, ScorersConfig
+from paceline.config.sections.objectives import BUILT_IN
+from paceline.config.sections.scorers import ScorerConfig, ScorersConfig
 
 HEAD = """\
 # Settings

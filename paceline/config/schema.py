@@ -12,14 +12,19 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from paceline.config.algorithms import FAMILY
-from paceline.config.evaluation import EvaluationConfig, problem_of_evaluation
 from paceline.config.fields import Section
 from paceline.config.ignored_settings import problem_of_ignored
-from paceline.config.objectives import BUILT_IN, DistillOptions, ObjectiveConfig, problem_of
-from paceline.config.preference_objectives import PREFERENCES, problem_of_preferences
 from paceline.config.recorded import problem_of_recorded, with_group_size
-from paceline.config.scorers import ScorersConfig, problem_of_scorers, workers_of
-from paceline.config.services import (
+from paceline.config.sections.evaluation import EvaluationConfig, problem_of_evaluation
+from paceline.config.sections.objectives import (
+    BUILT_IN,
+    DistillOptions,
+    ObjectiveConfig,
+    problem_of,
+)
+from paceline.config.sections.preference_objectives import PREFERENCES, problem_of_preferences
+from paceline.config.sections.scorers import ScorersConfig, problem_of_scorers, workers_of
+from paceline.config.sections.services import (
     AlertsConfig,
     ArchiveConfig,
     AuthConfig,
@@ -30,7 +35,7 @@ from paceline.config.services import (
     RestConfig,
     TelemetryConfig,
 )
-from paceline.config.training import (
+from paceline.config.sections.training import (
     NEED_ANSWERS,
     DataConfig,
     ModelConfig,
@@ -38,7 +43,7 @@ from paceline.config.training import (
     RunConfig,
     TrainConfig,
 )
-from paceline.config.workers import FleetConfig, KubernetesConfig, RayConfig, RolloutConfig
+from paceline.config.sections.workers import FleetConfig, KubernetesConfig, RayConfig, RolloutConfig
 
 
 class Config(Section):

@@ -18,8 +18,8 @@ import tomli_w
 from pydantic.fields import FieldInfo
 
 from paceline.config.fields import meaning
-from paceline.config.objectives import BUILT_IN
 from paceline.config.schema import SECTIONS
+from paceline.config.sections.objectives import BUILT_IN
 
 WIDTH = 98
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.config.recorded import RowForm, row_form
-from paceline.config.training import DataConfig
+from paceline.config.sections.training import DataConfig
 from paceline.dataset.row_source import DataError, RowSource
 from paceline.dataset.rows import (
     Message,

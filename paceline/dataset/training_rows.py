@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from paceline.config.training import DataConfig, SourceConfig
+from paceline.config.sections.training import DataConfig, SourceConfig
 from paceline.dataset.data_order import DataSource, shares
 from paceline.dataset.recorded_rows import check_run_rows
 from paceline.dataset.row_source import Concatenated, DataError, Row, RowSource

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from paceline.config.services import REDIS_SCHEMES
+from paceline.config.sections.services import REDIS_SCHEMES
 from paceline.payloads.file_payloads import FilePayloads
 from paceline.payloads.fsspec_payloads import FsspecPayloads
 from paceline.payloads.redis_payloads import RedisPayloads

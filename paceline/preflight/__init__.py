@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config
-    from paceline.config.services import AuthConfig
+    from paceline.config.sections.services import AuthConfig
     from paceline.preflight.check import Check
 
 PLACED = ("run directory", "earlier run", "inputs", "access", "ports", "redis", "payloads")

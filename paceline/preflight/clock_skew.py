@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.config.schema import Config
-from paceline.config.services import AuthConfig
+from paceline.config.sections.services import AuthConfig
 from paceline.preflight.check import Check, fail, judge, ok
 from paceline.rpc.auth import AuthError, client_root, read_token
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.config.ignored_settings import ignored
-from paceline.config.objectives import DistillOptions
 from paceline.config.schema import Config
-from paceline.config.scorers import named_scorer
+from paceline.config.sections.objectives import DistillOptions
+from paceline.config.sections.scorers import named_scorer
 from paceline.preflight.check import Check, ok, warn
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.config.schema import Config
-from paceline.config.training import DataConfig
+from paceline.config.sections.training import DataConfig
 from paceline.dataset.recorded_rows import check_run_rows
 from paceline.dataset.rows import (
     DataError,

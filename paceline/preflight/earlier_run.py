@@ -9,8 +9,8 @@ from typing import Any
 from paceline.config.differences import differences
 from paceline.config.load import ConfigError, load_config, run_digest
 from paceline.config.schema import Config
+from paceline.config.sections.training import LENGTHS
 from paceline.config.setting_rules import problem_of_divisor
-from paceline.config.training import LENGTHS
 from paceline.errors import BadInput
 from paceline.preflight.check import Check, fail, ok
 from paceline.preflight.run_length import steps_of

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from paceline.config.run_length import length_in_words
 from paceline.config.schema import Config
-from paceline.config.scorers import named_scorer
+from paceline.config.sections.scorers import named_scorer
 from paceline.errors import BadInput
 from paceline.preflight.check import CORRECT, LENGTH, Check, fail, ok
 from paceline.preflight.data import check_data

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.config.schema import Config
-from paceline.config.services import RedisConfig
+from paceline.config.sections.services import RedisConfig
 from paceline.errors import BadInput
 from paceline.preflight.check import Check, fail, ok, warn
 from paceline.preflight.deadline import NoAnswer, read_in_time

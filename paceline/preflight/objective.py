@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.config.objectives import BUILT_IN
 from paceline.config.schema import Config
+from paceline.config.sections.objectives import BUILT_IN
 from paceline.preflight.check import CORRECT, Check, fail, warn
 from paceline.preflight.import_check import import_check
 
@@ -15,7 +15,9 @@ def objective_checks(config: Config) -> Iterator[Check]:
     name = config.train.algorithm
     if name in BUILT_IN:
         return
-    done = import_check("policy_worker.objectives.check", name, config.model_dump_json())
+    done = import_check(
+        "policy_worker.objectives.conformance.check", name, config.model_dump_json()
+    )
     if done.problem:
         yield fail("inputs", done.problem, CORRECT)
         return

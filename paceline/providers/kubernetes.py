@@ -19,7 +19,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from paceline.config.workers import KubernetesConfig
+from paceline.config.sections.workers import KubernetesConfig
 from paceline.providers.base import Provider, Trouble, desired_of
 from paceline.v1 import admin_pb2
 from paceline.worker_pools import role_of, scorer_of

@@ -13,7 +13,7 @@ from typing import IO, Any
 from paceline.process.torchrun_environment import without_place
 
 LAUNCH = (
-    "import os, sys; from paceline.process.parent_death_signal import die_with; die_with(int(sys.argv[1]));"
+    "import os, sys; from paceline.process.lifetime.parent_death_signal import die_with; die_with(int(sys.argv[1]));"
     "os.execv(sys.executable, [sys.executable, '-P', '-m', *sys.argv[2:]])"
 )
 """The parent death signal stays set across the exec."""

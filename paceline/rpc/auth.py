@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from paceline.config.schema import Config
-from paceline.config.services import AuthConfig
+from paceline.config.sections.services import AuthConfig
 from paceline.errors import BadInput
 from paceline.process.private_files import new_private_directory
 from paceline.rpc.addresses import is_loopback

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from paceline.config.services import MetricsConfig
+from paceline.config.sections.services import MetricsConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from paceline.process.process_start import age_s
+from paceline.process.lifetime.process_start import age_s
 from paceline.run_view.files.fleet_file import ProcessId
 
 UNSEEN = -1000

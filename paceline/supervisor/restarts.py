@@ -13,7 +13,7 @@ import signal
 from collections import defaultdict, deque
 from dataclasses import dataclass
 
-from paceline.process.process_exit import ENGINE_LOST
+from paceline.process.lifetime.process_exit import ENGINE_LOST
 
 WINDOW_S = 600.0
 FIRST_DELAY_S = 0.5

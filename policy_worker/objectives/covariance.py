@@ -12,7 +12,7 @@ import zlib
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.config.training import TrainConfig
+from paceline.config.sections.training import TrainConfig
 from policy_worker.step.batch import Floats, TokenBatch
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.config.objectives import DistillOptions
+from paceline.config.sections.objectives import DistillOptions
 from policy_worker.objectives.columns import TokenColumns
 from policy_worker.objectives.grpo import grpo_loss
 from policy_worker.objectives.importance_ratio import ratio

@@ -15,9 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.config.training import TrainConfig
+from paceline.config.sections.training import TrainConfig
 from policy_worker.objectives.columns import TokenColumns
 from policy_worker.objectives.covariance import chosen_tokens
+from policy_worker.objectives.credit.token_rewards import token_advantages
 from policy_worker.objectives.importance_ratio import (
     LOG_RATIO_LIMIT,
     proximal_policy,
@@ -25,8 +26,7 @@ from policy_worker.objectives.importance_ratio import (
     ratio_mask,
 )
 from policy_worker.objectives.objective import Loss, Objective
-from policy_worker.objectives.sequence_sums import sequence_mean, sum_to_end
-from policy_worker.objectives.token_rewards import token_advantages
+from policy_worker.objectives.preferences.sequence_sums import sequence_mean, sum_to_end
 from policy_worker.step.batch import TokenBatch
 from policy_worker.step.logprobs import TokenScores
 from policy_worker.step.totals import StepTotals

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.config.training import TrainConfig
+from paceline.config.sections.training import TrainConfig
 from policy_worker.objectives.columns import TokenColumns
 
 LOG_RATIO_LIMIT = 20.0

@@ -10,19 +10,19 @@ from typing import Any
 from pydantic import ValidationError
 
 from paceline.config.algorithms import FAMILY
-from paceline.config.objectives import problem_of
 from paceline.config.schema import Config
+from paceline.config.sections.objectives import problem_of
 from paceline.errors import BadInput, one_line
 from paceline.process.import_by_name import NotFound, find
 from policy_worker.objectives.distill import Distill
-from policy_worker.objectives.dpo import Dpo, Ipo, OnlineDpo
 from policy_worker.objectives.grpo import Grpo
-from policy_worker.objectives.kto import Kto
 from policy_worker.objectives.objective import Objective
-from policy_worker.objectives.orpo import Orpo
 from policy_worker.objectives.part import POLICY, REFERENCE, Part
 from policy_worker.objectives.ppo import Ppo
-from policy_worker.objectives.reward_model import RewardModel
+from policy_worker.objectives.preferences.dpo import Dpo, Ipo, OnlineDpo
+from policy_worker.objectives.preferences.kto import Kto
+from policy_worker.objectives.preferences.orpo import Orpo
+from policy_worker.objectives.preferences.reward_model import RewardModel
 from policy_worker.objectives.sft import Sft
 
 BUILT_IN: dict[str, type[Objective]] = {

@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.config.fields import Section
-from paceline.config.objectives import NoOptions
 from paceline.config.schema import Config
-from paceline.config.scorers import named_scorer
+from paceline.config.sections.objectives import NoOptions
+from paceline.config.sections.scorers import named_scorer
 from policy_worker.objectives.columns import TokenColumns, token_weights
 from policy_worker.objectives.part import POLICY, REFERENCE, Part
 from policy_worker.step.batch import Floats, TokenBatch, scored_by, staleness

@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.config.ppo import PpoOptions
 from paceline.config.schema import Config
+from paceline.config.sections.ppo import PpoOptions
 from policy_worker.objectives.columns import TokenColumns
-from policy_worker.objectives.gae import gae
+from policy_worker.objectives.credit.gae import gae
 from policy_worker.objectives.grpo import grpo_loss
 from policy_worker.objectives.kl_controller import adapted
 from policy_worker.objectives.objective import Loss, Objective

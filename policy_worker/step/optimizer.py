@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from paceline.config.training import TrainConfig
+from paceline.config.sections.training import TrainConfig
 from paceline.ids import Step, Version
 from paceline.process.structured_log import event
 from policy_worker.state import TrainState, local_tensor

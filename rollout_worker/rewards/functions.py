@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from paceline.config.scorers import named_scorer
+from paceline.config.sections.scorers import named_scorer
 from paceline.errors import BadInput
 from paceline.process.import_by_name import NotFound, find
 from rollout_worker.rewards.builtin import exact_match, format_reward, math_verify

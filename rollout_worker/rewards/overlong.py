@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from paceline.config.training import RewardConfig
+from paceline.config.sections.training import RewardConfig
 from rollout_worker.rewards.scoring import Scores
 
 COMPONENT = "overlong"

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import fsum
 
-from paceline.config.scorers import named_scorer
-from paceline.config.training import RewardConfig
+from paceline.config.sections.scorers import named_scorer
+from paceline.config.sections.training import RewardConfig
 from paceline.process.structured_log import event
 from paceline.rpc.wire_limits import usable_reward
 from rollout_worker.rewards.functions import Reward, RewardError, load

@@ -13,9 +13,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from paceline.config.evaluation import EvalSetConfig
 from paceline.config.schema import Config
-from paceline.config.scorers import named_scorer
+from paceline.config.sections.evaluation import EvalSetConfig
+from paceline.config.sections.scorers import named_scorer
 from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, waiting
 from paceline.prompt_tokenizer import BadPrompt, Prompt, PromptTokenizer

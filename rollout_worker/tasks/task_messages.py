@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.config.evaluation import EvalSetConfig
 from paceline.config.schema import Config
+from paceline.config.sections.evaluation import EvalSetConfig
 from paceline.prompt_tokenizer import Prompt
 from paceline.v1 import common_pb2, rollout_pb2
 from rollout_worker.engine.base import Completion, Finish, SamplingParams

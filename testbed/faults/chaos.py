@@ -16,7 +16,7 @@ import typer
 
 from paceline.cli.common import JsonOption, print_json, run_config
 from paceline.errors import BadInput
-from paceline.process.process_exit import exit_status
+from paceline.process.lifetime.process_exit import exit_status
 
 RECOVERY_LIMIT_S = 120.0
 STEPS_AFTER = 2

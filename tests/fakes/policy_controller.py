@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import grpc.aio
 import numpy as np
 
-from paceline.config.training import TrainConfig
+from paceline.config.sections.training import TrainConfig
 from paceline.groups.payload import encode
 from paceline.payloads.redis_payloads import payload_key
 from paceline.process.asyncio_thread import BackgroundLoop

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.config.services import RedisConfig
+from paceline.config.sections.services import RedisConfig
 from paceline.redis.server import ensure_redis, stop_redis
 from paceline.rpc.ports import free_ports
 from paceline.run_view.files.fleet_file import FleetRecord

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 PACKAGES = ("paceline", "controller", "policy_worker", "rollout_worker", "scorer_worker")
 MODULES = (
     *("controller", "policy_worker", "rollout_worker", "scorer_worker"),
-    *("rollout_worker.rewards.check", "policy_worker.objectives.check"),
+    *("rollout_worker.rewards.check", "policy_worker.objectives.conformance.check"),
 )
 """Those of our processes that answer --help."""
 CHILDREN = ("policy_worker.ranks.rank_worker", "rollout_worker.rewards.child")

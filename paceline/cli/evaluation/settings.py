@@ -9,10 +9,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from paceline.config.evaluation import EvalSetConfig
 from paceline.config.load import changed_config, parse_setting
 from paceline.config.schema import Config
-from paceline.config.training import TrainConfig
+from paceline.config.sections.evaluation import EvalSetConfig
+from paceline.config.sections.training import TrainConfig
 from paceline.errors import BadInput
 
 RECORDED_FIELDS = tuple(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from controller.ledger.views.coverage_report import CoverageReport, EpochCoverage
     from controller.store.journal_audit import Report
-    from paceline.config.services import RedisConfig
+    from paceline.config.sections.services import RedisConfig
 
 EPOCHS_SHOWN = 10
 
@@ -150,7 +150,7 @@ def _by_reason(counts: Mapping[str, int]) -> str:
 @contextmanager
 def redis_of(run_dir: Path | None, redis_url: str | None = None) -> Iterator[str]:
     """URL of the Redis with the journal; a server that had to be started is stopped afterwards."""
-    from paceline.config.services import RedisConfig
+    from paceline.config.sections.services import RedisConfig
     from paceline.redis.server import ensure_redis, stop_redis
 
     if run_dir is None:
@@ -170,7 +170,7 @@ def redis_of(run_dir: Path | None, redis_url: str | None = None) -> Iterator[str
 def _settings(run_dir: Path) -> tuple[str, RedisConfig]:
     """Name and Redis of the run, without a look at its other settings: of those, another release may have
     had some that this one does not know."""
-    from paceline.config.services import RedisConfig
+    from paceline.config.sections.services import RedisConfig
 
     path = run_dir / "config.toml"
     try:

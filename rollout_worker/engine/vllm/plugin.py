@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import signal
 
-from paceline.process.parent_death_signal import die_with
+from paceline.process.lifetime.parent_death_signal import die_with
 
 MARK = "PACELINE_VLLM_ENGINE"
 """Environment variable that the engine sets for the processes it starts: other uses of vLLM in the

@@ -13,7 +13,7 @@ import pytest
 
 from controller.store.journal import Journal, Position
 from controller.store.redis_keys import Keys
-from paceline.config.services import RedisConfig
+from paceline.config.sections.services import RedisConfig
 from paceline.redis.client import connect
 from paceline.redis.server import RedisEndpoint, ensure_redis, stop_redis
 

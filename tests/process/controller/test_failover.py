@@ -12,7 +12,7 @@ from typing import Any
 from controller.store.journal import Journal, Position
 from controller.store.journal_audit import verify
 from controller.store.redis_keys import Keys
-from paceline.config.services import RedisConfig
+from paceline.config.sections.services import RedisConfig
 from paceline.redis.client import connect, connect_sync
 from paceline.redis.server import ensure_redis
 from paceline.rpc.client import ControlPlane

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from controller.store.journal_audit import verify
-from paceline.config.services import RedisConfig
+from paceline.config.sections.services import RedisConfig
 from paceline.redis.server import ensure_redis
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
 from testbed.faults.tcp_proxy import TcpProxy

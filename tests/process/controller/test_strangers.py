@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from controller.rest.sse import MOST_STREAMS
-from paceline.config.services import RedisConfig
+from paceline.config.sections.services import RedisConfig
 from paceline.redis.client import connect_sync
 from paceline.redis.server import ensure_redis, stop_redis
 from paceline.rpc.client import ControlPlane, RequestRefused

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import redis
 
-from paceline.config.services import RedisConfig
+from paceline.config.sections.services import RedisConfig
 from paceline.mesh import rendezvous
 from paceline.mesh.rendezvous import (
     EpochCancelled,

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from paceline.config.training import RewardConfig
+from paceline.config.sections.training import RewardConfig
 from rollout_worker.rewards.functions import RewardError, load
 from rollout_worker.rewards.output import BYTES
 from rollout_worker.rewards.process import ScoringProcess
@@ -344,7 +344,7 @@ async def test_what_a_reward_prints_is_bounded_in_the_log(
 
 WORKER = """
 import asyncio, sys
-from paceline.config.training import RewardConfig
+from paceline.config.sections.training import RewardConfig
 from rollout_worker.rewards.output import BYTES
 from rollout_worker.rewards.score import Job
 from rollout_worker.rewards.scoring import Scorer

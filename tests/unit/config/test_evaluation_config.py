@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.config.evaluation import all_sets, best_metric
 from paceline.config.load import ConfigError, fleet_digest, load_config, to_toml
 from paceline.config.reference import reference
 from paceline.config.schema import Config
+from paceline.config.sections.evaluation import all_sets, best_metric
 
 BASE = """
 [model]

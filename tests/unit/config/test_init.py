@@ -9,8 +9,8 @@ from typer.testing import CliRunner, Result
 
 from paceline.cli import app
 from paceline.config.load import load_config
-from paceline.config.objectives import BUILT_IN
 from paceline.config.schema import Config
+from paceline.config.sections.objectives import BUILT_IN
 from paceline.config.template import ALGORITHMS, SIZES, template, template_settings
 from paceline.errors import BadInput
 from paceline.preflight.config_warnings import config_warnings

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from paceline.config.differences import differences
 from paceline.config.load import FIELDS, fleet_digest
 from paceline.config.schema import Config
-from paceline.config.scorers import ScorerConfig
+from paceline.config.sections.scorers import ScorerConfig
 from paceline.config.setting_rules import (
     RULES,
     SCORER_START,

@@ -18,7 +18,7 @@ from controller.export.alert_thread import AlertThread, RunPace
 from paceline.alerts.delivery import Delivery, NotDelivered
 from paceline.alerts.rules import WINDOW, AlertRules
 from paceline.cli import app
-from paceline.config.services import AlertsConfig
+from paceline.config.sections.services import AlertsConfig
 
 ALL = frozenset(AlertsConfig().on)
 IDLE = RunPace(0, 0.0, open=False)

@@ -11,7 +11,7 @@ import pytest
 
 from controller.export import sample_archiver
 from controller.export.sample_archiver import SampleArchiver
-from paceline.config.services import ArchiveConfig
+from paceline.config.sections.services import ArchiveConfig
 from paceline.ids import Step
 from paceline.payloads.store import Ref
 from paceline.run_view.files.sample_archive import ArchiveReader, archived_steps

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.config.services import AuthConfig
+from paceline.config.sections.services import AuthConfig
 from paceline.rpc.auth import TOKEN_VARIABLE, AuthError, read_token
 
 BAD = ["short", "0123456789 abcdef0", "0123456789abcdéf0"]

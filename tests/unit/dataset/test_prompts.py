@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.config.training import DataConfig
+from paceline.config.sections.training import DataConfig
 from paceline.dataset.rows import DataError, check_rows, load_rows, prompt_of
 
 

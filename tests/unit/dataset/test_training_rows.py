@@ -13,7 +13,7 @@ from controller.ledger.commands import Kind
 from paceline.config.load import ConfigError, load_config, run_digest, to_toml
 from paceline.config.run_length import length_in_words, run_steps
 from paceline.config.schema import Config
-from paceline.config.training import DataConfig
+from paceline.config.sections.training import DataConfig
 from paceline.dataset.row_source import DataError
 from paceline.dataset.training_rows import open_training_rows
 from paceline.errors import BadInput

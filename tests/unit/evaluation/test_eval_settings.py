@@ -6,7 +6,7 @@ from typing import Any
 
 from paceline.cli.evaluation.settings import SET, Wanted, settings
 from paceline.config.schema import Config
-from paceline.config.training import DataConfig
+from paceline.config.sections.training import DataConfig
 
 
 def wanted(**options: Any) -> Wanted:

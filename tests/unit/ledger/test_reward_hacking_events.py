@@ -9,8 +9,8 @@ import pytest
 from controller.ledger import events as ev
 from controller.ledger.facts import EvalSet
 from controller.ledger.views import views
-from paceline.config.evaluation import measures_truth
 from paceline.config.schema import Config
+from paceline.config.sections.evaluation import measures_truth
 from paceline.evaluation.reward_hacking import Estimate
 from paceline.ids import Step
 from tests.fixtures.ledgers import Driven

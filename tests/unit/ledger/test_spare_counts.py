@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from controller.fleet.autoscale_policy import WorkerCounts
 from controller.fleet.autoscaler import settled
-from paceline.config.workers import FleetConfig
+from paceline.config.sections.workers import FleetConfig
 from paceline.providers.base import desired_of
 from paceline.providers.none import NoProvider
 from paceline.v1 import admin_pb2, common_pb2

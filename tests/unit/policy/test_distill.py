@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from paceline.config.schema import Config
-from policy_worker.objectives.conformance import conformance
+from policy_worker.objectives.conformance.conformance import conformance
+from policy_worker.objectives.conformance.toy_step import CPU, random_groups, totals_of
 from policy_worker.objectives.load import load_objective
-from policy_worker.objectives.toy_step import CPU, random_groups, totals_of
 from policy_worker.step.batch import BadGroup, decode
 from policy_worker.step.logprobs import TokenScores
 from policy_worker.step.packing import pack

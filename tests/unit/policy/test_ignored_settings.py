@@ -14,8 +14,8 @@ from paceline.cli import app
 from paceline.config.ignored_settings import IGNORED, TERMS
 from paceline.config.load import ConfigError, load_config
 from paceline.v1 import rollout_pb2
-from policy_worker.objectives.conformance import toy_config
-from policy_worker.objectives.toy_step import ToyStep
+from policy_worker.objectives.conformance.conformance import toy_config
+from policy_worker.objectives.conformance.toy_step import ToyStep
 
 OTHER: dict[str, dict[str, Any]] = {
     "aggregation": {"aggregation": "dr_grpo"},

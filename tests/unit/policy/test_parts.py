@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from policy_worker.checkpoint.checkpoint import CheckpointError
 from policy_worker.checkpoint.export import ExportError, export
 from policy_worker.model import ModelError, load_scalar
-from policy_worker.objectives.conformance import conformance
+from policy_worker.objectives.conformance.conformance import conformance
 from policy_worker.objectives.load import ObjectiveError, load_objective
 from policy_worker.objectives.objective import Objective
 from policy_worker.objectives.part import Part

@@ -10,10 +10,10 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from paceline.config.ppo import PpoOptions
+from paceline.config.sections.ppo import PpoOptions
 from policy_worker.objectives.columns import TokenColumns, token_weights
-from policy_worker.objectives.conformance import conformance
-from policy_worker.objectives.gae import gae
+from policy_worker.objectives.conformance.conformance import conformance
+from policy_worker.objectives.credit.gae import gae
 from policy_worker.objectives.kl_controller import adapted
 from policy_worker.objectives.load import load_objective
 from policy_worker.objectives.ppo import Ppo

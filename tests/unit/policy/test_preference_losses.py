@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-from policy_worker.objectives.kto import Kto
+from policy_worker.objectives.conformance.toy_step import totals_of
 from policy_worker.objectives.load import load_objective
-from policy_worker.objectives.pairs import form_pairs, pair_weights
-from policy_worker.objectives.reward_model import bradley_terry
-from policy_worker.objectives.toy_step import totals_of
+from policy_worker.objectives.preferences.kto import Kto
+from policy_worker.objectives.preferences.pairs import form_pairs, pair_weights
+from policy_worker.objectives.preferences.reward_model import bradley_terry
 from policy_worker.step.batch import decode
 from policy_worker.step.logprobs import TokenScores
 from policy_worker.step.packing import pack

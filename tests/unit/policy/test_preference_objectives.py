@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from paceline.config.load import ConfigError
-from paceline.config.preference_objectives import DpoOptions
-from policy_worker.objectives.conformance import conformance
+from paceline.config.sections.preference_objectives import DpoOptions
+from policy_worker.objectives.conformance.conformance import conformance
 from policy_worker.objectives.load import load_objective
-from policy_worker.objectives.pairs import PairColumns
+from policy_worker.objectives.preferences.pairs import PairColumns
 from policy_worker.state import TrainState
 from policy_worker.step.batch import decode
 from policy_worker.step.gradients import Gradients

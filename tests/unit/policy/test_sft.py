@@ -16,7 +16,7 @@ from paceline.recorded.encoding import RowEncoder
 from paceline.recorded.group import recorded_group
 from paceline.v1 import common_pb2, rollout_pb2
 from policy_worker.model import load_model
-from policy_worker.objectives.conformance import conformance
+from policy_worker.objectives.conformance.conformance import conformance
 from policy_worker.state import TrainState
 from policy_worker.step.gradients import Gradients
 from policy_worker.step.held_out import measure_held_out

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
+from policy_worker.objectives.conformance.toy_step import totals_of
 from policy_worker.objectives.grpo import Grpo
-from policy_worker.objectives.toy_step import totals_of
 from policy_worker.step.batch import BadGroup, decode
 from policy_worker.step.payload_check import contradiction
 from tests.fixtures.policy_models import make_config, make_group

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from paceline.cli import app
 from paceline.config.load import load_config
 from paceline.config.schema import Config
-from paceline.config.services import AuthConfig
+from paceline.config.sections.services import AuthConfig
 from paceline.preflight import machine_checks
 from paceline.preflight.check import Check
 from paceline.preflight.clock_skew import ClockReading, clock_check

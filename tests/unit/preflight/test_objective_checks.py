@@ -8,7 +8,7 @@ import pytest
 
 from paceline.config.schema import Config
 from paceline.preflight.objective import objective_checks
-from policy_worker.objectives.check import doubts
+from policy_worker.objectives.conformance.check import doubts
 from policy_worker.objectives.load import ObjectiveError
 from policy_worker.objectives.part import Part
 from tests.fixtures.policy_models import make_config

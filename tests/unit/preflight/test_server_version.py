@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.config.services import RedisConfig
+from paceline.config.sections.services import RedisConfig
 from paceline.redis import server as module
 from paceline.redis.server import NoRedis, ensure_redis, find_server
 from paceline.redis.server_version import server_version, version_of_info

@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.cli import app
-from paceline.config.objectives import BUILT_IN
 from paceline.config.schema import Config
-from paceline.config.scorers import ScorerConfig
+from paceline.config.sections.objectives import BUILT_IN
+from paceline.config.sections.scorers import ScorerConfig
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted((ROOT / "docs" / "coming-from").glob("*.md"))

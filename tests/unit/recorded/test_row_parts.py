@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from paceline.config.schema import Config
-from paceline.config.training import DataConfig
+from paceline.config.sections.training import DataConfig
 from paceline.dataset.recorded_rows import check_run_rows, parts_of
 from paceline.dataset.rows import DataError, load_rows
 

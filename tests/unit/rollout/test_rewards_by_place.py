@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from paceline.config.training import RewardConfig
+from paceline.config.sections.training import RewardConfig
 from paceline.groups.invalid import Invalid
 from paceline.groups.limits import GroupLimits
 from paceline.v1 import rollout_pb2

@@ -7,7 +7,7 @@ import sys
 
 import psutil
 
-from paceline.process.process_wait import alive, wait_ended
+from paceline.process.lifetime.process_wait import alive, wait_ended
 
 
 def test_a_process_that_nobody_reaps_has_ended_all_the_same() -> None:

@@ -1,6 +1,6 @@
 """Check of one objective as a policy worker loads it, and of the properties that a fleet rests on.
 
-    python -P -m policy_worker.objectives.check package.module:Class CONFIG_AS_JSON
+    python -P -m policy_worker.objectives.conformance.check package.module:Class CONFIG_AS_JSON
 
 Exit status 2, with one line on standard error, if it cannot be used: it cannot be loaded, or its gradient depends on how a
 fleet splits a step. Each other property that a toy step does not have is one line on standard output.
@@ -13,12 +13,14 @@ from typing import Any
 
 from paceline.config.load import ConfigError
 from paceline.config.schema import Config
-from paceline.process.process_exit import leave_after
+from paceline.process.lifetime.process_exit import leave_after
 from policy_worker.objectives.load import ObjectiveError, load_objective
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="policy_worker.objectives.check", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="policy_worker.objectives.conformance.check", description=__doc__
+    )
     parser.add_argument("name", help="of train.algorithm")
     parser.add_argument("config", type=Config.model_validate_json, help="of the run, as JSON")
     given = parser.parse_args()
@@ -31,7 +33,7 @@ def doubts(config: Config) -> list[str]:
     """What the objective of ``config`` lacks that a fleet does not rest on. Raises ObjectiveError if it cannot be used."""
     load_objective(config)
     # A toy step needs transformers: only if there is an objective to try on it.
-    from policy_worker.objectives.conformance import conformance
+    from policy_worker.objectives.conformance.conformance import conformance
 
     name = config.train.algorithm
     try:

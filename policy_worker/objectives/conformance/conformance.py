@@ -20,9 +20,7 @@ from paceline.config.recorded import FORMS, RECORDED_ALONE, RowForm
 from paceline.config.schema import Config
 from paceline.errors import one_line
 from policy_worker.objectives.columns import FLOATS
-from policy_worker.objectives.load import load_objective
-from policy_worker.objectives.part import POLICY, REFERENCE
-from policy_worker.objectives.toy_step import (
+from policy_worker.objectives.conformance.toy_step import (
     CPU,
     GROUP_SIZE,
     TEACHER,
@@ -31,6 +29,8 @@ from policy_worker.objectives.toy_step import (
     random_groups,
     totals_of,
 )
+from policy_worker.objectives.load import load_objective
+from policy_worker.objectives.part import POLICY, REFERENCE
 from policy_worker.step.batch import decode
 from policy_worker.step.logprobs import TokenScores
 from policy_worker.step.packing import pack

@@ -12,8 +12,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.config.training import TrainConfig
-from policy_worker.objectives.advantages import EPSILON, advantages_of
+from paceline.config.sections.training import TrainConfig
+from policy_worker.objectives.credit.advantages import EPSILON, advantages_of
 from policy_worker.step.batch import TokenBatch
 from policy_worker.step.totals import StepTotals
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from paceline.config.preference_objectives import RewardModelOptions
+from paceline.config.sections.preference_objectives import RewardModelOptions
 from policy_worker.objectives.columns import TokenColumns
 from policy_worker.objectives.objective import Loss
-from policy_worker.objectives.pairs import PairObjective, pairs_of, preference_means
 from policy_worker.objectives.part import Part
+from policy_worker.objectives.preferences.pairs import PairObjective, pairs_of, preference_means
 from policy_worker.step.logprobs import TokenScores
 
 PART = "reward"

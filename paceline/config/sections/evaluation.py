@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from paceline.config.fields import LocalPath, Positive, Section
-from paceline.config.scorers import named_scorer
-from paceline.config.training import NEED_ANSWERS, DataConfig, RewardConfig
+from paceline.config.sections.scorers import named_scorer
+from paceline.config.sections.training import NEED_ANSWERS, DataConfig, RewardConfig
 from paceline.evaluation.set_scores import judging_metrics
 
 HELD_OUT = "held_out"

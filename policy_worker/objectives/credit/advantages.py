@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.config.training import TrainConfig
+from paceline.config.sections.training import TrainConfig
 from policy_worker.step.batch import Ints
 from policy_worker.step.totals import StepTotals
 

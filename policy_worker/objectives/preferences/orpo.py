@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from paceline.config.preference_objectives import OrpoOptions
-from policy_worker.objectives.pairs import PairScores, PolicyPairs
+from paceline.config.sections.preference_objectives import OrpoOptions
+from policy_worker.objectives.preferences.pairs import PairScores, PolicyPairs
 
 ALMOST_CERTAIN = -1e-6
 """Mean log-probs count at most this: the odds of a probability of 1 are infinite."""

@@ -13,8 +13,8 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from paceline.config.algorithms import FAMILY
 from paceline.config.fields import Section
-from paceline.config.ppo import PpoOptions
-from paceline.config.preference_objectives import PREFERENCES
+from paceline.config.sections.ppo import PpoOptions
+from paceline.config.sections.preference_objectives import PREFERENCES
 
 
 class ObjectiveConfig(Section):

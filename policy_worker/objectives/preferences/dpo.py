@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from paceline.config.preference_objectives import DpoOptions, IpoOptions
+from paceline.config.sections.preference_objectives import DpoOptions, IpoOptions
 from policy_worker.objectives.importance_ratio import LOG_RATIO_LIMIT
 from policy_worker.objectives.objective import Mean, reference_of
-from policy_worker.objectives.pairs import PairScores, PolicyPairs
 from policy_worker.objectives.part import Part
+from policy_worker.objectives.preferences.pairs import PairScores, PolicyPairs
 
 
 class _AgainstReference(PolicyPairs):

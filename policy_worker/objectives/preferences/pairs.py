@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.config.preference_objectives import PairOptions
+from paceline.config.sections.preference_objectives import PairOptions
 from policy_worker.objectives.columns import Array, TokenColumns, trained_by_sequence
 from policy_worker.objectives.objective import Loss, Mean, Objective
 from policy_worker.step.batch import Floats, Ints, TokenBatch

@@ -1,0 +1,1 @@
+"""Sections of a configuration file: the fields of each table and their rules."""

@@ -1,0 +1,1 @@
+"""Lifetime of processes: start, exit, waiting for an end, and ends with a parent."""

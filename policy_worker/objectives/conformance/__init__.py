@@ -1,0 +1,1 @@
+"""Conformance of objectives: the properties that elastic training rests on, and their check."""

@@ -1,0 +1,1 @@
+"""Credit assignment: advantages of sequences and tokens."""

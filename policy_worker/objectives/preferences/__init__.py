@@ -1,0 +1,1 @@
+"""Preference objectives: losses over pairs and labelled completions, and reward models."""
