@@ -37,6 +37,8 @@ READ_COUNT = 256
 WRITTEN_AGAIN_S = 0.001
 STAGED_S = 600
 """After it a snapshot that was begun and not finished is gone."""
+SNAPSHOT_PIECE_BYTES = 1 << 20
+"""Bytes of a snapshot that one command reads."""
 
 # KEYS: journal, head, term. ARGV: term, previous batch, batch, number, entry, format. The
 # last part of the answer is 0 if Redis writes its append-only file before it answers.
@@ -274,8 +276,21 @@ class Journal:
             check_format(found)
 
     async def _get_snapshot(self) -> str | bytes | None:
-        data: bytes | None = await self._redis.get(self._keys.snapshot)
-        return data
+        """In pieces: a whole one of a long run outlasts the client's time limit for a reply."""
+        while head := await self._snapshot_piece(0):
+            pieces = [head]
+            while len(pieces[-1]) == SNAPSHOT_PIECE_BYTES:
+                pieces.append(await self._snapshot_piece(len(pieces)))
+            # Begins with its position: if that is another one now, the pieces may be of two snapshots.
+            if await self._snapshot_piece(0) == head:
+                return b"".join(pieces)
+        return None
+
+    async def _snapshot_piece(self, number: int) -> bytes:
+        first = number * SNAPSHOT_PIECE_BYTES
+        last = first + SNAPSHOT_PIECE_BYTES - 1
+        found: bytes = await self._redis.getrange(self._keys.snapshot, first, last)
+        return found
 
     async def _stage_snapshot(self, staged: str, offset: int, piece: str) -> None:
         pipe = self._bulk.pipeline(transaction=False)
