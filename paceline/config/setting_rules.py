@@ -52,7 +52,7 @@ _START = {
     "rest": "enabled host port",
     "archive": "enabled step_mb read_mb_s max_mb",
     "alerts": "webhook_file command on stall_s reward_drop disk_free_gb",
-    "metrics": "sinks project wandb_entity wandb_mode mlflow_uri",
+    "metrics": "sinks tensorboard_dir project wandb_entity wandb_mode mlflow_uri",
     "telemetry": "otlp_endpoint share",
     "auth": "token_file tls_cert tls_key tls_ca",
 }

@@ -1,4 +1,4 @@
-"""Curves as TensorBoard event files in ``<run_dir>/tensorboard``.
+"""Curves as TensorBoard event files, in ``<run_dir>/tensorboard`` or a directory of many runs.
 
 They are written without a deep-learning framework: the controller must start in about a second, and
 tensorboardX and torch's own writer import torch. The format is a sequence of records: length, masked
@@ -23,7 +23,7 @@ class TensorBoardSink:
     """Each leader writes an event file of its own; a file beside them has the last point's number."""
 
     def __init__(self, run: ExternalRun) -> None:
-        self._directory = run.directory / "tensorboard"
+        self._directory = directory_of(run)
         self._last = self._directory / "last_point"
         self._file: EventFile | None = None
 
@@ -41,6 +41,13 @@ class TensorBoardSink:
     def close(self, outcome: str | None) -> None:
         if self._file is not None:
             self._file.close()
+
+
+def directory_of(run: ExternalRun) -> Path:
+    """A fresh run of the same name gets a directory of its own, as its id is another."""
+    if run.options.tensorboard_dir is None:
+        return run.directory / "tensorboard"
+    return Path(run.options.tensorboard_dir) / f"{run.name}-{run.id[-8:]}"
 
 
 class EventFile:

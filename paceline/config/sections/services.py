@@ -85,6 +85,9 @@ class MetricsConfig(Section):
     """Services that receive the curves, in addition to metrics.jsonl: tensorboard, wandb, mlflow,
     or package.module:factory. wandb and mlflow need the extras paceline[wandb] and
     paceline[mlflow]."""
+    tensorboard_dir: LocalPath | None = None
+    """Directory for TensorBoard's event files of many runs, such as the one that a platform shows: each run has
+    `<run.name>-<8 digits>` there. Default: `<run_dir>/tensorboard`."""
     project: str = "paceline"
     """Project in Weights & Biases, experiment in MLflow."""
     wandb_entity: str | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,20 @@ def test_a_leader_killed_while_it_noted_its_last_point_repeats_points_and_loses_
     second = TensorBoardSink(external_run(tmp_path))
     second.write(PointReader(run.path, second.open()).read(100))
     assert rewards(tmp_path) == [(1, 0.01), (2, 0.02)] * 2
+
+
+def test_runs_of_one_name_share_a_directory_of_many_runs_and_no_files(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    run = RunPoints(tmp_path / "run")
+    run.write(2)
+    shared = tmp_path / "all"
+    for run_id in ("paceline-0000000a", "paceline-0000000b"):
+        identity = external_run(tmp_path / "run", tensorboard_dir=str(shared))
+        sink = TensorBoardSink(replace(identity, id=run_id))
+        assert sink.open() is None
+        sink.write(PointReader(run.path, None).read(100))
+        sink.close("finished")
+    found = sorted(shared.iterdir())
+    assert len(found) == 2 and all(path.name.startswith("arithmetic-") for path in found)
+    assert all(read_as_tensorboard_does(path) for path in found)
+    assert not (tmp_path / "run" / "tensorboard").exists()
