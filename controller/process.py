@@ -39,7 +39,7 @@ from paceline.process.lifetime.process_start import started_s
 from paceline.process.private_files import new_private_directory, private_directory
 from paceline.process.structured_log import event
 from paceline.redis.leader_lease import LeaderIdentity
-from paceline.redis.server import REDIS_OUT_OF_REACH, ensure_redis, stop_redis
+from paceline.redis.server import REDIS_OUT_OF_REACH, RedisEndpoint, ensure_redis, stop_redis
 from paceline.rpc.addresses import is_loopback
 from paceline.rpc.auth import own_token, read_token
 from paceline.sinks.registry import check_sinks
@@ -68,6 +68,7 @@ HANDLERS: dict[str, Any] = {
     "AdminService.GetStatus": admin.get_status,
     "AdminService.WatchEvents": admin.watch_events,
     "AdminService.ReportExit": admin.report_exit,
+    "AdminService.ReportFault": admin.report_fault,
     "AdminService.Scale": admin.scale,
     "AdminService.Drain": admin.drain,
     "AdminService.Pause": admin.pause,
@@ -114,7 +115,9 @@ async def serve(
         pid=os.getpid(),
         nonce=secrets.token_hex(8),
     )
-    stores = redis_stores(config, identity, endpoint.url, worker_url=endpoint.worker_url)
+    stores = redis_stores(
+        config, identity, endpoint.url, worker_url=_worker_url(config, endpoint, host)
+    )
     if stores.payload_urls:
         await check_store(stores.payloads, stores.payload_urls)
     context = ControllerContext(config, run_dir, identity, stores)
@@ -174,9 +177,16 @@ def _check_bind(config: Config) -> str | None:
             f"controller.host = {host!r} is not loopback: anyone who reaches it could steer the run. "
             "Set auth.token_file (and auth.tls_cert, auth.tls_key), or bind to 127.0.0.1"
         )
-    if config.redis.url is None:
+    if config.redis.url is None and is_loopback(config.redis.host):
         raise BadInput(REDIS_OUT_OF_REACH.format(host=host))
     return token
+
+
+def _worker_url(config: Config, endpoint: RedisEndpoint, host: str) -> str:
+    """The server's address for workers. ``host``: where they reach this machine."""
+    if is_loopback(config.redis.host):
+        return endpoint.worker_url
+    return endpoint.worker_url_at(host)
 
 
 def _calm_garbage_collector() -> None:

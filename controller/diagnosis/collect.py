@@ -21,11 +21,12 @@ from controller.diagnosis.evidence import (
 from controller.fleet.flow_measurement import pace_of
 from controller.leader import Leader
 from controller.ledger.state.fleet import Worker
+from controller.ledger.views.fault_report import fault_report
 from controller.proto_encoding import ROLES
 from controller.replicated_controller import Controller
 from controller.status import trouble_of
 from paceline.process import waits
-from paceline.process.kernel_state import KernelState, kernel_state
+from paceline.process.kernel.kernel_state import KernelState, kernel_state
 from paceline.process.waits import Wait, WaitKind
 from paceline.redis.server import embedded_pid
 from paceline.v1 import admin_pb2, worker_pb2
@@ -57,6 +58,7 @@ def why_of(controller: Controller) -> admin_pb2.WhyReply:
         leads=controller.leader is not None,
         bottleneck=pace.kind if pace is not None else "",
         pace=pace.sentence if pace is not None else "",
+        faults=fault_report(controller.state.faults).sentence,
     )
 
 

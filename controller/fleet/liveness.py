@@ -22,11 +22,13 @@ reports. It forms no new mesh before every living member of a broken one has rep
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 
 from controller.ledger import Ledger
 from controller.ledger.commands import Command, DeclareDead, ExpireLease, FormMesh
-from controller.ledger.enums import DeathCause
+from controller.ledger.enums import DeathCause, FaultCause
 from controller.ledger.state.state import State
 from paceline.config.sections.workers import FleetConfig
 from paceline.ids import TaskId
@@ -177,12 +179,14 @@ class Liveness:
         self._watch_mesh(state, now)
         commands: list[Command] = []
         dead: set[Key] = set()
+        hosts = cache(lambda: self._hosts(state, now))
         for key, pulse in sorted(self.pulses.items(), key=lambda item: item[1].progress_t):
-            verdict = self._verdict(state, key, pulse, now)
+            verdict = self._verdict(state, key, pulse, now, hosts)
             if verdict is not None:
-                how, detail = verdict
+                how, detail, cause = verdict
                 dead.add(key)
-                commands.append(DeclareDead(*key, how, detail))
+                silent_s = max(0.0, now - pulse.heard_t)
+                commands.append(DeclareDead(*key, how, detail, cause, silent_s))
                 self._excuse_peers(state, key, now)
                 continue
             self._compare_leases(state, key, pulse, now)
@@ -236,11 +240,19 @@ class Liveness:
         pulse.unnamed = unnamed
 
     def _verdict(
-        self, state: State, key: Key, pulse: Pulse, now: float
-    ) -> tuple[DeathCause, str] | None:
+        self,
+        state: State,
+        key: Key,
+        pulse: Pulse,
+        now: float,
+        hosts: Callable[[], dict[str, _Host]],
+    ) -> tuple[DeathCause, str, FaultCause] | None:
         silent_s = now - pulse.heard_t
         if silent_s >= self._lease_s:
-            return DeathCause.LEASE, f"not heard of for {silent_s:.1f} s"
+            why = f"not heard of for {silent_s:.1f} s"
+            if gone := _host_gone(state.fleet.workers[key[0]].host, hosts()):
+                return DeathCause.LEASE, f"{why}, {gone}", FaultCause.HOST_LOST
+            return DeathCause.LEASE, why, FaultCause.HEARTBEAT_SILENCE
         mesh = state.fleet.mesh
         # A peer of the worker's mesh has reported a failed collective.
         failed = (
@@ -250,10 +262,25 @@ class Liveness:
             lost_s = now - pulse.suspect_since
             if lost_s >= self.limits.suspect_grace_s:
                 why = f"session lost for {lost_s:.1f} s and a collective failed"
-                return DeathCause.SUSPECT, why
+                return DeathCause.SUSPECT, why, FaultCause.COLLECTIVE_ERROR
         if pulse.busy and now - pulse.progress_t >= self.limits.wedged_after_s:
-            return DeathCause.WEDGED, f"busy without progress for {now - pulse.progress_t:.0f} s"
+            why = f"busy without progress for {now - pulse.progress_t:.0f} s"
+            return DeathCause.WEDGED, why, FaultCause.WEDGED
         return None
+
+    def _hosts(self, state: State, now: float) -> dict[str, _Host]:
+        """By name. One look at all workers, however many of them die in a tick."""
+        hosts: dict[str, _Host] = {}
+        for worker in state.fleet.workers.values():
+            pulse = self.pulses.get((worker.worker_id, worker.incarnation))
+            quiet = pulse is None or now - pulse.heard_t >= self._lease_s / 2
+            host = hosts.setdefault(worker.host, _Host())
+            host.heard += worker.alive and not quiet
+            # Of a host that is lost some may have been declared dead a moment ago.
+            if worker.alive or worker.death is FaultCause.HOST_LOST:
+                host.workers += 1
+                host.silent += quiet
+        return hosts
 
     @property
     def _lease_s(self) -> float:
@@ -292,3 +319,21 @@ class Liveness:
             del self.pulses[key]
         for key in sorted(living - self.pulses.keys()):
             self.pulses[key] = Pulse(now, progress_t=now)
+
+
+@dataclass(slots=True)
+class _Host:
+    workers: int = 0
+    """Those alive, or lost with the host."""
+    silent: int = 0
+    heard: int = 0
+    """Those alive that were heard of lately."""
+
+
+def _host_gone(name: str, hosts: dict[str, _Host]) -> str:
+    """In words, if all workers of the host are silent, at least two, and those of another are not."""
+    host = hosts[name]
+    others = any(other.heard for key, other in hosts.items() if key != name)
+    if host.workers == host.silent > 1 and others:
+        return f"as are all {host.workers} workers of host {name}"
+    return ""

@@ -13,6 +13,7 @@ from typing import Any
 from controller.ledger.enums import (
     DeathCause,
     EmptyReason,
+    FaultCause,
     GroupFault,
     Lifecycle,
     ReturnKind,
@@ -86,6 +87,9 @@ class BeginTerm(Command):
 class Register(WorkerSpec, Command):
     """A process of a worker announces itself. Reply: None. Idempotent per incarnation."""
 
+    stalled_s: float = 0.0
+    """Longest time in which the process did not run at all, since it last registered."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeclareDead(WorkerCommand):
@@ -93,6 +97,9 @@ class DeclareDead(WorkerCommand):
 
     how: DeathCause
     detail: str = ""
+    cause: FaultCause = FaultCause.UNATTRIBUTED
+    silent_s: float = 0.0
+    """Since it was last heard of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +273,20 @@ class Drain(AdminCommand):
     replace: bool = False
     incarnation: int = 0
     """Refused if another process has that name by now; 0: any."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFault(Command):
+    """A launcher saw a fault of a process that is no worker, or of one that still runs. Reply: None.
+    Idempotent by request_id."""
+
+    request_id: str
+    name: str
+    """Worker id, controller id or "redis"."""
+    host: str
+    pid: int
+    cause: FaultCause
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)

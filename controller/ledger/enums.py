@@ -89,6 +89,29 @@ class DeathCause(StrEnum):
     REPLACED = "replaced"  # a new process registered under the same name
 
 
+class FaultCause(StrEnum):
+    """Cause of a fault, as far as the evidence goes. Later evidence may change it."""
+
+    KILLED = "killed"  # by a signal that no launcher of the run has sent
+    OUT_OF_MEMORY = "out_of_memory"  # killed by the kernel for lack of memory
+    CRASHED = "crashed"  # by a signal of its own fault, such as SIGSEGV
+    ERROR = "error"  # it exited by itself, with an error
+    STOPPED = "stopped"  # it did not run: SIGSTOP, a debugger, a freezer
+    HOST_LOST = "host_lost"  # all workers of its host went silent at once
+    NETWORK_PARTITION = "network_partition"  # it ran all the time, and could not be reached
+    WEDGED = "wedged"  # its main loop made no progress
+    COLLECTIVE_ERROR = "collective_error"  # a peer's collective with it failed
+    ASKED_TO_LEAVE = "asked_to_leave"
+    REPLACED = "replaced"  # another process has taken its name
+    HEARTBEAT_SILENCE = "heartbeat_silence"  # a symptom: nothing more is known
+    UNATTRIBUTED = "unattributed"
+
+
+ATTRIBUTED = frozenset(FaultCause) - {FaultCause.HEARTBEAT_SILENCE, FaultCause.UNATTRIBUTED}
+"""A symptom counts as no cause."""
+NO_FAULT = frozenset({FaultCause.ASKED_TO_LEAVE, FaultCause.REPLACED})
+
+
 class MeshEnd(StrEnum):
     """Reason for which a mesh epoch ended."""
 

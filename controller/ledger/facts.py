@@ -252,6 +252,10 @@ class WorkerSpec:
     """Scorer: its name in the config."""
     address: str = ""
     """Scorer: host:port at which it answers rollout workers."""
+    cgroup: str = ""
+    """Control group of its memory; empty: it knows none."""
+    memory_kills: int = -1
+    """Processes that the kernel had killed in that group by then; -1: not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from typing import Any
 from controller.ledger import commands as cmd
 from controller.ledger.codec import decode, encode, encoder
 from controller.ledger.decisions import (
+    faults,
     held_out,
     leases,
     membership,
@@ -143,6 +144,7 @@ _HANDLERS: dict[type[Any], Callable[[Ledger, Any, float], Any]] = {
     cmd.BeginTerm: run.begin_term,
     cmd.Register: membership.register,
     cmd.DeclareDead: membership.declare_dead,
+    cmd.RecordFault: faults.record_fault,
     cmd.Observe: membership.observe,
     cmd.LeaseTasks: leases.lease,
     cmd.AcceptGroup: leases.accept,

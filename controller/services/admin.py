@@ -15,12 +15,13 @@ from controller.ledger.commands import (
     DeclareDead,
     Drain,
     Pause,
+    RecordFault,
     RequestCheckpoint,
     Scale,
     Stop,
     Suspend,
 )
-from controller.ledger.enums import DeathCause, SuspendStage
+from controller.ledger.enums import DeathCause, FaultCause, SuspendStage
 from controller.ledger.events import from_json, record_of
 from controller.proto_encoding import wire_values
 from controller.replicated_controller import Controller
@@ -38,6 +39,7 @@ FOLLOW_S = 5.0
 LAST_SIGNAL = -64
 MAX_WORKERS = 100_000
 MAX_SETTINGS = 64
+MAX_DETAIL = 1024
 _STAGES = {
     number: stage
     for stage, number in wire_values(SuspendStage, admin_pb2.SuspendStage, "SUSPEND_STAGE").items()
@@ -95,10 +97,43 @@ async def report_exit(controller: Controller, request: admin_pb2.ExitReport) -> 
         if code < LAST_SIGNAL:
             # The launcher adopted the process, so it could not read the exit status.
             how = "exit status unknown"
-        await leader.execute(
-            DeclareDead(worker.worker_id, worker.incarnation, DeathCause.EXIT, how)
-        )
+        cause = cause_of(request.cause) if request.cause else _cause_of_exit(code)
+        detail = check_text(request.detail, "detail", MAX_DETAIL) or how
+        key = worker.worker_id, worker.incarnation
+        await leader.execute(DeclareDead(*key, DeathCause.EXIT, detail, cause))
     return admin_pb2.ExitReply()
+
+
+async def report_fault(
+    controller: Controller, request: admin_pb2.FaultReport
+) -> admin_pb2.FaultReply:
+    leader = controller.leading()
+    check_caller(common_pb2.Caller(worker_id=request.name, incarnation=1))
+    host = check_text(request.host, "host", 256)
+    detail = check_text(request.detail, "detail", MAX_DETAIL)
+    cause = cause_of(request.cause)
+    request_id = check_request_id(request.request_id)
+    await leader.ready()
+    await leader.execute(RecordFault(request_id, request.name, host, request.pid, cause, detail))
+    return admin_pb2.FaultReply()
+
+
+def cause_of(text: str) -> FaultCause:
+    """Raises Invalid for an unknown cause."""
+    try:
+        return FaultCause(text)
+    except ValueError:
+        known = ", ".join(FaultCause)
+        raise Invalid(f"cause = {text[:64]!r} is unknown: one of {known}") from None
+
+
+def _cause_of_exit(code: int) -> FaultCause:
+    """Of a launcher that looks at nothing but the exit status."""
+    if code < LAST_SIGNAL:
+        return FaultCause.UNATTRIBUTED
+    if code == 0:
+        return FaultCause.ASKED_TO_LEAVE
+    return FaultCause.ERROR if code > 0 else FaultCause.KILLED
 
 
 async def scale(controller: Controller, request: admin_pb2.ScaleRequest) -> admin_pb2.AdminReply:

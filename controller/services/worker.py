@@ -72,6 +72,9 @@ async def register(
             state_version=Version(request.state_version),
             scorer=request.scorer,
             address=request.address,
+            cgroup=check_text(request.cgroup, "cgroup", 1024),
+            memory_kills=request.memory_kills if request.cgroup else -1,
+            stalled_s=_check_age(request.stalled_s, "stalled_s"),
         )
     )
     leader.liveness.heard(*caller, leader.clock.monotonic())
@@ -181,6 +184,13 @@ async def report_peer_error(
     if request.epoch == leader.ledger.state.fleet.mesh_epoch:
         leader.liveness.peer_error(request.epoch)
     return worker_pb2.PeerErrorReply()
+
+
+def _check_age(seconds: float, name: str) -> float:
+    """Raises Invalid unless it is a length of time."""
+    if not 0 <= seconds < MAX_AGE_S:
+        raise Invalid(f"{name} is in seconds, 0 or more")
+    return seconds
 
 
 def check_scorer(request: worker_pb2.RegisterRequest, config: Config) -> None:

@@ -32,6 +32,7 @@ from controller.ledger.state.coverage import Spans, contains
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import ordinal_of
 from controller.ledger.views.coverage_report import CoverageReport, coverage_of
+from controller.ledger.views.fault_report import fault_report
 from controller.ledger.views.views import counts, live_payloads
 from controller.store.journal import START, Entry, check_format, decode_entry, order
 from controller.store.redis_keys import Keys
@@ -53,6 +54,8 @@ class Report:
     counts: dict[str, Any] = field(default_factory=dict)
     """dispatched, pending, leased, ready, in_step, trained, dropped (by reason), duplicates, lost,
     steps, events, entries, terms, failovers, mesh_rebuilds, rollbacks."""
+    faults: dict[str, Any] = field(default_factory=dict)
+    """Causes, hosts and time lost, as in views.fault_report."""
     coverage: CoverageReport = field(default_factory=CoverageReport)
     problems: list[str] = field(default_factory=list)
     """One line for each broken promise."""
@@ -257,6 +260,7 @@ class _Replay:
             "mesh_rebuilds": state.fleet.mesh_rebuilds,
             "rollbacks": state.versions.rollbacks,
         }
+        self.report.faults = fault_report(state.faults).to_json()
 
     def _check_payloads(self, client: Any, keys: Keys, redis_url: str) -> None:
         refs = sorted(live_payloads(self.ledger.state))

@@ -50,7 +50,7 @@ def access(config: Config) -> Iterator[Check]:
         if token is None:
             found = f"controller.host: {host} is reachable from other machines without a token"
             yield fail("access", found, "To protect it, set auth.token_file, or bind 127.0.0.1")
-        elif config.redis.url is None:
+        elif config.redis.url is None and is_loopback(config.redis.host):
             found = f"controller.host: {host} is reachable from other machines, Redis is not"
             yield fail("access", found, REDIS_OUT_OF_REACH.format(host=host))
     for setting, name in (("tls_cert", auth.tls_cert), ("tls_key", auth.tls_key), ("tls_ca", root)):

@@ -31,7 +31,7 @@ def read_token(auth: AuthConfig, run_dir: Path | None = None) -> str | None:
     """The token that clients present; None if none is configured and ``run_dir`` has none."""
     token = os.environ.get(TOKEN_VARIABLE, "").strip()
     if token:
-        return _checked(token, TOKEN_VARIABLE)
+        return checked_token(token, TOKEN_VARIABLE)
     if auth.token_file is not None:
         return _read(Path(auth.token_file), "auth.token_file ")
     own = run_dir / TOKEN_FILE if run_dir is not None else None
@@ -80,10 +80,11 @@ def _read(path: Path, field: str) -> str:
         raise AuthError(
             f"{field}{path} cannot be read ({error.strerror}): create it, or set {TOKEN_VARIABLE}"
         ) from error
-    return _checked(token, f"{field}{path}")
+    return checked_token(token, f"{field}{path}")
 
 
-def _checked(token: str, where: str) -> str:
+def checked_token(token: str, where: str) -> str:
+    """``token``, if it can be one. Raises AuthError, which names ``where`` it came from."""
     if len(token) < 16 or not token.isascii() or any(c.isspace() for c in token):
         raise AuthError(
             f"{where} must be one line of at least 16 ASCII characters without spaces: "

@@ -27,6 +27,8 @@ import grpc.aio
 
 from paceline.config.schema import Config
 from paceline.process import stacks, waits
+from paceline.process.kernel.memory_kills import memory_kills
+from paceline.process.kernel.stall_watch import StallWatch
 from paceline.process.structured_log import event
 from paceline.rpc.client import Backoff, ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.v1 import common_pb2, worker_pb2
@@ -63,6 +65,7 @@ class WorkerSession:
         self.connected = False
         """Whether a leader has this session."""
         self._incarnation = 0
+        self._stalls = StallWatch()
         self._seq = 0
         self._seen = (-1, -1)
         self._directive_callbacks: list[Callable[[worker_pb2.Directive], None]] = []
@@ -109,6 +112,7 @@ class WorkerSession:
 
         digest, canonical = fleet_digest(self.config)
         incarnation = secrets.randbits(63) | 1
+        counted = memory_kills()
         request = worker_pb2.RegisterRequest(
             caller=common_pb2.Caller(worker_id=self.worker_id, incarnation=incarnation),
             role=self.role,
@@ -121,6 +125,9 @@ class WorkerSession:
             tensor_host=self.tensor_host,
             scorer=self.scorer,
             address=self.address,
+            stalled_s=self._stalls.take(),
+            cgroup=counted.cgroup if counted is not None else "",
+            memory_kills=counted.kills if counted is not None else 0,
         )
         reply: worker_pb2.RegisterReply = await self.control.call(
             "WorkerService.Register", request, timeout_s
@@ -139,9 +146,11 @@ class WorkerSession:
         Raises RequestRefused only if the leader will never accept this worker (wrong token).
         """
         self._loop = asyncio.get_running_loop()
+        watching = asyncio.create_task(self._stalls.run())
         try:
             await self._keep()
         finally:
+            watching.cancel()
             self._over.set()
 
     async def _keep(self) -> None:

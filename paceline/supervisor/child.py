@@ -51,6 +51,8 @@ class Child:
     log_offset: int = 0
     """Bytes of the log file before the start."""
     began: float = field(default_factory=time.monotonic)
+    signalled: bool = False
+    """Its launcher has sent it a signal."""
 
     @classmethod
     async def start(cls, spec: ChildSpec) -> Child:
@@ -95,12 +97,14 @@ class Child:
     def terminate(self) -> None:
         # It may have been reaped before the event loop notices: its id is then free.
         if self.running and self.identity.alive():
+            self.signalled = True
             # Only the process: it ends its own ranks and pools in order.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
         """Ends the process and everything in its session, at once."""
+        self.signalled = self.signalled or self.running
         # The group's id is the process's own and stays taken while a member of the group lives.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)

@@ -24,7 +24,7 @@ class WhyRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WhyReply(_message.Message):
-    __slots__ = ("sentence", "subject", "since_s", "culprit", "because", "next", "remedy", "severity", "controller_id", "leads", "bottleneck", "pace")
+    __slots__ = ("sentence", "subject", "since_s", "culprit", "because", "next", "remedy", "severity", "controller_id", "leads", "bottleneck", "pace", "faults")
     SENTENCE_FIELD_NUMBER: _ClassVar[int]
     SUBJECT_FIELD_NUMBER: _ClassVar[int]
     SINCE_S_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +37,7 @@ class WhyReply(_message.Message):
     LEADS_FIELD_NUMBER: _ClassVar[int]
     BOTTLENECK_FIELD_NUMBER: _ClassVar[int]
     PACE_FIELD_NUMBER: _ClassVar[int]
+    FAULTS_FIELD_NUMBER: _ClassVar[int]
     sentence: str
     subject: str
     since_s: float
@@ -49,7 +50,8 @@ class WhyReply(_message.Message):
     leads: bool
     bottleneck: str
     pace: str
-    def __init__(self, sentence: _Optional[str] = ..., subject: _Optional[str] = ..., since_s: _Optional[float] = ..., culprit: _Optional[_Union[Culprit, _Mapping]] = ..., because: _Optional[str] = ..., next: _Optional[str] = ..., remedy: _Optional[str] = ..., severity: _Optional[str] = ..., controller_id: _Optional[str] = ..., leads: _Optional[bool] = ..., bottleneck: _Optional[str] = ..., pace: _Optional[str] = ...) -> None: ...
+    faults: str
+    def __init__(self, sentence: _Optional[str] = ..., subject: _Optional[str] = ..., since_s: _Optional[float] = ..., culprit: _Optional[_Union[Culprit, _Mapping]] = ..., because: _Optional[str] = ..., next: _Optional[str] = ..., remedy: _Optional[str] = ..., severity: _Optional[str] = ..., controller_id: _Optional[str] = ..., leads: _Optional[bool] = ..., bottleneck: _Optional[str] = ..., pace: _Optional[str] = ..., faults: _Optional[str] = ...) -> None: ...
 
 class Culprit(_message.Message):
     __slots__ = ("kind", "name", "host", "pid")
@@ -305,20 +307,44 @@ class EventRecord(_message.Message):
     def __init__(self, position: _Optional[str] = ..., json: _Optional[str] = ...) -> None: ...
 
 class ExitReport(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "pid", "host", "exit_code")
+    __slots__ = ("worker_id", "incarnation", "pid", "host", "exit_code", "cause", "detail")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     pid: int
     host: str
     exit_code: int
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., exit_code: _Optional[int] = ...) -> None: ...
+    cause: str
+    detail: str
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., exit_code: _Optional[int] = ..., cause: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class ExitReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FaultReport(_message.Message):
+    __slots__ = ("request_id", "name", "pid", "host", "cause", "detail")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    name: str
+    pid: int
+    host: str
+    cause: str
+    detail: str
+    def __init__(self, request_id: _Optional[str] = ..., name: _Optional[str] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., cause: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class FaultReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

@@ -49,6 +49,11 @@ class AdminServiceStub:
                 request_serializer=paceline_dot_v1_dot_admin__pb2.ExitReport.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_admin__pb2.ExitReply.FromString,
                 _registered_method=True)
+        self.ReportFault = channel.unary_unary(
+                '/paceline.v1.AdminService/ReportFault',
+                request_serializer=paceline_dot_v1_dot_admin__pb2.FaultReport.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_admin__pb2.FaultReply.FromString,
+                _registered_method=True)
         self.Scale = channel.unary_unary(
                 '/paceline.v1.AdminService/Scale',
                 request_serializer=paceline_dot_v1_dot_admin__pb2.ScaleRequest.SerializeToString,
@@ -120,6 +125,13 @@ class AdminServiceServicer:
 
     def ReportExit(self, request, context):
         """A launcher reports that a process exited. The worker is declared dead at once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReportFault(self, request, context):
+        """A launcher reports a fault of a process that is no worker, or that still runs. It ends nobody.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -212,6 +224,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ReportExit,
                     request_deserializer=paceline_dot_v1_dot_admin__pb2.ExitReport.FromString,
                     response_serializer=paceline_dot_v1_dot_admin__pb2.ExitReply.SerializeToString,
+            ),
+            'ReportFault': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportFault,
+                    request_deserializer=paceline_dot_v1_dot_admin__pb2.FaultReport.FromString,
+                    response_serializer=paceline_dot_v1_dot_admin__pb2.FaultReply.SerializeToString,
             ),
             'Scale': grpc.unary_unary_rpc_method_handler(
                     servicer.Scale,
@@ -345,6 +362,33 @@ class AdminService:
             '/paceline.v1.AdminService/ReportExit',
             paceline_dot_v1_dot_admin__pb2.ExitReport.SerializeToString,
             paceline_dot_v1_dot_admin__pb2.ExitReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportFault(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.AdminService/ReportFault',
+            paceline_dot_v1_dot_admin__pb2.FaultReport.SerializeToString,
+            paceline_dot_v1_dot_admin__pb2.FaultReply.FromString,
             options,
             channel_credentials,
             insecure,

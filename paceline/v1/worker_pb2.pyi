@@ -75,7 +75,7 @@ LIFECYCLE_STOPPED: Lifecycle
 LIFECYCLE_REJOIN: Lifecycle
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("caller", "role", "host", "pid", "config_digest", "config_json", "state_version", "ranks", "tensor_host", "scorer", "address")
+    __slots__ = ("caller", "role", "host", "pid", "config_digest", "config_json", "state_version", "ranks", "tensor_host", "scorer", "address", "stalled_s", "cgroup", "memory_kills")
     CALLER_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +87,9 @@ class RegisterRequest(_message.Message):
     TENSOR_HOST_FIELD_NUMBER: _ClassVar[int]
     SCORER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    STALLED_S_FIELD_NUMBER: _ClassVar[int]
+    CGROUP_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_KILLS_FIELD_NUMBER: _ClassVar[int]
     caller: _common_pb2.Caller
     role: _common_pb2.Role
     host: str
@@ -98,7 +101,10 @@ class RegisterRequest(_message.Message):
     tensor_host: str
     scorer: str
     address: str
-    def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., config_digest: _Optional[str] = ..., config_json: _Optional[str] = ..., state_version: _Optional[int] = ..., ranks: _Optional[int] = ..., tensor_host: _Optional[str] = ..., scorer: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+    stalled_s: float
+    cgroup: str
+    memory_kills: int
+    def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., config_digest: _Optional[str] = ..., config_json: _Optional[str] = ..., state_version: _Optional[int] = ..., ranks: _Optional[int] = ..., tensor_host: _Optional[str] = ..., scorer: _Optional[str] = ..., address: _Optional[str] = ..., stalled_s: _Optional[float] = ..., cgroup: _Optional[str] = ..., memory_kills: _Optional[int] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
     __slots__ = ("run_id", "rendezvous_url", "version", "heartbeat_s", "lease_ttl_s", "run_dir", "payload_urls")

@@ -20,6 +20,7 @@ from itertools import islice
 
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
+from controller.ledger.admission import dispatch_limit
 from controller.ledger.decisions.decider import Decider
 from controller.ledger.decisions.steps import settle_step
 from controller.ledger.enums import (
@@ -100,8 +101,10 @@ def admissible(state: State, loaded_version: Version) -> int:
     if loaded_version < 0:
         return 0
     run = state.run
-    fresh_for = state.versions.step_of(loaded_version) + run.max_staleness + 1
-    rest = min(fresh_for, run.steps) * run.groups_per_step - state.tasks.position
+    served = state.versions.step_of(loaded_version)
+    fresh_for = served + run.max_staleness + 1
+    limit = dispatch_limit(served, run.max_staleness, run.groups_per_step)
+    rest = min(limit, run.steps * run.groups_per_step) - state.tasks.position
     # Later steps may have groups reserved for them. They train after one that misses a group.
     missing = state.steps.missing(Step(fresh_for), run.groups_per_step)
     return max(rest, missing - len(state.tasks.ready) - state.tasks.leased)

@@ -11,6 +11,12 @@ from dataclasses import replace
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider
+from controller.ledger.decisions.faults import (
+    blame_host,
+    cause_of_death,
+    explain,
+    explain_by_return,
+)
 from controller.ledger.decisions.leases import release
 from controller.ledger.decisions.mesh import assign_link, lose_member
 from controller.ledger.decisions.rejections import blame, drop_from_step
@@ -18,6 +24,7 @@ from controller.ledger.decisions.standby_workers import desired_spares
 from controller.ledger.enums import (
     LIFECYCLE_TRANSITIONS,
     DeathCause,
+    FaultCause,
     GroupFault,
     Lifecycle,
     MeshEnd,
@@ -52,12 +59,11 @@ def register(d: Decider, c: cmd.Register, now: float) -> None:
         if believed <= known.diverged_version:
             believed = Version(-1)
         if known.alive:
-            _depart(
-                d,
-                known,
-                ev.WorkerDied(c.worker_id, known.incarnation, DeathCause.REPLACED, ""),
-                now,
-            )
+            how, cause = DeathCause.REPLACED, FaultCause.REPLACED
+            replaced = ev.WorkerDied(c.worker_id, known.incarnation, how, "", cause, known.host)
+            _depart(d, known, replaced, now)
+        else:
+            explain_by_return(d, known, c)
     d.emit(
         ev.WorkerRegistered(
             **values(WorkerSpec, replace(c, state_version=believed)),
@@ -83,9 +89,13 @@ def _check_ranks(d: Decider, c: cmd.Register) -> None:
 def declare_dead(d: Decider, c: cmd.DeclareDead, now: float) -> None:
     worker = d.state.fleet.current(c.worker_id, c.incarnation)
     if worker is None:
+        dead = d.state.fleet.workers.get(c.worker_id)
+        if dead is not None and dead.incarnation == c.incarnation and c.how is DeathCause.EXIT:
+            explain(d, dead, c.cause, c.detail)
         return
+    cause = cause_of_death(d, worker, c, now)
     event: ev.WorkerDied | ev.WorkerChanged = ev.WorkerDied(
-        c.worker_id, c.incarnation, c.how, c.detail
+        c.worker_id, c.incarnation, c.how, c.detail, cause, worker.host, c.silent_s, now
     )
     if d.state.phase is Phase.SUSPENDED:
         # The whole fleet ends now: however this worker did, it is no fault.
@@ -93,6 +103,7 @@ def declare_dead(d: Decider, c: cmd.DeclareDead, now: float) -> None:
             c.worker_id, c.incarnation, Lifecycle.STOPPED, Version(-1), Version(-1)
         )
     _depart(d, worker, event, now)
+    blame_host(d, worker.host, now)
     d.settle_fleet(now)
 
 

@@ -20,6 +20,7 @@ from controller.ledger.events.event import TYPES as TYPES
 from controller.ledger.events.event import Event as Event
 from controller.ledger.events.event import Severity as Severity
 from controller.ledger.events.event import Topic as Topic
+from controller.ledger.events.faults import *
 from controller.ledger.events.fleet import *
 from controller.ledger.events.reward_hacking import *
 from controller.ledger.events.run import *

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field, replace
 
-from controller.ledger.enums import DeathCause, Lifecycle, MeshEnd
+from controller.ledger.enums import ATTRIBUTED, NO_FAULT, DeathCause, FaultCause, Lifecycle, MeshEnd
 from controller.ledger.events.event import (
     LEASES,
     Event,
@@ -16,6 +16,7 @@ from controller.ledger.events.event import (
     reason_in_words,
 )
 from controller.ledger.facts import LinkSpec, MeshSpec, WorkerSpec, values
+from controller.ledger.state.faults import Fault
 from controller.ledger.state.fleet import Failures, Mesh, Worker
 from controller.ledger.state.state import State
 from paceline.ids import MeshEpoch, Version
@@ -41,6 +42,12 @@ class WorkerDied(Event):
     incarnation: int
     how: DeathCause
     detail: str
+    cause: FaultCause = FaultCause.UNATTRIBUTED
+    host: str = ""
+    silent_s: float = 0.0
+    """Since it was last heard of."""
+    t: float = 0.0
+    """0: the release that wrote it did not record it."""
 
     wakes = LEASES
 
@@ -49,10 +56,19 @@ class WorkerDied(Event):
         return Severity.INFO if self.how is DeathCause.REPLACED else Severity.WARNING
 
     def apply(self, s: State) -> None:
-        s.fleet.leave(s.fleet.workers[self.worker_id], Lifecycle.DEAD)
+        worker = s.fleet.workers[self.worker_id]
+        s.fleet.leave(worker, Lifecycle.DEAD)
+        worker.death, worker.silent_s = self.cause, self.silent_s
+        if self.t and self.cause not in NO_FAULT:
+            host = self.host or worker.host
+            fault = Fault(self.t, self.worker_id, host, worker.pid, self.cause, self.incarnation)
+            s.faults.add(fault)
 
     def text(self) -> str:
-        return f"{self.worker_id} died ({reason_in_words(self.how, self.detail)})"
+        words = reason_in_words(self.how, self.detail)
+        if self.cause in ATTRIBUTED and str(self.cause) != str(self.how):
+            words = f"{reason_in_words(self.cause)}; {words}"
+        return f"{self.worker_id} died ({words})"
 
 
 @event

@@ -54,6 +54,10 @@ class TermBegun(Event):
         return Severity.WARNING if self.failover else Severity.INFO
 
     def apply(self, s: State) -> None:
+        if self.failover:
+            s.faults.fail_over(self.t, s.leader)
+        else:
+            s.faults.resume()
         s.term = self.term
         s.leader = self.controller_id
         s.terms += 1
@@ -240,6 +244,7 @@ class RunContinued(Event):
 
     def apply(self, s: State) -> None:
         s.enter(Phase.OPEN)
+        s.faults.resume()
         s.remember(self.request_id, "the run goes on")
 
     def text(self) -> str:

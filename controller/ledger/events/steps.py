@@ -84,6 +84,7 @@ class StepCommitted(Event):
         members = tuple((m.worker_id, m.incarnation) for m in mesh.members)
         commit = Commit(self.step, self.version, step.mesh_epoch, members)
         s.steps.commit(commit, self.t, self.metrics)
+        s.faults.commit(self.t)
         if (reward := self.metrics.get("reward_mean")) is not None:
             deviation = self.metrics.get("reward_std", 0.0)
             s.evals.training.add(reward, deviation, len(step.groups))
@@ -197,6 +198,7 @@ class RolledBack(Event):
 
     def apply(self, s: State) -> None:
         s.versions.roll_back(self.step, self.version)
+        s.faults.lose_steps(self.from_step - self.step)
         # The lost groups are kept for the same steps again.
         s.tasks.move_all(s.steps.roll_back(self.step), TaskState.IN_STEP)
 

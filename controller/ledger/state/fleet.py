@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from controller.ledger.codec import TRANSIENT
-from controller.ledger.enums import Lifecycle, Role
+from controller.ledger.enums import FaultCause, Lifecycle, Role
 from controller.ledger.facts import LeasedTask, LinkSpec, Member, MeshSpec
 from paceline.ids import MeshEpoch, TaskId, Version
 from paceline.worker_pools import pool_of
@@ -78,6 +78,13 @@ class Worker:
     """Scorer: its name in the config."""
     address: str = ""
     """Scorer: host:port at which it answers rollout workers."""
+    cgroup: str = ""
+    memory_kills: int = -1
+    """As it registered: processes that the kernel had killed in its control group."""
+    death: FaultCause | None = None
+    """Cause of its death, as far as it is known; None: it has not died."""
+    silent_s: float = 0.0
+    """When it died: since when it had not been heard of, in seconds."""
 
     @property
     def pool(self) -> str:

@@ -8,6 +8,7 @@ from controller.ledger.codec import TRANSIENT
 from controller.ledger.enums import PHASE_TRANSITIONS, Phase
 from controller.ledger.facts import RunSpec
 from controller.ledger.state.evals import Evals
+from controller.ledger.state.faults import Faults
 from controller.ledger.state.fleet import Fleet
 from controller.ledger.state.settings import Settings
 from controller.ledger.state.steps import StepBook
@@ -45,6 +46,7 @@ class State:
     versions: Versions = field(default_factory=Versions)
     evals: Evals = field(default_factory=Evals)
     settings: Settings = field(default_factory=Settings)
+    faults: Faults = field(default_factory=Faults)
     staleness_changed: bool = False
     """max_staleness or the age of tokens was another one earlier: groups of that time may be in steps."""
     garbage: list[tuple[TaskId, int]] = field(default_factory=list, metadata=TRANSIENT)

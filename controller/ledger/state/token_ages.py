@@ -75,7 +75,9 @@ def is_late(s: State, group: GroupFacts, step: Step) -> bool:
 def too_old(s: State, group: GroupFacts, step: Step) -> tuple[DropReason, str] | None:
     """Reason and detail for which ``step`` cannot train the group. Later steps could even less."""
     if s.run.trains_late:
-        if trained_tokens(s, group, step) > 0:
+        oldest = token_age(s, step)
+        # Asked of every ready group at every step: one young token is enough.
+        if any(s.versions.staleness(version, step) <= oldest for version, _ in group.by_version):
             return None
         age = min(age for age, _ in token_ages(s, group, step))
         return DropReason.EXPIRED, f"its youngest token is {age} steps old at step {step}"

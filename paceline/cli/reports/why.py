@@ -103,6 +103,8 @@ def _print(reply: admin_pb2.WhyReply, *, with_name: bool) -> None:
     typer.echo(printable(said))
     if reply.remedy:
         typer.echo(printable(f"  remedy: {reply.remedy}"))
+    if reply.faults:
+        typer.echo(printable(f"faults: {reply.faults}"))
 
 
 def _nobody(run_dir: Path | None, silent: dict[str, str]) -> str:
@@ -117,7 +119,7 @@ def _nobody(run_dir: Path | None, silent: dict[str, str]) -> str:
 
 def _processes(run_dir: Path | None) -> list[tuple[str, int, str]]:
     """Controllers of this machine that the supervisor started: name, pid, and what the kernel says."""
-    from paceline.process.kernel_state import kernel_state
+    from paceline.process.kernel.kernel_state import kernel_state
     from paceline.run_view.files.fleet_file import FleetRecord
 
     record = FleetRecord.read(run_dir) if run_dir is not None else None

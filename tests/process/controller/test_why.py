@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from paceline.redis.client import connect_sync
-from paceline.rpc.client import ControlPlaneUnavailable
+from paceline.rpc.client import ControlPlaneUnavailable, RequestRefused
 from paceline.v1 import admin_pb2
 from testbed.fleets.controller_processes import Controllers
 from testbed.fleets.controllers import (
@@ -271,3 +271,46 @@ async def test_a_leader_fetches_stacks_through_a_session_and_refuses_a_strangers
             )
             assert done.returncode == 2 and "rollout-9" in done.stderr
         await control.close()
+
+
+async def test_a_launchers_word_is_told_over_grpc_and_rest_with_its_cause(tmp_path: Path) -> None:
+    with running_controllers(tmp_path, 1) as controllers:
+        await _told(controllers)
+
+
+async def _told(controllers: Controllers) -> None:
+    where = controllers.started[0].address
+    async with working_fleet(controllers, policies=1, rollouts=1) as (policies, _):
+        worker = next(
+            w
+            for w in (await status(policies[0].control)).workers
+            if w.worker_id.startswith("rollout")
+        )
+        report = admin_pb2.ExitReport(
+            worker_id=worker.worker_id,
+            incarnation=worker.incarnation,
+            exit_code=-9,
+            cause="out_of_memory",
+            detail="signal 9: killed by the kernel for lack of memory: cgroup /demo",
+        )
+        await policies[0].control.call("AdminService.ReportExit", report)
+        redis = admin_pb2.FaultReport(
+            request_id="r1", name="redis", pid=7, host="a", cause="stopped", detail="stopped"
+        )
+        for _ in range(2):  # a report that is repeated counts once
+            await policies[0].control.call("AdminService.ReportFault", redis)
+        wrong = admin_pb2.FaultReport(request_id="r2", name="redis", cause="tea")
+        with pytest.raises(RequestRefused, match="one of killed, out_of_memory"):
+            await policies[0].control.call("AdminService.ReportFault", wrong)
+        told = (await why(controllers, where)).faults
+        assert told.startswith("2 faults so far, 2 with a known cause (out of memory 1, stopped 1)")
+        async with httpx.AsyncClient(base_url=rest_url(controllers), timeout=30) as client:
+            found = (await client.get("/api/v1/faults")).json()
+            events = (await client.get("/api/v1/events")).json()["events"]
+        assert [(f["name"], f["cause"]) for f in found["recent"]] == [
+            (worker.worker_id, "out_of_memory"),
+            ("redis", "stopped"),
+        ]
+        assert found["sentence"].startswith(told[:70]) and found["attributed_share"] == 1.0
+        (died,) = [e for e in events if e["type"] == "WorkerDied"]
+        assert died["fields"]["cause"] == "out_of_memory" and "lack of memory" in died["text"]

@@ -232,3 +232,33 @@ def test_the_pulse_of_the_dead_is_forgotten(how: str) -> None:
     watched.run.die("r0", how)
     watched.liveness.tick(watched.run.ledger, watched.now)
     assert {worker_id for worker_id, _ in watched.liveness.pulses} == {"p0"}
+
+
+def on_host(watched: Watched, host: str, *worker_ids: str) -> None:
+    for worker_id in worker_ids:
+        watched.run.state.fleet.workers[worker_id].host = host
+
+
+def cause_of(watched: Watched, worker_id: str) -> str:
+    return str(watched.run.state.fleet.workers[worker_id].death)
+
+
+def test_a_host_is_lost_if_all_of_its_workers_fall_silent_and_others_do_not() -> None:
+    watched = Watched("p0", "p1", "p2")
+    on_host(watched, "b", "p1", "p2")
+    watched.wait(6.0, "p0", "r0")
+    assert [cause_of(watched, p) for p in ("p1", "p2")] == ["host_lost", "host_lost"]
+
+
+def test_one_silent_worker_of_a_host_is_not_the_host() -> None:
+    watched = Watched("p0", "p1", "p2")
+    on_host(watched, "b", "p1", "p2")
+    watched.wait(6.0, "p0", "p2", "r0")
+    assert cause_of(watched, "p1") == "heartbeat_silence"
+
+
+def test_a_leader_that_hears_nobody_loses_no_host() -> None:
+    watched = Watched("p0", "p1")
+    on_host(watched, "b", "p0", "p1")
+    watched.wait(6.0)
+    assert [cause_of(watched, w) for w in ("p0", "p1", "r0")] == ["heartbeat_silence"] * 3

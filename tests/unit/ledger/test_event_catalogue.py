@@ -10,6 +10,7 @@ import pytest
 from controller.ledger import events as ev
 from controller.ledger.enums import (
     DeathCause,
+    FaultCause,
     GroupFault,
     Kind,
     Lifecycle,
@@ -47,6 +48,21 @@ LISTED: dict[str, ev.Event] = {
     ),
     "policy-0 died (lease)": ev.WorkerDied("policy-0", 7, DeathCause.LEASE, ""),
     "policy-0 died (exit: signal 9)": ev.WorkerDied("policy-0", 7, DeathCause.EXIT, "signal 9"),
+    "policy-0 died (killed; exit: signal 9)": ev.WorkerDied(
+        "policy-0", 7, DeathCause.EXIT, "signal 9", FaultCause.KILLED, "b", 0.0, 5.0
+    ),
+    "policy-0 died (wedged: busy)": ev.WorkerDied(
+        "policy-0", 7, DeathCause.WEDGED, "busy", FaultCause.WEDGED
+    ),
+    "redis (pid 12 on b): killed: signal 9": ev.ProcessFault(
+        "r", "redis", "b", 12, FaultCause.KILLED, "signal 9", 5.0
+    ),
+    "the death of policy-0 is explained (network partition: it ran)": ev.FaultExplained(
+        "policy-0", 7, FaultCause.NETWORK_PARTITION, "it ran"
+    ),
+    "host b is suspected: 3 of its processes' faults within 10 min (policy-0, rollout-0)": (
+        ev.HostBlamed("b", 3, ("policy-0", "rollout-0"), 600.0, 5.0)
+    ),
     "rollout-0 is draining": ev.WorkerChanged("rollout-0", 7, Lifecycle.DRAINING, -1, 3),
     "rollout-2 stands by": ev.SpareSet("rollout-2", 7, True),
     "rollout-2 works again": ev.SpareSet("rollout-2", 7, False),
@@ -216,6 +232,7 @@ def test_only_losses_are_warnings_and_only_the_failed_run_is_an_error() -> None:
         *("ParityFailed", "GroupLost"),
         *("CheckpointVoided", "WeightsWithdrawn"),
         *("HeldOutFell", "RewardHackingSuspected"),
+        *("ProcessFault", "HostBlamed"),
     }
     assert ev.TermBegun(1, "controller-0", 1.0).severity is Severity.INFO
     assert ev.WorkerDied("p", 1, DeathCause.REPLACED, "").severity is Severity.INFO

@@ -1,0 +1,1 @@
+"""Evidence about processes: what the kernel says of them, and whether they ran."""

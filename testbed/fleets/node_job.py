@@ -1,0 +1,167 @@
+"""A job of several nodes on one machine: each is a process of ``paceline node`` with the environment of a PyTorchJob."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.rpc.ports import free_ports
+from paceline.run_view.files.fleet_file import FleetRecord, ProcessId
+from testbed.faults.network_namespaces import Hosts
+from testbed.fleets.local_run import ROOT, paceline
+
+
+class NodeProcesses:
+    """Runs ``where/run.toml`` in ``where/run``. ``close`` leaves nothing of it behind."""
+
+    def __init__(self, where: Path, nodes: int, master: str = "127.0.0.1") -> None:
+        self.where, self.run_dir = where, where / "run"
+        self._nodes, self._master = nodes, master
+        # Controllers take the ports from this one on, then Redis.
+        (self._port,) = free_ports("", 1)
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(self, rank: int, *options: str) -> None:
+        environment = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(self._nodes),
+            "MASTER_ADDR": self._master,
+            "MASTER_PORT": str(self._port),
+        }
+        command = [sys.executable, "-m", "paceline", "node", str(self.where / "run.toml")]
+        with (self.where / f"node-{rank}.out").open("ab") as out:
+            self._processes[rank] = subprocess.Popen(
+                self.on(rank, [*command, "--run-dir", str(self.run_dir), *options]),
+                stdout=out,
+                stderr=out,
+                cwd=ROOT,
+                env=os.environ | environment,
+                start_new_session=True,
+            )
+
+    def on(self, rank: int, command: Sequence[str]) -> list[str]:
+        """The command, as it is started on that node."""
+        return list(command)
+
+    def wait(self, rank: int, limit_s: float = 240.0) -> int:
+        """Exit status of the node."""
+        try:
+            return self._processes[rank].wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"node {rank} does not end:\n{self.said()}") from None
+
+    def send(self, rank: int, number: signal.Signals) -> None:
+        """To the command itself."""
+        self._processes[rank].send_signal(number)
+
+    def kill_all_of(self, rank: int) -> None:
+        """The node loses power: the command and every process that it started."""
+        self._processes[rank].kill()
+        self._processes[rank].wait()
+        for one in self._started_by(rank):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(one.pid, signal.SIGKILL)
+
+    def until(self, true: Callable[[], object], limit_s: float = 180.0) -> None:
+        """Polls until ``true()``; fails if a node ends or the time runs out first."""
+        deadline = time.monotonic() + limit_s
+        while not true():
+            ended = [
+                rank for rank, process in self._processes.items() if process.returncode is None
+            ]
+            assert all(self._processes[rank].poll() is None for rank in ended), self.said()
+            assert time.monotonic() < deadline, f"it never became true:\n{self.said()}"
+            time.sleep(0.1)
+
+    def steps(self, more: int) -> None:
+        """Waits for so many more steps."""
+        goal = self.step() + more
+        self.until(lambda: self.step() >= goal)
+
+    def step(self) -> int:
+        path = self.run_dir / "metrics.jsonl"
+        text = path.read_text() if path.exists() else ""
+        rows = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        return max((row["step"] for row in rows if row["kind"] == "step"), default=0)
+
+    def running_workers(self) -> set[str]:
+        """Those that the leader sees at work; empty while there is no leader."""
+        shown = paceline("status", "--json", "--run-dir", str(self.run_dir))
+        if shown.returncode != 0:
+            return set()
+        return {
+            w["worker_id"] for w in json.loads(shown.stdout)["workers"] if w["state"] == "running"
+        }
+
+    def command(self, *arguments: str) -> None:
+        """A command of ``paceline`` about the run, which succeeds."""
+        done = paceline(*arguments, "--run-dir", str(self.run_dir))
+        assert done.returncode == 0, done.stderr + self.said()
+
+    def workers_of(self, rank: int) -> set[str]:
+        record = self._record(rank)
+        return {p.name for p in record.processes if p.role != "controller"} if record else set()
+
+    def pid(self, rank: int, name: str) -> int:
+        """Of the newest process of that name."""
+        record = self._record(rank)
+        assert record is not None
+        return next(p for p in record.processes if p.name == name).ids[-1].pid
+
+    def summary(self) -> dict[str, Any]:
+        value: dict[str, Any] = json.loads((self.run_dir / "summary.json").read_text())
+        return value
+
+    def said(self, rank: int | None = None) -> str:
+        """What the nodes printed, and without ``rank`` the ends of all logs."""
+        if rank is not None:
+            return (self.where / f"node-{rank}.out").read_text(errors="replace")
+        text = "".join(f"\n--- {p.name}\n{p.read_text()}" for p in self.where.glob("node-*.out"))
+        for log in sorted((self.run_dir / "logs").glob("*.log")):
+            text += f"\n--- {log.name}\n" + log.read_text(errors="replace")[-2000:]
+        return text
+
+    def alive(self) -> list[ProcessId]:
+        """Every process of the job that still runs, Redis included."""
+        return [one for rank in range(self._nodes) for one in self._started_by(rank)]
+
+    def close(self) -> None:
+        for process in self._processes.values():
+            process.kill()
+            process.wait()
+        for one in self.alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(one.pid, signal.SIGKILL)
+
+    def _started_by(self, rank: int) -> list[ProcessId]:
+        record = self._record(rank)
+        if record is None:
+            return []
+        return [*record.survivors(), *(one for one in record.redis if one.alive())]
+
+    def _record(self, rank: int) -> FleetRecord | None:
+        home = self.run_dir if rank == 0 else self.run_dir / "nodes" / f"node-{rank}"
+        return FleetRecord.read(home)
+
+
+class NamespacedNodes(NodeProcesses):
+    """Each node is a host of its own; needs root."""
+
+    def __init__(self, where: Path, nodes: int) -> None:
+        self.hosts = Hosts(*(f"node{rank}" for rank in range(nodes)))
+        super().__init__(where, nodes, master=self.hosts.address["node0"])
+
+    def on(self, rank: int, command: Sequence[str]) -> list[str]:
+        return self.hosts.on(f"node{rank}", command)
+
+    def close(self) -> None:
+        super().close()
+        self.hosts.close()

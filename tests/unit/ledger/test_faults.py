@@ -1,0 +1,289 @@
+"""Causes of faults, hosts that are to blame, and the time that each fault costs."""
+
+from __future__ import annotations
+
+import pytest
+
+from controller.ledger import Ledger
+from controller.ledger import commands as cmd
+from controller.ledger import events as ev
+from controller.ledger.enums import ATTRIBUTED, DeathCause, FaultCause
+from controller.ledger.state.faults import Fault, Faults
+from controller.ledger.views.fault_report import fault_report
+from tests.fixtures.ledgers import Driven
+
+
+def join(
+    run: Driven,
+    worker_id: str,
+    *,
+    host: str = "a",
+    pid: int = 1,
+    stalled_s: float = 0.0,
+    kills: int = -1,
+) -> int:
+    role = cmd.Role.POLICY if worker_id.startswith("p") else cmd.Role.ROLLOUT
+    run.incarnations += 1
+    who = (worker_id, run.incarnations, role, host, pid, "127.0.0.1")
+    cgroup = "/demo" if kills >= 0 else ""
+    run.do(cmd.Register(*who, cgroup=cgroup, memory_kills=kills, stalled_s=stalled_s))
+    run.current[worker_id] = run.incarnations
+    return run.incarnations
+
+
+def die(
+    run: Driven,
+    worker_id: str,
+    how: str = "lease",
+    cause: FaultCause = FaultCause.HEARTBEAT_SILENCE,
+    silent_s: float = 5.0,
+) -> None:
+    key = worker_id, run.current[worker_id]
+    run.do(cmd.DeclareDead(*key, DeathCause(how), "why", cause, silent_s))
+
+
+def causes(run: Driven) -> dict[str, int]:
+    return dict(run.state.faults.by_cause)
+
+
+def stopped(run: Driven, name: str, pid: int, request: str = "r1") -> None:
+    run.do(cmd.RecordFault(request, name, "a", pid, FaultCause.STOPPED, "stopped"))
+
+
+def test_a_launchers_word_is_the_cause_and_survives_a_failover() -> None:
+    run = Driven()
+    join(run, "r0")
+    die(run, "r0", "exit", FaultCause.OUT_OF_MEMORY)
+    assert run.event(ev.WorkerDied).cause is FaultCause.OUT_OF_MEMORY
+    run.failover()
+    assert causes(run) == {"out_of_memory": 1}
+    assert Ledger.from_snapshot(run.ledger.to_snapshot()).state.faults == run.state.faults
+
+
+def test_a_worker_that_was_asked_to_leave_is_no_fault() -> None:
+    run = Driven()
+    join(run, "r0"), join(run, "r1")
+    run.do(cmd.Drain("q", "r0", replace=True))
+    die(run, "r0", "exit", FaultCause.KILLED)
+    assert run.event(ev.WorkerDied).cause is FaultCause.ASKED_TO_LEAVE
+    assert run.state.faults.count == 0
+
+
+def test_a_silent_worker_that_its_launcher_saw_stopped_is_one_fault() -> None:
+    run = Driven()
+    join(run, "r0", pid=7)
+    stopped(run, "r0", 7)
+    run.now += 5.0
+    die(run, "r0")
+    assert causes(run) == {"stopped": 1}
+
+
+def test_the_stop_of_an_earlier_process_explains_nothing() -> None:
+    run = Driven()
+    join(run, "r0", pid=7)
+    stopped(run, "r0", 6)
+    die(run, "r0")
+    assert causes(run) == {"stopped": 1, "heartbeat_silence": 1}
+
+
+def test_a_stop_that_ended_before_the_silence_explains_nothing() -> None:
+    run = Driven()
+    join(run, "r0", pid=7)
+    stopped(run, "r0", 7)
+    run.now += 20.0
+    die(run, "r0", silent_s=5.0)
+    assert causes(run) == {"stopped": 1, "heartbeat_silence": 1}
+
+
+def test_a_launchers_word_that_comes_twice_counts_once() -> None:
+    run = Driven()
+    stopped(run, "redis", 9)
+    stopped(run, "redis", 9)
+    assert run.names() == [] and causes(run) == {"stopped": 1}
+    stopped(run, "redis", 9, "r2")
+    assert causes(run) == {"stopped": 2}
+
+
+def test_a_process_that_comes_back_had_been_cut_off() -> None:
+    run = Driven()
+    join(run, "r0", pid=7)
+    die(run, "r0")
+    assert causes(run) == {"heartbeat_silence": 1} and run.state.faults.attributed == 0
+    join(run, "r0", pid=7)
+    assert run.event(ev.FaultExplained).cause is FaultCause.NETWORK_PARTITION
+    assert causes(run) == {"network_partition": 1}
+
+
+def test_a_process_that_comes_back_and_did_not_run_meanwhile_was_stopped() -> None:
+    run = Driven()
+    join(run, "r0", pid=7)
+    die(run, "r0", silent_s=5.0)
+    join(run, "r0", pid=7, stalled_s=4.0)
+    assert causes(run) == {"stopped": 1}
+
+
+def test_another_process_of_the_name_explains_a_death_by_its_groups_count_of_kills_alone() -> None:
+    run = Driven()
+    join(run, "r0", pid=7, kills=2)
+    die(run, "r0")
+    join(run, "r0", pid=8, kills=2)
+    assert causes(run) == {"heartbeat_silence": 1}
+    die(run, "r0")
+    join(run, "r0", pid=9, kills=3)
+    assert causes(run) == {"heartbeat_silence": 1, "out_of_memory": 1}
+
+
+def test_an_exit_report_that_is_slower_than_the_lease_still_tells_the_cause() -> None:
+    run = Driven()
+    join(run, "r0")
+    die(run, "r0")
+    die(run, "r0", "exit", FaultCause.CRASHED)
+    assert run.names() == ["FaultExplained"] and causes(run) == {"crashed": 1}
+    die(run, "r0", "exit", FaultCause.KILLED)
+    assert run.names() == [], "a cause that is known stays"
+
+
+def test_a_leader_that_is_succeeded_is_a_fault_whose_launcher_tells_the_cause() -> None:
+    run = Driven()
+    join(run, "r0")
+    run.failover()
+    assert causes(run) == {"unattributed": 1}
+    run.do(cmd.RecordFault("k", "controller-0", "a", 5, FaultCause.KILLED, "signal 9"))
+    assert causes(run) == {"killed": 1}
+    assert run.state.faults.by_host == {"a": 1}
+
+
+def three_faults_on_b(run: Driven) -> None:
+    for worker_id, cause in (("r1", "killed"), ("r2", "crashed"), ("r1", "killed")):
+        if not run.state.fleet.workers[worker_id].alive:
+            join(run, worker_id, host="b", pid=run.incarnations)
+        die(run, worker_id, "exit", FaultCause(cause))
+
+
+def test_several_faults_of_different_workers_name_their_host_once() -> None:
+    run = Driven()
+    join(run, "r0", host="a")
+    join(run, "r1", host="b"), join(run, "r2", host="b")
+    three_faults_on_b(run)
+    blamed = run.event(ev.HostBlamed)
+    assert (blamed.host, blamed.faults, blamed.names) == ("b", 3, ("r1", "r2"))
+    join(run, "r1", host="b", pid=50)
+    die(run, "r1", "exit", FaultCause.KILLED)
+    assert "HostBlamed" not in run.names()
+    report = fault_report(run.state.faults)
+    assert report.suspected_hosts == ["b"] and "host b is suspected (4 faults)" in report.sentence
+
+
+def test_the_only_host_of_a_fleet_is_never_named() -> None:
+    run = Driven()
+    join(run, "r1", host="b"), join(run, "r2", host="b")
+    three_faults_on_b(run)
+    assert run.state.faults.blamed == {}
+
+
+def test_faults_of_one_worker_are_its_own_and_not_its_hosts() -> None:
+    run = Driven()
+    join(run, "r0", host="a"), join(run, "r1", host="b")
+    for pid in range(2, 6):
+        die(run, "r1", "exit", FaultCause.KILLED)
+        join(run, "r1", host="b", pid=pid)
+    assert run.state.faults.blamed == {}
+
+
+def test_faults_that_are_old_or_spread_over_hosts_name_none() -> None:
+    run = Driven()
+    join(run, "r0", host="a")
+    join(run, "r1", host="b"), join(run, "r2", host="b")
+    die(run, "r1", "exit", FaultCause.KILLED)
+    die(run, "r2", "exit", FaultCause.KILLED)
+    run.now += 700.0
+    join(run, "r1", host="b", pid=5)
+    die(run, "r1", "exit", FaultCause.KILLED)
+    assert run.state.faults.blamed == {}
+
+
+# ---- the pace -------------------------------------------------------------------------------
+
+
+def paced(commits: int = 10, every_s: float = 1.0) -> Faults:
+    faults = Faults()
+    for number in range(commits):
+        faults.commit(100.0 + number * every_s)
+    return faults
+
+
+def fault(t: float, name: str = "p0") -> Fault:
+    return Fault(t, name, "a", 1, FaultCause.KILLED, 7)
+
+
+def test_a_late_commit_costs_what_it_has_more_than_usual_and_the_fault_is_over_at_full_pace() -> (
+    None
+):
+    faults = paced()  # the last commit at 109
+    faults.add(fault(109.5))
+    faults.commit(115.0)
+    assert faults.recent[0].lost_s == pytest.approx(5.0) and faults.recent[0].recovered_s < 0
+    faults.commit(116.0)
+    assert faults.recent[0].recovered_s < 0, "one commit in time may be chance"
+    faults.commit(117.0)
+    assert faults.recent[0].recovered_s == pytest.approx(5.5)
+    assert faults.training_share == pytest.approx(12 / 17)
+
+
+def test_a_loss_is_shared_by_the_faults_of_the_time() -> None:
+    faults = paced()
+    faults.add(fault(109.2))
+    faults.add(fault(109.4, "r0"))
+    faults.commit(114.0)
+    assert [f.lost_s for f in faults.recent] == pytest.approx([2.0, 2.0])
+    assert faults.lost_by_cause == pytest.approx({"killed": 4.0})
+
+
+def test_a_fault_that_delays_no_commit_costs_nothing() -> None:
+    faults = paced()
+    faults.add(fault(109.5))
+    for t in (110.0, 111.0, 112.0):
+        faults.commit(t)
+    assert faults.recent[0].lost_s == 0 and faults.recent[0].recovered_s >= 0
+    assert faults.training_share == 1.0
+
+
+def test_steps_that_a_rollback_undoes_are_lost_time() -> None:
+    faults = paced()
+    faults.add(fault(109.5))
+    faults.lose_steps(4)
+    assert faults.recent[0].lost_s == pytest.approx(4.0)
+    assert faults.training_share == pytest.approx(5 / 9)
+
+
+def test_the_time_in_which_a_run_was_stopped_is_not_lost() -> None:
+    faults = paced()
+    faults.resume()
+    faults.commit(5000.0)
+    faults.commit(5001.0)
+    assert faults.training_share == 1.0
+
+
+def test_a_cause_that_is_found_later_takes_the_lost_time_along() -> None:
+    faults = paced()
+    faults.add(Fault(109.5, "p0", "a", 1, FaultCause.HEARTBEAT_SILENCE, 7))
+    faults.commit(115.0)
+    faults.explain("p0", 7, FaultCause.NETWORK_PARTITION)
+    report = fault_report(faults)
+    assert report.causes["network_partition"].lost_s == pytest.approx(5.0)
+    assert report.attributed_share == 1.0 and list(report.causes) == ["network_partition"]
+
+
+def test_a_symptom_is_no_cause() -> None:
+    assert FaultCause.HEARTBEAT_SILENCE not in ATTRIBUTED
+    assert FaultCause.UNATTRIBUTED not in ATTRIBUTED
+    assert fault_report(Faults()).sentence == ""
+
+
+def test_a_death_that_an_earlier_release_recorded_is_read_and_has_no_cause() -> None:
+    old = {"type": "WorkerDied", "worker_id": "r0", "incarnation": 7, "how": "exit", "detail": "x"}
+    assert ev.from_json(old) == ev.WorkerDied("r0", 7, DeathCause.EXIT, "x")
+    run = Driven()
+    who = join(run, "r0")
+    run.ledger.apply(ev.from_json({**old, "incarnation": who}))
+    assert run.state.faults.count == 0 and not run.state.fleet.workers["r0"].alive
