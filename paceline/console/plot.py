@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.errors import BadInput
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class NoMatplotlib(BadInput):
@@ -14,14 +18,7 @@ class NoMatplotlib(BadInput):
 
 def plot_curves(curves: Mapping[str, Sequence[tuple[int, float]]], metric: str, out: Path) -> None:
     """Writes ``out`` with a line for each curve of (step, value). Raises NoMatplotlib and BadInput."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise NoMatplotlib("plotting needs matplotlib: pip install 'paceline[plot]'") from None
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    # No window system, and no global state of pyplot.
-    FigureCanvasAgg(figure)
+    figure = new_figure((9, 5))
     axes = figure.add_subplot()
     for label, curve in curves.items():
         shown = label.replace("$", r"\$")  # no formula
@@ -32,6 +29,23 @@ def plot_curves(curves: Mapping[str, Sequence[tuple[int, float]]], metric: str, 
     axes.set_ylabel(metric)
     axes.grid(alpha=0.3)
     axes.legend()
+    save_figure(figure, out)
+
+
+def new_figure(inches: tuple[float, float]) -> Figure:
+    """Without a window system, and without the global state of pyplot. Raises NoMatplotlib."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise NoMatplotlib("plotting needs matplotlib: pip install 'paceline[plot]'") from None
+    figure = Figure(figsize=inches, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save_figure(figure: Figure, out: Path) -> None:
+    """As a PNG. Raises BadInput."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(out, dpi=140, format="png")

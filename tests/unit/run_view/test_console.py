@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from paceline.cli.control.up import _print_outcome
+from paceline.cli.control.up import print_outcome
 from paceline.cli.reports.samples import _text
 from paceline.console.live_view import LiveConsole, PlainConsole, fitted, open_console
 from paceline.rpc.auth import dashboard_link
@@ -106,7 +106,7 @@ def test_words_of_processes_are_neither_markup_nor_steer_the_terminal(
     plain = PlainConsole(Console(file=out, width=240))
     plain.note(said)
     live.close()
-    _print_outcome({"status": "failed", "reason": said}, "failed", Path("run"))
+    print_outcome({"status": "failed", "reason": said}, "failed", Path("run"))
     printed = capsys.readouterr()
     assert shown in printed.out
     assert shown in printed.err

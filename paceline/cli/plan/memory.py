@@ -9,24 +9,13 @@ import typer
 from paceline.cli.common import ConfigArgument, JsonOption, SetOption, print_json
 from paceline.errors import BadInput
 
-plan = typer.Typer(
-    help="Compute what a run needs before it starts.\n\nExample: paceline plan memory run.toml --gpu h100-80g",
-    no_args_is_help=True,
-)
 
-
-@plan.callback()
-def _several() -> None:
-    """Keeps ``memory`` a command of its own name."""
-
-
-def _gpus() -> list[str]:
+def gpu_names() -> list[str]:
     from paceline.memory_plan.gpus import GPUS
 
     return list(GPUS)
 
 
-@plan.command()
 def memory(
     config: ConfigArgument,
     gpu: Annotated[
@@ -34,7 +23,7 @@ def memory(
         typer.Option(
             metavar="NAME",
             help="GPU to plan for, such as h100-80g, or its size in GiB, as in 80g. Default: the smallest of this machine.",
-            autocompletion=_gpus,
+            autocompletion=gpu_names,
         ),
     ] = None,
     overrides: SetOption = None,

@@ -1,0 +1,1 @@
+"""Errors of the capacity planner against published runs."""

@@ -1,0 +1,196 @@
+"""``paceline plan``: pace of a run on numbers of GPUs that are not there yet."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli.common import ConfigArgument, JsonOption, SetOption, is_number, print_json
+from paceline.cli.plan.memory import gpu_names
+from paceline.errors import BadInput
+
+if TYPE_CHECKING:
+    from controller.planner.sizes import SizePlan
+    from paceline.cli.plan.systems import Calibrated
+    from paceline.config.schema import Config
+    from paceline.memory_plan.gpus import Gpu
+    from paceline.memory_plan.model_shape import ModelShape
+
+PICTURE = Path("plan.png")
+MOST_GPUS = 16_384
+
+
+class OldLogProb(StrEnum):
+    """Who recomputes behaviour log-probs before the update."""
+
+    NEITHER = "neither"
+    BASELINE = "baseline"
+    BOTH = "both"
+
+
+def pace(
+    config: ConfigArgument,
+    gpus: Annotated[
+        str, typer.Option(metavar="N,N,...", help="Numbers of GPUs to plan for, in all.")
+    ] = "16,32,64,128",
+    gpu: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="GPU, such as h100.", autocompletion=gpu_names),
+    ] = None,
+    times: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Measured generation, log-prob and update seconds, best at two numbers of GPUs.",
+        ),
+    ] = None,
+    from_run: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="DIR", help="Take the times of this run; may be repeated."),
+    ] = None,
+    mean_tokens: Annotated[
+        float | None,
+        typer.Option(metavar="N", help="Mean length of a completion, if nothing was measured."),
+    ] = None,
+    old_log_prob: Annotated[
+        OldLogProb,
+        typer.Option(
+            help="Who recomputes behaviour log-probs. Leaving them out is faster, and no overlap."
+        ),
+    ] = OldLogProb.NEITHER,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help=f"File of the picture; default: {PICTURE}.")
+    ] = None,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print, for each number of GPUs, the best division between policy and rollout and the pace it reaches.
+
+    A simulation with the ledger's own admission rule. Its times are measured ones (--times, --from-run) or, without
+    them, published ones of other systems: then every figure is an interval. The last column compares with
+    synchronous training that has the same GPUs for generation and then for updates.
+
+    Example: paceline plan pace run.toml --gpus 16,32,64,128 --gpu h100 --times times.toml
+
+    Example: paceline plan run.toml --gpus 8,16 --gpu h100 --from-run runs/demo
+    """
+    from controller.planner.sizes import NoSplit, best_size
+    from paceline.config.load import load_config
+    from paceline.memory_plan.gpus import named_gpu
+    from paceline.memory_plan.memory_plan import memory_plan, problems
+    from paceline.memory_plan.model_shape import read_shape
+
+    sizes = _sizes(gpus)
+    if times is not None and from_run:
+        raise BadInput("--times and --from-run both give times: give one of them")
+    if gpu is None:
+        raise BadInput(f"--gpu: give the GPU to plan for: one of {', '.join(gpu_names())}")
+    resolved = load_config(config, overrides or ())
+    if resolved.recorded:
+        raise BadInput(f"{config}: its data is recorded: it has no engines to plan")
+    model = resolved.model
+    shape = read_shape(model.path, model.dtype, trust_remote_code=model.trust_remote_code)
+    device = named_gpu(gpu)
+    known = _calibrated(resolved, shape, device, times, from_run or [], mean_tokens, max(sizes))
+    found: list[SizePlan] = []
+    notes = [
+        f"does not fit: {wrong}. {remedy}"
+        for wrong, remedy in problems(memory_plan(resolved, shape), device)
+    ]
+    for number, size in enumerate(sizes, 1):
+        typer.echo(f"simulating {size} GPUs ({number} of {len(sizes)})", err=True)
+        try:
+            plan = best_size(
+                known.systems,
+                size,
+                resolved.fleet.policy_ranks,
+                log_prob=old_log_prob is OldLogProb.BOTH,
+                baseline_log_prob=old_log_prob is not OldLogProb.NEITHER,
+            )
+        except NoSplit as error:
+            notes.append(f"{error}: raise --gpus, or lower fleet.policy_ranks")
+            continue
+        found.append(plan)
+    if not found:
+        raise BadInput("; ".join(notes))
+    _say(found, known, [*known.notes, *notes], gpu, as_json)
+    _draw(found, out)
+
+
+def _sizes(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    for part in parts:
+        if not is_number(part, 2, MOST_GPUS):
+            raise BadInput(f"--gpus {text}: {part or 'nothing'} is no number from 2 to {MOST_GPUS}")
+    return sorted({int(part) for part in parts})
+
+
+def _calibrated(
+    config: Config,
+    shape: ModelShape,
+    gpu: Gpu,
+    times: Path | None,
+    runs: list[Path],
+    mean_tokens: float | None,
+    most_gpus: int,
+) -> Calibrated:
+    from paceline.cli.plan.systems import (
+        bare_system,
+        by_file,
+        by_published,
+        by_runs,
+        planned_lengths,
+    )
+    from paceline.cli.plan.times import read_run, read_times
+    from paceline.memory_plan.gpus import SPEEDS
+
+    if gpu.name not in SPEEDS:
+        raise BadInput(f"--gpu {gpu.name}: its speed is not known: give one of {', '.join(SPEEDS)}")
+    if mean_tokens is not None and (times is not None or runs):
+        raise BadInput(
+            "--mean-tokens: the measured times say the mean length already: leave it out"
+        )
+    given = read_times(times) if times is not None else None
+    measured = [read_run(run) for run in runs]
+    cap = config.rollout.max_tokens
+    lengths = planned_lengths(given.mean_tokens if given else mean_tokens, cap)
+    speeds = SPEEDS[gpu.name]
+    bare = bare_system(config, shape, gpu, speeds, lengths)
+    if given is not None or measured:
+        typer.echo("fitting the engine's time per token", err=True)
+    if given is not None:
+        return by_file(bare, given)
+    if measured:
+        return by_runs(bare, measured)
+    return by_published(bare, speeds[1], most_gpus, shape.active_parameters)
+
+
+def _say(
+    found: list[SizePlan], known: Calibrated, notes: list[str], gpu: str, as_json: bool
+) -> None:
+    from paceline.cli.plan.report import plan_json, print_table
+
+    if as_json:
+        print_json({"gpu": gpu, "basis": known.basis, "notes": notes, "sizes": plan_json(found)})
+        return
+    print_table(found)
+    typer.echo(f"times: {known.basis}; GPU: {gpu}")
+    for note in notes:
+        typer.echo(note)
+
+
+def _draw(found: list[SizePlan], out: Path | None) -> None:
+    from paceline.cli.plan.report import draw
+    from paceline.console.plot import NoMatplotlib
+
+    try:
+        draw(found, out or PICTURE)
+    except NoMatplotlib as error:
+        if out is not None:
+            raise
+        typer.echo(f"no picture: {error}", err=True)
+        return
+    typer.echo(f"picture: {out or PICTURE}", err=True)

@@ -1,0 +1,143 @@
+"""Paces of the planner: what bounds them, the ledger's admission rule, and what calibration recovers."""
+
+from dataclasses import replace
+
+import pytest
+
+from controller.ledger.admission import dispatch_limit
+from controller.ledger.decisions.leases import admissible
+from controller.planner.calibration import (
+    CONSTANT_SHARES,
+    MeasuredRun,
+    MeasuredStep,
+    calibrated,
+    calibrated_by_run,
+    from_published,
+)
+from controller.planner.lengths import Lengths
+from controller.planner.pace import asynchronous, generation_seconds, synchronous
+from controller.planner.sizes import NoSplit, best_size, splits
+from controller.planner.system import Batch, EngineTime, StageTime, System
+from tests.fixtures.ledgers import Driven
+
+BATCH = Batch(groups=32, group_size=4, prompt_tokens=20, lengths=Lengths(200, 0.8, 1_000))
+STEADY = replace(BATCH, lengths=Lengths(200, 0.0, 1_000))
+ENGINE = EngineTime(fixed=0.01, per_sequence=1e-4, per_context_token=1e-7, cache_tokens=1e8)
+
+
+def system(update: StageTime, **changes: object) -> System:
+    return replace(
+        System(BATCH, ENGINE, tp=1, update=update, log_prob=StageTime(8.0)),
+        **changes,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+def test_the_simulation_dispatches_as_the_ledger_does(staleness: int) -> None:
+    run = Driven(max_staleness=staleness)
+    assert admissible(run.state, 0) == dispatch_limit(0, staleness, 4) == 4 * (staleness + 1)
+    assert dispatch_limit(3, 0.5, 4) == 4 * 3 + 6
+
+
+def test_a_synchronous_step_is_the_sum_of_its_parts() -> None:
+    slow = system(StageTime(80.0, 5.0), rest_s=3.0)
+    pace = synchronous(slow, 8, log_prob=True)
+    assert pace.step_s == pytest.approx(generation_seconds(slow, 8) + 15.0 + 1.0 + 3.0)
+    assert pace.samples_per_s == pytest.approx(128 / pace.step_s)
+
+
+def test_a_slow_trainer_bounds_the_pace() -> None:
+    slow = system(StageTime(0.0, 100.0), pause_s=2.0, batch=STEADY)
+    pace = asynchronous(slow, 1, 4, 1)
+    assert pace.step_s == pytest.approx(102.0, rel=0.001)
+    assert pace.policy_idle == pytest.approx(2 / 102, abs=0.01)
+    assert pace.rollout_idle > 0.5
+
+
+def test_slow_engines_bound_the_pace() -> None:
+    fast = system(StageTime(0.0, 0.1))
+    pace = asynchronous(fast, 1, 2, 4)
+    assert pace.policy_idle > 0.9
+    assert pace.rollout_idle < 0.1
+    double = asynchronous(fast, 1, 4, 4)
+    assert 1.3 < double.samples_per_s / pace.samples_per_s < 2.0
+
+
+@pytest.mark.parametrize("bound", [0, 1, 3])
+def test_no_group_trains_on_the_mean_beyond_the_bound(bound: int) -> None:
+    assert asynchronous(system(StageTime(0.0, 20.0)), 1, 8, bound).staleness <= bound
+
+
+def test_more_staleness_is_never_slower() -> None:
+    middle = system(StageTime(0.0, 15.0), batch=STEADY)
+    steps = [asynchronous(middle, 1, 4, bound).step_s for bound in (0, 1, 4)]
+    assert steps[0] > 1.1 * steps[1] >= 1.1 * steps[2]
+
+
+def test_recomputed_log_probs_and_late_weights_cost_time() -> None:
+    trained = system(StageTime(0.0, 50.0), batch=STEADY)
+    plain = asynchronous(trained, 1, 8, 1)
+    assert asynchronous(trained, 1, 8, 1, log_prob=True).step_s == pytest.approx(
+        plain.step_s + 8.0, rel=0.001
+    )
+    bound = system(StageTime(0.0, 0.1))
+    assert (
+        asynchronous(replace(bound, publish_s=10.0), 1, 8, 0).step_s
+        > asynchronous(bound, 1, 8, 0).step_s + 5
+    )
+
+
+def test_calibration_recovers_a_system_from_its_own_steps() -> None:
+    true = system(StageTime(80.0, 5.0), engine=ENGINE.with_overhead(0.007))
+    rows = [
+        MeasuredStep(
+            n, generation_seconds(true, n), true.update.seconds(n), true.log_prob.seconds(n)
+        )
+        for n in (4, 8)
+    ]
+    (found,) = calibrated(system(StageTime(0.0)), rows)
+    assert found.engine.fixed == pytest.approx(true.engine.fixed, rel=0.05)
+    assert found.update.seconds(64) == pytest.approx(true.update.seconds(64))
+    assert found.rest_s == 0.0
+
+
+def test_one_size_leaves_an_interval_and_no_measurement_a_wider_one() -> None:
+    one = calibrated(system(StageTime(0.0)), [MeasuredStep(8, 12.0, 30.0, 0.0, 45.0)])
+    assert len(one) == len(CONSTANT_SHARES)
+    assert {s.update.seconds(8) for s in one} == {30.0}
+    assert len({s.update.seconds(16) for s in one}) == 2
+    assert one[0].rest_s == pytest.approx(3.0)
+    none = from_published(system(StageTime(0.0)), 1e15, 8, 1e9)
+    assert len(none) == 8
+
+
+def test_calibration_by_a_run_finds_the_engine_that_its_groups_took() -> None:
+    true = system(StageTime(0.0, 20.0), engine=ENGINE.with_overhead(0.005))
+    pace = asynchronous(true, 2, 4, 1)
+    run = MeasuredRun(2, 4, 1, pace.group_s, 20.0, 0.5, pace.step_s)
+    found = calibrated_by_run(system(StageTime(0.0)), [run])
+    assert found[0].engine.fixed == pytest.approx(true.engine.fixed, rel=0.15)
+    assert {s.publish_s for s in found} == {0.5}
+
+
+def test_generation_that_no_engine_explains_is_refused() -> None:
+    fast = MeasuredStep(8, generation_s=1e-6, update_s=1.0)
+    (first, _) = calibrated(system(StageTime(0.0)), [fast])
+    assert first.engine == ENGINE  # already slower than measured: no overhead
+    with pytest.raises(ValueError, match="are the lengths those of that run"):
+        calibrated(system(StageTime(0.0)), [MeasuredStep(8, 1e7, 1.0)])
+
+
+def test_divisions_hold_whole_replicas_and_engines() -> None:
+    assert splits(16, 4, 2) == [4, 8, 12]
+    assert splits(10, 4, 4) == [4]  # two GPUs stay unused
+    with pytest.raises(NoSplit, match="no policy replica of 8 ranks"):
+        splits(8, 8, 1)
+
+
+def test_the_best_division_is_that_of_trying_all() -> None:
+    mixed = system(StageTime(60.0, 1.0))
+    plan = best_size([mixed], 12, 1, staleness=(2,))
+    tried = {p: asynchronous(mixed, p, 12 - p, 2).samples_per_s for p in range(1, 12)}
+    assert plan.variants[0].asynchronous.samples_per_s >= 0.97 * max(tried.values())
+    assert plan.policy_gpus + plan.rollout_gpus == 12

@@ -1,0 +1,136 @@
+"""``paceline plan``: bad input at the door, measured files and runs, JSON and picture."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline.cli import app
+from paceline.errors import BadInput
+from tests.unit.memory_plan.test_memory_plan import QWEN3_06B
+
+TIMES = """
+mean_tokens = 100
+[[measured]]
+gpus = 4
+generation_s = 40.0
+update_s = 30.0
+[[measured]]
+gpus = 8
+generation_s = 30.0
+update_s = 20.0
+"""
+
+
+@pytest.fixture
+def plan(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text(json.dumps({"model_type": "qwen3", **QWEN3_06B}))
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    (tmp_path / "run.toml").write_text(
+        """
+        [model]
+        path = "model"
+        [data]
+        path = "rows.jsonl"
+        [reward]
+        functions = ["exact_match"]
+        [rollout]
+        group_size = 4
+        max_tokens = 512
+        [train]
+        steps = 10
+        groups_per_step = 8
+        """
+    )
+    (tmp_path / "times.toml").write_text(TIMES)
+
+    def run(*arguments):
+        result = CliRunner().invoke(app, ["plan", "run.toml", *arguments])
+        if isinstance(result.exception, BadInput):
+            return str(result.exception)
+        assert result.exit_code == 0, result.output
+        return result
+
+    return run
+
+
+def test_a_plan_of_measured_times_is_one_number_and_draws_a_picture(plan, tmp_path):
+    result = plan("--gpus", "4", "--gpu", "h100", "--times", "times.toml", "--json")
+    found = json.loads(result.stdout)
+    (size,) = found["sizes"]
+    assert size["policy_gpus"] + size["rollout_gpus"] == 4
+    assert size["ratio"]["low"] == size["ratio"]["high"] > 0.5
+    assert "4 and 8 GPUs" in found["basis"]
+    assert (tmp_path / "plan.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_without_measurements_the_plan_is_an_interval_and_says_so(plan):
+    result = plan("--gpus", "2", "--gpu", "h100", "--out", "other.png")
+    assert " to " in result.stdout
+    assert "order of magnitude" in result.stdout
+    assert "--from-run" in result.stdout
+
+
+def test_a_run_of_ones_own_gives_the_times(plan, tmp_path):
+    run = tmp_path / "earlier"
+    run.mkdir()
+    (run / "config.toml").write_text((tmp_path / "run.toml").read_text())
+    (run / "events.jsonl").write_text(
+        "".join(
+            json.dumps({"type": "StepCommitted", "step": n, "version": n}) + "\n"
+            for n in range(1, 31)
+        )
+    )
+    row = {
+        "kind": "step", "replicas": 1, "time_compute_s": 3.0, "time_reduce_s": 0.1, "time_commit_s": 0.1,
+        "time_publish_s": 0.4, "time_generate_s": 6.0, "response_tokens_mean": 100, "step_s": 3.5,
+    }  # fmt: skip
+    (run / "metrics.jsonl").write_text(
+        "".join(
+            json.dumps({"position": str(n), "n": n, "t": n, "step": n, "version": n, **row}) + "\n"
+            for n in range(1, 31)
+        )
+    )
+    result = plan("--gpus", "2", "--gpu", "h100", "--from-run", "earlier")
+    assert "took 3.5 s; this model says" in result.stdout
+    assert "A measurement at a second size removes it" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--gpu", "h100", "--gpus", "8,x"), "x is no number from 2"),
+        (("--gpu", "h100", "--gpus", ""), "nothing is no number"),
+        (("--gpus", "8"), "--gpu: give the GPU"),
+        (("--gpu", "a100", "--gpus", "8"), "a100-40g or a100-80g"),
+        (("--gpu", "33g", "--gpus", "8"), "its speed is not known"),
+        (("--gpu", "h100", "--times", "none.toml"), "cannot be read"),
+        (("--gpu", "h100", "--times", "rows.jsonl"), "is no TOML"),
+        (("--gpu", "h100", "--times", "times.toml", "--from-run", "."), "give one of them"),
+        (("--gpu", "h100", "--times", "times.toml", "--mean-tokens", "9"), "leave it out"),
+        (("--gpu", "h100", "--mean-tokens", "900"), "between 1 and the limit of 512"),
+        (("--gpu", "h100", "--from-run", "nowhere"), "not a run directory"),
+        (("--gpu", "h100", "--gpus", "2", "--set", "fleet.policy_ranks=4"), "lower fleet.policy_ranks"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_named_at_the_door(plan, arguments, said):
+    assert said in plan(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("mean_tokens = 0", "mean_tokens"),
+        ("tokens = 5", "tokens"),
+        ("[[measured]]\ngpus = 1\ngeneration_s = 5\nupdate_s = 5\nstep_s = 3", "less than its parts"),
+        ("[[measured]]\ngpus = 1\nupdate_s = 5", "generation_s"),
+    ],
+)  # fmt: skip
+def test_a_times_file_that_cannot_be_is_refused_with_an_example(plan, tmp_path, line, said):
+    start = "" if line.startswith("mean") else "mean_tokens = 100\n"
+    (tmp_path / "times.toml").write_text(start + line + "\n")
+    message = plan("--gpu", "h100", "--times", "times.toml")
+    assert said in message
+    assert "[[measured]]" in message
