@@ -37,7 +37,7 @@ _LIVE = {
 _START = {
     "model": "gradient_checkpointing device",
     "data": "open_timeout_s",
-    "train": "tokens_per_microbatch gradient_sync logits_chunk_mb",
+    "train": "tokens_per_microbatch gradient_sync reshard_after_forward offload_optimizer offload_frozen logits_chunk_mb",
     "reward": "processes",
     "rollout": "engine max_sequences dtype on_update tensor_parallel verify verify_every weight_deltas partial_every_tokens "
     "partial_store_mb openai openai_port openai_sampling vllm",
@@ -47,7 +47,7 @@ _START = {
     "max_restarts",
     "kubernetes": "policy rollout scorer namespace api_url token_file ca_file",
     "ray": "address policy_gpus rollout_gpus scorer_gpus",
-    "redis": "appendfsync maxmemory_mb",
+    "redis": "host port appendfsync maxmemory_mb",
     "controller": "host port leader_lease_s snapshot_every max_message_mb",
     "rest": "enabled host port",
     "archive": "enabled step_mb read_mb_s max_mb",

@@ -30,15 +30,16 @@ from paceline.process.structured_log import first_line
 from paceline.redis.client import connect_sync, without_password
 from paceline.redis.server_version import server_version, version_of_info
 from paceline.redis.users import CONTROLLER, WORKER, acl_lines, user_url
-from paceline.rpc.ports import free_ports, taken_ports
+from paceline.rpc.addresses import is_loopback
+from paceline.rpc.ports import bindable, free_ports, taken_ports
 
 START_LIMIT_S = 30.0
 PROBE_S = 0.02
 
 REDIS_OUT_OF_REACH = (
     "controller.host: {host} admits workers on other machines, but the Redis that Paceline starts "
-    "listens on 127.0.0.1, so they could not reach it. Set redis.url to a server that all machines "
-    "reach, or bind 127.0.0.1 (rest.host alone shows the dashboard to others)"
+    "listens on 127.0.0.1, so they could not reach it. Set redis.url to a server that all machines reach, "
+    "set redis.host to the same address, or bind 127.0.0.1 (rest.host alone shows the dashboard to others)"
 )
 """The error if the embedded server would have to serve several machines. Takes ``host``."""
 
@@ -62,6 +63,14 @@ class RedisEndpoint:
     started: bool
     """Whether this call started it."""
 
+    def worker_url_at(self, host: str) -> str:
+        """``worker_url`` for workers that reach the embedded server's machine at ``host``."""
+        if self.pid is None:
+            return self.worker_url
+        credentials, _, place = self.worker_url.rpartition("@")
+        shown = f"[{host}]" if ":" in host else host
+        return f"{credentials}@{shown}:{place.rpartition(':')[2]}"
+
 
 def ensure_redis(run_dir: Path, cfg: RedisConfig) -> RedisEndpoint:
     """Finds or starts the run's Redis and waits until it answers.
@@ -74,6 +83,8 @@ def ensure_redis(run_dir: Path, cfg: RedisConfig) -> RedisEndpoint:
     home = private_directory(run_dir / "redis")
     with _locked(home / "lock"):
         port = _port(home)
+        if port is not None and cfg.port not in (0, port) and _running(home) is None:
+            port = None  # another one is wanted than the last time
         if port is not None and (process := _running(home) or _adopt(home, port)):
             # A server that was just killed may still count as running; then it is replaced.
             with suppress(_Ended):
@@ -149,10 +160,17 @@ def _probe_existing(url: str) -> RedisEndpoint:
 
 
 def _start(home: Path, cfg: RedisConfig, port: int | None) -> RedisEndpoint:
+    if cfg.port:
+        if taken_ports(cfg.host, [cfg.port]):
+            raise NoRedis(
+                f"redis.port: port {cfg.port} is in use on {cfg.host}: end what uses it (ss -ltnp), choose another, "
+                "or 0 for a free port"
+            )
+        port = cfg.port
     # The old port is kept, so that clients that reconnect find the restarted server.
-    if port is None or taken_ports("127.0.0.1", [port]):
-        (port,) = free_ports("127.0.0.1", 1)
-        (home / "port").write_text(f"{port}\n")
+    elif port is None or taken_ports(cfg.host, [port]):
+        (port,) = free_ports(bindable(cfg.host), 1)
+    (home / "port").write_text(f"{port}\n")
     config = home / "redis.conf"
     write_private(config, "\n".join(_settings(home, cfg, port)) + "\n")
     with (home / "redis.log").open("ab") as log:
@@ -178,7 +196,7 @@ def _endpoint(home: Path, port: int, pid: int, *, started: bool) -> RedisEndpoin
 
 def _settings(home: Path, cfg: RedisConfig, port: int) -> list[str]:
     lines = [
-        "bind 127.0.0.1",
+        f"bind {_bound(cfg.host)}",
         f"port {port}",
         *acl_lines(home),
         # No file but its own can be written through it, and no code loaded.
@@ -202,6 +220,13 @@ def _settings(home: Path, cfg: RedisConfig, port: int) -> list[str]:
     if cfg.maxmemory_mb is not None:
         lines.append(f"maxmemory {cfg.maxmemory_mb}mb")
     return lines
+
+
+def _bound(host: str) -> str:
+    """Loopback is among the addresses: the controllers of this machine log in there."""
+    if is_loopback(host):
+        return "127.0.0.1"
+    return f"127.0.0.1 {host}" if bindable(host) else "0.0.0.0"
 
 
 def _wait_until_ready(home: Path, port: int, process: psutil.Process) -> None:

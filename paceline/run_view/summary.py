@@ -29,12 +29,13 @@ def summarise(
     group_size: int = 1,
     counts: Mapping[str, Any] | None = None,
     problems: Sequence[str] = (),
+    faults: Mapping[str, Any] | None = None,
     export: str | None = None,
 ) -> dict[str, Any]:
     """The fields of summary.json. ``status``: finished, failed or interrupted.
 
-    ``counts`` and ``problems``: those of the replayed journal; ``counts`` is None if it could not be
-    read.
+    ``counts``, ``problems`` and ``faults``: those of the replayed journal; ``counts`` and ``faults`` are
+    None if it could not be read.
     """
 
     def column(name: str) -> list[float]:
@@ -82,6 +83,7 @@ def summarise(
         "controller_failovers": counted("failovers"),
         "mesh_rebuilds": counted("mesh_rebuilds"),
         "rollbacks": counted("rollbacks"),
+        "faults": None if faults is None else dict(faults),
         "logprob_gap_max": max(column("logprob_gap_max"), default=None),
         "logprob_gap_fresh_max": max(column("logprob_gap_fresh_max"), default=None),
         "time_split_s": {

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.config.schema import Config
-from paceline.process.torchrun_environment import without_place
+from paceline.process.job.torchrun_environment import without_place
 from paceline.process.user_code import python_module
 from paceline.process.worker_command import THREAD_VARIABLES
 from paceline.rpc.ports import bindable, free_ports
@@ -34,7 +34,7 @@ class Launcher:
         return [f"{_reachable(self.config.controller.host)}:{port}" for port in self.ports]
 
     def controller(self, index: int) -> ChildSpec:
-        own = ("--port", str(self.ports[index]))
+        own = ("--port", str(self.ports[index]), *self._advertised())
         address = self.addresses[index]
         return self._spec("controller", index, "controller", own, address=address)
 
@@ -42,7 +42,16 @@ class Launcher:
         own: tuple[str, ...] = ("--controllers", ",".join(self.addresses))
         if name := scorer_of(pool):
             own += ("--scorer", name)
-        return self._spec(pool, index, f"{role_of(pool)}_worker", own, nice=WORKER_NICE)
+        spec = self._spec(pool, index, f"{role_of(pool)}_worker", own, nice=WORKER_NICE)
+        return replace(spec, environment={**spec.environment, **self._devices(pool, index)})
+
+    def _advertised(self) -> tuple[str, ...]:
+        """Options of a controller about the address under which others reach it."""
+        return ()
+
+    def _devices(self, pool: str, index: int) -> dict[str, str]:
+        """Variables that give a worker its GPUs. Here it sees all of this machine."""
+        return {}
 
     def _spec(
         self,

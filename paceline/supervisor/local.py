@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine
@@ -29,6 +28,7 @@ from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRe
 from paceline.run_view.events.event_follower import leader_status
 from paceline.run_view.files.fleet_file import FleetRecord, ProcessId, ProcessRecord
 from paceline.supervisor.child import UNSEEN, Adopted, Child, ChildSpec, end_all
+from paceline.supervisor.fault_reports import FaultReports
 from paceline.supervisor.launch import Launcher
 from paceline.supervisor.restarts import GiveUp, Leave, Restart, RestartPolicy
 from paceline.v1 import admin_pb2
@@ -65,7 +65,10 @@ class LocalFleet:
         self._roles: dict[str, str] = {}
         self._leaving: set[str] = set()
         self._abandoned: Counter[str] = Counter()
+        self._left: set[str] = set()
+        """Names of those that are not started again."""
         self._background: set[asyncio.Task[object]] = set()
+        self.faults = FaultReports(self.control)
         self._ending = asyncio.Event()
         self._killed = False
         """Controllers were killed as well, so that nothing can be reported any more."""
@@ -108,11 +111,7 @@ class LocalFleet:
         """Starts or drains workers until their number is the desired one."""
         if self._ending.is_set() or status.phase not in ("waiting", "running", "paused"):
             return
-        for worker in status.workers:
-            child = self._children.get(worker.worker_id)
-            # The pid: the ledger may still show the previous process of that name.
-            if _is_leaving(worker) and child is not None and child.pid == worker.pid:
-                self._leaving.add(worker.worker_id)
+        self._note_leaving(status)
         for pool in in_order(status.desired):
             staying = [n for n, r in self._roles.items() if r == pool and n not in self._leaving]
             desired = desired_of(status, pool) - self._abandoned[pool]
@@ -123,6 +122,13 @@ class LocalFleet:
             surplus = len(staying) - desired
             for name in sorted(staying, key=_index, reverse=True)[: max(0, surplus)]:
                 await self._drain(name)
+
+    def _note_leaving(self, status: admin_pb2.StatusReply) -> None:
+        for worker in status.workers:
+            child = self._children.get(worker.worker_id)
+            # The pid: the ledger may still show the previous process of that name.
+            if _is_leaving(worker) and child is not None and child.pid == worker.pid:
+                self._leaving.add(worker.worker_id)
 
     async def wait_workers(self, names: Collection[str], limit_s: float) -> None:
         """Waits until these workers have ended by themselves, at most ``limit_s`` seconds."""
@@ -156,6 +162,7 @@ class LocalFleet:
         tasks = [*self._tends.values(), *self._background]
         if tasks:
             await asyncio.wait(tasks, timeout=10.0)
+        await self.faults.close()
         self.record.write(self.run_dir)
 
     def kill_all(self) -> None:
@@ -196,7 +203,7 @@ class LocalFleet:
                 self._mark(record, "running")
                 if self._ending.is_set():
                     child.kill()
-                code = await child.wait()
+                code = await self.faults.await_end(child)
                 record.exit_code = None if code == UNSEEN else code
                 self._mark(record, "ended")
                 if self._ending.is_set():
@@ -266,8 +273,8 @@ class LocalFleet:
             case Leave():
                 self.note(f"{spec.name} ended ({how}); fleet.restart is off")
                 self._abandoned[spec.role] += 1
-                others = [n for n, r in self._roles.items() if r == spec.role and n != spec.name]
-                if not others:
+                self._left.add(spec.name)
+                if not self._others_of(spec):
                     self._fail(f"the last {spec.role} process, {spec.name}, ended ({how})")
                 return False
             case Restart(delay_s):
@@ -279,25 +286,24 @@ class LocalFleet:
                         await self._ending.wait()
                 return True
 
+    def _others_of(self, spec: ChildSpec) -> list[str]:
+        """Workers that do the same as this one."""
+        return [n for n, r in self._roles.items() if r == spec.role and n != spec.name]
+
     def _report_exit(self, spec: ChildSpec, child: Child, code: int) -> None:
+        work: Coroutine[Any, Any, object]
         if spec.role == CONTROLLER:
-            run = self.config.run.name
-            work: Coroutine[Any, Any, object] = asyncio.to_thread(
-                release_dead, self.redis_url, run, spec.name, child.pid
-            )
+            work = self._bury_controller(child, code)
         else:
-            work = self._send_exit_report(spec.name, child.pid, code)
+            work = self.faults.report_exit(child, code)
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    async def _send_exit_report(self, name: str, pid: int, code: int) -> None:
-        report = admin_pb2.ExitReport(
-            worker_id=name, pid=pid, host=socket.gethostname(), exit_code=code
-        )
-        # If the report does not arrive, the worker's lease expires instead.
-        with contextlib.suppress(ControlPlaneUnavailable, RequestRefused):
-            await self.control.call("AdminService.ReportExit", report, timeout_s=REPORT_LIMIT_S)
+    async def _bury_controller(self, child: Child, code: int) -> None:
+        run, name = self.config.run.name, child.spec.name
+        await asyncio.to_thread(release_dead, self.redis_url, run, name, child.pid)
+        await self.faults.report_end(child, code)
 
     async def _drain(self, name: str) -> None:
         child = self._children.get(name)

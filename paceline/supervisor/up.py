@@ -15,10 +15,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 from paceline.config.load import ConfigError, to_toml
 from paceline.config.schema import Config
 from paceline.console.live_view import Console
-from paceline.process.user_code import python_module
 from paceline.redis.server import NoRedis, ensure_redis, stop_redis
 from paceline.rpc.auth import dashboard_link, own_token, read_token
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
@@ -37,8 +36,8 @@ from paceline.run_view.files.file_tail import FileTail
 from paceline.run_view.files.fleet_file import FleetRecord, ProcessId
 from paceline.run_view.run_records import RunRecords
 from paceline.run_view.summary import summarise, write_summary
-from paceline.supervisor.child import Child, ChildSpec, until_gone
 from paceline.supervisor.earlier_record import EarlierRecord
+from paceline.supervisor.final_export import export_log, export_newest
 from paceline.supervisor.launch import Launcher, controller_ports
 from paceline.supervisor.local import LocalFleet
 from paceline.supervisor.timed_stop import TimedStop
@@ -56,7 +55,6 @@ PATIENCE_S = 10.0
 CONTROLLER_PATIENCE_S = 5.0
 LEAVE_S = 10.0
 """Time for the workers of a stopped run to hand their tasks back and to leave by themselves."""
-EXPORT_LIMIT_S = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +111,10 @@ class LocalRun:
         config_path = self.run_dir / "config.toml"
         config_path.write_text(to_toml(self.config))
         ports = self._known_ports() or controller_ports(self.config)
-        launcher = Launcher(self.config, config_path, self.run_dir, ports)
+        launcher = self._launcher(config_path, ports)
         control = ControlPlane.from_config(self.config, launcher.addresses, self.run_dir)
         note = self.console.note
-        fleet = self._fleet = LocalFleet(
-            self.config, launcher, self.run_dir, control, note, self.earlier
-        )
+        fleet = self._fleet = self._new_fleet(launcher, control)
         try:
             await self._start_redis(fleet)
             if self.earlier is None:
@@ -127,7 +123,9 @@ class LocalRun:
                 note(f"took over {fleet.adopt_all()} running processes")
             status, reason = await self._watch(fleet, control)
             report = await self._wind_down(fleet, status)
-            export = await self._export() if status == "finished" else None
+            export = None
+            if status == "finished":
+                export = await export_newest(self.config, self.run_dir, note, self._at_once)
         except (NoRedis, ConfigError):
             self._before.restore()
             raise
@@ -144,9 +142,16 @@ class LocalRun:
         if status == "finished" and export is None:
             status, reason = (
                 "failed",
-                f"the final export failed: see {self.run_dir / 'logs' / 'export.log'}",
+                f"the final export failed: see {export_log(self.run_dir)}",
             )
         return self._sum_up(status, reason, report, export)
+
+    def _launcher(self, config_path: Path, ports: Sequence[int]) -> Launcher:
+        return Launcher(self.config, config_path, self.run_dir, ports)
+
+    def _new_fleet(self, launcher: Launcher, control: ControlPlane) -> LocalFleet:
+        note = self.console.note
+        return LocalFleet(self.config, launcher, self.run_dir, control, note, self.earlier)
 
     def _known_ports(self) -> list[int]:
         """Ports of the controllers that are taken over: the running workers know only these."""
@@ -261,7 +266,7 @@ class LocalRun:
         if not fleet.record.redis:
             await asyncio.Event().wait()
         while True:
-            await until_gone(fleet.record.redis[-1])
+            await fleet.faults.await_redis(fleet.record.redis[-1])
             self.console.note("the embedded Redis ended; starting it again")
             try:
                 await self._start_redis(fleet)
@@ -287,29 +292,6 @@ class LocalRun:
         await fleet.stop_controllers(CONTROLLER_PATIENCE_S)
         return await asyncio.to_thread(replay, self._redis_url, self.config.run.name)
 
-    async def _export(self) -> Path | None:
-        """The newest checkpoint as a Hugging Face directory; None if that fails."""
-        checkpoints = RunRecords.read(self.run_dir).history.checkpoints
-        if not checkpoints:
-            self.console.note("no checkpoint to export")
-            return None
-        checkpoint = checkpoints[-1].path
-        out = self.run_dir / "export"
-        self.console.note(f"exporting {checkpoint}")
-        trust = ["--trust-remote-code"] if self.config.model.trust_remote_code else []
-        # A process of its own, because this one must not import torch.
-        command = (*python_module("paceline"), "export", checkpoint, "--out", str(out), *trust)
-        log = self.run_dir / "logs" / "export.log"
-        child = await Child.start(ChildSpec("export", "export", command, os.environ, log))
-        ended = asyncio.create_task(child.wait())
-        ends: list[asyncio.Future[Any]] = [ended, self._at_once]
-        try:
-            await asyncio.wait(ends, timeout=EXPORT_LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            if not ended.done():
-                child.kill()
-        return out if await ended == 0 else None
-
     def _sum_up(
         self, status: str, reason: str, report: Report | None, export: Path | None
     ) -> Outcome:
@@ -322,6 +304,7 @@ class LocalRun:
             group_size=self.config.rollout.group_size,
             counts=report.counts if report else None,
             problems=report.problems if report else (),
+            faults=report.faults if report else None,
             export=str(export) if export else None,
         )
         if self._status is None and self._before.exists:

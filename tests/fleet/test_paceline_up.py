@@ -191,9 +191,14 @@ def test_every_role_started_by_hand(tmp_path: Path) -> None:
             for name, arguments in commands.items():
                 command = [sys.executable, "-m", "paceline", *arguments]
                 processes[name] = subprocess.Popen(command, stdout=out, stderr=out, cwd=ROOT)
+            command = [sys.executable, "-m", "paceline", "wait", *common]
+            processes["wait"] = subprocess.Popen(command, stdout=out, stderr=out, cwd=ROOT)
         said = tmp_path / "out"
-        for name in ("rollout", "policy"):
+        for name in ("rollout", "policy", "wait"):
             assert processes[name].wait(240) == 0, said.read_text()
+        summary = json.loads((run_dir / "summary.json").read_text())
+        assert (summary["status"], summary["steps"], summary["samples_lost"]) == ("finished", 2, 0)
+        assert (run_dir / "export" / "config.json").is_file()
         shown = paceline("status", "--json", "--run-dir", str(run_dir))
         status = json.loads(shown.stdout)
         assert status["phase"] == "finished"
@@ -202,6 +207,11 @@ def test_every_role_started_by_hand(tmp_path: Path) -> None:
         for name in ("first", "second"):
             processes[name].terminate()
             assert processes[name].wait(60) == 0, said.read_text()
+        # Nobody answers any more: the run's files say how it ended.
+        (run_dir / "summary.json").unlink()
+        late = paceline("wait", *common)
+        assert late.returncode == 0, late.stdout + late.stderr
+        assert json.loads((run_dir / "summary.json").read_text())["status"] == "finished"
         shown = paceline("ledger", "verify", "--redis-url", redis_url(run_dir), "--run", "tiny")
         assert shown.returncode == 0, shown.stdout + shown.stderr
     finally:

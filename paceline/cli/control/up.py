@@ -74,7 +74,7 @@ def up(
         _fleet_left(settings, directory)  # before the lock, which makes the directory
         with locked(directory):
             raise typer.Exit(_run(settings, directory, as_json, _fleet_left(settings, directory)))
-    length = _check(settings, directory, fresh)
+    length = check(settings, directory, fresh)
     if dry_run:
         if as_json:
             found = {"ready": True, "run": settings.run.name, "run_dir": str(directory)}
@@ -99,7 +99,7 @@ def up(
         raise typer.Exit(_run(settings, directory, as_json, extends_to=extends_to))
 
 
-def _check(settings: Config, directory: Path, fresh: bool) -> str:
+def check(settings: Config, directory: Path, fresh: bool) -> str:
     """Prints warnings, and returns the length of the run. Raises BadInput with a line for each check that failed."""
     from paceline.preflight import run_checks
     from paceline.preflight.check import LENGTH
@@ -160,7 +160,7 @@ def _run(
     if as_json:
         print_json({**outcome.summary, "run_dir": str(directory)})
     else:
-        _print_outcome(outcome.summary, outcome.status, directory)
+        print_outcome(outcome.summary, outcome.status, directory)
     return outcome.exit_code
 
 
@@ -173,7 +173,7 @@ def _fleet_line(settings: Config) -> str:
     )
 
 
-def _print_outcome(summary: dict[str, Any], status: str, directory: Path) -> None:
+def print_outcome(summary: dict[str, Any], status: str, directory: Path) -> None:
     from rich.table import Table
     from rich.text import Text
 

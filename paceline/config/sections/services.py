@@ -13,6 +13,11 @@ class RedisConfig(Section):
     url: str | None = None
     """Address of an existing server, redis:// or rediss://. If none, Paceline starts one in the
     run directory."""
+    host: str = "127.0.0.1"
+    """Address on which the server that Paceline starts listens, beside loopback. Workers on other machines need one that
+    they reach, such as 0.0.0.0; they log in with a password, and can command nothing."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Port of the server that Paceline starts. 0 chooses a free one, and keeps it."""
     appendfsync: Literal["everysec", "always"] = "everysec"
     """When the embedded server writes its log to disk. everysec survives the death of any
     process, but a power failure may lose one second. always loses nothing and is slower."""

@@ -348,6 +348,16 @@ class TrainConfig(Section):
     """When the ranks of a replica (fleet.policy_ranks above 1) sum their gradients: once for all rows of a
     step, for which each rank holds a whole gradient in float32 (4 bytes a parameter), or after every row, which holds
     only slices and communicates more."""
+    reshard_after_forward: bool = True
+    """What the ranks of a replica keep between the forward and the backward pass of a row. true: slices, and every block
+    gathers its weights again in the backward pass, as in ZeRO-3. false: the gathered weights, as in ZeRO-2, which costs the
+    memory of the whole model and saves half of the gathering. Gradients and moments are slices in both."""
+    offload_optimizer: bool = False
+    """Keep AdamW's moments in host memory. The device updates them in parts: a step moves 16 bytes a parameter over the
+    bus, and the device needs 8 bytes a parameter less."""
+    offload_frozen: bool = False
+    """Keep the weights of frozen models, such as the reference, in host memory. Each block's are on the device only while
+    it computes."""
     tokens_per_microbatch: Positive = 8192
     """Tokens of a micro-batch, to which sequences are packed without padding. A shared prompt counts
     once for each completion that attends to it, so this number bounds the memory."""

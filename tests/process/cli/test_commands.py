@@ -38,7 +38,7 @@ def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
 
 COMMANDS = dict(commands(get_command(app)))
 WITHOUT_DATA = {
-    *((role,) for role in ("controller", "policy", "rollout", "scorer")),
+    *((role,) for role in ("controller", "policy", "rollout", "scorer", "serve")),
     ("completion",),
     ("config", "docs"),
 }

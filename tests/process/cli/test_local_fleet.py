@@ -150,10 +150,10 @@ async def test_a_worker_that_is_killed_while_it_leaves_does_not_come_back(
     async with fleet_of(tmp_path, settings(rollout=2)) as (fleet, notes):
         told = []
 
-        async def tell_exit(name: str, pid: int, code: int) -> None:
-            told.append((name, pid, code))
+        async def tell_exit(child: Child, code: int) -> None:
+            told.append((child.spec.name, child.pid, code))
 
-        monkeypatch.setattr(fleet, "_send_exit_report", tell_exit)
+        monkeypatch.setattr(fleet.faults, "report_exit", tell_exit)
         fleet.start_all()
         await until(lambda: len(worker_pids(fleet)) == 3)
         status = desired(policy=1, rollout=1)

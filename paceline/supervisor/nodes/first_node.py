@@ -1,0 +1,81 @@
+"""Node 0: a run as ``paceline up`` leads it, whose workers are on other nodes too.
+
+It says in the run's directory that it has started, and how the run has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.config.load import changed_config
+from paceline.config.schema import Config
+from paceline.errors import UserError
+from paceline.process.job.node_environment import NodePlace
+from paceline.rpc.addresses import is_loopback
+from paceline.rpc.auth import TOKEN_FILE, read_token
+from paceline.rpc.client import ControlPlane
+from paceline.supervisor.launch import Launcher
+from paceline.supervisor.local import LocalFleet
+from paceline.supervisor.nodes.job_file import NodeJob, RunOutcome, write_job, write_outcome
+from paceline.supervisor.nodes.node_fleet import NodeFleet, NodeLauncher, Share
+from paceline.supervisor.up import LocalRun, Outcome
+
+ANY_ADDRESS = "0.0.0.0"
+
+
+def served_settings(config: Config, place: NodePlace, run_dir: Path) -> Config:
+    """``config`` of node 0: its controllers and its Redis can be reached by the other nodes, on ports that these know.
+
+    Without a configured token, the run's own one is asked for: every node reads it in the run's directory.
+    """
+    changes: dict[str, object] = {}
+    if place.port:
+        first = config.controller.port or place.port
+        changes["controller.port"] = first
+        if config.redis.url is None:
+            changes["redis.port"] = config.redis.port or first + config.fleet.controllers
+    if not is_loopback(place.master):
+        if is_loopback(config.controller.host):
+            changes["controller.host"] = ANY_ADDRESS
+        if config.redis.url is None and is_loopback(config.redis.host):
+            changes["redis.host"] = ANY_ADDRESS
+        if read_token(config.auth) is None:
+            changes["auth.token_file"] = str(run_dir / TOKEN_FILE)
+    return changed_config(config, changes)
+
+
+@dataclass(eq=False)
+class FirstNode(LocalRun):
+    """``config``: ``served_settings``."""
+
+    place: NodePlace | None = None
+    share: Share | None = None
+    job: NodeJob | None = None
+
+    async def run(self) -> Outcome:
+        assert self.job is not None
+        job = self.job
+        write_job(self.run_dir, job)
+        try:
+            outcome = await super().run()
+        except BaseException as error:
+            code = error.exit_status if isinstance(error, UserError) else 1
+            write_outcome(self.run_dir, RunOutcome(job.session, "failed", code, str(error)))
+            raise
+        reason = str(outcome.summary.get("reason") or "")
+        ended = RunOutcome(job.session, outcome.status, outcome.exit_code, reason)
+        write_outcome(self.run_dir, ended)
+        return outcome
+
+    def _launcher(self, config_path: Path, ports: Sequence[int]) -> Launcher:
+        assert self.place is not None and self.share is not None
+        host = self.place.master
+        return NodeLauncher(self.config, config_path, self.run_dir, ports, host, self.share)
+
+    def _new_fleet(self, launcher: Launcher, control: ControlPlane) -> LocalFleet:
+        note = self.console.note
+        return NodeFleet(
+            self.config, launcher, self.run_dir, control, note, self.earlier, share=self.share
+        )

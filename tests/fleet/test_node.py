@@ -1,0 +1,127 @@
+"""One run on two nodes: two processes of `paceline node`, with the environment that a PyTorchJob sets."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from testbed.faults.network_namespaces import why_not
+from testbed.fleets.local_run import write_run
+from testbed.fleets.node_job import NamespacedNodes, NodeProcesses
+
+WHY_NOT = why_not()
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+EVERYONE = {"policy-0", "policy-1", "rollout-0", "rollout-1"}
+SLOWLY = {"functions": ["testbed.rewards.slow_reward:digit_first_later"]}
+"""Some two steps a second: what a test does to the run comes before its end."""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[NodeProcesses]:
+    made = NodeProcesses(tmp_path, nodes=2)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[NamespacedNodes]:
+    made = NamespacedNodes(tmp_path, nodes=2)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def assert_sound(job: NodeProcesses, steps: int) -> None:
+    """The run finished, every sample is accounted for, the model is exported, and nothing is left running."""
+    summary = job.summary()
+    assert summary["status"] == "finished", job.said()
+    assert summary["steps"] == steps
+    assert summary["samples_lost"] == summary["samples_duplicated"] == 0
+    assert summary["ledger_ok"] is True, summary["ledger_problems"]
+    assert summary["samples_trained"] == steps * 4 * 4
+    assert (Path(summary["export"]) / "config.json").is_file()
+    assert job.alive() == []
+
+
+def test_a_run_on_two_nodes_goes_on_after_the_loss_of_node_0(
+    job: NodeProcesses, tmp_path: Path
+) -> None:
+    write_run(tmp_path, reward=SLOWLY, train={"steps": 30, "checkpoint_every": 10})
+    # In the order in which a cluster may start them.
+    job.start(1)
+    job.start(0)
+    job.until(lambda: job.running_workers() == EVERYONE)
+    assert job.workers_of(0) == {"policy-0", "rollout-0"}
+    assert job.workers_of(1) == {"policy-1", "rollout-1"}
+    others = {name: job.pid(1, name) for name in job.workers_of(1)}
+
+    job.steps(2)
+    job.kill_all_of(0)
+    job.start(0)
+
+    assert [job.wait(0), job.wait(1)] == [0, 0], job.said()
+    assert_sound(job, 30)
+    assert "waiting for node 0" in job.said(1)
+    # They waited for node 0 and went on with it.
+    assert {name: job.pid(1, name) for name in others} == others
+
+
+@pytest.mark.long
+@pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+def test_a_run_on_two_hosts_goes_on_after_the_loss_of_either(
+    hosts: NamespacedNodes, tmp_path: Path
+) -> None:
+    write_run(tmp_path, reward=SLOWLY, train={"steps": 60, "checkpoint_every": 10})
+    hosts.start(0)
+    hosts.start(1)
+    hosts.until(lambda: hosts.running_workers() == EVERYONE)
+    hosts.steps(2)
+
+    hosts.kill_all_of(0)
+    hosts.start(0)
+    hosts.steps(2)
+
+    hosts.kill_all_of(1)
+    hosts.steps(2)
+    # Else the run would end before the node is back.
+    hosts.command("pause")
+    hosts.start(1)
+    hosts.until(lambda: hosts.running_workers() == EVERYONE)
+    hosts.command("resume")
+
+    assert [hosts.wait(0), hosts.wait(1)] == [0, 0], hosts.said()
+    assert_sound(hosts, 60)
+
+
+@pytest.mark.long
+def test_a_stopped_job_ends_on_every_node_and_a_stopped_node_leaves_it(
+    job: NodeProcesses, tmp_path: Path
+) -> None:
+    write_run(tmp_path, reward=SLOWLY, train={"steps": 1_000_000, "checkpoint_every": 10})
+    job.start(0)
+    job.start(1)
+    job.until(lambda: job.running_workers() == EVERYONE)
+
+    # The cluster takes node 1 away; its workers hand back what they hold.
+    job.send(1, signal.SIGTERM)
+    assert job.wait(1) == 130
+    assert job.running_workers() == {"policy-0", "rollout-0"}
+    job.steps(2)
+    job.start(1)
+    job.until(lambda: job.running_workers() == EVERYONE)
+
+    # It ends the job: every node gets the signal, node 1 first.
+    job.send(1, signal.SIGTERM)
+    job.send(0, signal.SIGTERM)
+    assert [job.wait(0), job.wait(1)] == [130, 130], job.said()
+    summary = job.summary()
+    assert summary["status"] == "interrupted"
+    assert summary["checkpoint_step"] == summary["steps"]
+    assert job.alive() == []

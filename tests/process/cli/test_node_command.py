@@ -1,0 +1,188 @@
+"""`paceline node` says what it would start, and refuses what cannot work before anything starts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.config.load import load_config, to_toml
+from paceline.errors import BadInput, Unreachable
+from paceline.process.job.node_environment import NodePlace
+from paceline.rpc.client import RequestRefused
+from paceline.rpc.ports import free_ports
+from paceline.supervisor.nodes import meeting
+from paceline.supervisor.nodes.job_file import (
+    NodeJob,
+    RunOutcome,
+    read_job,
+    read_outcome,
+    write_job,
+    write_outcome,
+)
+from paceline.supervisor.nodes.meeting import Meeting
+from testbed.fleets.local_run import ROOT, write_run
+
+SECOND = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+JOB = NodeJob("s", "tiny", 2, 0, {}, "digest", ("127.0.0.1:1",))
+
+
+def node(config: Path, *options: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    place = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "PACELINE_TOKEN", "CUDA_VISIBLE_DEVICES")
+    clean = {name: value for name, value in os.environ.items() if name not in place}
+    return subprocess.run(
+        [sys.executable, "-m", "paceline", "node", str(config), *options],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=clean | environ,
+        timeout=120,
+    )
+
+
+def test_every_node_says_what_it_would_start(tmp_path: Path) -> None:
+    config = write_run(
+        tmp_path,
+        model={"device": "auto"},
+        fleet={"policy": 1, "policy_ranks": 2, "rollout": 2},
+    )
+    shown = []
+    for rank in ("0", "1"):
+        here = SECOND | {"RANK": rank, "CUDA_VISIBLE_DEVICES": "4,5"}
+        done = node(config, "--run-dir", str(tmp_path / "run"), "--dry-run", "--json", **here)
+        assert done.returncode == 0, done.stderr
+        shown.append(json.loads(done.stdout))
+    assert [one["controllers"] for one in shown] == [2, 0]
+    assert [one["redis"] for one in shown] == [True, False]
+    assert shown[0]["workers"] == {"policy-0": {"gpus": ["4", "5"]}}
+    assert shown[1]["workers"] == {"rollout-0": {"gpus": ["4"]}, "rollout-1": {"gpus": ["5"]}}
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "environ", "said"),
+    [
+        ((), SECOND | {"RANK": "2"}, "ranks go from 0 to 1"),
+        ((), {"RANK": "1", "WORLD_SIZE": "2"}, "no MASTER_ADDR"),
+        (("--place", "policy=2"), SECOND, "there are 2 nodes"),
+        (("--gpus", "1"), SECOND, "this node sees 0 GPUs"),
+        (("--set", "fleet.provider=none"), SECOND, "fleet.provider"),
+    ],
+)
+def test_a_contradiction_is_refused_before_anything_starts(
+    options: tuple[str, ...], environ: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    done = node(write_run(tmp_path), "--run-dir", str(run_dir), *options, **environ)
+    assert done.returncode == 2, done.stdout
+    assert said in done.stderr
+    assert not run_dir.exists()
+
+
+def test_a_node_without_node_0_says_so_and_ends(tmp_path: Path) -> None:
+    (port,) = free_ports("127.0.0.1", 1)
+    here = SECOND | {"MASTER_PORT": str(port)}
+    done = node(write_run(tmp_path), "--run-dir", str(tmp_path / "run"), "--wait", "0.5", **here)
+    assert done.returncode == 3, done.stderr
+    assert f"waiting for node 0 at 127.0.0.1:{port}" in done.stdout
+    assert "has not started within 0.5 s" in done.stderr
+
+
+@pytest.fixture
+def meet(tmp_path: Path) -> Callable[..., Any]:
+    """Meets the node 0 whose files are in ``tmp_path``."""
+
+    def begin(port: int = 1, **own: Any) -> Any:
+        place = NodePlace(1, 2, "127.0.0.1", port)
+        made = Meeting(place, tmp_path, replace(JOB, session="mine", **own), 0.0, print)
+        return asyncio.run(made.meet())
+
+    return begin
+
+
+def node_0_has_started(run_dir: Path, **sections: dict[str, Any]) -> None:
+    config = load_config(write_run(run_dir, **sections))
+    (run_dir / "config.toml").write_text(to_toml(config))
+    write_job(run_dir, JOB)
+
+
+def test_a_directory_that_is_not_shared_is_found_out(
+    meet: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meeting, "SHARED_S", 0.0)
+
+    async def somebody_listens(host: str, port: int) -> bool:
+        return True
+
+    with monkeypatch.context() as patched:
+        patched.setattr(meeting, "answers", somebody_listens)
+        with pytest.raises(BadInput, match="one directory that all nodes share"):
+            meet()
+    with pytest.raises(Unreachable, match="has written nothing"):
+        meet()
+
+
+def test_a_node_without_a_token_says_how_to_give_it_one(
+    meet: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PACELINE_TOKEN", raising=False)
+    node_0_has_started(tmp_path)
+    with pytest.raises(BadInput, match="Set PACELINE_TOKEN on every node"):
+        meet()
+
+
+def test_another_token_than_that_of_node_0_is_said(
+    meet: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuses(*_: object) -> None:
+        raise RequestRefused("UNAUTHENTICATED", "wrong token")
+
+    monkeypatch.setenv("PACELINE_TOKEN", "a-token-of-this-test-alone")
+    monkeypatch.setattr(meeting, "leader_status", refuses)
+    node_0_has_started(tmp_path)
+    with pytest.raises(BadInput, match="refuses this node's token"):
+        meet()
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ({"nodes": 3}, "one of 2 nodes, and this node one of 3"),
+        ({"gpus": 8}, "--gpus"),
+        ({"roles": {"policy": (0,)}}, "--place"),
+        ({"settings": "other"}, "RUN.toml and --set"),
+        ({"run": "other"}, "node 0 runs 'tiny'"),
+    ],
+)
+def test_a_node_that_was_started_otherwise_is_refused(
+    own: dict[str, Any],
+    said: str,
+    meet: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def answers(*_: object) -> None:
+        return None
+
+    monkeypatch.setenv("PACELINE_TOKEN", "a-token-of-this-test-alone")
+    monkeypatch.setattr(meeting, "leader_status", answers)
+    node_0_has_started(tmp_path)
+    assert meet().job == JOB
+    with pytest.raises(BadInput) as refused:
+        meet(**own)
+    assert said in str(refused.value)
+
+
+def test_the_outcome_of_an_earlier_session_is_gone_once_node_0_starts(tmp_path: Path) -> None:
+    write_outcome(tmp_path, RunOutcome("before", "failed", 1, "why"))
+    write_job(tmp_path, JOB)
+    assert read_outcome(tmp_path) is None
+    assert read_job(tmp_path) == JOB
