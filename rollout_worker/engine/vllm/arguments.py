@@ -12,9 +12,9 @@ import torch
 from transformers import PretrainedConfig
 
 from paceline.config.schema import Config
+from paceline.process.spawned_children import VLLM_MARK
 from rollout_worker.engine.base import EngineError
 from rollout_worker.engine.model import cache_budget, compute_dtype, context_limit, model_path
-from rollout_worker.engine.vllm.plugin import MARK
 
 _SET_BY = {
     "model": "model.path",
@@ -36,7 +36,7 @@ _SET_BY = {
 
 def prepare_environment(config: Config) -> None:
     """Sets environment variables that vLLM's processes inherit. Call it before importing vLLM."""
-    os.environ[MARK] = "1"
+    os.environ[VLLM_MARK] = "1"
     defaults = {
         # No usage reports to vLLM's authors.
         "VLLM_NO_USAGE_STATS": "1",

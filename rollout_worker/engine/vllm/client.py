@@ -16,6 +16,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from paceline.config.schema import Config
+from paceline.process.spawned_children import hidden_in_children
 from paceline.process.structured_log import first_line
 from paceline.process.user_code import safe_path_for_children
 from rollout_worker.engine.base import EngineDied, EngineError
@@ -137,7 +138,7 @@ class VLLMClient:
         spec = _spec(config, model, given)
         # Whatever vLLM rejects in the arguments or the model is the user's input.
         try:
-            with safe_path_for_children():
+            with safe_path_for_children(), hidden_in_children():
                 return AsyncLLM.from_engine_args(AsyncEngineArgs(**given)), spec
         except Exception as error:
             raise start_error(error) from error

@@ -11,16 +11,13 @@ import os
 import signal
 
 from paceline.process.lifetime.parent_death_signal import die_with
-
-MARK = "PACELINE_VLLM_ENGINE"
-"""Environment variable that the engine sets for the processes it starts: other uses of vLLM in the
-same Python environment are left alone."""
+from paceline.process.spawned_children import VLLM_MARK
 
 
 def register() -> None:
     """Called by vLLM, perhaps more than once in a process."""
     parent = multiprocessing.parent_process()
-    if os.environ.get(MARK) and parent is not None and parent.pid is not None:
+    if os.environ.get(VLLM_MARK) and parent is not None and parent.pid is not None:
         die_with(parent.pid)
         # Ctrl-C reaches the whole process group, but the rollout worker decides when to stop.
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -10,8 +10,7 @@ from typer.testing import CliRunner
 
 from paceline.cli import app
 from paceline.config.schema import Config
-from paceline.console.live_view import open_console
-from paceline.supervisor.up import LocalRun
+from paceline.supervisor.final_export import export_newest
 from policy_worker.checkpoint.checkpoint import Checkpointer
 from policy_worker.checkpoint.export import ExportError
 from tests.fixtures.train_states import tiny_config, tiny_state
@@ -59,7 +58,7 @@ def test_the_final_export_trusts_what_the_run_trusted(run):
     config, run_dir, _ = run
 
     async def export():
-        return await LocalRun(config, run_dir, open_console())._export()
+        return await export_newest(config, run_dir, print)
 
     out = asyncio.run(export())
     assert out is not None, (run_dir / "logs" / "export.log").read_text()

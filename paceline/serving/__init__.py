@@ -1,0 +1,1 @@
+"""vLLM's OpenAI server on a model that a run has exported."""

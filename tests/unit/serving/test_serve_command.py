@@ -1,0 +1,149 @@
+"""What `paceline serve` starts, and what it refuses before it starts anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from paceline.cli import app
+from paceline.errors import BadInput
+from paceline.serving import server_command as command_module
+from paceline.serving.served_model import find_model, served_name
+from tests.fixtures.engines import needs_vllm
+
+KEY = "0123456789abcdef"
+
+
+def make_export(path: Path, **config: object) -> Path:
+    path.mkdir(parents=True)
+    (path / "config.json").write_text(
+        json.dumps(
+            {"architectures": ["Qwen3ForCausalLM"], "max_position_embeddings": 4096} | config
+        )
+    )
+    (path / "model.safetensors").write_bytes(b"")
+    (path / "paceline.json").write_text("{}")
+    return path
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    run = tmp_path / "maths"
+    make_export(run / "export")
+    (run / "config.toml").write_text("")
+    (run / "checkpoints").mkdir()
+    return run
+
+
+@pytest.fixture(params=["CPU wheel", "GPU wheel"])
+def cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    on_cpu: bool = request.param == "CPU wheel"
+    monkeypatch.setattr(command_module, "_is_cpu_wheel", lambda: on_cpu)
+    return on_cpu
+
+
+def serve(*words: str, **environment: str) -> Result:
+    return CliRunner().invoke(app, ["serve", "--dry-run", *words], env={**environment})
+
+
+def started(*words: str, **environment: str) -> list[str]:
+    """The words of the server's command."""
+    shown = serve(*words, **environment)
+    assert shown.exit_code == 0, shown.output + str(shown.exception)
+    return shlex.split(shown.stdout)
+
+
+def refusal(*words: str, **environment: str) -> str:
+    shown = serve(*words, **environment)
+    assert isinstance(shown.exception, BadInput), shown.output
+    return str(shown.exception)
+
+
+@needs_vllm
+def test_a_run_is_served_from_its_newest_export_under_its_name(run_dir: Path, cpu: bool) -> None:
+    newer = make_export(run_dir / "best")
+    os.utime(run_dir / "export" / "paceline.json", (1, 1))
+    words = started(str(run_dir))
+    assert f"--model={newer}" in words and "--served-model-name=maths" in words
+    assert "--host=127.0.0.1" in words and "--port=8000" in words
+    assert ("--enforce-eager" in words) == cpu, "what a shared CPU needs, and a GPU does not"
+    assert ("--max-num-batched-tokens=4096" in words) == cpu
+    assert "--middleware" not in " ".join(words), "loopback without a key"
+
+
+@needs_vllm
+def test_the_options_have_the_last_word_over_flags_that_are_passed_on(
+    run_dir: Path, cpu: bool
+) -> None:
+    words = started(
+        *(str(run_dir / "export"), "--port", "8100", "--max-model-len", "512", "--dtype", "half"),
+        *("--served-name", "m", "--", "--hos=0.0.0.0", "--tensor-parallel-size", "2"),
+    )
+    assert words.index("--hos=0.0.0.0") < words.index("--host=127.0.0.1"), "vLLM takes the last one"
+    assert {"--port=8100", "--max-model-len=512", "--dtype=half"} < set(words)
+    assert "--served-model-name=m" in words
+    assert words[words.index("--tensor-parallel-size") + 1] == "2"
+    assert not any("uni" in word for word in words), "two ranks are two processes"
+
+
+@needs_vllm
+@pytest.mark.parametrize("variable", ["VLLM_API_KEY", "SERVE_KEY"])
+def test_a_key_is_asked_for_and_never_shown(run_dir: Path, variable: str) -> None:
+    named = () if variable == "VLLM_API_KEY" else ("--api-key-env", variable)
+    shown = serve(str(run_dir), "--host", "0.0.0.0", *named, **{variable: KEY})
+    assert "--middleware=paceline.serving.key_check.KeyCheck" in shown.stdout
+    assert KEY not in shown.output
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "gpu-7", "::"])
+def test_an_address_that_others_reach_is_refused_without_a_key(run_dir: Path, host: str) -> None:
+    assert "--api-key-env" in refusal(str(run_dir), "--host", host, VLLM_API_KEY="")
+
+
+def test_a_key_that_is_missing_or_weak_is_refused(run_dir: Path) -> None:
+    missing = refusal(str(run_dir), "--api-key-env", "NO_SUCH_KEY")
+    assert "NO_SUCH_KEY" in missing and "openssl rand" in missing
+    weak = refusal(str(run_dir), "--api-key-env", "WEAK", WEAK="abc")
+    assert "WEAK" in weak and "16" in weak
+
+
+@pytest.mark.parametrize("flag", ["--host", "--api-key=x", "--api_key", "--model", "--port=1"])
+def test_a_flag_that_an_option_sets_is_refused_with_the_option(run_dir: Path, flag: str) -> None:
+    assert "`paceline serve` sets this flag" in refusal(str(run_dir), "--", flag, "0.0.0.0")
+
+
+def test_a_second_directory_is_not_taken_for_a_flag(run_dir: Path) -> None:
+    assert "follow after --" in refusal(str(run_dir), "other")
+
+
+def test_what_is_no_export_is_refused_with_what_to_do(run_dir: Path, tmp_path: Path) -> None:
+    def said(path: Path) -> str:
+        with pytest.raises(BadInput) as caught:
+            find_model(path)
+        return str(caught.value)
+
+    assert "no such directory" in said(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    assert "no export" in said(tmp_path / "empty")
+    checkpoint = run_dir / "checkpoints" / "step-000001"
+    checkpoint.mkdir()
+    (checkpoint / "meta.json").write_text("{}")
+    assert f"paceline export {checkpoint}" in said(checkpoint)
+    reward = make_export(tmp_path / "r", architectures=["Qwen3ForSequenceClassification"])
+    assert "scores text" in said(reward)
+    (run_dir / "export" / "paceline.json").unlink()
+    assert f"paceline export {run_dir}" in said(run_dir), "a run that is not over"
+    (run_dir / "export" / "model.safetensors").unlink()
+    assert "no weights" in said(run_dir / "export")
+    (run_dir / "export" / "config.json").write_text("{")
+    assert "cannot be read" in said(run_dir / "export")
+
+
+def test_an_export_elsewhere_is_served_under_its_own_name(tmp_path: Path) -> None:
+    assert served_name(make_export(tmp_path / "qwen-math")) == "qwen-math"
