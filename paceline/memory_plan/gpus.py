@@ -1,4 +1,4 @@
-"""Sizes of GPUs, by name or as found on this machine."""
+"""Sizes and speeds of GPUs, by name or as found on this machine."""
 
 from __future__ import annotations
 
@@ -22,6 +22,20 @@ GPUS = {
 }
 """GiB that CUDA reports of a GPU, below the size in its name, which is in units of 10^9 bytes or leaves out what the
 driver reserves. Rounded down."""
+SPEEDS = {
+    "l4-24g": (0.30, 121),
+    "a10-24g": (0.60, 125),
+    "rtx4090-24g": (1.01, 165),
+    "l40s-48g": (0.86, 362),
+    "a100-40g": (1.56, 312),
+    "a100-80g": (2.04, 312),
+    "h100-80g": (3.35, 989),
+    "h800-80g": (3.35, 989),
+    "h20-96g": (4.00, 148),
+    "h200-141g": (4.80, 989),
+    "b200-180g": (8.00, 2_250),
+}
+"""Published TB/s of memory and dense bfloat16 TFLOP/s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +45,12 @@ class Gpu:
 
 
 def named_gpu(name: str) -> Gpu:
-    """A GPU of the list, or ``NNg`` for one of so many GiB. Raises BadInput."""
-    if name in GPUS:
-        return Gpu(name, int(GPUS[name] * GIB))
+    """A GPU of the list, also by the part of its name before the size, or ``NNg`` for one of so many GiB. Raises
+    BadInput."""
+    if known := [full for full in GPUS if name in (full, full.rpartition("-")[0])]:
+        if len(known) > 1:
+            raise BadInput(f"--gpu {name}: give {' or '.join(known)}")
+        return Gpu(known[0], int(GPUS[known[0]] * GIB))
     digits = name.removesuffix("g")
     if name.endswith("g") and digits.isascii() and digits.isdigit() and 0 < int(digits) < 10_000:
         return Gpu(name, int(digits) * GIB)

@@ -19,6 +19,8 @@ RESERVE = 0.92
 """Share of a GPU that a plan may fill. The rest is for CUDA's context and for what its allocator cannot use."""
 STATE = {"weights": 4, "gradients": 4, "optimizer moments": 8, "reduction scratch": 4}
 """Bytes per trained parameter on a rank, before they are divided by the ranks. All of it is float32."""
+MOMENTS_BUCKET = 8 << 24
+"""Bytes of both moments that the device holds of parameters under way (policy_worker.offload.moments)."""
 LOGITS_COPIES, COPIES_FOR_ENTROPY = 4, 1
 """Of a chunk in float32: logits, their log-softmax, and in the backward pass the gradients of both; one more for the
 gradient of the entropy."""
@@ -82,11 +84,17 @@ def frozen_parts(config: Config) -> int:
 def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
     ranks, trained = config.fleet.policy_ranks, trained_parts(config)
     parts = {name: size * trained * shape.parameters // ranks for name, size in STATE.items()}
+    host = dict[str, int]()
+    if config.train.offload_optimizer:
+        host["optimizer moments"] = parts.pop("optimizer moments")
+        parts["moments during their update"] = MOMENTS_BUCKET
     if frozen := frozen_parts(config):
-        parts["reference"] = frozen * 4 * shape.parameters // ranks
+        where = host if config.train.offload_frozen else parts
+        where["reference"] = frozen * 4 * shape.parameters // ranks
+        if config.train.offload_frozen and ranks == 1:
+            parts["block of the reference"] = 4 * (shape.block_parameters + shape.root_parameters)
     if ranks > 1:
-        # FSDP2 prefetches one block: two blocks of weights and one of gradients, and the root, which stays.
-        parts["gathered blocks"] = 4 * (3 * shape.block_parameters + 2 * shape.root_parameters)
+        parts["gathered blocks"] = gathered_bytes(config, shape)
         if config.train.gradient_sync == "step":
             parts["gradients until the last row"] = 4 * trained * shape.parameters
     parts["weights converted by autocast"] = trained * shape.weight_copies
@@ -101,14 +109,29 @@ def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
         )
     if ranks > 1 and config.train.gradient_sync == "step":
         remedies.insert(0, 'train.gradient_sync = "row": ranks hold slices of gradients only')
+    if ranks > 1 and not config.train.reshard_after_forward:
+        remedies.insert(0, "train.reshard_after_forward = true: no whole model on a rank")
+    if frozen and not config.train.offload_frozen:
+        remedies.append("train.offload_frozen = true: the reference in host memory")
+    if not config.train.offload_optimizer:
+        remedies.append("train.offload_optimizer = true: moments in host memory")
     remedies.append("train.tokens_per_microbatch: fewer tokens in a row")
     if config.model.dtype == "float32":
         remedies.append('model.dtype = "bfloat16": about half of the activations')
     # Each rank reads its float32 slices, by way of host memory.
-    host = {"loading": 4 * shape.parameters // ranks}
+    host["loading"] = 4 * shape.parameters // ranks
     if not config.recorded and config.rollout.weight_deltas:
         host["encoded deltas"] = wire_bytes(config, shape)
     return ProcessPlan("policy rank", parts, host, tuple(remedies))
+
+
+def gathered_bytes(config: Config, shape: ModelShape) -> int:
+    """Whole weights, and whole gradients of one block, that a rank of a sharded replica holds in a row."""
+    if config.train.reshard_after_forward:
+        # FSDP2 prefetches one block: two blocks of weights and one of gradients, and the root, which stays.
+        return 4 * (3 * shape.block_parameters + 2 * shape.root_parameters)
+    weights = (2 if config.model.dtype == "bfloat16" else 4) * shape.parameters
+    return trained_parts(config) * weights + 4 * (shape.block_parameters + shape.root_parameters)
 
 
 def activation_bytes(config: Config, shape: ModelShape) -> int:

@@ -22,6 +22,8 @@ _ATTENTION = "paceline_memory_plan"
 class ModelShape:
     parameters: int
     """Tied ones once."""
+    active_parameters: int
+    """Those that one token uses: fewer than all in a mixture of experts."""
     block_parameters: int
     """Of the largest transformer block."""
     root_parameters: int
@@ -90,6 +92,7 @@ def shape_of(config: Any, dtype: str, *, trust_remote_code: bool = False) -> Mod
     two, copies_of_two = _line(lambda tokens: _saved(config, 2, tokens, dtype))
     return ModelShape(
         parameters=total,
+        active_parameters=total - _idle_experts(model, text),
         block_parameters=max(sizes, default=total),
         root_parameters=total - sum(sizes),
         layers=layers,
@@ -101,6 +104,14 @@ def shape_of(config: Any, dtype: str, *, trust_remote_code: bool = False) -> Mod
         root_saved=max(0, 2 * one - two),
         weight_copies=layers * (copies_of_two - copies_of_one),
     )
+
+
+def _idle_experts(model: Any, text: Any) -> int:
+    """Parameters of the experts that a token is not routed to."""
+    experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+    used = getattr(text, "num_experts_per_tok", None)
+    number = getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None)
+    return experts - experts * used // number if used and number else 0
 
 
 def _line(bytes_of: Callable[[int], int]) -> tuple[int, int]:

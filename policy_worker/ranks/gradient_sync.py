@@ -19,6 +19,14 @@ def reduce_next_backward(models: Iterable[nn.Module], reduce: bool) -> None:
             model.set_requires_gradient_sync(reduce)
 
 
+def slices_again(model: nn.Module) -> None:
+    """After a forward pass without a backward: its root, and with train.reshard_after_forward = false its blocks, are still
+    gathered, and the state would no longer be slices. Of unsharded models nothing changes."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 def drop_unreduced(models: Iterable[nn.Module]) -> None:
     """Drops whole gradients that no backward has reduced."""
     for model in models:

@@ -14,11 +14,18 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor
 
 from paceline.config.same_tokens import difference
@@ -28,6 +35,7 @@ from paceline.process.structured_log import event, first_line
 from policy_worker.model import ModelError, empty_part, load_part
 from policy_worker.objectives.load import load_objective
 from policy_worker.objectives.part import POLICY, Part
+from policy_worker.offload.frozen_weights import buffers_to, keep_on_host
 from policy_worker.ranks.rank_group import RankGroup
 from policy_worker.ranks.sliced_weights import SlicedWeights
 from policy_worker.state import NO_VERSION, TrainState, local_tensor
@@ -40,6 +48,8 @@ log = logging.getLogger(__name__)
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 
 
+HOST = torch.device("cpu")
+_STAYS = OffloadPolicy()
 _MIXED = MixedPrecisionPolicy(
     param_dtype=torch.bfloat16,
     reduce_dtype=torch.float32,
@@ -95,19 +105,42 @@ def load_sharded(
     *,
     trainable: bool,
 ) -> nn.Module:
-    """The model of ``part``; of a replica with several ranks, this rank's slices. Raises ModelError."""
+    """The model of ``part``; of a replica with several ranks, this rank's slices. Raises ModelError.
+
+    With train.offload_frozen the weights of a part that is not trainable are in host memory, and come to ``device`` for
+    their pass.
+    """
+    on_host = config.train.offload_frozen and not trainable
+    if replica.mesh is None and on_host:
+        model = load_part(part, config, HOST, trainable=False)
+        keep_on_host(model, blocks_of(model), device)
+        return model
     if replica.mesh is None:
         return load_part(part, config, device, trainable=trainable)
     mixed = config.model.dtype == "bfloat16"
+    # Of a frozen part no backward comes that would let go of what a forward keeps.
+    reshard = config.train.reshard_after_forward or not trainable
+    offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if on_host else _STAYS
+    shard = partial(
+        shard_model,
+        mesh=replica.mesh,
+        mixed=mixed,
+        reshard_after_forward=reshard,
+        offload=offload,
+    )
+    place = HOST if on_host else device
     model, stored = _sliced(part, config, trainable)
     if model is not None and stored is not None:
-        stored.read(shard_model(model, replica.mesh, mixed=mixed), device, on_progress)
+        stored.read(shard(model), place, on_progress)
+        buffers_to(model, device)
         return model
     path = part.path or config.model.path
     event(log, "weights read whole, names of files and model differ", logging.WARNING, path=path)
     model = load_part(part, config, torch.device("cpu"), trainable=trainable)
-    shard_model(model, replica.mesh, mixed=mixed)
-    return model.to(device)  # buffers
+    if not on_host:
+        return shard(model).to(device)  # buffers
+    buffers_to(shard(model), device)
+    return model
 
 
 def _sliced(
@@ -124,19 +157,37 @@ def _sliced(
     return model, SlicedWeights.of(path, model, scalar=part.head == "scalar")
 
 
-def shard_model(model: nn.Module, mesh: DeviceMesh, *, mixed: bool = False) -> nn.Module:
+def shard_model(
+    model: nn.Module,
+    mesh: DeviceMesh,
+    *,
+    mixed: bool = False,
+    reshard_after_forward: bool = True,
+    offload: OffloadPolicy = _STAYS,
+) -> nn.Module:
     """Turns the parameters of ``model`` (equal on all ranks) into this rank's slices, in place.
 
     ``mixed``: weights are gathered in bfloat16, which is half the bytes, and computed with as such. Slices stay float32, and so
-    do the sums of gradients, over rows and over ranks.
+    do the sums of gradients, over rows and over ranks. ``reshard_after_forward``: if false, the blocks stay gathered until
+    their backward; after a forward without one, slices_again() has to be called. ``offload``: where the slices are.
     """
     policy = _MIXED if mixed else MixedPrecisionPolicy()
     head = getattr(model, HEAD, None)
     if isinstance(head, nn.Module):
-        fully_shard(head, mesh=mesh)  # it computes in float32 (value_head)
+        fully_shard(head, mesh=mesh, offload_policy=offload)  # it computes in float32 (value_head)
     for block in blocks_of(model):
-        fully_shard(block, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
+        fully_shard(
+            block,
+            mesh=mesh,
+            mp_policy=policy,
+            reshard_after_forward=reshard_after_forward,
+            offload_policy=offload,
+        )
+    # By default the root stays gathered, because its backward comes first. Without one, it would fill the device.
+    root = True if isinstance(offload, CPUOffloadPolicy) else None
+    fully_shard(
+        model, mesh=mesh, mp_policy=policy, reshard_after_forward=root, offload_policy=offload
+    )
     for module in model.modules():
         if isinstance(module, FSDPModule):
             # Losses are normalised by the whole step's counts, so gradients add up: no mean over

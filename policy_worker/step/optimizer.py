@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from paceline.config.sections.training import TrainConfig
 from paceline.ids import Step, Version
 from paceline.process.structured_log import event
+from policy_worker.offload.moments import HostMomentsAdamW, zeros_on_host
 from policy_worker.state import TrainState, local_tensor
 from policy_worker.step.gradients import Gradients
 
@@ -26,7 +27,8 @@ def build_optimizer(
     """AdamW with decoupled weight decay on matrices only: norms and biases (one dimension) have none.
 
     ``lr_scales``: learning rate of a part as a multiple of the step's; default 1. The state (exp_avg, exp_avg_sq,
-    step) exists from the start, as zeros, so that a fresh replica can be restored, or receive the state, in place.
+    step) exists from the start, as zeros, so that a fresh replica can be restored, or receive the state, in place. With
+    train.offload_optimizer the moments are in host memory.
     Source: Loshchilov and Hutter, arXiv 1711.05101.
     """
     groups: list[dict[str, object]] = []
@@ -38,15 +40,15 @@ def build_optimizer(
         for params, decay in ((matrices, config.weight_decay), (vectors, 0.0)):
             if params:
                 groups.append({"params": params, "weight_decay": decay, "lr_scale": scale})
-    optimizer = torch.optim.AdamW(
-        groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True
-    )
+    adamw = HostMomentsAdamW if config.offload_optimizer else torch.optim.AdamW
+    optimizer = adamw(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+    zeros = zeros_on_host if config.offload_optimizer else torch.zeros_like
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             optimizer.state[parameter] = {
                 "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-                "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-                "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+                "exp_avg": zeros(parameter),
+                "exp_avg_sq": zeros(parameter),
             }
     return optimizer
 

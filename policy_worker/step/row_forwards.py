@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 
 from policy_worker.model import ModelError
 from policy_worker.objectives.objective import Objective
 from policy_worker.objectives.part import POLICY, REFERENCE
+from policy_worker.ranks.gradient_sync import slices_again
 from policy_worker.state import TrainState
 from policy_worker.step.batch import Ints, TokenBatch
 from policy_worker.step.logprobs import TokenScores, score
@@ -63,9 +63,8 @@ class RowForwards:
                         scores = score(model, micro, temperature, chunk_mb=chunk, **asked)
                     else:
                         outputs[name] = values(model, micro, self._at[name])
-                if name in resting and isinstance(model, FSDPModule):
-                    # Its root stays gathered until a backward, which never comes: the state would no longer be slices.
-                    model.reshard()
+                if name in resting or not torch.is_grad_enabled():
+                    slices_again(model)
             with torch.no_grad():
                 outputs |= {
                     n: values(frozen[n], micro, self._at[n]) for n in frozen if n != REFERENCE

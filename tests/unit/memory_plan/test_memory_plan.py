@@ -10,10 +10,12 @@ from typer.testing import CliRunner
 from paceline.cli import app
 from paceline.config.schema import Config
 from paceline.errors import BadInput
+from paceline.memory_plan import memory_plan as memory_plan_module
 from paceline.memory_plan.gpus import named_gpu
 from paceline.memory_plan.memory_plan import activation_bytes, memory_plan
 from paceline.memory_plan.model_shape import read_shape, shape_of
 from paceline.preflight.gpu_memory import gpu_memory
+from policy_worker.offload import moments
 from policy_worker.step import attention
 from policy_worker.step.optimizer import build_optimizer
 
@@ -123,7 +125,37 @@ def test_more_ranks_divide_the_state_and_not_the_rows():
     assert four["gathered blocks"] > 0
 
 
-@pytest.mark.parametrize("name", ["h100", "0g", "-1g", "g", "80gb"])
+def test_weights_that_stay_gathered_are_counted_once_and_have_a_remedy():
+    shape = shape_of(random_config("qwen3"), "float32")
+    fleet = {"policy_ranks": 4}
+    again, kept = (
+        memory_plan(settings(fleet=fleet, train={"reshard_after_forward": given}), shape)[0]
+        for given in (True, False)
+    )
+    whole = 4 * shape.parameters
+    assert kept.gpu["gathered blocks"] > whole
+    assert {**kept.gpu, "gathered blocks": 0} == {**again.gpu, "gathered blocks": 0}
+    assert any("reshard_after_forward" in remedy for remedy in kept.remedies)
+    assert not any("reshard_after_forward" in remedy for remedy in again.remedies)
+
+
+def test_what_is_offloaded_is_on_the_host_and_no_longer_on_the_device():
+    shape = shape_of(random_config("qwen3"), "float32")
+    given = {"kl_coef": 0.1}
+    here, there = (
+        memory_plan(settings(train=given | more), shape)[0]
+        for more in ({}, {"offload_optimizer": True, "offload_frozen": True})
+    )
+    assert there.host["optimizer moments"] == here.gpu["optimizer moments"]
+    assert there.host["reference"] == here.gpu["reference"] == 4 * shape.parameters
+    assert not {"optimizer moments", "reference"} & there.gpu.keys()
+    assert memory_plan_module.MOMENTS_BUCKET == 2 * 4 * moments.BUCKET
+    for remedy in ("train.offload_optimizer", "train.offload_frozen"):
+        assert any(remedy in one for one in here.remedies)
+        assert not any(remedy in one for one in there.remedies)
+
+
+@pytest.mark.parametrize("name", ["h1000", "0g", "-1g", "g", "80gb"])
 def test_unknown_gpu_is_refused_with_the_list(name):
     with pytest.raises(BadInput, match="h100-80g"):
         named_gpu(name)

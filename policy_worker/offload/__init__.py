@@ -1,0 +1,1 @@
+"""Offload to host memory: what the device does not need all the time."""
