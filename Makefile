@@ -27,10 +27,10 @@ export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help demo rlhf gpu-check test test-fast test-long lint format proto docs bench clean
+.PHONY: help demo rlhf gpu-check test test-fast test-long lint format proto docs deploy bench clean
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
-	@echo "also: lint format proto docs bench clean"
+	@echo "also: lint format proto docs deploy bench clean"
 
 $(VENV)/.stamp-python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -54,8 +54,8 @@ $(VENV)/.stamp-dev: $(VENV)/.stamp-run pyproject.toml constraints.txt
 	@touch $@
 
 # vLLM asks for torchvision, torchaudio and torchcodec, which language models never use. Those of the
-# package index are built for CUDA: beside a torch without it they cannot be imported, and then
-# transformers cannot either.
+# package index are built for CUDA. Beside a torch without it Paceline hides them from its own processes
+# (paceline/cuda_extensions.py); they are removed here for other programs that import transformers.
 $(VENV)/.stamp-vllm: $(VENV)/.stamp-run pyproject.toml constraints.txt
 	@echo "installing $(VLLM)"
 	$(PIP) install -c constraints.txt -e '.[$(VLLM)]'
@@ -116,6 +116,12 @@ proto: $(VENV)/.stamp-dev
 docs: $(VENV)/.stamp-run
 	$(BIN)/paceline config docs > docs/configuration.md
 	$(BIN)/python -m benchmarks.render_docs_tables
+
+# deploy/ holds what these commands write; a test compares them.
+RENDER := $(BIN)/paceline render
+deploy: $(VENV)/.stamp-run
+	$(RENDER) deploy/examples/digit_sort.toml --target kubernetes --image registry.example/paceline:0.1.0 --out deploy/kubernetes --force
+	$(RENDER) deploy/examples/qwen3_8b.toml --target pytorchjob --image registry.example/paceline:0.1.0-gpu --gpus-per-node 8 --volume data:/mnt/data --nccl-env NCCL_SOCKET_IFNAME=eth0 --nccl-env NCCL_IB_HCA=mlx5 --nccl-env NCCL_DEBUG=INFO --rdma rdma/hca=8 --host-network --cpus 11 --memory-gib 128 --shm-gib 1024 --out deploy/pytorchjob --force
 
 bench: $(VENV)/.stamp-vllm
 	$(PIP) install -c constraints.txt -e '.[bench]'

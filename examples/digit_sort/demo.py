@@ -56,6 +56,9 @@ def main() -> int:
 
 def ask(model_dir: Path) -> str:
     """Reloads the exported model through transformers and samples one held-out answer."""
+    from paceline.cuda_extensions import hide_cuda_extensions
+
+    hide_cuda_extensions()
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging

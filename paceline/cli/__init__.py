@@ -14,11 +14,12 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from paceline.cli import export
-from paceline.cli.control import admin, roles, settings, up
+from paceline.cli import export, serve
+from paceline.cli.control import admin, node, roles, settings, up, wait
 from paceline.cli.evaluation import command as evaluation
+from paceline.cli.plan import plan
 from paceline.cli.reports import events, ledger, runs, samples, status, why
-from paceline.cli.setup import alerts, completion, config, doctor, objective, plan
+from paceline.cli.setup import alerts, completion, config, doctor, objective, render
 from paceline.errors import UserError
 
 app = typer.Typer(
@@ -54,12 +55,24 @@ def _options(
 
 
 for command in (
-    *(up.up, config.init, doctor.doctor, status.status, status.top, events.events, events.logs),
+    *(
+        up.up,
+        node.node,
+        wait.wait,
+        config.init,
+        doctor.doctor,
+        status.status,
+        status.top,
+        events.events,
+        events.logs,
+    ),
     *(why.why, why.stacks, samples.samples, runs.runs, runs.compare),
     *(roles.controller, roles.policy, roles.rollout, roles.scorer),
     *(admin.scale, admin.drain, admin.pause, admin.resume, admin.checkpoint, admin.stop),
     export.export,
+    serve.serve,
     objective.check_objective,
+    render.render,
     completion.completion,
 ):
     app.command()(command)
@@ -67,7 +80,7 @@ app.command("set")(settings.set_settings)
 app.command("eval")(evaluation.evaluate)
 app.add_typer(ledger.ledger, name="ledger")
 app.add_typer(config.config, name="config")
-app.add_typer(plan.plan, name="plan")
+app.add_typer(plan, name="plan")
 app.add_typer(alerts.alerts, name="alerts")
 
 

@@ -39,3 +39,21 @@ def test_reading_of_payloads_is_measured(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert done.returncode == 0, done.stderr
     assert set(json.loads(out.read_text())["median_s"]) == {"raw", "fetch", "checked"}
+
+
+def test_the_planner_is_compared_with_a_published_run(tmp_path: Path) -> None:
+    out = tmp_path / "planner.json"
+    command = [sys.executable, "-m", "benchmarks.planner", "--only", "DORA 32B", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=240)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["system"] for row in rows] == ["DORA 32B"] * 2
+    assert all(abs(row["error"]) <= 0.25 and row["sign_right"] for row in rows)
+
+
+def test_the_planner_meets_its_bar_in_the_results_of_its_page() -> None:
+    bar = json.loads((ROOT / "benchmarks/results/planner.json").read_text())["bar"]
+    assert bar["median_error"] <= 0.12
+    assert bar["worst_error"] <= 0.25
+    assert bar["signs_right"]
+    assert bar["one_row_inside"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks.scaling import fetch, fleet
+from benchmarks.scale import fetch, fleet
 
 COMMANDS = {"fetch": fetch.main, "fleet": fleet.main}
 

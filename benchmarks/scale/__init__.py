@@ -1,4 +1,4 @@
-"""Parts of ``benchmarks.scale``: one module for each of its commands."""
+"""Scale of the fleet on one machine: a module for each command of ``python -m benchmarks.scale``."""
 
 FLEET_COLUMNS = {
     "register_ms": "registration of a worker, ms",

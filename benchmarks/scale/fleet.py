@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.scaling import mesh_forming, snapshot
+from benchmarks.scale import mesh_forming, snapshot
 from controller.fleet.liveness import Liveness
 from controller.fleet.sessions import ServerSession, Sessions
 from controller.ledger import Ledger
