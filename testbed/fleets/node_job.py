@@ -92,6 +92,9 @@ class NodeProcesses:
         rows = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
         return max((row["step"] for row in rows if row["kind"] == "step"), default=0)
 
+    def has_leader(self) -> bool:
+        return paceline("status", "--json", "--run-dir", str(self.run_dir)).returncode == 0
+
     def running_workers(self) -> set[str]:
         """Those that the leader sees at work; empty while there is no leader."""
         shown = paceline("status", "--json", "--run-dir", str(self.run_dir))

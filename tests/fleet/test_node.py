@@ -38,6 +38,14 @@ def hosts(tmp_path: Path) -> Iterator[NamespacedNodes]:
         made.close()
 
 
+def set_out_together(job: NodeProcesses) -> None:
+    """Holds the run until every worker is there: on a busy machine the first two would finish it."""
+    job.until(job.has_leader)
+    job.command("pause")
+    job.until(lambda: job.running_workers() == EVERYONE)
+    job.command("resume")
+
+
 def assert_sound(job: NodeProcesses, steps: int) -> None:
     """The run finished, every sample is accounted for, the model is exported, and nothing is left running."""
     summary = job.summary()
@@ -57,7 +65,7 @@ def test_a_run_on_two_nodes_goes_on_after_the_loss_of_node_0(
     # In the order in which a cluster may start them.
     job.start(1)
     job.start(0)
-    job.until(lambda: job.running_workers() == EVERYONE)
+    set_out_together(job)
     assert job.workers_of(0) == {"policy-0", "rollout-0"}
     assert job.workers_of(1) == {"policy-1", "rollout-1"}
     others = {name: job.pid(1, name) for name in job.workers_of(1)}
@@ -81,7 +89,7 @@ def test_a_run_on_two_hosts_goes_on_after_the_loss_of_either(
     write_run(tmp_path, reward=SLOWLY, train={"steps": 60, "checkpoint_every": 10})
     hosts.start(0)
     hosts.start(1)
-    hosts.until(lambda: hosts.running_workers() == EVERYONE)
+    set_out_together(hosts)
     hosts.steps(2)
 
     hosts.kill_all_of(0)

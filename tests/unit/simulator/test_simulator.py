@@ -17,6 +17,7 @@ import pytest
 
 from controller.ledger import Ledger
 from controller.ledger import events as ev
+from controller.ledger.enums import FaultCause
 from controller.simulator.crash_points import run_crash_points
 from controller.simulator.faults import (
     draw_shape,
@@ -125,6 +126,8 @@ def test_every_event_survives_the_journals_json_exactly() -> None:
         ev.CheckpointVoided("p0", 5, 5, "checkpoints/step-5"),
         ev.WeightsWithdrawn("p0", 5, ("r0", "r1")),
         ev.RewardHackingSuspected(Step(9), "held_out/reward", 0.4, Step(3), 0.8, 2.5, 1.0),
+        ev.ProcessFault("e", "redis", "h0", 7, FaultCause.OUT_OF_MEMORY, "by the kernel", 2.5),
+        ev.HostBlamed("h0", 3, ("p0", "r0"), 600.0, 2.5),
     ]
     for seed in range(60):
         events.extend(e for entry in run_schedule(seed).redis.entries for e in entry.events)
