@@ -16,8 +16,9 @@ from paceline.config.schema import Config
 from paceline.config.sections.training import ModelConfig
 from paceline.errors import BadInput
 from paceline.process.structured_log import first_line
+from policy_worker.compiled_blocks import compile_blocks
 from policy_worker.objectives.part import Part
-from policy_worker.step import attention
+from policy_worker.step import attention, flex_attention
 from policy_worker.step.logprobs import make_scorer
 from policy_worker.step.value_head import HEAD, make_value_head
 
@@ -53,7 +54,6 @@ def empty_part(part: Part, config: Config, *, trainable: bool = True) -> nn.Modu
     Raises ModelError, and whatever the model's own code raises if it cannot be made so.
     """
     path = part.path or config.model.path
-    attention.register()
     stored = AutoConfig.from_pretrained(
         path, trust_remote_code=config.model.trust_remote_code, **_HEADS[part.head]
     )
@@ -97,7 +97,6 @@ def load_model(
 
     Raises ModelError, which names ``field``, if it cannot be read.
     """
-    attention.register()
     transformers_logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(path, **_reading(config))
@@ -123,7 +122,6 @@ def load_scalar(
 
     Raises ModelError, which names ``field``, if it cannot be read, or if it is a classifier of several labels.
     """
-    attention.register()
     transformers_logging.disable_progress_bar()
     try:
         stored = AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code)
@@ -172,10 +170,15 @@ def _quiet() -> Iterator[None]:
         transformers_logging.set_verbosity(before)
 
 
+_ATTENTION = {"sdpa": attention, "flex": flex_attention}
+
+
 def _reading(config: ModelConfig) -> dict[str, Any]:
+    chosen = _ATTENTION[config.attention]
+    chosen.register()
     return {
         "dtype": torch.float32,
-        "attn_implementation": attention.NAME,
+        "attn_implementation": chosen.NAME,
         "trust_remote_code": config.trust_remote_code,
     }
 
@@ -193,10 +196,22 @@ def _prepared(
         model.train()
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
+        if config.compile:
+            compile_blocks(model, blocks_of(model))
     else:
         model.eval()
         model.requires_grad_(False)
     return model
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The transformer blocks: what the model itself declares indivisible, else its longest list."""
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    blocks = [m for m in model.modules() if type(m).__name__ in names]
+    if blocks:
+        return blocks
+    lists = [list(m) for m in model.modules() if isinstance(m, nn.ModuleList)]
+    return max(lists, key=len, default=[])
 
 
 def switch_off_dropout(model: nn.Module) -> None:

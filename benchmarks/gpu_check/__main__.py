@@ -25,7 +25,7 @@ try:
     from benchmarks.gpu_check.models import QWEN3_0_6B, QWEN3_1_7B, TOY
     from benchmarks.gpu_check.parity import parity
     from benchmarks.gpu_check.publication import publication
-    from benchmarks.gpu_check.trainer_speed import trainer_speed
+    from benchmarks.gpu_check.trainer_speed import OPTIONS, trainer_speed
 except ModuleNotFoundError as error:
     sys.exit(
         f"the GPU check needs the package {error.name}: pip install -c constraints.txt torch transformers pydantic "
@@ -67,6 +67,12 @@ def check(*, with_fleet: bool) -> dict[str, Any]:
     parts: dict[str, Callable[[], Rows]] = {
         "parity": lambda: parity(device),
         "trainer": lambda: [trainer_speed(device, shape, row) for shape, row in shapes],
+        "trainer's options": lambda: [
+            trainer_speed(device, *shapes[0], option)
+            for option in OPTIONS
+            # Compilation for a CPU takes longer than all else.
+            if gpus or option != "compiled blocks"
+        ],
         "publication": lambda: [publication(device, shape) for shape, _ in shapes[:1]],
     }
     if not with_fleet:

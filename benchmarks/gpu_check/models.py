@@ -11,8 +11,10 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from paceline.config.schema import Config
 from paceline.v1 import common_pb2, rollout_pb2
+from policy_worker.compiled_blocks import compile_blocks
+from policy_worker.model import blocks_of
 from policy_worker.state import TrainState
-from policy_worker.step import attention
+from policy_worker.step import attention, flex_attention
 from policy_worker.step.gradients import Gradients
 from policy_worker.step.logprobs import make_scorer
 from policy_worker.step.optimizer import build_optimizer
@@ -51,13 +53,17 @@ QWEN3_1_7B = Shape("Qwen3 1.7B", 2048, 6144, 28, 16, 8, 151_936)
 TOY = Shape("toy", 64, 192, 2, 4, 2, 512)
 
 
-def run_config(dtype: str, row_tokens: int, **train: object) -> Config:
+def run_config(
+    dtype: str, row_tokens: int, *, attention: str = "sdpa", compiled: bool = False, **train: object
+) -> Config:
     return Config.model_validate(
         {
             "model": {
                 "path": "unused",
                 "dtype": dtype,
-                "gradient_checkpointing": row_tokens > 1024,
+                "attention": attention,
+                "compile": compiled,
+                "gradient_checkpointing": row_tokens > 1024 or "offload_activations" in train,
             },
             "data": {"path": "unused"},
             "train": {"lr": 1e-6, "tokens_per_microbatch": row_tokens, **train},
@@ -79,6 +85,11 @@ def make_model(shape: Shape, device: torch.device) -> nn.Module:
 
 
 def make_gradients(model: nn.Module, config: Config, device: torch.device) -> Gradients:
+    if config.model.attention == "flex":
+        flex_attention.register()
+        model.set_attn_implementation(flex_attention.NAME)  # type: ignore[operator]
+    if config.model.compile:
+        compile_blocks(model, blocks_of(model))
     if config.model.gradient_checkpointing:
         model.gradient_checkpointing_enable(  # type: ignore[operator]
             gradient_checkpointing_kwargs={"use_reentrant": False}

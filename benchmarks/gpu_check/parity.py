@@ -26,18 +26,20 @@ the order of its sums, bfloat16 by its 8 bits of mantissa."""
 
 
 def parity(device: torch.device) -> list[dict[str, Any]]:
-    """A row for each type. On a machine without a GPU bfloat16 is compared on the CPU."""
+    """A row for each type, and one for flex attention. On a machine without a GPU they are compared on the CPU."""
     torch.backends.cuda.matmul.allow_tf32 = False
     expected = measured(torch.device("cpu"), "float32")
     rows = []
-    for dtype, (logprob_bound, gradient_bound) in BOUNDS.items():
-        found = measured(device, dtype)
+    for dtype, attention in (*((one, "sdpa") for one in BOUNDS), ("float32", "flex")):
+        logprob_bound, gradient_bound = BOUNDS[dtype]
+        found = measured(device, dtype, attention)
         logprob = float((found[0] - expected[0]).abs().max())
         gradient = float((found[1] - expected[1]).norm() / expected[1].norm())
         rows.append(
             {
                 "device": device.type,
                 "type": dtype,
+                "attention": attention,
                 "largest difference of a log-prob, nats": logprob,
                 "difference of the gradient": gradient,
                 "ok": logprob <= logprob_bound and gradient <= gradient_bound,
@@ -46,10 +48,10 @@ def parity(device: torch.device) -> list[dict[str, Any]]:
     return rows
 
 
-def measured(device: torch.device, dtype: str) -> tuple[Tensor, Tensor]:
+def measured(device: torch.device, dtype: str, attention: str = "sdpa") -> tuple[Tensor, Tensor]:
     """Log-probs [tokens] and the flat gradient of one row, on the CPU."""
     model = make_model(TOY, device)
-    config = run_config(dtype, ROW_TOKENS)
+    config = run_config(dtype, ROW_TOKENS, attention=attention)
     gradients = make_gradients(model, config, device)
     group = make_group(TOY, ROW_TOKENS)
     batch = decode([group])

@@ -16,6 +16,7 @@ from benchmarks.gpu_check.models import (
     run_config,
     trained_tokens,
 )
+from paceline.config.schema import Config
 from paceline.memory_plan.memory_plan import memory_plan
 from paceline.memory_plan.model_shape import shape_of
 from policy_worker.step.totals import StepTotals
@@ -32,13 +33,24 @@ PEAK_FLOPS = {
 """Dense bfloat16 operations per second that NVIDIA's data sheets state, by what the device's name contains."""
 
 
-def trainer_speed(device: torch.device, shape: Shape, row_tokens: int) -> dict[str, Any]:
-    """Steps of one row each: forward, loss, backward, clip, AdamW."""
+OPTIONS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "flex attention": {"attention": "flex"},
+    "compiled blocks": {"compiled": True},
+    "offloaded activations": {"offload_activations": True},
+}
+"""Settings of the trainer that change its speed and memory alone."""
+
+
+def trainer_speed(
+    device: torch.device, shape: Shape, row_tokens: int, option: str = "defaults"
+) -> dict[str, Any]:
+    """Steps of one row each: forward, loss, backward, clip, AdamW. ``option``: one of OPTIONS."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     model = make_model(shape, device)
-    config = run_config("bfloat16", row_tokens)
+    config = run_config("bfloat16", row_tokens, **OPTIONS[option])
     gradients = make_gradients(model, config, device)
     optimizer = gradients.state.optimizer
     group = make_group(shape, row_tokens)
@@ -62,21 +74,21 @@ def trainer_speed(device: torch.device, shape: Shape, row_tokens: int) -> dict[s
         "model": shape.name,
         "parameters": parameters,
         "row": row_tokens,
+        "with": option,
         "step, s": best,
         "tokens/s": rate,
         "MFU": _mfu(device, parameters, rate),
-        **_memory(device, shape, row_tokens),
+        **_memory(device, shape, config),
     }
     del model, gradients, optimizer
     gc.collect()
     return row
 
 
-def _memory(device: torch.device, shape: Shape, row_tokens: int) -> dict[str, Any]:
+def _memory(device: torch.device, shape: Shape, config: Config) -> dict[str, Any]:
     """Peak of the device against `paceline plan memory`, less what one process without a mesh does not hold."""
     if device.type != "cuda":
         return {"peak, GiB": None, "of the plan": None}
-    config = run_config("bfloat16", row_tokens)
     parts = memory_plan(config, shape_of(shape.config, "bfloat16"))[0].gpu
     planned = sum(
         size for name, size in parts.items() if name not in ("publishing", "reduction scratch")

@@ -106,6 +106,11 @@ class Config(Section):
                 f"train.max_samples = {self.train.max_samples} is less than one step, which has "
                 f"{self.samples_per_step} samples (train.groups_per_step x rollout.group_size)"
             )
+        if self.train.offload_activations and not self.model.gradient_checkpointing:
+            raise ValueError(
+                "train.offload_activations moves what gradient checkpointing keeps, and model.gradient_checkpointing is false. "
+                "Set model.gradient_checkpointing = true"
+            )
         if problem := problem_of_recorded(self.train.algorithm, self.data, self.rollout):
             raise ValueError(problem)
         if self.recorded and self.train.filter_uninformative:

@@ -113,6 +113,8 @@ def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
         remedies.insert(0, "train.reshard_after_forward = true: no whole model on a rank")
     if frozen and not config.train.offload_frozen:
         remedies.append("train.offload_frozen = true: the reference in host memory")
+    if config.model.gradient_checkpointing and not config.train.offload_activations:
+        remedies.append("train.offload_activations = true: inputs of blocks in host memory")
     if not config.train.offload_optimizer:
         remedies.append("train.offload_optimizer = true: moments in host memory")
     remedies.append("train.tokens_per_microbatch: fewer tokens in a row")
@@ -120,6 +122,8 @@ def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
         remedies.append('model.dtype = "bfloat16": about half of the activations')
     # Each rank reads its float32 slices, by way of host memory.
     host["loading"] = 4 * shape.parameters // ranks
+    if config.train.offload_activations:
+        host["activations"] = trained * block_input_bytes(config, shape)
     if not config.recorded and config.rollout.weight_deltas:
         host["encoded deltas"] = wire_bytes(config, shape)
     return ProcessPlan("policy rank", parts, host, tuple(remedies))
@@ -138,11 +142,15 @@ def activation_bytes(config: Config, shape: ModelShape) -> int:
     """What the blocks keep of one row for its backward pass, without shared prompts that attention copies."""
     tokens = config.train.tokens_per_microbatch
     if config.model.gradient_checkpointing:
-        # The residual stream is float32 under autocast too.
-        kept = 4 * shape.hidden * shape.layers + shape.block_saved
-    else:
-        kept = shape.block_saved * shape.layers
-    return tokens * (kept + shape.root_saved)
+        stored = 0 if config.train.offload_activations else block_input_bytes(config, shape)
+        return stored + tokens * (shape.block_saved + shape.root_saved)
+    return tokens * (shape.block_saved * shape.layers + shape.root_saved)
+
+
+def block_input_bytes(config: Config, shape: ModelShape) -> int:
+    """What gradient checkpointing keeps of one row."""
+    # The residual stream is float32 under autocast too.
+    return config.train.tokens_per_microbatch * 4 * shape.hidden * shape.layers
 
 
 def logits_bytes(config: Config, shape: ModelShape) -> int:

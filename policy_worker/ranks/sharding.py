@@ -32,7 +32,7 @@ from paceline.config.same_tokens import difference
 from paceline.config.schema import Config
 from paceline.ids import Step
 from paceline.process.structured_log import event, first_line
-from policy_worker.model import ModelError, empty_part, load_part
+from policy_worker.model import ModelError, blocks_of, empty_part, load_part
 from policy_worker.objectives.load import load_objective
 from policy_worker.objectives.part import POLICY, Part
 from policy_worker.offload.frozen_weights import buffers_to, keep_on_host
@@ -195,16 +195,6 @@ def shard_model(
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
     return model
-
-
-def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The transformer blocks: what the model itself declares indivisible, else its longest list."""
-    names = set(getattr(model, "_no_split_modules", None) or ())
-    blocks = [m for m in model.modules() if type(m).__name__ in names]
-    if blocks:
-        return blocks
-    lists = [list(m) for m in model.modules() if isinstance(m, nn.ModuleList)]
-    return max(lists, key=len, default=[])
 
 
 def gathered_weights(state: TrainState) -> Iterator[tuple[str, Tensor]]:

@@ -12,7 +12,8 @@ prompt in the row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -47,6 +48,19 @@ class Packing:
 
     blocks: tuple[Block, ...]
     collapse: Tensor
+    pattern: RowPattern
+
+
+@dataclass(frozen=True, slots=True)
+class RowPattern:
+    """Which tokens of a row of T see each other. int64 [T] each."""
+
+    group: Tensor
+    sequence: Tensor
+    """-1 for a token of a prompt, which all completions of its group see."""
+    position: Tensor
+    masks: dict[Any, Any] = field(default_factory=dict)
+    """What an implementation of attention derives from the pattern, for the other layers of the row."""
 
 
 def register() -> None:
@@ -80,9 +94,7 @@ def packed_attention(
     With ``packing``, B is 1 and T is the row. Without, an ordinary causal batch. Raises
     NotImplementedError for what would change the scores and is not done here.
     """
-    for name in UNSUPPORTED:
-        if extra.get(name) is not None:
-            raise NotImplementedError(f"packed attention does not implement {name!r}")
+    refuse_unsupported(extra)
     if packing is None:
         mask = attention_mask
         if mask is None:
@@ -107,6 +119,13 @@ def packed_attention(
         outputs.append(out.reshape(block.sequences * block.length, *out.shape[2:]))
     flat = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return flat.index_select(0, packing.collapse).unsqueeze(0), None
+
+
+def refuse_unsupported(arguments: Mapping[str, Any]) -> None:
+    """Raises NotImplementedError for an argument that would change the scores."""
+    for name in UNSUPPORTED:
+        if arguments.get(name) is not None:
+            raise NotImplementedError(f"packed attention does not implement {name!r}")
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:

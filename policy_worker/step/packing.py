@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from policy_worker.step.attention import Block, Packing
+from policy_worker.step.attention import Block, Packing, RowPattern
 from policy_worker.step.batch import Ints, TokenBatch
 
 BLOCK_RATIO = 2.0
@@ -132,10 +132,14 @@ def pack(
     predict_from = np.where(
         within == 0, (prompt_start + prompt - 1)[sequence_of], row_start[sequence_of] + within - 1
     )
+    position_ids = _tensor(positions, device)
     return MicroBatch(
         input_ids=_tensor(ids, device)[None],
-        position_ids=_tensor(positions, device)[None],
-        packing=_attention_blocks(prompt_start, prompt, row_start, inputs, first, total, device),
+        position_ids=position_ids[None],
+        packing=Packing(
+            *_attention_blocks(prompt_start, prompt, row_start, inputs, first, total, device),
+            _row_pattern(prompt_start, prompt, row_start, inputs, first, position_ids),
+        ),
         predict_from=_tensor(predict_from, device),
         targets=_tensor(batch.tokens[token_index], device),
         token_index=token_index,
@@ -153,8 +157,8 @@ def _attention_blocks(
     first: np.ndarray,
     total: int,
     device: torch.device,
-) -> Packing:
-    """Blocks [N, L] of similar lengths: each sequence is its prompt's tokens, then its own."""
+) -> tuple[tuple[Block, ...], Tensor]:
+    """``blocks`` and ``collapse`` of Packing. Blocks [N, L] of similar lengths: each sequence is its prompt's tokens, then its own."""
     full = prompt + inputs
     collapse = np.empty(total, dtype=np.int64)
     blocks: list[Block] = []
@@ -175,7 +179,27 @@ def _attention_blocks(
         gather = np.where(real, gather, gather[np.arange(len(members)), n[:, 0] - 1][:, None])
         blocks.append(Block(_tensor(gather.reshape(-1), device), len(members), longest))
         offset += gather.size
-    return Packing(tuple(blocks), _tensor(collapse, device))
+    return tuple(blocks), _tensor(collapse, device)
+
+
+def _row_pattern(
+    prompt_start: Ints,
+    prompt: Ints,
+    row_start: Ints,
+    inputs: Ints,
+    first: np.ndarray,
+    position: Tensor,
+) -> RowPattern:
+    """Group and sequence of each token of the row; ``position``: int64 [T]."""
+    group, sequence = np.empty((2, len(position)), dtype=np.int64)
+    number = np.cumsum(first) - 1
+    heads = np.flatnonzero(first)
+    place, _ = _ranges(prompt_start[heads], prompt[heads])
+    group[place], sequence[place] = np.repeat(number[heads], prompt[heads]), -1
+    place, _ = _ranges(row_start, inputs)
+    group[place], sequence[place] = np.repeat(number, inputs), np.repeat(_iota(first), inputs)
+    device = position.device
+    return RowPattern(_tensor(group, device), _tensor(sequence, device), position)
 
 
 def _similar(full: Ints) -> Iterator[Ints]:

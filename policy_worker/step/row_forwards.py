@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from policy_worker.model import ModelError
 from policy_worker.objectives.objective import Objective
 from policy_worker.objectives.part import POLICY, REFERENCE
+from policy_worker.offload.activations import activations_on_host
 from policy_worker.ranks.gradient_sync import slices_again
 from policy_worker.state import TrainState
 from policy_worker.step.batch import Ints, TokenBatch
@@ -53,7 +54,7 @@ class RowForwards:
         parts, frozen = self.state.parts, self.frozen
         scalars = {name: float(number) for name, number in self.state.scalars.items()}
         resting = self.objective.resting(scalars)
-        with self._precision(micro):
+        with self._precision(micro), self._placement(micro):
             scores, outputs = _no_policy(micro), {}
             for name, model in parts.items():
                 with torch.set_grad_enabled(name not in resting):
@@ -87,6 +88,12 @@ class RowForwards:
             micro.input_ids.device.type, torch.bfloat16
         )
         return mixed
+
+    def _placement(self, micro: MicroBatch) -> AbstractContextManager[object]:
+        """Context manager around a forward whose activations may leave the device."""
+        if not self.state.config.train.offload_activations:
+            return nullcontext()
+        return activations_on_host(micro.input_ids.shape[1])
 
 
 def _no_policy(micro: MicroBatch) -> TokenScores:

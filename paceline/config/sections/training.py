@@ -46,6 +46,12 @@ class ModelConfig(Section):
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass. It needs less memory and about a third more
     compute."""
+    attention: Literal["sdpa", "flex"] = "sdpa"
+    """Attention of the trainer over packed rows. sdpa: PyTorch's scaled dot-product attention, for which a shared prompt is
+    copied once for each completion. flex: a compiled block-sparse kernel without copies, for GPUs and long shared prompts; on a
+    CPU it computes all scores of a row, and is for checks only."""
+    compile: bool = False
+    """Compile each transformer block of the trainer with torch.compile, around its attention. The first row takes longer."""
     trust_remote_code: bool = False
     """Run model code that comes with the checkpoint."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -358,6 +364,9 @@ class TrainConfig(Section):
     offload_frozen: bool = False
     """Keep the weights of frozen models, such as the reference, in host memory. Each block's are on the device only while
     it computes."""
+    offload_activations: bool = False
+    """Keep what a forward pass saves for its backward pass in host memory. With model.gradient_checkpointing, which it
+    needs, this is the input of each block: 4 bytes a token, block and hidden dimension."""
     tokens_per_microbatch: Positive = 8192
     """Tokens of a micro-batch, to which sequences are packed without padding. A shared prompt counts
     once for each completion that attends to it, so this number bounds the memory."""

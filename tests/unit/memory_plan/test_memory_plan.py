@@ -78,7 +78,8 @@ def test_activations_are_within_a_tenth_of_what_a_backward_pass_keeps(family, dt
         return tensor
 
     places = torch.arange(tokens)
-    packing = attention.Packing((attention.Block(places, 2, tokens // 2),), places)
+    pattern = attention.RowPattern(places, places, places)
+    packing = attention.Packing((attention.Block(places, 2, tokens // 2),), places, pattern)
     with (
         torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"),
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
@@ -153,6 +154,20 @@ def test_what_is_offloaded_is_on_the_host_and_no_longer_on_the_device():
     for remedy in ("train.offload_optimizer", "train.offload_frozen"):
         assert any(remedy in one for one in here.remedies)
         assert not any(remedy in one for one in there.remedies)
+
+
+def test_offloaded_activations_leave_the_device_one_block_to_compute_again():
+    shape = shape_of(random_config("qwen3"), "float32")
+    model = {"gradient_checkpointing": True}
+    here, there = (
+        memory_plan(settings(model=model, train={"offload_activations": given}), shape)[0]
+        for given in (False, True)
+    )
+    moved = there.host["activations"]
+    assert moved == 4 * 8192 * shape.hidden * shape.layers
+    assert here.gpu["activations"] - there.gpu["activations"] == moved
+    assert any("offload_activations" in remedy for remedy in here.remedies)
+    assert not any("offload_activations" in remedy for remedy in there.remedies)
 
 
 @pytest.mark.parametrize("name", ["h1000", "0g", "-1g", "g", "80gb"])

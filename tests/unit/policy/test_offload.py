@@ -9,11 +9,12 @@ import torch
 from transformers import masking_utils
 
 from policy_worker.checkpoint.checkpoint import Checkpointer
+from policy_worker.model import blocks_of
 from policy_worker.objectives.part import Part
 from policy_worker.offload import moments
 from policy_worker.offload.frozen_weights import keep_on_host
 from policy_worker.ranks.rank_group import RankGroup
-from policy_worker.ranks.sharding import blocks_of, load_sharded
+from policy_worker.ranks.sharding import load_sharded
 from policy_worker.step import optimizer as update
 from policy_worker.step.batch import decode
 from policy_worker.step.logprobs import score

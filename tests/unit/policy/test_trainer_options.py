@@ -1,0 +1,120 @@
+"""Options of the trainer that change memory and speed, and no number: attention, compilation, offloaded activations."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from policy_worker.model import load_model
+from policy_worker.offload.activations import activations_on_host
+from policy_worker.step import flex_attention
+from policy_worker.step.batch import decode
+from policy_worker.step.logprobs import score
+from policy_worker.step.packing import pack
+from tests.fixtures.policy_models import random_groups, tiny_network
+from tests.fixtures.train_states import tiny_config
+
+CPU = torch.device("cpu")
+
+
+def measured(model, micro):
+    """Log-probs [C] of the row, and the gradient of their weighted sum by parameter."""
+    model.zero_grad()
+    logprobs = score(model, micro, 0.7).logprobs
+    (logprobs * torch.linspace(-1, 1, len(logprobs))).sum().backward()
+    return logprobs.detach(), {n: p.grad.clone() for n, p in model.named_parameters()}
+
+
+def row(seed=5, groups=4):
+    batch = decode(random_groups(groups, group_size=3, seed=seed))
+    return pack(batch, np.arange(len(batch.length)), CPU)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama", "gemma2", "qwen3_moe"])
+def test_flex_attention_scores_as_attention_by_blocks(family):
+    model, micro = tiny_network(family), row()
+    wanted = measured(model, micro)
+    flex_attention.register()
+    model.set_attn_implementation(flex_attention.NAME)
+    torch.testing.assert_close(measured(model, micro), wanted, atol=2e-5, rtol=1e-4)
+    with torch.no_grad():  # by flex attention itself, which has no backward pass on a CPU
+        alone = score(model, micro, 0.7).logprobs
+    torch.testing.assert_close(alone, wanted[0], atol=2e-5, rtol=1e-4)
+
+
+def test_flex_attention_makes_one_mask_for_layers_of_one_window():
+    model, micro = tiny_network("gemma2"), row()
+    flex_attention.register()
+    model.set_attn_implementation(flex_attention.NAME)
+    score(model, micro, 1.0)
+    assert set(micro.packing.pattern.masks) == {(None, True), (8, True)}
+
+
+def test_flex_attention_computes_in_the_type_of_autocast():
+    model, micro = tiny_network("qwen3"), row()
+    found = []
+    for name in (model.config._attn_implementation, flex_attention.NAME):
+        flex_attention.register()
+        model.set_attn_implementation(name)
+        with torch.autocast("cpu", torch.bfloat16):
+            found.append(score(model, micro, 1.0).logprobs.detach())
+    torch.testing.assert_close(*found, atol=5e-2, rtol=0)
+
+
+def test_the_configured_attention_is_the_models(tmp_path):
+    config = tiny_config(tmp_path)
+    for name, expected in (("sdpa", "paceline_packed"), ("flex", "paceline_flex")):
+        chosen = config.model.model_copy(update={"attention": name})
+        model = load_model(chosen.path, chosen, CPU)
+        assert model.config._attn_implementation == expected
+
+
+def test_compiled_blocks_score_as_others(tmp_path):
+    config = tiny_config(tmp_path).model
+    found = []
+    for given in (False, True):
+        model = load_model(config.path, config.model_copy(update={"compile": given}), CPU)
+        batch = decode(random_groups(4, group_size=3, seed=5, vocab=15))
+        rows = [pack(batch, np.arange(end), CPU) for end in (12, 6, 3)]
+        found.append([measured(model, micro) for micro in rows])
+    torch.testing.assert_close(*found, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_offloaded_activations_change_no_bit(checkpointing):
+    model, micro = tiny_network("qwen3"), row()
+    if checkpointing:
+        model.train()
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    wanted = measured(model, micro)
+    with activations_on_host(micro.input_ids.shape[1]):
+        found = measured(model, micro)
+    assert torch.equal(found[0], wanted[0])
+    assert all(torch.equal(found[1][name], gradient) for name, gradient in wanted[1].items())
+
+
+def test_the_inputs_of_blocks_leave_the_device_and_no_weight_does(monkeypatch):
+    model, micro = tiny_network("qwen3"), row()
+    model.train()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    tokens, moved = micro.input_ids.shape[1], []
+    empty = torch.empty
+
+    def recorded(*shape, **options):
+        made = empty(*shape, **options)
+        if "pin_memory" in options:
+            moved.append(tuple(made.shape))
+        return made
+
+    monkeypatch.setattr(torch, "empty", recorded)
+    with activations_on_host(tokens):
+        score(model, micro, 1.0)
+    hidden, layers = model.config.hidden_size, model.config.num_hidden_layers
+    assert moved.count((1, tokens, hidden)) >= layers
+    assert {shape[:2] for shape in moved} == {(1, tokens)}
+
+
+def test_offloaded_activations_need_gradient_checkpointing(tmp_path):
+    with pytest.raises(ValueError, match="gradient_checkpointing = true"):
+        tiny_config(tmp_path, offload_activations=True)
