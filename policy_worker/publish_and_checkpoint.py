@@ -51,6 +51,7 @@ class PublishAndCheckpoint:
             device=trainer.device,
             wire=wire_dtype(trainer),
             deltas=trainer.config.rollout.weight_deltas,
+            on_host=trainer.config.train.offload_publishing,
             on_link_error=lambda epoch, why: control.report_failure(epoch, why, is_link=True),
             host=host,
         )
@@ -108,7 +109,9 @@ class PublishAndCheckpoint:
                 "the objective trains no language model, and rollout workers wait for its weights: train it on recorded "
                 'data (rollout.source = "recorded"), where no engine runs'
             )
-        self.last_publish_s = self.publisher.publish(version, self._trainer.whole_weights())
+        self.last_publish_s = self.publisher.publish(
+            version, self._trainer.whole_weights(), self._trainer.weight_layout()
+        )
         self._published = version
 
     def forget_from(self, version: Version) -> None:

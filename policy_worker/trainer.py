@@ -356,6 +356,13 @@ class Trainer:
         self.replica.announce(RankCommand.GATHER)
         return gathered_weights(self.state)
 
+    def weight_layout(self) -> list[tuple[str, Tensor]]:
+        """Names, shapes and types of whole_weights(), as tensors without data."""
+        return [
+            (name, torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"))
+            for name, tensor in self.state.weights_of(POLICY)
+        ]
+
     def close(self) -> None:
         """Ends the mesh, waits for the checkpoints under way, and ends the other ranks."""
         self.abandon()

@@ -34,20 +34,34 @@ class WeightPublisher(LinkEnd):
     rank = PUBLISHER
     thread_name = "publish"
 
-    def __init__(self, *, wire: WireDtype | None = None, deltas: bool = True, **ends: Any) -> None:
+    def __init__(
+        self,
+        *,
+        wire: WireDtype | None = None,
+        deltas: bool = True,
+        on_host: bool = False,
+        **ends: Any,
+    ) -> None:
         """``wire``: the type in which weights travel; default: the tensors' own. ``deltas``: keep the version before,
-        so that the newest may travel as what changed. Other arguments as for LinkEnd."""
+        so that the newest may travel as what changed. ``on_host``: keep the snapshots in host memory. Other arguments as
+        for LinkEnd."""
         self._deltas = deltas
+        self._on_host = on_host
         self._wire = wire or WireDtype()
         self._pool = SnapshotPool()
         self._newest: WeightSnapshot | None = None
         super().__init__(**ends)
 
-    def publish(self, version: int, named_tensors: Iterable[tuple[str, Tensor]]) -> float:
+    def publish(
+        self,
+        version: int,
+        named_tensors: Iterable[tuple[str, Tensor]],
+        layout: Sequence[tuple[str, Tensor]] | None = None,
+    ) -> float:
         """Makes these weights the newest version; returns the seconds that the caller spent on it.
 
         Copies the tensors once and returns; on a CUDA device even the copy runs in the background,
-        in the order of the current stream. A version that is not newer is ignored.
+        in the order of the current stream. A version that is not newer is ignored. ``layout``: see WeightSnapshot.take().
         """
         started = time.perf_counter()
         if version > self.version:
@@ -55,7 +69,14 @@ class WeightPublisher(LinkEnd):
             if base is not None:
                 # One base is kept: a receiver that has an earlier version gets whole buckets.
                 base.forget_base()
-            snapshot = WeightSnapshot.take(version, named_tensors, self._pool, wire=self._wire)
+            snapshot = WeightSnapshot.take(
+                version,
+                named_tensors,
+                self._pool,
+                wire=self._wire,
+                layout=layout,
+                on_host=self._on_host,
+            )
             if self._deltas:
                 snapshot.follow(base)
             with self._changed:

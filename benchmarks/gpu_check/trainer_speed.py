@@ -91,7 +91,9 @@ def _memory(device: torch.device, shape: Shape, config: Config) -> dict[str, Any
         return {"peak, GiB": None, "of the plan": None}
     parts = memory_plan(config, shape_of(shape.config, "bfloat16"))[0].gpu
     planned = sum(
-        size for name, size in parts.items() if name not in ("publishing", "reduction scratch")
+        size
+        for name, size in parts.items()
+        if name not in ("published weights", "reduction scratch")
     )
     peak = torch.cuda.max_memory_allocated(device)
     return {"peak, GiB": peak / (1 << 30), "of the plan": peak / planned}

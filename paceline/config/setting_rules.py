@@ -37,7 +37,7 @@ _LIVE = {
 _START = {
     "model": "gradient_checkpointing attention compile device",
     "data": "open_timeout_s",
-    "train": "tokens_per_microbatch gradient_sync reshard_after_forward offload_optimizer offload_frozen offload_activations logits_chunk_mb",
+    "train": "tokens_per_microbatch gradient_sync reshard_after_forward offload_optimizer offload_frozen offload_activations offload_publishing logits_chunk_mb",
     "reward": "processes",
     "rollout": "engine max_sequences dtype on_update tensor_parallel verify verify_every weight_deltas partial_every_tokens "
     "partial_store_mb openai openai_port openai_sampling vllm",

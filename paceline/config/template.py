@@ -67,8 +67,24 @@ class Size:
 _TEMPLATES = tomllib.loads(
     resources.files("paceline.config").joinpath("templates.toml").read_text("utf-8")
 )
+
+
+def _with_defaults(name: str) -> dict[str, Any]:
+    """Fields of a size: its own, and before them those of the size that it is ``like``."""
+    fields = dict(_TEMPLATES["size"][name])
+    if (base := fields.pop("like", None)) is None:
+        return fields
+    return _merged(_with_defaults(base), fields)
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    both = {**base, **over}
+    tables = {name for name in base.keys() & over.keys() if isinstance(over[name], Mapping)}
+    return both | {name: _merged(base[name], over[name]) for name in tables}
+
+
 ALGORITHMS = {name: Algorithm(**fields) for name, fields in _TEMPLATES["algorithm"].items()}
-SIZES = {name: Size(**fields) for name, fields in _TEMPLATES["size"].items()}
+SIZES = {name: Size(**_with_defaults(name)) for name in _TEMPLATES["size"]}
 
 
 def template(algorithm: str, size: str, out: str) -> str:

@@ -97,11 +97,15 @@ def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
         parts["gathered blocks"] = gathered_bytes(config, shape)
         if config.train.gradient_sync == "step":
             parts["gradients until the last row"] = 4 * trained * shape.parameters
-    parts["weights converted by autocast"] = trained * shape.weight_copies
+    else:
+        # Several ranks gather in the type in which they compute.
+        parts["weights converted by autocast"] = trained * shape.weight_copies
     parts["activations"] = trained * activation_bytes(config, shape)
     parts["logits"] = logits_bytes(config, shape)
     if not config.recorded:
-        parts["publishing"] = publishing_bytes(config, shape)
+        (host if config.train.offload_publishing else parts)["published weights"] = (
+            publishing_bytes(config, shape)
+        )
     remedies = ["fleet.policy_ranks: more ranks divide weights, gradients and moments"]
     if not config.model.gradient_checkpointing:
         remedies.insert(
@@ -115,6 +119,8 @@ def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
         remedies.append("train.offload_frozen = true: the reference in host memory")
     if config.model.gradient_checkpointing and not config.train.offload_activations:
         remedies.append("train.offload_activations = true: inputs of blocks in host memory")
+    if not config.recorded and not config.train.offload_publishing:
+        remedies.append("train.offload_publishing = true: published weights in host memory")
     if not config.train.offload_optimizer:
         remedies.append("train.offload_optimizer = true: moments in host memory")
     remedies.append("train.tokens_per_microbatch: fewer tokens in a row")
@@ -166,9 +172,9 @@ def logits_bytes(config: Config, shape: ModelShape) -> int:
 
 
 def publishing_bytes(config: Config, shape: ModelShape) -> int:
-    """Snapshots of the whole model that rank 0 holds: the newest, and its base if weights travel as deltas."""
-    deltas = config.rollout.weight_deltas and engine_width(config) == 2
-    return (2 if deltas else 1) * wire_bytes(config, shape)
+    """Snapshots of the whole model that rank 0 holds: the newest, and the one before it, which links still send or compare
+    with. The whole tensors that are gathered for one are fewer bytes than a row's activations, which are gone by then."""
+    return 2 * wire_bytes(config, shape)
 
 
 def wire_bytes(config: Config, shape: ModelShape) -> int:

@@ -70,7 +70,8 @@ class Manifest:
         bucket_bytes: int,
         dtype: Callable[[str, Tensor], torch.dtype] = lambda name, tensor: tensor.dtype,
     ) -> Manifest:
-        """Describes tensors; one that is the same view of memory as an earlier one is tied to it.
+        """Describes tensors; one that is the same view of memory as an earlier one is tied to it, except on the meta
+        device, which has none.
 
         ``dtype``: the type in which a tensor of this name travels.
         """
@@ -84,7 +85,8 @@ class Manifest:
                 raise ValueError(f"weight {name!r} has dtype {sent_as}, which is not sent")
             shape = tuple(tensor.shape)
             identity = (tensor.data_ptr(), tensor.device, sent_as, shape, tensor.stride())
-            first = seen.setdefault(identity, name) if tensor.numel() else name
+            shared = tensor.numel() > 0 and not tensor.is_meta
+            first = seen.setdefault(identity, name) if shared else name
             specs[name] = TensorSpec(name, sent_as, shape, "" if first == name else first)
         return cls(tuple(specs.values()), bucket_bytes)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import threading
 import weakref
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -14,9 +15,11 @@ from torch import Tensor
 
 from paceline.weights.bucket_delta import encode_delta
 from paceline.weights.tensor_checksum import checksum
-from paceline.weights.weight_manifest import Manifest
+from paceline.weights.weight_manifest import Manifest, TensorSpec, WeightsRefused
 
 BUCKET_BYTES = 16 << 20
+BATCH_BYTES = 256 << 20
+"""Whole tensors that are copied, and held, at once; more if one tensor is larger."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +38,12 @@ class WireDtype:
 
 
 class WeightSnapshot:
-    """A copy of all weights at one version, in one flat buffer on the weights' device."""
+    """A copy of all weights at one version, in one flat buffer."""
 
-    def __init__(self, version: int, manifest: Manifest, flat: Tensor) -> None:
+    def __init__(
+        self, version: int, manifest: Manifest, flat: Tensor, source: torch.device | None = None
+    ) -> None:
+        """``source``: the device that fills ``flat`` in the order of its current stream; default: that of ``flat``."""
         self.version = version
         self.manifest = manifest
         self.flat = flat
@@ -46,7 +52,7 @@ class WeightSnapshot:
         self._deltas: dict[int, Tensor | None] = {}
         self._base: WeightSnapshot | None = None
         self._lock = threading.Lock()
-        if flat.device.type == "cuda":
+        if (source or flat.device).type == "cuda":
             self._ready = torch.cuda.Event()
             self._ready.record()
 
@@ -59,23 +65,26 @@ class WeightSnapshot:
         *,
         bucket_bytes: int = BUCKET_BYTES,
         wire: WireDtype = WireDtype(),
+        layout: Sequence[tuple[str, Tensor]] | None = None,
+        on_host: bool = False,
     ) -> WeightSnapshot:
-        """Copies the tensors (any layout, one device), once.
+        """Copies the tensors (any layout, one device), once, and lets go of each as soon as it is copied.
 
-        With a ``pool`` the memory of snapshots that are no longer in use is used again.
+        With a ``pool`` the memory of snapshots that are no longer in use is used again. ``layout``: names, shapes and types of
+        ``named``, as tensors without data; default: ``named`` itself, which is then held as a whole. ``on_host``: the copy is in
+        host memory, page-locked if the tensors are on a GPU. Raises WeightsRefused if ``named`` is not what ``layout`` says.
         """
-        tensors = [(name, tensor.detach()) for name, tensor in named]
-        manifest = Manifest.of(tensors, bucket_bytes=bucket_bytes, dtype=wire.of)
-        device = tensors[0][1].device if tensors else torch.device("cpu")
-        slot = (pool or SnapshotPool()).take(manifest, device)
-        targets, sources = [], []
-        for spec, (name, tensor) in zip(manifest.specs, tensors, strict=True):
-            if not spec.same_as and tensor.numel():
-                targets.append(slot.views[name])
-                sources.append(tensor)
-        if targets:
-            torch._foreach_copy_(targets, sources)
-        snapshot = cls(version, manifest, slot.flat)
+        if layout is None:
+            layout = named = list(named)
+        manifest = Manifest.of(layout, bucket_bytes=bucket_bytes, dtype=wire.of)
+        slot, source = None, torch.device("cpu")
+        for batch in _batches(_described(manifest, named)):
+            source = batch[0][1].device
+            slot = slot or _slot(pool, manifest, source, on_host)
+            targets = [slot.views[spec.name] for spec, _ in batch]
+            torch._foreach_copy_(targets, [tensor for _, tensor in batch], non_blocking=True)
+        slot = slot or _slot(pool, manifest, source, on_host)
+        snapshot = cls(version, manifest, slot.flat, source)
         if pool is not None:
             weakref.finalize(snapshot, pool.give_back, slot).atexit = False
         return snapshot
@@ -131,6 +140,42 @@ def fingerprint(checksums: Sequence[str]) -> str:
     return hashlib.blake2b("".join(checksums).encode(), digest_size=16).hexdigest()
 
 
+def _described(
+    manifest: Manifest, named: Iterable[tuple[str, Tensor]]
+) -> Iterator[tuple[TensorSpec, Tensor]]:
+    for spec, one in zip_longest(manifest.specs, named):
+        if spec is None or one is None or spec.name != one[0]:
+            raise WeightsRefused(
+                f"the layout of the weights has {'no more' if spec is None else spec.name}, and they have "
+                f"{'no more' if one is None else one[0]}"
+            )
+        yield spec, one[1]
+
+
+def _batches(
+    named: Iterable[tuple[TensorSpec, Tensor]],
+) -> Iterator[list[tuple[TensorSpec, Tensor]]]:
+    """Tensors with memory of their own, of about BATCH_BYTES together: fewer kernels, and few whole tensors at once."""
+    batch: list[tuple[TensorSpec, Tensor]] = []
+    for spec, tensor in named:
+        if spec.same_as or not tensor.numel():
+            continue
+        batch.append((spec, tensor.detach()))
+        if sum(t.nbytes for _, t in batch) >= BATCH_BYTES:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _slot(
+    pool: SnapshotPool | None, manifest: Manifest, source: torch.device, on_host: bool
+) -> _Slot:
+    device = torch.device("cpu") if on_host else source
+    locked = on_host and source.type == "cuda"
+    return (pool or SnapshotPool()).take(manifest, device, page_locked=locked)
+
+
 @dataclass(frozen=True)
 class _Slot:
     manifest: Manifest
@@ -146,13 +191,15 @@ class SnapshotPool:
         self._free: list[_Slot] = []
         self._lock = threading.Lock()
 
-    def take(self, manifest: Manifest, device: torch.device) -> _Slot:
+    def take(self, manifest: Manifest, device: torch.device, *, page_locked: bool = False) -> _Slot:
         with self._lock:
             for i, slot in enumerate(self._free):
                 if slot.manifest == manifest and slot.flat.device == device:
                     return self._free.pop(i)
         # Zeroed: padding between tensors is part of the buckets' checksums.
-        flat = torch.zeros(manifest.total_bytes, dtype=torch.uint8, device=device)
+        flat = torch.zeros(
+            manifest.total_bytes, dtype=torch.uint8, device=device, pin_memory=page_locked
+        )
         return _Slot(manifest, flat, manifest.views(flat))
 
     def give_back(self, slot: _Slot) -> None:

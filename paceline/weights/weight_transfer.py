@@ -114,7 +114,7 @@ def send_snapshot(mesh: ProcessMesh, snapshot: WeightSnapshot, held: str = "") -
     """
     snapshot.wait_ready()
     manifest = snapshot.manifest
-    direct = mesh.joins_devices and snapshot.flat.device == mesh.device
+    direct = mesh.joins_devices
     # Between devices a whole bucket is faster than the host that would have to apply a delta.
     base = None if direct else _base_of(snapshot, held)
     header = {"version": snapshot.version, "direct": direct, "base": held if base else ""}
@@ -126,7 +126,8 @@ def send_snapshot(mesh: ProcessMesh, snapshot: WeightSnapshot, held: str = "") -
             delta = snapshot.delta(i, base)
             send_size(mesh, 0 if delta is None else delta.numel(), RECEIVER)
             bucket = bucket if delta is None else delta
-        sending = mesh.send_async(bucket if direct else bucket.cpu(), RECEIVER)
+        # A snapshot in host memory travels over a link of devices, too.
+        sending = mesh.send_async(bucket.to(mesh.device) if direct else bucket.cpu(), RECEIVER)
         checksums.append(snapshot.checksum(i))
         wire_bytes += bucket.numel()
         mesh.wait(sending)

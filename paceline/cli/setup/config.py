@@ -43,7 +43,8 @@ def init(
         ),
     ] = "grpo",
     size: Annotated[
-        str, typer.Option(metavar="NAME", help="tiny, small or 7b.", autocompletion=_sizes)
+        str,
+        typer.Option(metavar="NAME", help="tiny, small, 7b, 32b or 70b.", autocompletion=_sizes),
     ] = "tiny",
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     as_json: JsonOption = False,

@@ -367,6 +367,9 @@ class TrainConfig(Section):
     offload_activations: bool = False
     """Keep what a forward pass saves for its backward pass in host memory. With model.gradient_checkpointing, which it
     needs, this is the input of each block: 4 bytes a token, block and hidden dimension."""
+    offload_publishing: bool = False
+    """Keep the weights that rollout workers fetch in host memory: two copies in the engine's type, on rank 0 of each replica
+    that publishes. The device then holds a few whole tensors while they are copied."""
     tokens_per_microbatch: Positive = 8192
     """Tokens of a micro-batch, to which sequences are packed without padding. A shared prompt counts
     once for each completion that attends to it, so this number bounds the memory."""

@@ -31,6 +31,17 @@ QWEN25_7B = {
     "max_position_embeddings": 32768,
 }  # fmt: skip
 
+QWEN3_32B = {
+    **QWEN3_06B,
+    "hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64, "num_attention_heads": 64,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+QWEN25_72B = {
+    **QWEN25_7B,
+    "hidden_size": 8192, "intermediate_size": 29568, "num_hidden_layers": 80, "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+}  # fmt: skip
+
 
 def settings(**sections):
     base = {"model": {"path": "unused"}, "data": {"path": "unused"}}
@@ -99,7 +110,12 @@ def test_activations_are_within_a_tenth_of_what_a_backward_pass_keeps(family, dt
 
 @pytest.mark.parametrize(
     ("numbers", "family", "count"),
-    [(QWEN3_06B, "qwen3", 596_049_920), (QWEN25_7B, "qwen2", 7_615_616_512)],
+    [
+        (QWEN3_06B, "qwen3", 596_049_920),
+        (QWEN3_32B, "qwen3", 32_762_123_264),
+        (QWEN25_7B, "qwen2", 7_615_616_512),
+        (QWEN25_72B, "qwen2", 72_706_203_648),
+    ],
 )
 def test_published_models_have_their_number_of_parameters(numbers, family, count):
     """The counts are those of the models' cards and weight files."""
@@ -168,6 +184,17 @@ def test_offloaded_activations_leave_the_device_one_block_to_compute_again():
     assert here.gpu["activations"] - there.gpu["activations"] == moved
     assert any("offload_activations" in remedy for remedy in here.remedies)
     assert not any("offload_activations" in remedy for remedy in there.remedies)
+
+
+def test_published_weights_are_two_copies_where_they_are_kept():
+    shape = shape_of(random_config("qwen3"), "float32")
+    here, there = (
+        memory_plan(settings(train={"offload_publishing": given}), shape)[0]
+        for given in (False, True)
+    )
+    assert here.gpu["published weights"] == 2 * 4 * shape.parameters
+    assert there.host["published weights"] == here.gpu["published weights"]
+    assert "published weights" not in there.gpu
 
 
 @pytest.mark.parametrize("name", ["h1000", "0g", "-1g", "g", "80gb"])

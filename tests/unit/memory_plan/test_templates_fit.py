@@ -10,12 +10,17 @@ from paceline.config.template import ALGORITHMS, SIZES, template
 from paceline.memory_plan.gpus import Gpu, named_gpu
 from paceline.memory_plan.memory_plan import memory_plan, problems
 from paceline.memory_plan.model_shape import shape_of
-from tests.unit.memory_plan.test_memory_plan import QWEN3_06B, QWEN25_7B
+from tests.unit.memory_plan.test_memory_plan import QWEN3_06B, QWEN3_32B, QWEN25_7B, QWEN25_72B
 
-MODELS = {"small": ("qwen3", QWEN3_06B), "7b": ("qwen2", QWEN25_7B)}
+MODELS = {
+    "small": ("qwen3", QWEN3_06B),
+    "7b": ("qwen2", QWEN25_7B),
+    "32b": ("qwen3", QWEN3_32B),
+    "70b": ("qwen2", QWEN25_72B),
+}
 """Numbers of the models that templates name on the hub; tiny trains an example of 0.1 M parameters."""
-TOO_LARGE = {("7b", "ppo")}
-"""Policy and critic of 7 B need GPUs of 141 GB."""
+TOO_LARGE = {("32b", "ppo"), ("70b", "ppo")}
+"""Policy and critic of these sizes need GPUs of 141 GB."""
 
 
 @pytest.fixture(scope="module")
