@@ -18,7 +18,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ FLUSH_BYTES = 16 << 20
 """Text in memory from which a file is written at once."""
 WRITTEN_S = 30.0
 """Longest wait of a deletion of payloads for the archive to read them, and to write them."""
+SLICE, SLICE_BYTES = 64, 1 << 20
+"""Payloads that are turned into text in one go, at most, and about how many bytes."""
 _TOKEN_BYTES = 12
 """About what a token takes in a payload: id, log-prob and text."""
 
@@ -158,11 +160,13 @@ class SampleArchiver:
         rows = {group["group_id"]: {**group, "t": t} for group in groups}
         async with self._one_step:
             try:
-                number = 0
-                async for payload in self._payloads.stream(refs):
-                    group, number = wanted[number], number + 1
-                    if payload is not None:
-                        rows[group["group_id"]] |= await asyncio.to_thread(_content, payload)
+                names = [group["group_id"] for group in wanted]
+                async for payloads in _slices(self._payloads.stream(refs)):
+                    # A thread for each group would cost the event loop more than all else here.
+                    texts = await asyncio.to_thread(lambda found: [*map(_content, found)], payloads)
+                    for name, text in zip(names, texts, strict=False):
+                        rows[name] |= text
+                    names = names[len(texts) :]
             except Exception as error:
                 event(log, "samples not archived", logging.WARNING, why=str(error))
             self._queue.put(list(rows.values()))
@@ -215,7 +219,22 @@ class SampleArchiver:
         return failed
 
 
-def _content(payload: bytes) -> dict[str, str]:
-    """As text at once: the objects of a minute's completions would make every garbage collection a pause."""
+async def _slices(payloads: AsyncIterator[bytes | None]) -> AsyncIterator[list[bytes | None]]:
+    """Lists of a few payloads each, in their order."""
+    found: list[bytes | None] = []
+    async for payload in payloads:
+        found.append(payload)
+        if len(found) == SLICE or sum(len(p or b"") for p in found) >= SLICE_BYTES:
+            yield found
+            found = []
+    if found:
+        yield found
+
+
+def _content(payload: bytes | None) -> dict[str, str]:
+    """As text at once: the objects of a minute's completions would make every garbage collection a pause. Empty if the
+    payload is gone."""
+    if payload is None:
+        return {}
     content = content_of(payload)
     return {"prompt": content["prompt"], "completions": json.dumps(content["completions"])}
