@@ -39,7 +39,7 @@ _START = {
     "data": "open_timeout_s",
     "train": "tokens_per_microbatch gradient_sync reshard_after_forward offload_optimizer offload_frozen offload_activations offload_publishing logits_chunk_mb",
     "reward": "processes",
-    "rollout": "engine max_sequences dtype on_update tensor_parallel verify verify_every weight_deltas partial_every_tokens "
+    "rollout": "engine engine_options max_sequences dtype on_update tensor_parallel verify verify_every weight_deltas partial_every_tokens "
     "partial_store_mb openai openai_port openai_sampling vllm",
     "fleet": "controllers policy policy_min policy_max policy_ranks rollout rollout_min rollout_max "
     "rollout_spares provider autoscale autoscale_steps autoscale_high autoscale_patience policy_threads "

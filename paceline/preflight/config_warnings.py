@@ -57,7 +57,14 @@ _ENGINE = (
         "tensor_parallel",
         "verify",
     ),
-    *("verify_every", "partial_every_tokens", "partial_store_mb", "max_turns", "vllm"),
+    *(
+        "verify_every",
+        "partial_every_tokens",
+        "partial_store_mb",
+        "max_turns",
+        "vllm",
+        "engine_options",
+    ),
 )
 """Settings of ``[rollout]`` that only an engine reads."""
 

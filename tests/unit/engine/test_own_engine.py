@@ -1,0 +1,84 @@
+"""Engines of the user's own: what is refused before a run starts, and what is made."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from paceline.config.schema import Config
+from paceline.preflight.inputs import inputs
+from paceline.prompt_tokenizer import PromptTokenizer
+from rollout_worker.engine import make_engine
+from rollout_worker.engine.base import EngineError
+from rollout_worker.engine.own_engine import own_engine
+from testbed.fleets.local_run import write_run
+from tests.fixtures.train_states import tiny_config
+
+MODULE = """
+from rollout_worker.engine.base import Engine
+from rollout_worker.engine.transformers.engine import TransformersEngine
+
+class Whole(TransformersEngine):
+    pass
+
+class Half(Engine):
+    async def start(self): ...
+    async def generate(self, request): ...
+
+class NoArguments(TransformersEngine):
+    def __init__(self):
+        pass
+
+class Other:
+    pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_engines.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "own_engines", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("own_engines:Missing", "has no 'Missing'"),
+        ("no_such_module:Engine", "cannot import no_such_module"),
+        ("own_engines:Other", "is no subclass of rollout_worker.engine.base.Engine"),
+        ("own_engines:Half", "lacks abort, close, load_weights, stats, version"),
+        ("own_engines:NoArguments", "take both in __init__"),
+    ],
+)
+def test_an_engine_that_cannot_serve_is_refused_with_what_it_lacks(name: str, why: str) -> None:
+    with pytest.raises(EngineError, match=why):
+        own_engine(name)
+
+
+def test_the_named_engine_is_made_from_config_and_tokenizer(tmp_path: Path) -> None:
+    settings = tiny_config(tmp_path).model_dump()
+    settings["rollout"] |= {"engine": "own_engines:Whole"}
+    config = Config.model_validate(settings)
+    assert type(make_engine(config, PromptTokenizer(config))).__name__ == "Whole"
+
+
+def test_a_name_that_is_neither_ours_nor_a_class_is_refused() -> None:
+    with pytest.raises(ValidationError, match="engine"):
+        Config.model_validate(
+            {"model": {"path": "m"}, "data": {"path": "d"}, "rollout": {"engine": "deepspeed"}}
+        )
+
+
+def test_a_run_with_such_an_engine_is_refused_before_it_starts(tmp_path: Path) -> None:
+    from paceline.config.load import load_config
+
+    path = write_run(tmp_path, rollout={"engine": "own_engines:Half"})
+    failed = [check for check in inputs(load_config(path)) if check.state == "fail"]
+    assert [("lacks abort" in check.found, bool(check.remedy)) for check in failed] == [
+        (True, True)
+    ]
