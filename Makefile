@@ -121,6 +121,7 @@ docs: $(VENV)/.stamp-run
 RENDER := $(BIN)/paceline render
 deploy: $(VENV)/.stamp-run
 	$(RENDER) deploy/examples/digit_sort.toml --target kubernetes --image registry.example/paceline:0.1.0 --out deploy/kubernetes --force
+	$(RENDER) deploy/examples/digit_sort.toml --target slurm --nodes 2 --partition cpu --nccl-env GLOO_SOCKET_IFNAME=eth0 --out deploy/slurm --force
 	$(RENDER) deploy/examples/qwen3_8b.toml --target pytorchjob --image registry.example/paceline:0.1.0-gpu --gpus-per-node 8 --volume data:/mnt/data --nccl-env NCCL_SOCKET_IFNAME=eth0 --nccl-env NCCL_IB_HCA=mlx5 --nccl-env NCCL_DEBUG=INFO --rdma rdma/hca=8 --host-network --cpus 11 --memory-gib 128 --shm-gib 1024 --out deploy/pytorchjob --force
 
 bench: $(VENV)/.stamp-vllm

@@ -77,7 +77,7 @@ class RenderOptions:
     account: str | None = None
     """On Slurm."""
     time_limit: str = "7-00:00:00"
-    """On Slurm, of the controllers' job."""
+    """On Slurm."""
 
 
 def parse_volumes(texts: Sequence[str]) -> tuple[Volume, ...]:

@@ -13,12 +13,17 @@ from paceline.config.schema import SECTIONS, Config
 from paceline.config.sections.scorers import ScorerConfig
 
 
-def run_file(config: Config, changes: Mapping[str, Mapping[str, Any]]) -> str:
+def run_file(
+    config: Config, changes: Mapping[str, Mapping[str, Any]], *, with_token_file: bool = False
+) -> str:
     """TOML of ``config`` with ``changes`` (section, field, value), whose defaults are left out.
 
-    The address of Redis and the token's file are left out as well: processes get them from secrets.
+    The address of Redis is left out as well, and without ``with_token_file`` the token's file: processes get them from
+    secrets.
     """
     changed = without_secrets(with_changes(config, changes))
+    if with_token_file:
+        changed = with_changes(changed, {"auth": {"token_file": config.auth.token_file}})
     kept = {}
     for section, fields in tomllib.loads(to_toml(changed)).items():
         known = SECTIONS[section].model_fields

@@ -29,7 +29,7 @@ def render(
         str,
         typer.Option(
             metavar="NAME",
-            help="kubernetes or pytorchjob.",
+            help="kubernetes, pytorchjob or slurm.",
             autocompletion=_targets,
         ),
     ],
@@ -55,7 +55,7 @@ def render(
     nodes: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="Nodes of a PyTorch job. Default: as many as the fleet's GPUs need."
+            metavar="N", help="Nodes of the job. Default: as many as the fleet's GPUs need."
         ),
     ] = None,
     namespace: Annotated[
@@ -136,18 +136,16 @@ def render(
     resource_quota: Annotated[
         str | None, typer.Option(metavar="ID", help="Resource quota on PAI-DLC.")
     ] = None,
-    partition: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Slurm partition of the workers.")
-    ] = None,
+    partition: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm partition.")] = None,
     account: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm account.")] = None,
     time_limit: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Time limit of Slurm jobs. Default: 7-00:00:00."),
+        typer.Option(metavar="TIME", help="Time limit of a Slurm job. Default: 7-00:00:00."),
     ] = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the files that start a run on Kubernetes or as a PyTorchJob.
+    """Write the files that start a run on Kubernetes, as a PyTorchJob or on Slurm.
 
     Counts, names and resources follow from the configuration; the options are what it does not say. Secrets are
     in none of the files. docs/clusters.md shows the commands that use them.
@@ -155,6 +153,8 @@ def render(
     Example: paceline render run.toml --target kubernetes --image registry/paceline:0.1.0 --gpus-per-node 8
 
     Example: paceline render run.toml --target pytorchjob --image registry/paceline:0.1.0 --gpus-per-node 8 --out job
+
+    Example: paceline render run.toml --target slurm --gpus-per-node 8 --partition gpu
     """
     from paceline.config.load import load_config
     from paceline.render.options import (

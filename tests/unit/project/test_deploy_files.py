@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -58,25 +57,9 @@ def test_examples_are_what_their_commands_render(
 
 def test_every_folder_of_rendered_files_has_its_command() -> None:
     rendered = {shlex.split(words)[-2] for words in RENDERED}
-    others = {
-        f"deploy/{name}" for name in ("containers", "examples", "grafana", "serving", "slurm")
-    }
+    others = {f"deploy/{name}" for name in ("containers", "examples", "grafana", "serving")}
     folders = {path.relative_to(ROOT).as_posix() for path in DEPLOY.iterdir() if path.is_dir()}
     assert folders - others == rendered
-
-
-@pytest.mark.parametrize("path", sorted(DEPLOY.glob("slurm/*.sbatch")), ids=lambda p: p.name)
-def test_batch_scripts_parse_and_call_commands_that_exist(path: Path) -> None:
-    subprocess.run(["bash", "-n", str(path)], check=True)
-    text = path.read_text()
-    found = calls(text)
-    assert found
-    for words in found:
-        check_call(words)
-    for line in re.findall(r"^#SBATCH (.*)$", text, re.MULTILINE):
-        assert re.match(r"--[a-z-]+(=\S+)?$", line), line
-    # Everyone on the node can read command lines.
-    assert not re.search(r"--(set|requirepass)\S* .*\$(password|PACELINE_TOKEN)", text)
 
 
 @pytest.mark.parametrize("path", ["../docs/clusters.md", "../docs/elasticity.md"])

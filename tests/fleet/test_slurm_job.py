@@ -1,0 +1,209 @@
+"""A rendered Slurm job, run as it is: only `srun`, `scontrol` and the variables of an allocation are stand-ins.
+
+The stand-in of srun starts the nodes' processes on this machine, with one process for each node of the job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.run_view.files.fleet_file import FleetRecord, ProcessId
+from testbed.fleets.local_run import write_run
+from tests.fixtures.rendered import base_environment, render
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+SRUN = """\
+#!/usr/bin/env python3
+# As many processes as nodes, each with its number; the highest exit status, as srun's.
+import os, pathlib, subprocess, sys
+words = sys.argv[1:]
+command = words[[w.startswith("--") for w in words].index(False):]
+nodes = range(int(os.environ["SLURM_NNODES"]))
+started = [subprocess.Popen(command, env={**os.environ, "SLURM_NODEID": str(n)}) for n in nodes]
+pathlib.Path(os.environ["STEP"]).write_text(" ".join(str(one.pid) for one in started))
+codes = [one.wait() for one in started]
+sys.exit(max(code if code >= 0 else 128 - code for code in codes))
+"""
+SCONTROL = """\
+#!/bin/sh
+echo "$@" >> "$CALLS"
+case $1 in show) for node in $SLURM_NNODES; do echo 127.0.0.1; done ;; esac
+"""
+SLOWLY = {"functions": ["testbed.rewards.slow_reward:digit_first_later"]}
+
+
+class SlurmJob:
+    """``sbatch`` of a run on two nodes. ``close`` leaves nothing of it behind."""
+
+    def __init__(self, where: Path, config: Path, job_id: int = 4711) -> None:
+        self.where, self.run_dir = where, where / "run"
+        files = render(config, "slurm", "--nodes", "2", "--run-dir", str(self.run_dir))
+        self.script = where / "job.sbatch"
+        self.script.write_text(files["job.sbatch"])
+        bin_dir = where / "bin"
+        bin_dir.mkdir()
+        for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+            (bin_dir / name).write_text(text)
+            (bin_dir / name).chmod(0o755)
+        self.environment = {
+            **os.environ,
+            **base_environment(bin_dir),
+            "SLURM_JOB_ID": str(job_id),
+            "SLURM_JOB_NODELIST": "node[0-1]",
+            "SLURM_NNODES": "2",
+            "SLURM_CPUS_PER_TASK": "2",
+            "CALLS": str(where / "calls"),
+            "STEP": str(where / "step"),
+        }
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, **more: str) -> None:
+        with (self.where / "out").open("ab") as out:
+            self.process = subprocess.Popen(
+                ["bash", str(self.script)],
+                stdout=out,
+                stderr=out,
+                cwd=self.where,
+                env={**self.environment, **more},
+                start_new_session=True,
+            )
+
+    def wait(self, limit_s: float = 240.0) -> int:
+        assert self.process is not None
+        try:
+            return self.process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the job does not end:\n{self.said()}") from None
+
+    def steps(self, goal: int, limit_s: float = 180.0) -> None:
+        """Waits for so many steps."""
+        deadline = time.monotonic() + limit_s
+        while self.step() < goal:
+            assert self.process is not None and self.process.poll() is None, self.said()
+            assert time.monotonic() < deadline, self.said()
+            time.sleep(0.1)
+
+    def step(self) -> int:
+        path = self.run_dir / "metrics.jsonl"
+        text = path.read_text() if path.exists() else ""
+        rows = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        return max((row["step"] for row in rows if row["kind"] == "step"), default=0)
+
+    def nodes(self) -> list[int]:
+        """Process ids of the nodes' shells, in the order of their ranks."""
+        return [int(word) for word in (self.where / "step").read_text().split()]
+
+    def command_of(self, rank: int) -> int:
+        """Process id of `paceline node` on that node."""
+        shell = self.nodes()[rank]
+        return int(Path(f"/proc/{shell}/task/{shell}/children").read_text().split()[0])
+
+    def calls(self) -> list[str]:
+        path = self.where / "calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def summary(self) -> dict[str, Any]:
+        value: dict[str, Any] = json.loads((self.run_dir / "summary.json").read_text())
+        return value
+
+    def said(self) -> str:
+        text = (self.where / "out").read_text(errors="replace")
+        for log in sorted((self.run_dir / "logs").glob("*.log")):
+            text += f"\n--- {log.name}\n" + log.read_text(errors="replace")[-2000:]
+        return text
+
+    def alive(self) -> list[ProcessId]:
+        """Every process of the run that still runs, Redis included."""
+        homes = [self.run_dir, *(self.run_dir / "nodes").glob("node-*")]
+        records = [record for home in homes if (record := FleetRecord.read(home)) is not None]
+        return [one for r in records for one in (*r.survivors(), *(i for i in r.redis if i.alive()))]  # fmt: skip
+
+    def close(self) -> None:
+        if self.process is not None:
+            # Nothing in the group outlives the job: srun's stand-in and the nodes' shells are in it.
+            try:
+                os.killpg(self.process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            self.process.wait()
+        for one in self.alive():
+            try:
+                os.killpg(one.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[list[SlurmJob]]:
+    jobs: list[SlurmJob] = []
+    try:
+        yield jobs
+    finally:
+        for job in jobs:
+            job.close()
+
+
+def test_a_job_trains_to_its_end_although_a_node_is_killed(
+    made: list[SlurmJob], tmp_path: Path
+) -> None:
+    config = write_run(tmp_path, reward=SLOWLY, train={"steps": 12, "checkpoint_every": 6})
+    job = SlurmJob(tmp_path, config)
+    made.append(job)
+    job.start()
+    job.steps(2)
+    os.kill(job.command_of(0), signal.SIGKILL)
+
+    assert job.wait() == 0, job.said()
+    summary = job.summary()
+    assert summary["status"] == "finished" and summary["steps"] == 12, job.said()
+    assert summary["samples_lost"] == summary["samples_duplicated"] == 0
+    assert (Path(summary["export"]) / "config.json").is_file()
+    assert job.alive() == [], "controllers and Redis end with the run"
+    assert job.calls() == ["show hostnames node[0-1]"], "a finished run is not queued again"
+    assert (job.run_dir / "token").stat().st_mode & 0o77 == 0
+    assert (job.run_dir / "slurm.toml").stat().st_mode & 0o77 == 0
+
+
+@pytest.mark.long
+def test_a_job_that_reaches_its_time_limit_is_queued_again_and_goes_on(
+    made: list[SlurmJob], tmp_path: Path
+) -> None:
+    config = write_run(tmp_path, reward=SLOWLY, train={"steps": 14, "checkpoint_every": 100})
+    job = SlurmJob(tmp_path, config)
+    made.append(job)
+    job.start()
+    job.steps(2)
+    # What `--signal=TERM` does: every process of the step gets it, and the script none.
+    for rank, shell in enumerate(job.nodes()):
+        os.kill(job.command_of(rank), signal.SIGTERM)
+        os.kill(shell, signal.SIGTERM)
+    assert job.wait() == 130, job.said()
+    assert job.calls()[-1] == "requeue 4711"
+    stopped = job.summary()
+    assert stopped["checkpoint_step"] == stopped["steps"] > 0
+
+    job.start(SLURM_RESTART_COUNT="1")
+    assert job.wait() == 0, job.said()
+    assert job.summary()["steps"] == 14
+    assert job.calls()[-1] == "show hostnames node[0-1]"
+
+
+def test_a_failed_run_fails_its_job(made: list[SlurmJob], tmp_path: Path) -> None:
+    config = write_run(tmp_path, model={"path": str(tmp_path / "model"), "device": "cpu"})
+    job = SlurmJob(tmp_path, config)
+    made.append(job)
+    (tmp_path / "train.jsonl").unlink()
+    job.start()
+    assert job.wait() == 2, job.said()
+    assert str(tmp_path / "train.jsonl") in job.said()
+    assert not any(call.startswith("requeue") for call in job.calls())
