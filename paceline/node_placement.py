@@ -160,6 +160,17 @@ class Placement:
         )
 
 
+class NoPlacement(Placement):
+    """Of a run whose workers are not started by its nodes."""
+
+    def __init__(self) -> None:
+        self._nodes = Nodes(1)
+        self._counts, self._places = {}, {}
+
+    def of(self, pool: str, index: int) -> WorkerPlace | None:
+        return None
+
+
 def parse_roles(given: list[str], nodes: int) -> dict[str, tuple[int, ...]]:
     """``policy=0`` and ``rollout=1-3,5`` as the nodes of each role. Raises BadInput."""
     found: dict[str, tuple[int, ...]] = {}

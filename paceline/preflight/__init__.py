@@ -95,3 +95,22 @@ def run_checks(
         yield from network.ports(config, run_dir)
     yield from network.redis(config)
     yield from network.payloads(config)
+
+
+def control_checks(config: Config, run_dir: Path) -> Iterator[Check]:
+    """What Redis and the controllers of a run need, whose workers start on other machines."""
+    from paceline.preflight import inputs, machine, network
+    from paceline.preflight.config_warnings import config_warnings
+    from paceline.preflight.deadline import checks_in_time
+    from paceline.preflight.earlier_run import earlier_run
+
+    there = f"--run-dir: {run_dir}"
+    yield from machine.own_packages()
+    yield from config_warnings(config)
+    yield from checks_in_time("run directory", there, lambda: machine.run_directory(run_dir))
+    yield from checks_in_time("earlier run", there, lambda: earlier_run(config, run_dir))
+    yield from inputs.inputs(config)
+    yield from network.access(config)
+    yield from network.ports(config, run_dir)
+    yield from network.redis(config)
+    yield from network.payloads(config)

@@ -83,7 +83,7 @@ def node(
     The environment of the job says which node this is: RANK and WORLD_SIZE (PyTorchJob, PAI-DLC), PET_NODE_RANK and PET_NNODES,
     or torchrun's with one process a node; MASTER_ADDR and MASTER_PORT name node 0. Node 0 runs Redis, the controllers and its
     workers, and writes the export and summary.json at the end. The other nodes run their share of the workers of [fleet].
-    The run directory is one that all nodes share. Every node ends with the exit status of the run. A node that is started
+    The run directory is one that all nodes share. With fleet.provider = "ray" or "none" node 0 starts no worker. Every node ends with the exit status of the run. A node that is started
     again joins again; node 0 continues the run.
 
     Example: paceline node run.toml --run-dir /shared/runs/try1
@@ -112,7 +112,7 @@ def _this_node(
 ) -> _Node:
     """Raises BadInput if the command line, the environment or the settings contradict one another."""
     from paceline.config.load import load_config
-    from paceline.node_placement import Nodes, Placement, parse_roles
+    from paceline.node_placement import Nodes, NoPlacement, Placement, parse_roles
     from paceline.preflight import default_run_dir
     from paceline.preflight.deadline import resolve_in_time
     from paceline.process.job.node_environment import node_place
@@ -123,28 +123,43 @@ def _this_node(
     rank, count, master = given
     place = node_place(os.environ, rank=rank, nodes=count, master=master)
     settings = load_config(config, overrides or ())
-    if settings.fleet.provider != "local":
-        raise BadInput(
-            f"fleet.provider: {settings.fleet.provider} starts the workers of this run. Set fleet.provider = "
-            '"local" to have `paceline node` start them'
-        )
-    seen = () if settings.model.device == "cpu" else visible_gpus(os.environ)
+    elsewhere = _workers_elsewhere(settings, place)
+    seen = () if elsewhere or settings.model.device == "cpu" else visible_gpus(os.environ)
     if gpus is not None and gpus > len(seen):
         raise BadInput(
             f"--gpus {gpus}: this node sees {len(seen)} GPUs, and model.device is {settings.model.device}"
         )
     mine = seen if gpus is None else seen[:gpus]
-    if settings.model.device == "cuda" and not seen:
+    if settings.model.device == "cuda" and not seen and not elsewhere:
         raise BadInput(
             'model.device is "cuda", but this node sees no GPU: run nvidia-smi, and look at CUDA_VISIBLE_DEVICES'
         )
     roles = parse_roles(places, place.nodes)
     shape = Nodes(place.nodes, len(mine), roles)
-    share = Share(place.rank, Placement(settings, shape), mine)
+    placement = NoPlacement() if elsewhere else Placement(settings, shape)
+    share = Share(place.rank, placement, mine)
     directory = resolve_in_time(run_dir or default_run_dir(settings))
     digest = settings_digest(settings)
     job = NodeJob(uuid.uuid4().hex, settings.run.name, place.nodes, len(mine), roles, digest)
     return _Node(settings, directory, place, job, share)
+
+
+def _workers_elsewhere(settings: Config, place: NodePlace) -> bool:
+    """Whether Ray or other commands start the workers: this node has Redis and the controllers. Raises BadInput."""
+    provider = settings.fleet.provider
+    if provider == "local":
+        return False
+    if provider == "kubernetes":
+        raise BadInput(
+            f"fleet.provider: {provider} starts the workers of this run. Set fleet.provider = "
+            '"local" to have `paceline node` start them'
+        )
+    if place.nodes > 1:
+        raise BadInput(
+            f'fleet.provider = "{provider}": `paceline node` starts no workers, and there are {place.nodes} nodes. Start it on '
+            "one node (--node-rank 0 --nodes 1 --master HOST:PORT)"
+        )
+    return True
 
 
 def _print_plan(this: _Node, as_json: bool) -> None:
@@ -201,7 +216,7 @@ def _first(this: _Node, wait_s: float, as_json: bool) -> int:
         stop_redis(this.run_dir)
         settings = served_settings(this.config, this.place, this.run_dir)
         own_token(this.run_dir)
-        check(settings, this.run_dir, fresh=False)
+        check(settings, this.run_dir, fresh=False, workers=settings.fleet.provider == "local")
         check_no_leader(settings)
         _resolved(this.place.master, wait_s)
         ports = controller_ports(settings)

@@ -99,12 +99,18 @@ def up(
         raise typer.Exit(_run(settings, directory, as_json, extends_to=extends_to))
 
 
-def check(settings: Config, directory: Path, fresh: bool) -> str:
-    """Prints warnings, and returns the length of the run. Raises BadInput with a line for each check that failed."""
-    from paceline.preflight import run_checks
+def check(settings: Config, directory: Path, fresh: bool, *, workers: bool = True) -> str:
+    """Prints warnings, and returns the length of the run. Raises BadInput with a line for each check that failed.
+
+    ``workers``: they run on this machine, with the controllers.
+    """
+    from paceline.preflight import control_checks, run_checks
     from paceline.preflight.check import LENGTH
 
-    checks = list(run_checks(settings, directory, fresh=fresh, up=True))
+    if workers:
+        checks = list(run_checks(settings, directory, fresh=fresh, up=True))
+    else:
+        checks = list(control_checks(settings, directory))
     failed = [str(check) for check in checks if check.state == "fail"]
     if failed:
         raise BadInput("\n".join(failed))

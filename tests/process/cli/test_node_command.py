@@ -186,3 +186,27 @@ def test_the_outcome_of_an_earlier_session_is_gone_once_node_0_starts(tmp_path: 
     write_job(tmp_path, JOB)
     assert read_outcome(tmp_path) is None
     assert read_job(tmp_path) == JOB
+
+
+@pytest.mark.parametrize("provider", ["ray", "none"])
+def test_a_node_whose_workers_others_start_has_the_controllers_alone(
+    tmp_path: Path, provider: str
+) -> None:
+    # The GPUs are on other machines.
+    config = write_run(tmp_path, model={"device": "cuda"}, fleet={"provider": provider})
+    alone = ("--node-rank", "0", "--nodes", "1", "--master", "10.0.0.1:7000")
+    done = node(config, "--dry-run", "--json", *alone)
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    assert shown["workers"] == {} and shown["controllers"] == 2 and shown["redis"] is True
+    assert shown["master"] == "10.0.0.1:7000"
+
+    done = node(config, "--dry-run", **SECOND)
+    assert done.returncode == 2
+    assert "Start it on one node" in done.stderr
+
+
+def test_pods_that_kubernetes_scales_are_not_a_nodes(tmp_path: Path) -> None:
+    done = node(write_run(tmp_path, fleet={"provider": "kubernetes"}), "--dry-run")
+    assert done.returncode == 2
+    assert 'Set fleet.provider = "local"' in done.stderr
