@@ -72,12 +72,16 @@ class RenderOptions:
     """On PAI-DLC."""
     quota: str | None = None
     """Resource quota on PAI-DLC."""
+    job_type: str = "custom"
+    """On PAI-DLC: custom (one kind of pod for each role) or pytorch."""
+    gpu_type: str | None = None
+    """On PAI-DLC."""
     partition: str | None = None
     """On Slurm."""
     account: str | None = None
     """On Slurm."""
     time_limit: str = "7-00:00:00"
-    """On Slurm."""
+    """On Slurm and PAI-DLC, as Slurm writes it."""
 
 
 def parse_volumes(texts: Sequence[str]) -> tuple[Volume, ...]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import shlex
-from typing import Any
 
 from paceline.errors import BadInput
 from paceline.render.request import RenderRequest
-from paceline.render.run_file import run_file
+from paceline.render.shell import environment_text, run_file_text, secrets_text
 
 USES = frozenset(
     {
@@ -23,7 +22,6 @@ FIRST_PORT = 10240
 SLOTS = 1408
 PORTS = 16
 """Of one job. All slots lie below the ephemeral ports of Linux, from 32768 on."""
-END_OF_FILE = "END_OF_RUN_TOML"
 
 
 def render(request: RenderRequest) -> dict[str, str]:
@@ -83,8 +81,8 @@ command -v paceline > /dev/null || {{
 run_dir=$(realpath -m {run_dir})
 mkdir -p "$run_dir/nodes"
 """,
-        _secrets(request),
-        _environment(request),
+        secrets_text(request),
+        environment_text(request),
         _run_file(request),
         _ports(request),
         _start(request),
@@ -93,63 +91,12 @@ mkdir -p "$run_dir/nodes"
     return "\n".join(part for part in parts if part)
 
 
-def _secrets(request: RenderRequest) -> str:
-    names = list(request.controller_secrets())
-    required = [
-        name
-        for name, secret in request.controller_secrets().items()
-        if not secret.optional and name != "PACELINE_TOKEN"
-    ]
-    checks = "".join(
-        f': "${{{name}:?is not set: export it before sbatch, or write it to $secrets}}"\n'
-        for name in required
-    )
-    return f"""\
-# Secrets are exported before sbatch, or lines NAME=VALUE of a private file: {", ".join(names)}.
-# Without PACELINE_TOKEN or auth.token_file the nodes share a token of their own, in the run directory.
-secrets=${{PACELINE_SECRETS:-$run_dir/secrets.env}}
-if [ -e "$secrets" ]; then
-  case $(stat -L -c %a "$secrets") in
-    600 | 400) ;;
-    *)
-      echo "error: others may read $secrets: chmod 600 $secrets" >&2
-      exit 2
-      ;;
-  esac
-  set -a
-  # shellcheck source=/dev/null
-  . "$secrets"
-  set +a
-fi
-{checks}"""
-
-
-def _environment(request: RenderRequest) -> str:
-    return "".join(
-        f"export {name}={shlex.quote(value)}\n"
-        for name, value in request.options.environment.items()
-    )
-
-
 def _run_file(request: RenderRequest) -> str:
-    """Shell text that writes the run's configuration to $config."""
-    config = request.config
-    changes: dict[str, dict[str, Any]] = {"fleet": {"provider": "local"}}
-    url = ""
-    if config.redis.url is not None:
-        # They are settings of a server that Paceline starts.
-        changes["redis"] = type(config.redis)().model_dump()
-        url = 'printf \'\\n[redis]\\nurl = "%s"\\n\' "$REDIS_URL" >> "$config.part"\n'
-    text = run_file(config, changes, with_token_file=True)
-    if END_OF_FILE in text.splitlines():
-        raise BadInput(f"a setting contains the line {END_OF_FILE}, which ends the run file")
+    local = {"fleet": {"provider": "local"}}
     return f"""\
 # Slurm keeps the script as it was submitted: a job that is queued again reads the same settings.
 config=$run_dir/slurm.toml
-cat > "$config.part" << '{END_OF_FILE}'
-{text}{END_OF_FILE}
-{url}mv "$config.part" "$config"
-"""
+{run_file_text(request.config, local, with_token_file=True)}"""
 
 
 def _ports(request: RenderRequest) -> str:

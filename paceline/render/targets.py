@@ -14,6 +14,7 @@ from paceline.render.request import RenderRequest
 TARGETS = {
     "kubernetes": "paceline.render.kubernetes",
     "pytorchjob": "paceline.render.pytorchjob",
+    "pai-dlc": "paceline.render.pai_dlc",
     "slurm": "paceline.render.slurm",
 }
 """Module of each: its ``render(request)`` returns the files, and ``USES`` names the options that it heeds."""

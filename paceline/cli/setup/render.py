@@ -29,7 +29,7 @@ def render(
         str,
         typer.Option(
             metavar="NAME",
-            help="kubernetes, pytorchjob or slurm.",
+            help="kubernetes, pytorchjob, pai-dlc or slurm.",
             autocompletion=_targets,
         ),
     ],
@@ -136,16 +136,28 @@ def render(
     resource_quota: Annotated[
         str | None, typer.Option(metavar="ID", help="Resource quota on PAI-DLC.")
     ] = None,
+    job_type: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TYPE",
+            help="On PAI-DLC: custom, with a kind of pod for each role, or pytorch. Default: custom.",
+        ),
+    ] = None,
+    gpu_type: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Kind of GPU on PAI-DLC.")
+    ] = None,
     partition: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm partition.")] = None,
     account: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm account.")] = None,
     time_limit: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Time limit of a Slurm job. Default: 7-00:00:00."),
+        typer.Option(
+            metavar="TIME", help="Time limit of a job on Slurm or PAI-DLC. Default: 7-00:00:00."
+        ),
     ] = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the files that start a run on Kubernetes, as a PyTorchJob or on Slurm.
+    """Write the files that start a run on Kubernetes, as a PyTorchJob, on PAI-DLC or on Slurm.
 
     Counts, names and resources follow from the configuration; the options are what it does not say. Secrets are
     in none of the files. docs/clusters.md shows the commands that use them.
@@ -187,6 +199,8 @@ def render(
         "shm_gib": _whole(shm_gib, 1, "--shm-gib"),
         "workspace": workspace,
         "quota": resource_quota,
+        "job_type": job_type,
+        "gpu_type": gpu_type,
         "partition": partition,
         "account": account,
         "time_limit": time_limit,
