@@ -15,7 +15,7 @@ from paceline.preflight.import_check import import_check
 from paceline.preflight.models import model_problems
 from paceline.preflight.objective import objective_checks
 
-BUILT_IN_REWARDS = ("exact_match", "math_verify")
+BUILT_IN_REWARDS = ("exact_match", "math_verify", "math_boxed", "math_boxed:intervals")
 
 
 def inputs(config: Config) -> Iterator[Check]:

@@ -1,4 +1,4 @@
-"""Answers of completions, for majority votes: texts that are equal if the answers are."""
+r"""Answers in texts: the content of the last \boxed{...}, and what completions vote for."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 
 LONGEST = 256
 """Characters of an answer that are compared."""
+_BRACE = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)
+"""A brace, a box that opens, or an escaped character, which is no brace."""
 _NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
 
 
@@ -24,16 +26,28 @@ def answer_of_text(vote: str, text: str) -> str:
 
 
 def _boxed(text: str) -> str:
-    r"""Content of the last \boxed{...} whose braces are balanced, without blanks; "" if there is none."""
-    at = len(text)
-    while (at := text.rfind(r"\boxed{", 0, at)) >= 0:
-        depth = 0
-        for end in range(at + 6, len(text)):
-            depth += {"{": 1, "}": -1}.get(text[end], 0)
-            if depth == 0:
-                content = "".join(text[at + 7 : end].split())
-                return _plain(content) if _NUMBER.fullmatch(content) else content
-    return ""
+    r"""Content of the last \boxed{...} without blanks; "" if there is none."""
+    content = "".join((last_boxed(text) or "").split())
+    return _plain(content) if _NUMBER.fullmatch(content) else content
+
+
+def last_boxed(text: str) -> str | None:
+    r"""Content of the last \boxed{...} or \fbox{...} whose braces are balanced; None if there is none.
+
+    Braces nest, and those of sets, \{ and \}, do not count.
+    """
+    found: slice | None = None
+    opened: list[int | None] = []
+    for brace in _BRACE.finditer(text):
+        if brace["box"]:
+            opened.append(brace.end())
+        elif brace.group() == "{":
+            opened.append(None)
+        elif brace.group() == "}" and opened:
+            start = opened.pop()
+            if start is not None and (found is None or start > found.start):
+                found = slice(start, brace.start())
+    return text[found].strip() if found else None
 
 
 def _plain(number: str) -> str:

@@ -7,6 +7,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from rollout_worker.rewards.answers import last_boxed
+
+_STEP_LIMIT_S = 2
+"""Of parsing the answer, parsing the completion, and comparing: all of it ends before reward.timeout_s (10)."""
+_WORDS = re.compile(r"\\(?:text|textbf|textit|textrm|mbox|mathrm)\s*\{([^{}]*)\}")
+
 
 def exact_match(prompt: str, completion: str, answer: Any) -> float:
     """1 if the completion equals the answer, or one of a list of answers. Surrounding blanks are
@@ -20,14 +26,52 @@ def math_verify(prompt: str, completion: str, answer: Any) -> float:
     """1 if the completion's last mathematical expression equals the answer, by math-verify."""
     import math_verify as library
 
-    # The library's time limit is an alarm signal, which only the main thread can receive.
-    limit = 5 if threading.current_thread() is threading.main_thread() else None
+    limit = _limit(5)
     text = str(answer)
     gold = library.parse(text, parsing_timeout=limit) or library.parse(
         f"${text}$", parsing_timeout=limit
     )
     found = library.parse(completion, parsing_timeout=limit)
     return float(library.verify(gold, found, timeout_seconds=limit))
+
+
+def boxed_reward(*, intervals: bool) -> Callable[..., float]:
+    """A reward that is 1 if the content of the completion's last box equals the answer, by math-verify; without a box 0.
+
+    Of an answer that has a box itself, such as a whole solution, the content counts. ``intervals``: an inequality may
+    stand for an interval, as x<3 for (-\\infty,3); the other way round is always right.
+    """
+
+    def equals(prompt: str, completion: str, answer: Any) -> float:
+        found = last_boxed(completion)
+        if not found:
+            return 0.0
+        gold = last_boxed(str(answer)) or str(answer).strip()
+        return float(_words(found) == _words(gold) or _same(gold, found, intervals))
+
+    return equals
+
+
+def _same(gold: str, found: str, intervals: bool) -> bool:
+    import math_verify as library
+
+    # Nothing is searched for: the box is all there is to read.
+    reads, limit = [library.LatexExtractionConfig()], _limit(_STEP_LIMIT_S)
+    parsed = (
+        library.parse(f"\\boxed{{{text}}}", extraction_config=reads, parsing_timeout=limit)
+        for text in (gold, found)
+    )
+    return bool(library.verify(*parsed, allow_set_relation_comp=intervals, timeout_seconds=limit))
+
+
+def _words(text: str) -> str:
+    """Without blanks and without the commands that set words in a formula: those are no product of letters."""
+    return "".join(_WORDS.sub(r"\1", text).split())
+
+
+def _limit(seconds: int) -> int | None:
+    """The library's time limit is an alarm signal, which only the main thread can receive."""
+    return seconds if threading.current_thread() is threading.main_thread() else None
 
 
 def format_reward(pattern: str) -> Callable[..., float]:

@@ -12,9 +12,19 @@ from typing import Any, cast
 from paceline.config.sections.scorers import named_scorer
 from paceline.errors import BadInput
 from paceline.process.import_by_name import NotFound, find
-from rollout_worker.rewards.builtin import exact_match, format_reward, math_verify
+from rollout_worker.rewards.builtin import (
+    boxed_reward,
+    exact_match,
+    format_reward,
+    math_verify,
+)
 
-_BUILTIN: dict[str, Callable[..., float]] = {"exact_match": exact_match, "math_verify": math_verify}
+_BUILTIN: dict[str, Callable[..., float]] = {
+    "exact_match": exact_match,
+    "math_verify": math_verify,
+    "math_boxed": boxed_reward(intervals=False),
+    "math_boxed:intervals": boxed_reward(intervals=True),
+}
 _FORMAT = "format:"
 
 

@@ -50,8 +50,8 @@ class EvalSetConfig(Section):
     """Reward from which a sample counts as solved, in pass@k and maj@k."""
     vote: VOTES = "auto"
     """What the samples vote on in maj@k. text: the whole completion without surrounding blanks. boxed: the last
-    \\\\boxed{...}. number: the last number. auto: with the reward math_verify the last \\\\boxed{...}, or the last number
-    if there is none; the text with other rewards."""
+    \\\\boxed{...}. number: the last number. auto: with math_verify the last \\\\boxed{...}, or the last number
+    if there is none; with math_boxed the last \\\\boxed{...}; the text with other rewards."""
 
     @property
     def is_greedy(self) -> bool:
@@ -78,11 +78,14 @@ class EvalSetConfig(Section):
         return data.model_copy(update={"name": self.name, **given})
 
     def votes(self, reward: RewardConfig) -> str:
-        """text, boxed, number, or math for the answer that math_verify reads."""
+        """text, boxed, number, or math: boxed, else number. That is what the reward reads."""
         if self.vote != "auto":
             return self.vote
         functions = reward.functions if self.reward is None else self.reward
-        return "math" if "math_verify" in functions else "text"
+        if "math_verify" in functions:
+            return "math"
+        boxed = any(name.startswith("math_boxed") for name in functions)
+        return "boxed" if boxed else "text"
 
 
 class EvaluationConfig(Section):

@@ -11,7 +11,7 @@ from paceline.config.algorithms import with_defaults
 from paceline.config.fields import Decay, LocalPath, NonNegative, Positive, Ratio, Seconds, Section
 from paceline.dataset.prompt_template import placeholders
 
-NEED_ANSWERS = ("exact_match", "math_verify")
+NEED_ANSWERS = ("exact_match", "math_verify", "math_boxed", "math_boxed:intervals")
 """Built-in rewards that compare with the row's answer."""
 LENGTHS = ("steps", "epochs", "max_samples")
 """Settings of [train] that say how long the run is; one of them is set."""
@@ -216,7 +216,7 @@ def _check_renamed(source: str, setting: str, field: object, known: Mapping[str,
 
 class RewardConfig(Section):
     functions: list[str] | dict[str, float] = Field(default_factory=lambda: ["exact_match"])
-    """Rewards: built-in names (exact_match, math_verify, format:REGEX),
+    """Rewards: built-in names (exact_match, math_verify, math_boxed, math_boxed:intervals, format:REGEX),
     package.module:function, or scorer:NAME for a scorer of [scorers]. As a table, each has a weight."""
     timeout_s: Seconds = 10.0
     """Time limit of one reward call, in seconds. The attempt fails if a call exceeds it."""

@@ -409,6 +409,42 @@ def test_math_verify_compares_expressions() -> None:
     assert call(prompt="", completion="", answer="12") == 0
 
 
+@pytest.mark.parametrize(
+    ("completion", "answer", "value"),
+    [
+        (r"2 times 3 is 6, so $\boxed{\frac{1}{2}}$", r"\frac12", 1),
+        (r"the answer is \boxed{7}, not 6", "7", 1),
+        (r"the answer is 7", "7", 0),  # in no box
+        (r"\boxed{7} or \boxed{8}", "7", 0),
+        (r"\boxed{x = 7}", "7", 1),
+        (r"\boxed{\text{Monday}}", "Monday", 1),
+        (r"\boxed{Monday}", r"\text{Tuesday}", 0),
+        (r"\boxed{\{2, 1\}}", r"1, 2", 1),
+        (r"\boxed{7}", r"So it is \boxed{7}.", 1),  # a whole solution as the answer
+        (r"\boxed{}", "7", 0),
+        (r"\boxed{(-\infty, 3)}", "x<3", 1),
+        (r"\boxed{x \le 3}", r"(-\infty,3)", 0),
+    ],
+)
+def test_math_boxed_judges_the_box_and_nothing_else(
+    completion: str, answer: str, value: int
+) -> None:
+    for reward in load(["math_boxed", "math_boxed:intervals"]):
+        assert reward.call(prompt="", completion=completion, answer=answer) == value
+
+
+@pytest.mark.parametrize(
+    ("inequality", "interval"),
+    [("x<3", r"(-\infty,3)"), (r"2 \le x < 5", "[2,5)"), (r"t \geq \frac{1}{2}", r"[0.5,\infty)")],
+)
+def test_an_inequality_counts_as_its_interval_where_the_task_allows_it(
+    inequality: str, interval: str
+) -> None:
+    strict, intervals = load(["math_boxed", "math_boxed:intervals"])
+    call = {"prompt": "", "completion": rf"\boxed{{{inequality}}}", "answer": interval}
+    assert (strict.call(**call), intervals.call(**call)) == (0, 1)
+
+
 def test_exact_match_takes_any_of_several_answers() -> None:
     (reward,) = load(["exact_match"])
     assert reward.call(prompt="", completion="b ", answer=["a", "b"]) == 1

@@ -89,6 +89,21 @@ def test_a_run_without_sets_has_the_digest_of_earlier_releases(tmp_path: Path) -
     assert fleet_digest(load(tmp_path, MATH))[0] != fleet_digest(config)[0]
 
 
+@pytest.mark.parametrize(
+    ("reward", "vote"),
+    [
+        ("math_verify", "math"),
+        ("math_boxed", "boxed"),
+        ("math_boxed:intervals", "boxed"),
+        ("exact_match", "text"),
+    ],
+)
+def test_samples_vote_on_what_the_reward_reads(tmp_path: Path, reward: str, vote: str) -> None:
+    config = load(tmp_path, MATH + f'samples = 8\nreward = ["{reward}"]\n')
+    (each,) = config.evaluation.sets.values()
+    assert each.votes(config.reward) == vote
+
+
 def test_sets_survive_the_way_through_toml(tmp_path: Path) -> None:
     config = load(tmp_path, MATH + 'samples = 8\nreward = ["math_verify"]\n')
     copy = tmp_path / "copy.toml"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_worker.rewards.answers import LONGEST, answer_of_text
+from rollout_worker.rewards.answers import LONGEST, answer_of_text, last_boxed
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,25 @@ from rollout_worker.rewards.answers import LONGEST, answer_of_text
 )
 def test_an_answer_is_read_from_the_text(vote: str, text: str, answer: str) -> None:
     assert answer_of_text(vote, text) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        (r"so $\boxed{\frac{\sqrt{3}}{2}}$.", r"\frac{\sqrt{3}}{2}"),
+        (r"\boxed{1}, no: \boxed {2 \pi}", r"2 \pi"),
+        (r"\fbox{\text{(C) } 5}", r"\text{(C) } 5"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed{\left\{ x \right.}", r"\left\{ x \right."),
+        (
+            r"\boxed{\begin{pmatrix} 1 \\ {2} \end{pmatrix}}",
+            r"\begin{pmatrix} 1 \\ {2} \end{pmatrix}",
+        ),
+        (r"\boxed{\boxed{3}}", "3"),
+        (r"{ \boxed{3} } and \boxed{4", "3"),
+        (r"} \boxed{}", ""),
+        (r"no box: \frac{1}{2}", None),
+    ],
+)
+def test_the_last_box_ends_with_its_own_brace(text: str, content: str | None) -> None:
+    assert last_boxed(text) == content
