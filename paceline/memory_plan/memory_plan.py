@@ -137,11 +137,14 @@ def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
 
 def gathered_bytes(config: Config, shape: ModelShape) -> int:
     """Whole weights, and whole gradients of one block, that a rank of a sharded replica holds in a row."""
+    width = 2 if config.model.dtype == "bfloat16" else 4
+    # Embeddings and head stay whole from a model's forward to its backward.
+    roots = trained_parts(config) * shape.root_parameters
+    gradients = 4 * (shape.block_parameters + roots)
     if config.train.reshard_after_forward:
-        # FSDP2 prefetches one block: two blocks of weights and one of gradients, and the root, which stays.
-        return 4 * (3 * shape.block_parameters + 2 * shape.root_parameters)
-    weights = (2 if config.model.dtype == "bfloat16" else 4) * shape.parameters
-    return trained_parts(config) * weights + 4 * (shape.block_parameters + shape.root_parameters)
+        # FSDP2 prefetches one block.
+        return width * (2 * shape.block_parameters + roots) + gradients
+    return trained_parts(config) * width * shape.parameters + gradients
 
 
 def activation_bytes(config: Config, shape: ModelShape) -> int:

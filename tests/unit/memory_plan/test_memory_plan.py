@@ -142,6 +142,20 @@ def test_more_ranks_divide_the_state_and_not_the_rows():
     assert four["gathered blocks"] > 0
 
 
+def test_ranks_gather_in_bfloat16_and_autocast_converts_nothing_there():
+    shape = shape_of(random_config("qwen3"), "bfloat16")
+    half = {"dtype": "bfloat16"}
+    alone = memory_plan(settings(model=half), shape)[0].gpu
+    whole, sharded = (
+        memory_plan(settings(model=model, fleet={"policy_ranks": 4}), shape)[0].gpu
+        for model in ({}, half)
+    )
+    assert alone["weights converted by autocast"] > 0
+    assert "weights converted by autocast" not in sharded
+    weights = 2 * shape.block_parameters + shape.root_parameters
+    assert whole["gathered blocks"] - sharded["gathered blocks"] == 2 * weights
+
+
 def test_weights_that_stay_gathered_are_counted_once_and_have_a_remedy():
     shape = shape_of(random_config("qwen3"), "float32")
     fleet = {"policy_ranks": 4}
