@@ -290,6 +290,18 @@ class RecordFault(Command):
 
 
 @dataclass(frozen=True, slots=True)
+class RecordExit(Command):
+    """A launcher saw the end of a worker's process, registered or not. Reply: None. Idempotent by name, host and pid."""
+
+    name: str
+    """Worker id."""
+    host: str
+    pid: int
+    cause: FaultCause
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Pause(AdminCommand):
     paused: bool
 

@@ -145,6 +145,7 @@ _HANDLERS: dict[type[Any], Callable[[Ledger, Any, float], Any]] = {
     cmd.Register: membership.register,
     cmd.DeclareDead: membership.declare_dead,
     cmd.RecordFault: faults.record_fault,
+    cmd.RecordExit: membership.record_exit,
     cmd.Observe: membership.observe,
     cmd.LeaseTasks: leases.lease,
     cmd.AcceptGroup: leases.accept,

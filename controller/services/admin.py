@@ -15,6 +15,7 @@ from controller.ledger.commands import (
     DeclareDead,
     Drain,
     Pause,
+    RecordExit,
     RecordFault,
     RequestCheckpoint,
     Scale,
@@ -81,26 +82,21 @@ async def watch_events(
 async def report_exit(controller: Controller, request: admin_pb2.ExitReport) -> admin_pb2.ExitReply:
     leader = controller.leading()
     check_caller(common_pb2.Caller(worker_id=request.worker_id, incarnation=1))
+    host = check_text(request.host, "host", 256)
+    code = request.exit_code
+    how = f"signal {-code}" if code < 0 else f"exit status {code}"
+    if code < LAST_SIGNAL:
+        # The launcher adopted the process, so it could not read the exit status.
+        how = "exit status unknown"
+    cause = cause_of(request.cause) if request.cause else _cause_of_exit(code)
+    detail = check_text(request.detail, "detail", MAX_DETAIL) or how
     await leader.ready()
-    worker = leader.ledger.state.fleet.workers.get(request.worker_id)
-    if worker is None:
-        return admin_pb2.ExitReply()
-    same = (
-        request.incarnation == worker.incarnation
-        if request.incarnation
-        else (request.pid, request.host) == (worker.pid, worker.host)
-    )
-    # The exit of an earlier incarnation is no evidence about the present one.
-    if same:
-        code = request.exit_code
-        how = f"signal {-code}" if code < 0 else f"exit status {code}"
-        if code < LAST_SIGNAL:
-            # The launcher adopted the process, so it could not read the exit status.
-            how = "exit status unknown"
-        cause = cause_of(request.cause) if request.cause else _cause_of_exit(code)
-        detail = check_text(request.detail, "detail", MAX_DETAIL) or how
-        key = worker.worker_id, worker.incarnation
+    if request.incarnation:
+        # Of an earlier incarnation it is no evidence about the present one: the ledger ignores it.
+        key = request.worker_id, request.incarnation
         await leader.execute(DeclareDead(*key, DeathCause.EXIT, detail, cause))
+    else:
+        await leader.execute(RecordExit(request.worker_id, host, request.pid, cause, detail))
     return admin_pb2.ExitReply()
 
 

@@ -22,10 +22,8 @@ from paceline.supervisor.evidence import Finding, Witness
 from paceline.v1 import admin_pb2
 
 LOOK_S = 0.4
-EXIT_LIMIT_S = 10.0
-"""If the report does not arrive by then, the worker's lease has expired."""
-FAULT_LIMIT_S = 60.0
-"""All controllers may be gone, or wait for Redis."""
+LIMIT_S = 60.0
+"""All controllers may be gone, or wait for Redis. A report that is slower than a worker's lease explains its death."""
 REDIS = "redis"
 
 
@@ -54,7 +52,7 @@ class FaultReports:
         self._send(self._report_end(REDIS, identity.pid, _status_of(identity.pid), ours=False))
 
     async def report_exit(self, child: Child, code: int) -> None:
-        """Of a worker: it is declared dead."""
+        """Of a worker: it is declared dead. If it had not registered yet, its end is a fault all the same."""
         found = await self._verdict(child.pid, code, ours=child.signalled)
         report = admin_pb2.ExitReport(
             worker_id=child.spec.name,
@@ -65,7 +63,7 @@ class FaultReports:
             detail=found.detail,
         )
         with contextlib.suppress(ControlPlaneUnavailable, RequestRefused):
-            await self.control.call("AdminService.ReportExit", report, timeout_s=EXIT_LIMIT_S)
+            await self.control.call("AdminService.ReportExit", report, timeout_s=LIMIT_S)
 
     async def report_end(self, child: Child, code: int) -> None:
         """Of a controller."""
@@ -103,7 +101,7 @@ class FaultReports:
             detail=finding.detail,
         )
         with contextlib.suppress(ControlPlaneUnavailable, RequestRefused):
-            await self.control.call("AdminService.ReportFault", report, timeout_s=FAULT_LIMIT_S)
+            await self.control.call("AdminService.ReportFault", report, timeout_s=LIMIT_S)
 
     def _send(self, report: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(report)

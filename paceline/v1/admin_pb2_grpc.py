@@ -124,7 +124,8 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReportExit(self, request, context):
-        """A launcher reports that a process exited. The worker is declared dead at once.
+        """A launcher reports that a process exited. The worker is declared dead at once; if the process had not registered yet,
+        its end is recorded as a fault, once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -5,7 +5,7 @@ from __future__ import annotations
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider
-from controller.ledger.enums import DeathCause, FaultCause
+from controller.ledger.enums import ATTRIBUTED, NO_FAULT, DeathCause, FaultCause, Phase
 from controller.ledger.state.fleet import Worker
 
 BLAME_WINDOW_S = 600.0
@@ -54,6 +54,22 @@ def record_fault(d: Decider, c: cmd.RecordFault, now: float) -> None:
         explain(d, worker, c.cause, c.detail)
         return
     d.emit(ev.ProcessFault(c.request_id, c.name, c.host, c.pid, c.cause, c.detail, now))
+    blame_host(d, c.host, now)
+
+
+def record_early_end(d: Decider, c: cmd.RecordExit, now: float) -> None:
+    """A process that is not the one of its name here: a fault, unless that very process has one already."""
+    s = d.state
+    if s.ended or s.phase is Phase.SUSPENDED or c.cause in NO_FAULT or not c.pid:
+        return
+    known = s.faults.of_process(c.name, c.host, c.pid)
+    if known is not None and (known.cause in ATTRIBUTED or c.cause not in ATTRIBUTED):
+        return
+    if known is not None and known.incarnation:
+        d.emit(ev.FaultExplained(c.name, known.incarnation, c.cause, c.detail))
+        return
+    request_id = f"exit-{c.name}-{c.host}-{c.pid}"
+    d.emit(ev.ProcessFault(request_id, c.name, c.host, c.pid, c.cause, c.detail, now))
     blame_host(d, c.host, now)
 
 

@@ -16,6 +16,7 @@ from controller.ledger.decisions.faults import (
     cause_of_death,
     explain,
     explain_by_return,
+    record_early_end,
 )
 from controller.ledger.decisions.leases import release
 from controller.ledger.decisions.mesh import assign_link, lose_member
@@ -105,6 +106,17 @@ def declare_dead(d: Decider, c: cmd.DeclareDead, now: float) -> None:
     _depart(d, worker, event, now)
     blame_host(d, worker.host, now)
     d.settle_fleet(now)
+
+
+def record_exit(d: Decider, c: cmd.RecordExit, now: float) -> None:
+    """The end of the process that is a worker declares it dead. Any other process of that name ended before it had
+    registered, or after another one had."""
+    worker = d.state.fleet.workers.get(c.name)
+    if worker is not None and (worker.pid, worker.host) == (c.pid, c.host):
+        key = worker.worker_id, worker.incarnation
+        declare_dead(d, cmd.DeclareDead(*key, DeathCause.EXIT, c.detail, c.cause), now)
+    else:
+        record_early_end(d, c, now)
 
 
 def observe(d: Decider, c: cmd.Observe, now: float) -> None:

@@ -105,6 +105,8 @@ class Faults:
         """A process that is stopped dies of its lease; a leader that was killed is succeeded at once."""
         if before.pid and fault.pid and before.pid != fault.pid:
             return False
+        if fault.incarnation and not before.incarnation and before.cause != FaultCause.STOPPED:
+            return bool(before.pid)  # it had ended when its registration came
         if before.cause not in ATTRIBUTED:
             return True
         return before.cause == fault.cause == FaultCause.STOPPED and fault.incarnation > 0
@@ -115,6 +117,13 @@ class Faults:
             if now - fault.t > SAME_S:
                 return None
             if fault.name == name:
+                return fault
+        return None
+
+    def of_process(self, name: str, host: str, pid: int) -> Fault | None:
+        """The newest fault of that very process."""
+        for fault in reversed(self.recent):
+            if (fault.name, fault.host, fault.pid) == (name, host, pid):
                 return fault
         return None
 

@@ -153,6 +153,69 @@ def test_a_leader_that_is_succeeded_is_a_fault_whose_launcher_tells_the_cause() 
     assert run.state.faults.by_host == {"a": 1}
 
 
+def ended(run: Driven, name: str, pid: int, cause: FaultCause = FaultCause.KILLED) -> None:
+    """A launcher reports the end of a process that is not the one of that name in the ledger."""
+    run.do(cmd.RecordExit(name, "a", pid, cause, "signal 9"))
+
+
+def test_a_process_that_ends_before_it_has_registered_is_a_fault_and_counts_once() -> None:
+    run = Driven()
+    ended(run, "r0", 7)
+    assert run.event(ev.ProcessFault).cause is FaultCause.KILLED
+    ended(run, "r0", 7)
+    assert run.names() == [], "a retry, or another launcher"
+    assert causes(run) == {"killed": 1}
+    ended(run, "r0", 8)
+    assert causes(run) == {"killed": 2}, "the next try is another process"
+    run.failover()
+    ended(run, "r0", 8)
+    assert run.names() == [] and causes(run) == {"killed": 2}
+
+
+def test_a_late_word_about_the_process_before_explains_its_death_and_is_no_second_one() -> None:
+    run = Driven()
+    join(run, "r0", pid=7)
+    die(run, "r0")
+    join(run, "r0", pid=8)
+    ended(run, "r0", 7, FaultCause.CRASHED)
+    assert causes(run) == {"crashed": 1} and run.state.fleet.workers["r0"].alive
+    ended(run, "r0", 7, FaultCause.CRASHED)
+    assert run.names() == [] and causes(run) == {"crashed": 1}
+
+
+def test_a_process_that_was_killed_and_replaced_before_the_word_came_is_a_fault() -> None:
+    run = Driven()
+    join(run, "r0", pid=7)
+    join(run, "r0", pid=8)
+    assert causes(run) == {}
+    ended(run, "r0", 7)
+    assert causes(run) == {"killed": 1}
+
+
+def test_a_registration_that_arrives_after_the_end_of_its_process_is_no_second_fault() -> None:
+    run = Driven()
+    ended(run, "r0", 7)
+    join(run, "r0", pid=7)
+    run.now += 10.0
+    die(run, "r0")
+    assert causes(run) == {"killed": 1}
+    assert run.state.faults.recent[0].incarnation == run.current["r0"]
+
+
+def test_the_word_about_the_very_process_of_the_ledger_declares_it_dead() -> None:
+    run = Driven()
+    join(run, "r0", pid=7)
+    ended(run, "r0", 7)
+    assert run.event(ev.WorkerDied).cause is FaultCause.KILLED
+    assert causes(run) == {"killed": 1} and not run.state.fleet.workers["r0"].alive
+
+
+def test_an_end_that_was_asked_for_or_of_a_run_that_stops_is_no_fault() -> None:
+    run = Driven()
+    ended(run, "r0", 7, FaultCause.ASKED_TO_LEAVE)
+    assert run.names() == [] and causes(run) == {}
+
+
 def three_faults_on_b(run: Driven) -> None:
     for worker_id, cause in (("r1", "killed"), ("r2", "crashed"), ("r1", "killed")):
         if not run.state.fleet.workers[worker_id].alive:
