@@ -36,6 +36,7 @@ def test_every_part_runs_on_the_cpu_and_the_run_survives_both_kills(tmp_path: Pa
     assert (run["steps"], run["samples lost"], run["samples duplicated"]) == (12, 0, 0)
 
 
+@pytest.mark.long
 def test_a_part_that_fails_is_named_and_the_others_run(tmp_path: Path) -> None:
     broken = (
         "import sys, benchmarks.gpu_check.__main__ as m\n"

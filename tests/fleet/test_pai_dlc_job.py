@@ -106,6 +106,7 @@ def pods(tmp_path: Path) -> Iterator[Pods]:
         made.close()
 
 
+@pytest.mark.long
 def test_a_job_goes_on_with_controllers_that_have_another_address(pods: Pods) -> None:
     # In the order in which a cluster may start them.
     for kind in ("Rollout", "Controller", "Policy"):

@@ -153,6 +153,7 @@ def made(tmp_path: Path) -> Iterator[list[SlurmJob]]:
             job.close()
 
 
+@pytest.mark.long
 def test_a_job_trains_to_its_end_although_a_node_is_killed(
     made: list[SlurmJob], tmp_path: Path
 ) -> None:

@@ -175,8 +175,9 @@ async def test_what_waits_during_a_swap_starts_under_the_new_version(
 
     monkeypatch.setattr(engine._client.llm, "reset_prefix_cache", not_emptied)
     engine.on_update = on_update
-    waiting = asyncio.create_task(engine.generate(ask("many", count=200, max_tokens=8)))
-    await until(waiting, lambda: engine.stats().waiting >= 60)
+    # So many that the last ones still wait when the swap begins, however late this process is.
+    waiting = asyncio.create_task(engine.generate(ask("many", count=800, max_tokens=24)))
+    await until(waiting, lambda: engine.stats().waiting >= 400)
     await load(engine, models[1])
     samples = await waiting
     fresh = [s for s in samples if s.versions[0][0] == engine.version]
