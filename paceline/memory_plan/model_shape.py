@@ -146,6 +146,8 @@ def _saved(config: Any, blocks: int, tokens: int, dtype: str) -> int:
     with FakeTensorMode(), mixed:
         model = AutoModel.from_config(small, attn_implementation=_ATTENTION, dtype=torch.float32)
         model.train()
+        if dtype == "bfloat16":
+            _experts_in_bfloat16(model)
         own = {p.untyped_storage()._cdata for p in model.parameters()}
         ids = torch.zeros(1, tokens, dtype=torch.int64)
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
@@ -161,6 +163,16 @@ def _saved(config: Any, blocks: int, tokens: int, dtype: str) -> int:
                 use_cache=False,
             )
     return sum(size for storage, size in kept.items() if storage not in own)
+
+
+def _experts_in_bfloat16(model: Any) -> None:
+    """The type in which a sharded replica gathers them. Autocast leaves the product of a mixture of experts alone, and
+    without data it is defined in no other type."""
+    import torch
+
+    for name, parameter in model.named_parameters():
+        if ".experts." in name:
+            parameter.data = parameter.data.to(torch.bfloat16)
 
 
 def _attention(

@@ -235,3 +235,17 @@ def test_command_says_by_part_what_does_not_fit(tmp_path):
 def test_unreadable_model_is_named(tmp_path):
     with pytest.raises(BadInput, match=r"config\.json cannot be read"):
         read_shape(str(tmp_path), "float32")
+
+
+def test_a_mixture_of_experts_is_planned_by_the_experts_that_a_token_uses():
+    config = AutoConfig.for_model(
+        "qwen3_moe", vocab_size=100, hidden_size=64, intermediate_size=96, moe_intermediate_size=32,
+        num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=16, num_experts=8,
+        num_experts_per_tok=2, max_position_embeddings=512,
+    )  # fmt: skip
+    few = shape_of(config, "bfloat16")
+    config.num_experts_per_tok = 4
+    many = shape_of(config, "bfloat16")
+    assert few.parameters == many.parameters
+    assert few.parameters - few.active_parameters == 3 * 6 * 3 * 64 * 32
+    assert 0 < few.block_saved < many.block_saved < 2 * few.block_saved
