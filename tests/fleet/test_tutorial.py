@@ -1,0 +1,200 @@
+"""The tutorial's page as a reader follows it: its own fenced commands, word for word, in their order, on the tiny model.
+
+The blocks of ``sh`` run to their end. Those marked ``background`` keep their terminal, and the next ones run beside them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from openai import OpenAI
+from transformers import AutoModelForCausalLM
+
+from paceline.run_view.files.fleet_file import FleetRecord
+from rollout_worker.rewards.answers import last_boxed
+from testbed.fleets.local_run import ROOT
+from tests.fixtures.engines import needs_vllm
+from tests.unit.sinks.test_sink_tensorboard import read_as_tensorboard_does
+
+PORT = 8000
+"""Of the page, which is the default of `paceline serve`."""
+
+
+def port_in_use() -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", PORT)) == 0
+
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long, needs_vllm, pytest.mark.timeout(900)]
+
+
+@dataclass(frozen=True)
+class Block:
+    info: str
+    text: str
+
+
+def blocks_of(page: Path) -> list[Block]:
+    found = re.findall(r"^```(\w[^\n]*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    return [Block(info, text) for info, text in found]
+
+
+class Reader:
+    """A reader with several terminals in a directory that has the examples, as a clone of the repository does."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        shutil.copytree(ROOT / "examples" / "math", home / "examples" / "math")
+        (home / "out").mkdir()
+        path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+        self.environment = {**os.environ, "PATH": path}
+        self.running: list[subprocess.Popen[bytes]] = []
+
+    def exports(self, block: Block) -> None:
+        """Variables that a terminal sets last for the whole page."""
+        for name, value in re.findall(r"^export (\w+)=(\S+)$", block.text, re.MULTILINE):
+            self.environment[name] = value
+
+    def does(self, block: Block) -> str:
+        """Runs a block to its end; what it printed."""
+        self.exports(block)
+        words = [sys.executable, "-"] if block.info == "python" else ["bash", "-eu", "-s"]
+        done = subprocess.run(
+            words,
+            input=block.text,
+            cwd=self.home,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert done.returncode == 0, f"{block.text}{done.stdout}{done.stderr}{self.said()}"
+        return done.stdout
+
+    def starts(self, block: Block) -> subprocess.Popen[bytes]:
+        """Runs a block in a terminal of its own."""
+        with (self.home / "out" / f"{len(self.running)}.txt").open("wb") as out:
+            process = subprocess.Popen(
+                ["bash", "-euc", f"exec {block.text}"],
+                cwd=self.home,
+                env=self.environment,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        self.running.append(process)
+        return process
+
+    def until(self, process: subprocess.Popen[bytes], true: Callable[[], object]) -> None:
+        deadline = time.monotonic() + 300
+        while not true():
+            assert process.poll() is None, self.said()
+            assert time.monotonic() < deadline, self.said()
+            time.sleep(0.1)
+
+    def said(self) -> str:
+        return "\n".join(path.read_text() for path in sorted((self.home / "out").iterdir()))
+
+    def close(self) -> None:
+        for process in self.running:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        record = FleetRecord.read(self.home / "runs" / "math")
+        for one in [*record.survivors(), *(i for i in record.redis if i.alive())] if record else ():
+            os.killpg(one.pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    if port_in_use():
+        pytest.skip(f"port {PORT} of the page is in use: end what listens there")
+    one = Reader(tmp_path)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def test_the_page_leads_from_the_data_to_a_served_model(reader: Reader) -> None:
+    blocks = iter(blocks_of(ROOT / "docs" / "tutorial.md"))
+    run = reader.home / "runs" / "math"
+
+    reader.does(next(blocks))
+    prepared = reader.does(next(blocks))
+    assert "train.jsonl: 512 rows" in prepared and "test.jsonl: 64 rows" in prepared
+    assert "fits" in reader.does(next(blocks))
+
+    training = reader.starts(next(blocks))
+    metrics = run / "metrics.jsonl"
+    reader.until(training, lambda: metrics.exists() and metrics.read_text().count("\n") > 1)
+    status = reader.does(next(blocks))
+    dashboard = re.search(r"http://127\.0\.0\.1:\d+", status)
+    assert dashboard is not None, status
+    assert "<title>" in httpx.get(dashboard.group()).text
+    assert training.wait(300) == 0, reader.said()
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["status"], summary["ledger_ok"]) == ("finished", True)
+    assert (summary["samples_lost"], summary["samples_duplicated"]) == (0, 0)
+    steps = [row["reward_mean"] for row in map(json.loads, metrics.open()) if row["kind"] == "step"]
+    assert sum(steps[-10:]) > sum(steps[:10]) + 1, f"the reward does not rise: {steps}"
+    tags = {tag for tag, _, _ in read_as_tensorboard_does(run / "tensorboard")}
+    assert {"train/reward_mean", "eval/reward_mean"} <= tags
+
+    after = reader.does(next(blocks))
+    assert "finished" in after and r"\boxed{" in after
+    reader.does(next(blocks))
+    exported = AutoModelForCausalLM.from_pretrained(reader.home / "exported" / "math")
+    assert exported.config.model_type == "qwen3"
+
+    server = reader.starts(next(blocks))
+    reader.until(server, healthy)
+    called = reader.does(next(blocks))
+    assert len(called.splitlines()) == 2 and all(r"\boxed{" in line for line in called.splitlines())
+    sampling_parameters_count()
+    os.killpg(server.pid, signal.SIGINT)
+    assert server.wait(60) in (0, 130, -signal.SIGINT), reader.said()
+    assert next(blocks, None) is None, "a block of the page is not tried"
+
+
+def healthy() -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{PORT}/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def sampling_parameters_count() -> None:
+    """Each parameter of the page changes what the server answers, as OpenAI's interface says."""
+    client = OpenAI(base_url=f"http://127.0.0.1:{PORT}/v1", api_key="none", max_retries=0)
+    problem = "Which integer comes after $41$?"
+    asked = {"model": "math", "messages": [{"role": "user", "content": problem}], "max_tokens": 32}
+    no_thinking = {"chat_template_kwargs": {"enable_thinking": False}}
+
+    def ask(**more: object) -> list[tuple[str, str]]:
+        reply = client.chat.completions.create(**asked | {"extra_body": no_thinking} | more)
+        return [(c.message.content or "", c.finish_reason) for c in reply.choices]
+
+    greedy = ask(temperature=0)
+    assert greedy == ask(temperature=0) == ask(temperature=1.0, top_p=1e-6)
+    ((text, reason),) = greedy
+    assert reason == "stop" and last_boxed(text)
+    assert ask(temperature=0, stop=["\\boxed"]) == [(text.partition("\\boxed")[0], "stop")]
+    ((short, reason),) = ask(temperature=0, max_tokens=2)
+    assert reason == "length" and text.startswith(short)
+    drawn = [ask(temperature=2.0, n=4, seed=seed) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert len(set(drawn[0])) > 1
