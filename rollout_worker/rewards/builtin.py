@@ -11,6 +11,8 @@ from rollout_worker.rewards.answers import last_boxed
 
 _STEP_LIMIT_S = 2
 """Of parsing the answer, parsing the completion, and comparing: all of it ends before reward.timeout_s (10)."""
+_LONGEST = 1000
+"""Characters of a box that is read. A longer one is no answer, and parsing would take all of the time."""
 _WORDS = re.compile(r"\\(?:text|textbf|textit|textrm|mbox|mathrm)\s*\{([^{}]*)\}")
 
 
@@ -44,7 +46,7 @@ def boxed_reward(*, intervals: bool) -> Callable[..., float]:
 
     def equals(prompt: str, completion: str, answer: Any) -> float:
         found = last_boxed(completion)
-        if not found:
+        if not found or len(found) > _LONGEST:
             return 0.0
         gold = last_boxed(str(answer)) or str(answer).strip()
         return float(_words(found) == _words(gold) or _same(gold, found, intervals))

@@ -433,6 +433,12 @@ def test_math_boxed_judges_the_box_and_nothing_else(
         assert reward.call(prompt="", completion=completion, answer=answer) == value
 
 
+@pytest.mark.parametrize("box", ["9^{9^{9^{9}}}", "1+" * 3000 + "1", "(" * 3000])
+def test_a_box_that_nobody_could_evaluate_is_wrong_and_no_failed_attempt(box: str) -> None:
+    (reward,) = load(["math_boxed:intervals"])
+    assert reward.call(prompt="", completion=rf"\boxed{{{box}}}", answer="7") == 0
+
+
 @pytest.mark.parametrize(
     ("inequality", "interval"),
     [("x<3", r"(-\infty,3)"), (r"2 \le x < 5", "[2,5)"), (r"t \geq \frac{1}{2}", r"[0.5,\infty)")],
