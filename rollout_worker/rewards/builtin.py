@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import threading
 from collections.abc import Callable
-from typing import Any
+from types import ModuleType
+from typing import Any, cast
 
 from rollout_worker.rewards.answers import last_boxed
 
-_STEP_LIMIT_S = 2
+_STEP_LIMIT_S = 3
 """Of parsing the answer, parsing the completion, and comparing: all of it ends before reward.timeout_s (10)."""
 _LONGEST = 1000
 """Characters of a box that is read. A longer one is no answer, and parsing would take all of the time."""
@@ -26,9 +28,7 @@ def exact_match(prompt: str, completion: str, answer: Any) -> float:
 
 def math_verify(prompt: str, completion: str, answer: Any) -> float:
     """1 if the completion's last mathematical expression equals the answer, by math-verify."""
-    import math_verify as library
-
-    limit = _limit(5)
+    library, limit = _prepared_library(), _limit(5)
     text = str(answer)
     gold = library.parse(text, parsing_timeout=limit) or library.parse(
         f"${text}$", parsing_timeout=limit
@@ -54,9 +54,18 @@ def boxed_reward(*, intervals: bool) -> Callable[..., float]:
     return equals
 
 
-def _same(gold: str, found: str, intervals: bool) -> bool:
+@functools.cache
+def _prepared_library() -> ModuleType:
+    """math-verify after its first parse, which loads grammars: on a busy machine that alone takes seconds, and would
+    make a right answer wrong."""
     import math_verify as library
 
+    library.parse(r"\boxed{\frac{1}{2}}", parsing_timeout=None)
+    return cast(ModuleType, library)
+
+
+def _same(gold: str, found: str, intervals: bool) -> bool:
+    library = _prepared_library()
     # Nothing is searched for: the box is all there is to read.
     reads, limit = [library.LatexExtractionConfig()], _limit(_STEP_LIMIT_S)
     parsed = (
