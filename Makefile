@@ -124,6 +124,7 @@ deploy: $(VENV)/.stamp-run
 	$(RENDER) deploy/examples/digit_sort.toml --target slurm --nodes 2 --partition cpu --nccl-env GLOO_SOCKET_IFNAME=eth0 --out deploy/slurm --force
 	$(RENDER) deploy/examples/qwen3_8b.toml --target pytorchjob --image registry.example/paceline:0.1.0-gpu --gpus-per-node 8 --volume data:/mnt/data --nccl-env NCCL_SOCKET_IFNAME=eth0 --nccl-env NCCL_IB_HCA=mlx5 --nccl-env NCCL_DEBUG=INFO --rdma rdma/hca=8 --host-network --cpus 11 --memory-gib 128 --shm-gib 1024 --out deploy/pytorchjob --force
 	$(RENDER) deploy/examples/qwen3_8b.toml --target pai-dlc --image registry.example/paceline:0.1.0-gpu --gpus-per-node 8 --workspace 12345 --resource-quota quota12345 --volume d-data:/mnt/data --run-dir /mnt/data/runs/qwen3-8b --nccl-env NCCL_DEBUG=INFO --rdma rdma --cpus 11 --memory-gib 128 --shm-gib 64 --out deploy/pai-dlc --force
+	$(RENDER) deploy/examples/qwen3_8b.toml --target ray --gpus-per-node 8 --run-dir /mnt/data/runs/qwen3-8b --nccl-env NCCL_SOCKET_IFNAME=eth0 --out deploy/ray --force
 
 bench: $(VENV)/.stamp-vllm
 	$(PIP) install -c constraints.txt -e '.[bench]'

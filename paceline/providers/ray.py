@@ -122,6 +122,11 @@ class RayProvider(Provider):
             "log": f"{self._run_dir}/logs/{name}.log",
         }
 
+    async def release(self) -> None:
+        """Ends all actors of the run and gives their places back. Raises Trouble."""
+        for one in (await self._ask(op="list"))["placed"]:
+            await self._ask(op="remove", name=one["name"])
+
     async def close(self) -> None:
         process, self._process = self._process, None
         if process is None:

@@ -15,6 +15,7 @@ TARGETS = {
     "kubernetes": "paceline.render.kubernetes",
     "pytorchjob": "paceline.render.pytorchjob",
     "pai-dlc": "paceline.render.pai_dlc",
+    "ray": "paceline.render.ray",
     "slurm": "paceline.render.slurm",
 }
 """Module of each: its ``render(request)`` returns the files, and ``USES`` names the options that it heeds."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib.util
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -27,6 +25,7 @@ from paceline.redis.server import stop_redis
 from paceline.rpc.ports import free_ports
 from paceline.v1 import admin_pb2, common_pb2
 from testbed.fleets.local_run import ROOT, paceline, write_run
+from tests.fixtures.ray_head import RayHead
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 needs_ray = pytest.mark.skipif(
@@ -44,50 +43,13 @@ def test_new_workers_take_the_lowest_free_names() -> None:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a Ray head with four CPUs, which the test ends with all that it started."""
-    where = tmp_path_factory.mktemp("ray", numbered=False)
-    port, client, agent = free_ports("127.0.0.1", 3)
-    ray = Path(sys.executable).with_name("ray")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
-    head = subprocess.Popen(
-        [
-            *(str(ray), "start", "--head", "--block", "--num-cpus=4", "--num-gpus=0"),
-            *("--node-ip-address=127.0.0.1", f"--port={port}", "--include-dashboard=false"),
-            # Any free ones: of a range it would refuse one that is the head's own.
-            *("--min-worker-port=0", "--max-worker-port=0"),
-            *(f"--ray-client-server-port={client}", f"--dashboard-agent-listen-port={agent}"),
-            *("--object-store-memory=80000000", f"--temp-dir={_short(where)}"),
-        ],
-        env=environment,
-        stdout=(where / "head.log").open("ab"),
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+    head = RayHead(tmp_path_factory.mktemp("ray", numbered=False))
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     try:
-        deadline = time.monotonic() + 120
-        while not _listens(port):
-            log = (where / "head.log").read_text()
-            assert head.poll() is None and time.monotonic() < deadline, log
-            time.sleep(0.2)
-        yield f"127.0.0.1:{port}"
+        head.start()
+        yield head.address
     finally:
-        family = [psutil.Process(head.pid), *psutil.Process(head.pid).children(recursive=True)]
-        for process in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.terminate()
-        _, left = psutil.wait_procs(family, timeout=60)
-        for process in left:
-            process.kill()
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _short(where: Path) -> Path:
-    """Ray's sockets need a path of at most 107 characters."""
-    return where if len(str(where)) < 40 else Path("/tmp", f"paceline-ray-{os.getpid()}")
+        head.close()
 
 
 @asynccontextmanager

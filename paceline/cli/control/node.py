@@ -83,8 +83,8 @@ def node(
     The environment of the job says which node this is: RANK and WORLD_SIZE (PyTorchJob, PAI-DLC), PET_NODE_RANK and PET_NNODES,
     or torchrun's with one process a node; MASTER_ADDR and MASTER_PORT name node 0. Node 0 runs Redis, the controllers and its
     workers, and writes the export and summary.json at the end. The other nodes run their share of the workers of [fleet].
-    The run directory is one that all nodes share. With fleet.provider = "ray" or "none" node 0 starts no worker. Every node ends with the exit status of the run. A node that is started
-    again joins again; node 0 continues the run.
+    The run directory is one that all nodes share. Every node ends with the exit status of the run. A node that is started
+    again joins again; node 0 continues the run. With fleet.provider = "ray" or "none" the job is one node without workers.
 
     Example: paceline node run.toml --run-dir /shared/runs/try1
 

@@ -29,7 +29,7 @@ def render(
         str,
         typer.Option(
             metavar="NAME",
-            help="kubernetes, pytorchjob, pai-dlc or slurm.",
+            help="kubernetes, pytorchjob, pai-dlc, ray or slurm.",
             autocompletion=_targets,
         ),
     ],
@@ -157,7 +157,7 @@ def render(
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the files that start a run on Kubernetes, as a PyTorchJob, on PAI-DLC or on Slurm.
+    """Write the files that start a run on Kubernetes, as a PyTorchJob, on PAI-DLC, Ray or Slurm.
 
     Counts, names and resources follow from the configuration; the options are what it does not say. Secrets are
     in none of the files. docs/clusters.md shows the commands that use them.

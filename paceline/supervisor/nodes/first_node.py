@@ -13,6 +13,8 @@ from paceline.config.load import changed_config
 from paceline.config.schema import Config
 from paceline.errors import UserError
 from paceline.process.job.node_environment import NodePlace
+from paceline.providers.base import Trouble
+from paceline.providers.ray import RayProvider
 from paceline.rpc.addresses import is_loopback
 from paceline.rpc.auth import TOKEN_FILE, read_token
 from paceline.rpc.client import ControlPlane
@@ -21,6 +23,7 @@ from paceline.supervisor.local import LocalFleet
 from paceline.supervisor.nodes.job_file import NodeJob, RunOutcome, write_job, write_outcome
 from paceline.supervisor.nodes.node_fleet import NodeFleet, NodeLauncher, Share
 from paceline.supervisor.up import LocalRun, Outcome
+from paceline.v1 import admin_pb2
 
 ANY_ADDRESS = "0.0.0.0"
 
@@ -64,10 +67,24 @@ class FirstNode(LocalRun):
             code = error.exit_status if isinstance(error, UserError) else 1
             write_outcome(self.run_dir, RunOutcome(job.session, "failed", code, str(error)))
             raise
+        finally:
+            await self._release()
         reason = str(outcome.summary.get("reason") or "")
         ended = RunOutcome(job.session, outcome.status, outcome.exit_code, reason)
         write_outcome(self.run_dir, ended)
         return outcome
+
+    async def _release(self) -> None:
+        """Ray keeps the places of workers that have ended, and no leader gives them back any more."""
+        if self.config.fleet.provider != "ray":
+            return
+        provider = RayProvider(self.config, str(self.run_dir), _no_drain)
+        try:
+            await provider.release()
+        except Trouble as trouble:
+            self.console.note(f"places on the Ray cluster are not given back: {trouble}")
+        finally:
+            await provider.close()
 
     def _launcher(self, config_path: Path, ports: Sequence[int]) -> Launcher:
         assert self.place is not None and self.share is not None
@@ -79,3 +96,7 @@ class FirstNode(LocalRun):
         return NodeFleet(
             self.config, launcher, self.run_dir, control, note, self.earlier, share=self.share
         )
+
+
+async def _no_drain(worker: admin_pb2.WorkerStatus) -> None:
+    """Nobody is asked to leave: the run has ended."""

@@ -1,0 +1,32 @@
+#!/bin/bash
+# Submit the run qwen3-8b and wait for its end:   RAY_API_SERVER_ADDRESS=http://HEAD:8265 ./submit.sh
+#
+# The exit status is the run's. If the head is lost, the job is submitted again to the head that is started in its
+# place, and continues the run.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+name=${1:-qwen3-8b}
+looks=0
+for ((start = 0; start <= 20; start++)); do
+  id=$name-$(date +%Y%m%d-%H%M%S)-$start
+  status=0
+  ray job submit --runtime-env runtime-env.yaml --submission-id "$id" -- sh start.sh || status=$?
+  if [ "$status" -eq 0 ]; then exit 0; fi
+  # The head says how the job ended, if it is there and knows the job.
+  said=$(ray job status "$id" 2>&1 || true)
+  if [[ $said =~ failed\ with\ exit\ code\ ([0-9]+) ]] && [ "${BASH_REMATCH[1]}" -lt 128 ]; then
+    exit "${BASH_REMATCH[1]}"
+  fi
+  if [[ $said == *STOPPED* ]]; then exit 130; fi
+  echo "the job $id was lost: it is submitted again once a head answers" >&2
+  until ray job list > /dev/null 2>&1; do
+    looks=$((looks + 1))
+    if [ "$looks" -gt 120 ]; then
+      echo "error: no head of a Ray cluster answers at ${RAY_API_SERVER_ADDRESS:-${RAY_ADDRESS:-http://127.0.0.1:8265}}" >&2
+      exit 3
+    fi
+    sleep 5
+  done
+done
+echo "error: the job was lost 21 times" >&2
+exit 1
