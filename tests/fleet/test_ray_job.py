@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(
         not all(importlib.util.find_spec(one) for one in ("ray", "aiohttp_cors", "opencensus")),
-        reason="Ray's job server is not installed: pip install 'paceline[ray]'",
+        reason="Ray is not installed, or not its job server: pip install 'paceline[ray]'",
     ),
 ]
 SLOWLY = {"functions": ["testbed.rewards.slow_reward:digit_first_later"]}

@@ -5,8 +5,10 @@ The stand-in of srun starts the nodes' processes on this machine, with one proce
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -16,8 +18,10 @@ from typing import Any
 
 import pytest
 
+from paceline.redis.server import stop_redis
+from paceline.rpc.ports import free_ports
 from paceline.run_view.files.fleet_file import FleetRecord, ProcessId
-from testbed.fleets.local_run import write_run
+from testbed.fleets.local_run import ROOT, write_run
 from tests.fixtures.rendered import base_environment, render
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -208,3 +212,62 @@ def test_a_failed_run_fails_its_job(made: list[SlurmJob], tmp_path: Path) -> Non
     assert job.wait() == 2, job.said()
     assert str(tmp_path / "train.jsonl") in job.said()
     assert not any(call.startswith("requeue") for call in job.calls())
+
+
+def blocks_of_the_page() -> tuple[str, str]:
+    """Shell texts of docs/clusters.md: the controllers' job, and a worker's."""
+    page = (ROOT / "docs" / "clusters.md").read_text()
+    _, _, section = page.partition("### Each role a job of its own")
+    section = section.partition("\n## ")[0]
+    found = re.findall(r"(?:^    .*\n)+", section, re.MULTILINE)
+    first, second = (re.sub(r"^    ", "", text, flags=re.MULTILINE) for text in found)
+    return first, second
+
+
+def test_roles_in_jobs_of_their_own_end_with_the_run(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    write_run(
+        tmp_path,
+        fleet={"policy": 1, "rollout": 1, "provider": "none"},
+        controller={"host": "0.0.0.0"},
+        redis={"host": "0.0.0.0"},
+        auth={"token_file": str(run_dir / "token")},
+    )
+    controllers, worker = blocks_of_the_page()
+    for before, port in zip(("7000", "7001"), free_ports("", 2), strict=True):
+        controllers = controllers.replace(f":{before}", f":{port}")
+    controllers = controllers.replace("$(hostname -f)", "127.0.0.1")
+    environment = {**os.environ, **base_environment(tmp_path), "PYTHONPATH": str(ROOT)}
+    jobs: list[subprocess.Popen[bytes]] = []
+
+    def submit(script: str) -> None:
+        with (tmp_path / "out").open("ab") as out:
+            jobs.append(
+                subprocess.Popen(
+                    ["bash", "-c", script],
+                    stdout=out,
+                    stderr=out,
+                    cwd=tmp_path,
+                    env={**environment, "run_dir": str(run_dir), "SLURM_ARRAY_TASK_ID": "0"},
+                    start_new_session=True,
+                )
+            )
+
+    try:
+        submit(controllers)
+        deadline = time.monotonic() + 60
+        while not (run_dir / "addresses").exists():
+            assert time.monotonic() < deadline, (tmp_path / "out").read_text()
+            time.sleep(0.1)
+        submit(worker)
+        submit(worker.replace("paceline rollout", "paceline policy").replace("rollout-", "policy-"))
+        assert [job.wait(240) for job in jobs] == [0, 0, 0], (tmp_path / "out").read_text()
+        summary = json.loads((run_dir / "summary.json").read_text())
+        assert (summary["status"], summary["steps"]) == ("finished", 6)
+        assert (Path(summary["export"]) / "config.json").is_file()
+    finally:
+        for job in jobs:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(job.pid, signal.SIGKILL)
+            job.wait()
+        stop_redis(run_dir)

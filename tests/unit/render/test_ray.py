@@ -78,7 +78,7 @@ def test_the_runtime_environment_is_the_job_s_files_and_variables() -> None:
     files = render(*VARIANTS["gpu"][:1], "ray", *VARIANTS["gpu"][1:])
     found = yaml.safe_load(files["runtime-env.yaml"])
     assert found == {"working_dir": ".", "env_vars": {"NCCL_DEBUG": "INFO"}}
-    runtime_env = pytest.importorskip("ray.runtime_env").RuntimeEnv
+    runtime_env = pytest.importorskip("ray.runtime_env", reason="Ray is not installed").RuntimeEnv
     runtime_env(env_vars=found["env_vars"])
 
 
