@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.scale import FLEET_COLUMNS
+from benchmarks.scaling import report as scaling_report
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -537,6 +538,18 @@ def scale_meshes() -> str:
     return table(["members", "commands before", "commands"], rows)
 
 
+def scaling() -> str:
+    found = results("scaling")
+    alone = ", ".join(
+        f"{rate:,.0f} tokens/s with {slots} slots" for slots, rate in found["alone"].items()
+    )
+    loads = [run["load_at_start"] for run in found["runs"]]
+    return (
+        f"{table(scaling_report.HEADER, scaling_report.rows(found))}\n\nOne engine alone: {alone}. Where there are several runs, "
+        f"the median is shown. The machine's 2 cores had other work: load averages of {min(loads):.1f} to {max(loads):.1f}."
+    )
+
+
 def _short(value: float) -> str:
     """Two significant digits or more."""
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
@@ -638,7 +651,7 @@ PAGES = {
     "vllm.md": (rollout,),
     "fault-tolerance.md": (chaos, simulator),
     "planner.md": (planner_errors, planner_parts, planner_fits, planner_assumed),
-    "scale.md": (scale_fleet, scale_snapshots, scale_meshes),
+    "scale.md": (scaling, scale_fleet, scale_snapshots, scale_meshes),
     "../README.md": (headline,),
 }
 

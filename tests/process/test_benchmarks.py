@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -39,6 +41,21 @@ def test_reading_of_payloads_is_measured(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert done.returncode == 0, done.stderr
     assert set(json.loads(out.read_text())["median_s"]) == {"raw", "fetch", "checked"}
+
+
+@pytest.mark.long
+@pytest.mark.e2e
+@pytest.mark.timeout(300)
+def test_the_throughput_of_a_fleet_on_emulated_gpus_is_measured(tmp_path: Path) -> None:
+    out = tmp_path / "scaling.json"
+    short = ["--workers", "1", "--staleness", "2", "--groups", "4", "--window", "2"]
+    command = [sys.executable, "-m", "benchmarks.scaling", *short, "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=280)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    (run,) = found["runs"]
+    assert (run["rollouts"], run["max_staleness"]) == (1, 2)
+    assert run["tokens_per_s"] > 0 and found["colocated"] and found["alone"]
 
 
 def test_the_planner_is_compared_with_a_published_run(tmp_path: Path) -> None:

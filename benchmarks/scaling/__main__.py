@@ -1,0 +1,89 @@
+"""Throughput of fleets of 1 to 8 rollout workers against ideal, and against the same GPUs used in turns.
+
+    python -m benchmarks.scaling                                   every cell, about 20 minutes
+    python -m benchmarks.scaling --workers 8 --staleness 2 5 --slots 32 --repeats 3
+
+Controller, Redis, gRPC and all workers are those that ship. Decoding and training take the times of emulated GPUs,
+so that the machine's cores are not the bound. A run with n rollout workers has a trainer of n GPUs; the baseline is
+given all 2n. Runs are added to those in the results; --fresh forgets them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import os
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks import runs
+from benchmarks.scaling.device_times import DeviceTimes
+from benchmarks.scaling.fleet import Cell, measure
+from benchmarks.scaling.in_turns import Batch, colocated_rate, generation_rate
+from benchmarks.scaling.picture import draw
+from benchmarks.scaling.report import HEADER, colocated_key, rows
+
+GROUP_SIZE = 4
+ALONE_S = 20.0
+COLOCATED_STEPS = 8
+PICTURE = runs.REPOSITORY / "docs" / "images" / "scaling.png"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.scaling",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--staleness", type=int, nargs="+", default=[0, 2])
+    parser.add_argument("--slots", type=int, nargs="+", default=[16], help="of one engine")
+    parser.add_argument("--groups", type=int, nargs="+", default=[32], help="of a step")
+    parser.add_argument("--repeats", type=int, default=1, help="runs of each cell")
+    parser.add_argument("--window", type=float, default=20.0, help="measured seconds of a run")
+    parser.add_argument("--fresh", action="store_true", help="forget the results so far")
+    parser.add_argument("--out", type=Path, help="JSON; default: benchmarks/results/scaling.json")
+    parser.add_argument(
+        "--picture", type=Path, help="PNG; default: none, --picture docs for the page's"
+    )
+    args = parser.parse_args()
+    times = DeviceTimes()
+    found: dict[str, Any] = {} if args.fresh else runs.results_so_far("scaling", args.out)
+    found |= {"machine": runs.machine(), "times": asdict(times), "group_size": GROUP_SIZE}
+    for name in ("alone", "colocated"):
+        found.setdefault(name, {})
+    found.setdefault("runs", [])
+    for groups, slots in itertools.product(args.groups, args.slots):
+        sized, batch = replace(times, slots=slots), Batch(groups, GROUP_SIZE)
+        _baselines(found, sized, batch, args.workers)
+        for workers, staleness in itertools.product(args.workers, args.staleness):
+            cell = Cell(workers, staleness, batch, replace(sized, policy_gpus=workers))
+            for _ in range(args.repeats):
+                load = os.getloadavg()[0]
+                run = {**measure(cell, args.window), "load_at_start": round(load, 2)}
+                found["runs"].append(run)
+                print(run, file=sys.stderr, flush=True)
+                runs.write("scaling", found, args.out)
+    print(runs.table(HEADER, rows(found)))
+    print(runs.write("scaling", found, args.out))
+    if args.picture is not None:
+        draw(found, PICTURE if str(args.picture) == "docs" else args.picture)
+    return 0
+
+
+def _baselines(found: dict[str, Any], times: DeviceTimes, batch: Batch, workers: list[int]) -> None:
+    """Generation alone and colocated training, each once for all runs."""
+    if str(times.slots) not in found["alone"]:
+        found["alone"][str(times.slots)] = asyncio.run(generation_rate(times, ALONE_S))
+    for count in workers:
+        key = colocated_key(count, times.slots, batch.groups)
+        if key not in found["colocated"]:
+            rate = colocated_rate(times, 2 * count, batch, COLOCATED_STEPS)
+            found["colocated"][key] = asyncio.run(rate)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

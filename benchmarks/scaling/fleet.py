@@ -1,0 +1,97 @@
+"""Throughput of a real fleet with emulated devices: controller, Redis, gRPC and every worker are processes."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.scaling.device_times import DeviceTimes
+from benchmarks.scaling.in_turns import Batch
+from testbed.fleets.local_run import Up, write_run
+
+LEAST_STEPS = 3
+"""Measured."""
+ENDLESS = 1_000_000
+LIMIT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    rollouts: int
+    max_staleness: int
+    batch: Batch
+    times: DeviceTimes
+    warm_up: int = 3
+    """Steps until the clock starts."""
+
+    @property
+    def groups_admitted(self) -> int:
+        """Beside those that are being trained."""
+        return max(1, self.max_staleness) * self.batch.groups
+
+    @property
+    def groups_needed(self) -> float:
+        """By Little's law, so that all slots of all engines are taken: a group stays until its longest completion."""
+        sequences = self.rollouts * self.times.slots
+        return sequences / self.batch.group_size * self.times.group_stretch(self.batch.group_size)
+
+
+def measure(cell: Cell, window_s: float) -> dict[str, Any]:
+    """Rates between the commit of the last step of the warm-up and that of the last step, ``window_s`` later or more."""
+    with tempfile.TemporaryDirectory(prefix="paceline-scaling-") as name:
+        up = Up(_config(cell, Path(name)), Path(name) / "run", environment=cell.times.environment())
+        try:
+            up.until(lambda: _complete(_steps(up)[cell.warm_up - 1 :], window_s), LIMIT_S)
+            begun, *measured = _steps(up)[cell.warm_up - 1 :]
+        finally:
+            up.close()
+    seconds = measured[-1]["t"] - begun["t"]
+    samples = sum(row["samples"] for row in measured)
+    return {
+        "rollouts": cell.rollouts,
+        "max_staleness": cell.max_staleness,
+        "slots": cell.times.slots,
+        "groups_per_step": cell.batch.groups,
+        "groups_admitted": cell.groups_admitted,
+        "groups_needed": cell.groups_needed,
+        "steps": len(measured),
+        "seconds": seconds,
+        "samples_per_s": samples / seconds,
+        "tokens_per_s": sum(r["response_tokens_mean"] * r["samples"] for r in measured) / seconds,
+        "training_s": sum(r["time_compute_s"] + r["time_commit_s"] for r in measured)
+        / len(measured),
+        "waited_s": sum(r["time_wait_s"] for r in measured) / len(measured),
+    }
+
+
+def _steps(up: Up) -> list[dict[str, Any]]:
+    """Metrics of the committed steps, in order."""
+    return sorted((r for r in up.metrics() if r["kind"] == "step"), key=lambda row: row["step"])
+
+
+def _complete(rows: list[dict[str, Any]], window_s: float) -> bool:
+    return len(rows) > LEAST_STEPS and rows[-1]["t"] - rows[0]["t"] >= window_s
+
+
+def _config(cell: Cell, where: Path) -> Path:
+    return write_run(
+        where,
+        rows=512,
+        reward={"functions": ["benchmarks.scaling.reward:first_digit"], "processes": 0},
+        train={
+            "steps": ENDLESS,
+            "groups_per_step": cell.batch.groups,
+            "max_staleness": cell.max_staleness,
+            "checkpoint_every": ENDLESS,
+            "eval_every": ENDLESS,
+            "lr": 1e-6,
+        },
+        rollout={
+            "group_size": cell.batch.group_size,
+            "max_tokens": cell.times.most_tokens,
+            "max_sequences": cell.times.slots,
+        },
+        fleet={"controllers": 1, "policy": 1, "rollout": cell.rollouts},
+    )
