@@ -1,37 +1,25 @@
 """Weight publisher: a snapshot on the training path, encoding and sending in the background.
 
-    training thread ── publish(v) ──► newest snapshot ──► link thread ──► receiver
-                                             └──────────► link thread ──► receiver
-
-A link thread consumes the newest snapshot. It waits for one that its receiver does not have, and then
-for the receiver's acknowledgement. Links share nothing but the snapshot: a slow or stopped receiver
-holds up only its own thread, and the versions that pass meanwhile are skipped for it.
+training thread ── publish(v) ──► newest snapshot ──► link thread ──► receiver
+                                         └──────────► link thread ──► receiver
 """
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterable
+from typing import Any
 
 from torch import Tensor
 
-from paceline.mesh.elastic_mesh import EpochCancelled, ProcessMesh
-from paceline.process.structured_log import event
-from paceline.process.waits import WaitKind, waiting
-from paceline.v1 import worker_pb2
-from paceline.weights.weight_link import LinkEnd, WeightLink
+from paceline.weights.sending_end import SendingEnd
+from paceline.weights.weight_link import WeightLink
 from paceline.weights.weight_snapshot import SnapshotPool, WeightSnapshot, WireDtype
-from paceline.weights.weight_transfer import PUBLISHER, Sent, await_hello, send_snapshot
-
-_log = logging.getLogger(__name__)
 
 
-class WeightPublisher(LinkEnd):
-    """The sending end of any number of links."""
+class WeightPublisher(SendingEnd):
+    """The trainer's end of any number of links."""
 
-    rank = PUBLISHER
     thread_name = "publish"
 
     def __init__(
@@ -95,42 +83,5 @@ class WeightPublisher(LinkEnd):
         newest = self._newest
         return -1 if newest is None else newest.version
 
-    def set_links(self, links: Sequence[worker_pb2.WeightsLink]) -> None:
-        """Converges to these links: new epochs are formed, others withdrawn. Does not block."""
-        self._converge(
-            {
-                (k.epoch, k.receiver.incarnation): WeightLink(k.epoch, k.receiver.worker_id)
-                for k in links
-            }
-        )
-
-    def transfer(self, link: WeightLink, mesh: ProcessMesh) -> NoReturn:
-        hello = await_hello(mesh)
-        self._formed(link, has=hello.version)
-        has, held = hello.version, hello.base
-        while True:
-            sent = self._send_newer(mesh, link, has, held)
-            has, held = sent.version, sent.fingerprint
-
-    def _send_newer(self, mesh: ProcessMesh, link: WeightLink, has: int, held: str) -> Sent:
-        """Waits for a version newer than ``has`` and sends it, as deltas if ``held`` is its base."""
-        with self._changed:
-            self._changed.wait_for(lambda: link.withdrawn.is_set() or self.version > has)
-            snapshot = self._newest
-        if link.withdrawn.is_set() or snapshot is None:
-            raise EpochCancelled("the link was withdrawn")
-        started = time.perf_counter()
-        with waiting(WaitKind.WEIGHTS, f"sending weights to {link.peer}", link.peer):
-            sent = send_snapshot(mesh, snapshot, held)
-        self.last_transfer_s = time.perf_counter() - started
-        event(
-            _log,
-            "weights sent",
-            epoch=link.epoch,
-            peer=link.peer,
-            version=snapshot.version,
-            ms=self.last_transfer_s * 1e3,
-            bytes=sent.wire_bytes,
-            share=sent.wire_bytes / max(1, snapshot.manifest.total_bytes),
-        )
-        return sent
+    def newest_for(self, link: WeightLink) -> WeightSnapshot | None:
+        return self._newest

@@ -1,16 +1,19 @@
 """Weight receiver: stages new versions beside the running engine.
 
     publisher ──► link thread ── StagedWeights ──► on_weights (the engine swaps at a token boundary)
+                       └── buckets ──► relay, if this worker hands weights on
 
-One link at a time. Its thread waits for the next version, until another link replaces it. An
-interrupted transfer leaves nothing behind; the next link begins with the receiver's hello, which tells
-the publisher the version that is already here.
+One link at a time. Its thread waits for the next version, until another link replaces it. The next link begins with
+the receiver's hello, which tells the publisher the version that is already here and the buckets of an interrupted
+transfer, which goes on behind them. A relay that has nothing to say says so; one that is silent while a newer version
+than the one here is known has failed, and its link with it.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -18,19 +21,19 @@ from paceline.mesh.elastic_mesh import EpochCancelled, ProcessMesh
 from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, waiting
 from paceline.v1 import worker_pb2
+from paceline.weights.arriving_weights import ArrivingWeights
+from paceline.weights.link_greeting import RECEIVER, acknowledge, say_hello
+from paceline.weights.receiver_base import ReceiverBase
 from paceline.weights.weight_link import LinkEnd, WeightLink
 from paceline.weights.weight_manifest import WeightsRefused
-from paceline.weights.weight_transfer import (
-    RECEIVER,
-    ReceiverBase,
-    StagedWeights,
-    acknowledge,
-    receive_snapshot,
-    say_hello,
-)
+from paceline.weights.weight_sending import LifeSign
+from paceline.weights.weight_transfer import Reception, StagedWeights, receive_snapshot
+from rollout_worker.weight_relay import WeightRelay
 
 HOLD_CHECK_S = 0.05
 """Time after which it is asked again whether an evaluation is under way."""
+_SIGNS = 4
+"""LifeSigns of a relay within the time after which its silence is a failure."""
 _log = logging.getLogger(__name__)
 
 
@@ -46,21 +49,35 @@ class WeightReceiver(LinkEnd):
         on_weights: Callable[[StagedWeights], None],
         evaluating: Callable[[], bool] = lambda: False,
         deltas: bool = True,
+        relays: bool = False,
+        stall_s: float = 30.0,
         **ends: Any,
     ) -> None:
         """``on_weights``: called from the link's thread with each new version, in rising order; the
         next transfer starts after it returns. ``evaluating``: while it is true, a version that has come
         waits, because an evaluated completion is of one version. ``deltas``: keep the newest weights in
-        host memory, so that the next version may come as what changed. Other arguments as for LinkEnd."""
+        host memory, so that the next version may come as what changed. ``relays``: links may lead from one receiver
+        to another; then weights pass through host memory, and the newest stay there. ``stall_s``: silence after which
+        a relay has failed. Other arguments as for LinkEnd."""
         self._deltas = deltas
         self._on_weights = on_weights
         self._evaluating = evaluating
+        self._stall_s = stall_s
         self._handing_over = threading.Lock()
+        self._receiving = threading.Lock()
+        """Held while buckets arrive: the next link goes on with them once the thread before has let go."""
         self.version = -1
         """Newest version handed to on_weights; -1 for none."""
         self._base: ReceiverBase | None = None
         """The weights that came last. They outlive the link: the next one may go on with deltas."""
-        super().__init__(**ends)
+        self._known, self._known_t = -1, 0.0
+        """Newest version that the controller has named, and when it did so first."""
+        super().__init__(**ends, through_host=relays)
+        self.relay: WeightRelay | None = None
+        if relays:
+            life = LifeSign(stall_s / _SIGNS, self._listens)
+            self.relay = WeightRelay(**ends, life=life, through_host=True)
+        self._reception = Reception(keep_deltas=relays)
 
     def set_link(self, link: worker_pb2.WeightsLink | None, newest: int | None = None) -> None:
         """Converges to this link; another epoch replaces the present one. Does not block.
@@ -69,12 +86,36 @@ class WeightReceiver(LinkEnd):
         never committed, and the new link replaces them by an older one. A link with ``reload`` replaces
         them in any case.
         """
+        if newest is not None and newest != self._known:
+            self._known, self._known_t = newest, time.monotonic()
         if link is None:
             self._converge({})
         else:
             key = (link.epoch, link.publisher.incarnation)
-            ours = WeightLink(link.epoch, link.publisher.worker_id, newest, link.reload)
+            ours = WeightLink(
+                link.epoch,
+                link.publisher.worker_id,
+                newest,
+                link.reload,
+                link.tree,
+                link.relayed,
+                heard_t=time.monotonic(),
+            )
             self._converge({key: ours})
+
+    def close(self) -> None:
+        if self.relay is not None:
+            self.relay.close()
+        super().close()
+
+    def fault_of(self, link: WeightLink) -> str:
+        heard = link.heard_t
+        if not link.relayed or heard is None or self._known <= self.version:
+            return ""
+        silent_s = time.monotonic() - max(heard, self._known_t)
+        if silent_s <= self._stall_s:
+            return ""
+        return f"{link.peer} relays weights and sent nothing for {self._stall_s:g} s"
 
     def transfer(self, link: WeightLink, mesh: ProcessMesh) -> NoReturn:
         # Behind the lock: a hand-over by the previous link's thread counts.
@@ -82,18 +123,13 @@ class WeightReceiver(LinkEnd):
             if link.reload or (link.newest is not None and link.newest < self.version):
                 self.version = -1
             version = self.version
+        with self._receiving:
+            reception = self._reception_over(link)
         base = self._base
-        say_hello(mesh, version, base)
+        say_hello(mesh, version, base, reception.begun)
         self._formed(link, has=version)
         while True:
-            what = f"waiting for weights from {link.peer}"
-            with waiting(WaitKind.WEIGHTS, what, link.peer):
-                try:
-                    staged = receive_snapshot(mesh, newer_than=self.version, base=base)
-                except WeightsRefused:
-                    # It may be the base that is damaged: the next link brings whole buckets.
-                    self._base = None
-                    raise
+            staged = self._receive(mesh, link, base, reception)
             base = self._base = staged.base if self._deltas else None
             if self.version >= 0 and self._evaluating():
                 with waiting(WaitKind.ENGINE, "generating for an evaluation of the loaded version"):
@@ -112,6 +148,53 @@ class WeightReceiver(LinkEnd):
             )
             # The engine owns them now: do not keep them until the next version comes.
             del staged
+
+    def _reception_over(self, link: WeightLink) -> Reception:
+        """A reception for this link's thread alone, with what the link before has left of a transfer."""
+        if self.relay is not None:
+            self.relay.confirm(link.tree, link.newest, reload=link.reload)
+        before = self._reception
+
+        def heard() -> None:
+            link.heard_t = time.monotonic()
+
+        self._reception = Reception(
+            before.begun, link.tree, before.keep_deltas, began=self._relayed, heard=heard
+        )
+        before.begun = None
+        heard()
+        return self._reception
+
+    def _relayed(self, weights: ArrivingWeights) -> None:
+        if self.relay is not None:
+            self.relay.hold(weights)
+
+    def _receive(
+        self, mesh: ProcessMesh, link: WeightLink, base: ReceiverBase | None, reception: Reception
+    ) -> StagedWeights:
+        what = f"waiting for weights from {link.peer}"
+        reception.heard()
+        try:
+            with self._receiving, waiting(WaitKind.WEIGHTS, what, link.peer):
+                return receive_snapshot(
+                    mesh,
+                    newer_than=self.version,
+                    base=base,
+                    device=self.device,
+                    reception=reception,
+                )
+        except WeightsRefused:
+            # It may be the base that is damaged: the next link brings whole buckets.
+            self._base = None
+            raise
+        finally:
+            if not link.withdrawn.is_set() and not self.fault_of(link):
+                link.heard_t = None
+
+    def _listens(self) -> bool:
+        """Whether this worker is ready for the next version: what it does not hand on has not come."""
+        with self._changed:
+            return all(link.heard_t is not None for link in self._links.values())
 
     def _hand_over(self, link: WeightLink, staged: StagedWeights) -> None:
         with self._handing_over:

@@ -153,8 +153,8 @@ GUARDS = (
         (
             Patch(
                 "paceline/weights/weight_transfer.py",
-                "    if version <= newer_than:\n",
-                "    if False:\n",
+                "        if version <= newer_than:\n",
+                "        if False:\n",
             ),
         ),
         ("tests/process/weights/test_weights_transfer.py",),
@@ -166,11 +166,37 @@ GUARDS = (
         (
             Patch(
                 "paceline/weights/weight_transfer.py",
-                "        if found != wanted:\n",
-                "        if False:\n",
+                "    if checksum(bucket) != expected:\n",
+                "    if False:\n",
             ),
         ),
         ("tests/process/weights/test_weights_transfer.py",),
         "damaged",
+    ),
+    Guard(
+        "mixed-weights",
+        "a transfer goes on with the weights that it began with, or begins anew",
+        (
+            Patch(
+                "paceline/weights/weight_sending.py",
+                "    return begun.buckets if same else 0\n",
+                "    return begun.buckets\n",
+            ),
+        ),
+        ("tests/process/weights/test_weight_relays.py",),
+        "not_mixed",
+    ),
+    Guard(
+        "tree-of-relays",
+        "a relay hands nothing on that was taken back",
+        (
+            Patch(
+                "rollout_worker/weight_relay.py",
+                "        return held if held is not None and held.tree >= link.tree else None\n",
+                "        return held\n",
+            ),
+        ),
+        ("tests/process/weights/test_weight_relays.py",),
+        "taken_back",
     ),
 )

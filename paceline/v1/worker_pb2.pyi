@@ -284,16 +284,20 @@ class MeshMember(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., tensor_host: _Optional[str] = ..., needs_state: _Optional[bool] = ...) -> None: ...
 
 class WeightsLink(_message.Message):
-    __slots__ = ("epoch", "publisher", "receiver", "reload")
+    __slots__ = ("epoch", "publisher", "receiver", "reload", "tree", "relayed")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PUBLISHER_FIELD_NUMBER: _ClassVar[int]
     RECEIVER_FIELD_NUMBER: _ClassVar[int]
     RELOAD_FIELD_NUMBER: _ClassVar[int]
+    TREE_FIELD_NUMBER: _ClassVar[int]
+    RELAYED_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     publisher: MeshMember
     receiver: MeshMember
     reload: bool
-    def __init__(self, epoch: _Optional[int] = ..., publisher: _Optional[_Union[MeshMember, _Mapping]] = ..., receiver: _Optional[_Union[MeshMember, _Mapping]] = ..., reload: _Optional[bool] = ...) -> None: ...
+    tree: int
+    relayed: bool
+    def __init__(self, epoch: _Optional[int] = ..., publisher: _Optional[_Union[MeshMember, _Mapping]] = ..., receiver: _Optional[_Union[MeshMember, _Mapping]] = ..., reload: _Optional[bool] = ..., tree: _Optional[int] = ..., relayed: _Optional[bool] = ...) -> None: ...
 
 class PeerError(_message.Message):
     __slots__ = ("caller", "epoch", "is_link", "detail")

@@ -42,6 +42,12 @@ class WeightLink:
     """Newest version that the controller knew when it named the link."""
     reload: bool = False
     """The receiver's weights of that version were withdrawn."""
+    tree: int = 0
+    """Number of the tree of links that this one belongs to; a higher one is newer."""
+    relayed: bool = False
+    """The publisher is a rollout worker."""
+    heard_t: float | None = None
+    """Receiver: when it last heard of the publisher, on the monotonic clock; None while it does not listen."""
     withdrawn: threading.Event = field(default_factory=threading.Event)
     formed: bool = False
 
@@ -62,6 +68,9 @@ class LinkEnd(ABC):
     """Called from a link's thread with the epoch of a link that failed and the reason."""
     host: str | None = None
     """As for ProcessMesh.form()."""
+    through_host: bool = False
+    """Weights pass through host memory at both ends, wherever they are computed with: a relay hands on what is there.
+    The same at both ends."""
 
     def __post_init__(self) -> None:
         self._changed = threading.Condition()
@@ -104,6 +113,14 @@ class LinkEnd(ABC):
         link.formed = True
         event(_log, "weights link formed", epoch=link.epoch, peer=link.peer, **fields)
 
+    def _over(self, link: WeightLink) -> bool:
+        """Whether what is under way on the link is to end."""
+        return link.withdrawn.is_set() or bool(self.fault_of(link))
+
+    def fault_of(self, link: WeightLink) -> str:
+        """What is wrong with a link of which no operation has failed; empty for nothing."""
+        return ""
+
     def _serve(self, link: WeightLink) -> None:
         mesh: ProcessMesh | None = None
         try:
@@ -112,23 +129,27 @@ class LinkEnd(ABC):
                 key=f"paceline:{self.run_id}:rdv:link:{link.epoch}",
                 rank=self.rank,
                 size=2,
-                device=self.device,
-                cancelled=link.withdrawn.is_set,
+                device=torch.device("cpu") if self.through_host else self.device,
+                cancelled=lambda: self._over(link),
                 host=self.host,
             )
             self.transfer(link, mesh)
         except EpochCancelled:
-            pass
+            if fault := self.fault_of(link):
+                self._failed(link, MeshError(fault))
         except Exception as error:
             # Whatever it was, the engine's loading included: this link has ended and is replaced.
-            link.formed = False
-            if not isinstance(error, MeshError | WeightsRefused):
-                _log.exception("weights could not be transferred epoch=%d", link.epoch)
-            if not link.withdrawn.is_set():
-                fields = {"epoch": link.epoch, "peer": link.peer, "error": error}
-                event(_log, "weights link failed", logging.WARNING, **fields)
-                self.on_link_error(link.epoch, str(error))
+            self._failed(link, error)
         finally:
             link.formed = False
             if mesh is not None:
                 mesh.abandon()
+
+    def _failed(self, link: WeightLink, error: Exception) -> None:
+        link.formed = False
+        if not isinstance(error, MeshError | WeightsRefused):
+            _log.error("weights could not be transferred epoch=%d", link.epoch, exc_info=error)
+        if not link.withdrawn.is_set():
+            fields = {"epoch": link.epoch, "peer": link.peer, "error": error}
+            event(_log, "weights link failed", logging.WARNING, **fields)
+            self.on_link_error(link.epoch, str(error))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.weights.arriving_weights import fingerprint
 from paceline.weights.bucket_delta import encode_delta
 from paceline.weights.tensor_checksum import checksum
 from paceline.weights.weight_manifest import Manifest, TensorSpec, WeightsRefused
@@ -94,6 +94,10 @@ class WeightSnapshot:
         if self._ready is not None:
             self._ready.synchronize()
 
+    def wait_bucket(self, index: int, timeout_s: float) -> bool:
+        """All buckets are here."""
+        return True
+
     def bucket(self, index: int) -> Tensor:
         return self.manifest.bucket(self.flat, index)
 
@@ -123,6 +127,11 @@ class WeightSnapshot:
     def base(self) -> WeightSnapshot | None:
         return self._base
 
+    def base_for(self, held: str) -> WeightSnapshot | None:
+        """The snapshot before this one, if it is what the receiver holds."""
+        base = self._base
+        return base if base is not None and held and base.fingerprint == held else None
+
     def delta(self, index: int, base: WeightSnapshot) -> Tensor | None:
         """One bucket as encode_delta() of that of ``base``, on the host; None if it travels whole.
 
@@ -133,11 +142,6 @@ class WeightSnapshot:
                 delta = encode_delta(base.bucket(index), self.bucket(index))
                 self._deltas[index] = None if delta is None else delta.cpu()
             return self._deltas[index]
-
-
-def fingerprint(checksums: Sequence[str]) -> str:
-    """Of weights whose buckets have these checksums."""
-    return hashlib.blake2b("".join(checksums).encode(), digest_size=16).hexdigest()
 
 
 def _described(

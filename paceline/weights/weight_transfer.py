@@ -1,19 +1,21 @@
-"""Weight transfer from the trainer to an engine: snapshot, transfer, staging.
+"""Weight transfer over a link: its protocol, and the receiving of weights.
 
 One transfer over a link, publisher (rank 0) to receiver (rank 1):
 
-    receiver → hello {version it has, fingerprint of the base it holds}     once, when the link is formed
-    publisher → header {version, manifest, base} → buckets → trailer {a checksum for each bucket}
+    receiver → hello {version it has, fingerprint of the base it holds, what it has begun}      once a link
+    publisher → header {version, manifest, base, first bucket} → for each bucket: record, bucket or delta
     receiver → ack {version}
 
-If both ends hold the same base, the weights of an earlier version, each bucket follows a size: that of
-its delta, or 0 before a whole bucket (see bucket_delta).
+The publisher is a trainer, or a rollout worker that relays what it receives. If both ends hold the same base,
+the weights of an earlier version, a bucket may travel as a delta (see bucket_delta).
 
 Invariants:
 
-- A snapshot never changes: what is sent is the state at one version, whatever the trainer does.
-- Staged weights are complete and intact, or the transfer raises and there are none. Checksums are those
-  of whole buckets, however they travelled.
+- What is sent never changes: it is the state at one version, whatever the trainer does.
+- Staged weights are complete and intact, or the transfer raises and there are none. Every bucket is compared with
+  the trainer's checksum of the whole bucket, however and over however many relays it travelled.
+- A transfer that breaks off goes on at the first missing bucket over the next link, if that link's publisher has the
+  same checksums for the buckets that are here. If not, it begins anew.
 - No size from a message is used before it was checked.
 """
 
@@ -21,7 +23,9 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -29,47 +33,16 @@ import torch
 from torch import Tensor
 
 from paceline.mesh.elastic_mesh import ProcessMesh
+from paceline.weights.arriving_weights import ArrivingWeights
 from paceline.weights.bucket_delta import WORTH, apply_delta
-from paceline.weights.frames import recv_frame, recv_size, send_frame, send_size
+from paceline.weights.bucket_record import ENDS, PATIENCE, WHOLE, BucketRecord, recv_record
+from paceline.weights.frames import recv_frame
+from paceline.weights.link_greeting import PROTOCOL, PUBLISHER, other_protocol, version_in
+from paceline.weights.receiver_base import ReceiverBase
 from paceline.weights.tensor_checksum import checksum, weights_digest
 from paceline.weights.weight_manifest import Manifest, WeightsRefused
-from paceline.weights.weight_snapshot import WeightSnapshot, fingerprint
 
-PUBLISHER, RECEIVER = 0, 1
-
-_PROTOCOL = 2
-_SMALL_FRAME = 64 << 10
 _HEADER_FRAME = 128 << 20
-
-
-@dataclass(frozen=True)
-class ReceiverBase:
-    """Weights that a receiver holds in host memory, for deltas to be applied to."""
-
-    manifest: Manifest
-    flat: Tensor
-    """uint8[total_bytes]. Never written to."""
-    fingerprint: str
-
-
-@dataclass(frozen=True)
-class Hello:
-    """State of the receiver when the link is formed."""
-
-    version: int
-    """-1 for none."""
-    base: str = ""
-    """Fingerprint of the base that it holds; empty for none."""
-
-
-@dataclass(frozen=True)
-class Sent:
-    """A finished transfer, as the publisher sees it."""
-
-    version: int
-    fingerprint: str
-    wire_bytes: int
-    """Of the buckets, whole or as deltas."""
 
 
 @dataclass(frozen=True)
@@ -91,51 +64,19 @@ class StagedWeights:
         return weights_digest(self.tensors.items())
 
 
-def say_hello(mesh: ProcessMesh, version: int, base: ReceiverBase | None = None) -> None:
-    """Receiver: sends the version that it already has, -1 for none, and the base that it holds."""
-    held = "" if base is None else base.fingerprint
-    send_frame(mesh, {"protocol": _PROTOCOL, "version": version, "base": held}, PUBLISHER)
+@dataclass
+class Reception:
+    """What a receiver keeps from one link to the next, and what it hears."""
 
-
-def await_hello(mesh: ProcessMesh) -> Hello:
-    """Publisher: what the receiver has."""
-    hello = recv_frame(mesh, RECEIVER, _SMALL_FRAME)
-    if hello.get("protocol") != _PROTOCOL:
-        raise WeightsRefused(f"the receiver speaks protocol {hello.get('protocol')!r}")
-    return Hello(_version(hello), str(hello.get("base", "")))
-
-
-def send_snapshot(mesh: ProcessMesh, snapshot: WeightSnapshot, held: str = "") -> Sent:
-    """Publisher: sends all buckets and waits for the receiver's acknowledgement.
-
-    ``held``: fingerprint of the base that the receiver holds. If it is the snapshot's, deltas are sent.
-
-    Raises EpochCancelled, MeshError, or WeightsRefused if the reply makes no sense.
-    """
-    snapshot.wait_ready()
-    manifest = snapshot.manifest
-    direct = mesh.joins_devices
-    # Between devices a whole bucket is faster than the host that would have to apply a delta.
-    base = None if direct else _base_of(snapshot, held)
-    header = {"version": snapshot.version, "direct": direct, "base": held if base else ""}
-    send_frame(mesh, {**header, "manifest": manifest.to_json()}, RECEIVER)
-    checksums, wire_bytes = [], 0
-    for i in range(manifest.buckets):
-        bucket = snapshot.bucket(i)
-        if base is not None:
-            delta = snapshot.delta(i, base)
-            send_size(mesh, 0 if delta is None else delta.numel(), RECEIVER)
-            bucket = bucket if delta is None else delta
-        # A snapshot in host memory travels over a link of devices, too.
-        sending = mesh.send_async(bucket.to(mesh.device) if direct else bucket.cpu(), RECEIVER)
-        checksums.append(snapshot.checksum(i))
-        wire_bytes += bucket.numel()
-        mesh.wait(sending)
-    send_frame(mesh, {"checksums": checksums}, RECEIVER)
-    ack = recv_frame(mesh, RECEIVER, _SMALL_FRAME)
-    if _version(ack) != snapshot.version:
-        raise WeightsRefused(f"version {snapshot.version} was sent, {_version(ack)} acknowledged")
-    return Sent(snapshot.version, fingerprint(checksums), wire_bytes)
+    begun: ArrivingWeights | None = None
+    """Of a transfer that broke off."""
+    tree: int = 0
+    """Of the present link."""
+    keep_deltas: bool = False
+    began: Callable[[ArrivingWeights], None] = field(default=lambda weights: None)
+    """Called when a transfer begins or goes on. From then on the weights fill up."""
+    heard: Callable[[], None] = field(default=lambda: None)
+    """Called for everything that comes from the publisher."""
 
 
 def receive_snapshot(
@@ -144,105 +85,171 @@ def receive_snapshot(
     newer_than: int = -1,
     base: ReceiverBase | None = None,
     limit_bytes: int | None = None,
+    device: torch.device | None = None,
+    reception: Reception | None = None,
 ) -> StagedWeights:
     """Receiver: waits for the next version and stages it in fresh memory.
 
     ``newer_than``: any version up to this is refused. ``base``: what the hello, or the last
     acknowledgement, told the publisher to be here. ``limit_bytes``: largest buffer to allocate;
-    default: the device's whole memory. Call acknowledge() once the engine holds it.
+    default: the device's whole memory. ``device``: where the tensors are staged; default: the mesh's. Call
+    acknowledge() once the engine holds it.
 
     Raises EpochCancelled, MeshError, or WeightsRefused: old version, malformed, too large, or a
-    bucket that does not match its checksum.
+    bucket that does not match its checksum. What has come until then is in ``reception.begun``.
     """
-    header = recv_frame(mesh, PUBLISHER, _HEADER_FRAME)
-    started = time.perf_counter()
-    version = _version(header)
-    if version <= newer_than:
-        raise WeightsRefused(f"version {version} was offered, {newer_than} is here already")
-    manifest = Manifest.from_json(
-        header.get("manifest"), limit_bytes=limit_bytes or _memory_bytes(mesh.device)
-    )
-    direct = header.get("direct") is True
-    if direct and not mesh.joins_devices:
-        raise WeightsRefused("buckets were announced over a device link that is not there")
-    wanted = header.get("base")
-    if wanted and (base is None or base.fingerprint != wanted or base.manifest != manifest):
-        raise WeightsRefused("deltas were announced for weights that are not here")
-    flat = torch.empty(
-        manifest.total_bytes, dtype=torch.uint8, device=mesh.device if direct else "cpu"
-    )
-    if wanted and base is not None:
-        sums = _receive_deltas(mesh, manifest, flat, base)
-    else:
-        sums = _receive_whole(mesh, manifest, flat)
-    _compare(mesh, version, sums)
-    tensors = manifest.views(flat.to(mesh.device))
-    keep = manifest.may_be_sparse and not direct
-    held = ReceiverBase(manifest, flat, fingerprint(sums)) if keep else None
-    return StagedWeights(version, tensors, time.perf_counter() - started, held)
-
-
-def acknowledge(mesh: ProcessMesh, version: int) -> None:
-    """Receiver: version is staged, and the next one may be sent."""
-    send_frame(mesh, {"version": version}, PUBLISHER)
-
-
-def _base_of(snapshot: WeightSnapshot, held: str) -> WeightSnapshot | None:
-    """The snapshot before this one, if it is what the receiver holds."""
-    base = snapshot.base
-    return base if base is not None and held and base.fingerprint == held else None
-
-
-def _receive_whole(mesh: ProcessMesh, manifest: Manifest, flat: Tensor) -> list[str]:
-    """Fills ``flat``; returns the buckets' checksums. One is computed while the next bucket arrives."""
-    sums: list[str] = []
-    for i in range(manifest.buckets):
-        receiving = mesh.recv_async(manifest.bucket(flat, i), PUBLISHER)
-        if i:
-            sums.append(checksum(manifest.bucket(flat, i - 1)))
-        mesh.wait(receiving)
-    if manifest.buckets:
-        sums.append(checksum(manifest.bucket(flat, manifest.buckets - 1)))
-    return sums
-
-
-def _receive_deltas(
-    mesh: ProcessMesh, manifest: Manifest, flat: Tensor, base: ReceiverBase
-) -> list[str]:
-    """The same from deltas against ``base``. A bucket may come whole."""
-    sums: list[str] = []
-    for i in range(manifest.buckets):
-        bucket = manifest.bucket(flat, i)
-        size = recv_size(mesh, PUBLISHER)
-        if not 0 <= size <= WORTH * bucket.numel():
-            raise WeightsRefused(f"a delta of {size} bytes for a bucket of {bucket.numel()}")
-        if size == 0:
-            mesh.recv(bucket, PUBLISHER)
+    reception, device = reception or Reception(), device or mesh.device
+    while True:
+        header = _recv_header(mesh, reception)
+        started = time.perf_counter()
+        version = version_in(header)
+        if version <= newer_than:
+            raise WeightsRefused(f"version {version} was offered, {newer_than} is here already")
+        manifest = Manifest.from_json(
+            header.get("manifest"), limit_bytes=limit_bytes or _memory_bytes(device)
+        )
+        direct = header.get("direct") is True
+        if direct and not mesh.joins_devices:
+            raise WeightsRefused("buckets were announced over a device link that is not there")
+        wanted = header.get("base")
+        if not wanted:
+            base_here = None
+        elif base is None or base.fingerprint != wanted or base.manifest != manifest:
+            raise WeightsRefused("deltas were announced for weights that are not here")
         else:
-            delta = torch.empty(size, dtype=torch.uint8)
-            mesh.recv(delta, PUBLISHER)
-            bucket.copy_(manifest.bucket(base.flat, i))
-            apply_delta(bucket, delta)
-        sums.append(checksum(bucket))
-    return sums
+            base_here = base
+        if direct:
+            flat = torch.empty(manifest.total_bytes, dtype=torch.uint8, device=mesh.device)
+            _receive_direct(mesh, version, manifest, flat)
+            seconds = time.perf_counter() - started
+            return StagedWeights(version, manifest.views(flat), seconds)
+        weights = _begin(reception, header, version, manifest)
+        if base_here is not None:
+            weights.base = base_here.fingerprint
+        reception.began(weights)
+        if not _receive_buckets(mesh, weights, base_here, reception):
+            continue
+        reception.begun = None
+        tensors = manifest.views(weights.flat.to(device))
+        held = None
+        if manifest.may_be_sparse:
+            held = ReceiverBase(manifest, weights.flat, weights.fingerprint)
+        return StagedWeights(version, tensors, time.perf_counter() - started, held)
 
 
-def _compare(mesh: ProcessMesh, version: int, sums: list[str]) -> None:
-    """Compares the checksums of what arrived with the trailer's. Raises WeightsRefused."""
-    trailer = recv_frame(mesh, PUBLISHER, _SMALL_FRAME + 64 * len(sums))
-    expected = trailer.get("checksums")
-    if not isinstance(expected, list) or len(expected) != len(sums):
-        raise WeightsRefused("the checksums do not fit the buckets")
-    for i, (found, wanted) in enumerate(zip(sums, expected, strict=True)):
-        if found != wanted:
-            raise WeightsRefused(f"bucket {i} of version {version} was damaged on the way")
+def _recv_header(mesh: ProcessMesh, reception: Reception) -> dict[str, Any]:
+    while True:
+        header = recv_frame(mesh, PUBLISHER, _HEADER_FRAME)
+        reception.heard()
+        if refused := header.get("refused"):
+            raise WeightsRefused(str(refused)[:500])
+        if header.get("protocol") != PROTOCOL:
+            why = other_protocol("publisher", header.get("protocol"), "receiver")
+            raise WeightsRefused(why)
+        if header.get("waits") is not True:
+            return header
 
 
-def _version(message: dict[str, Any]) -> int:
-    version = message.get("version")
-    if not isinstance(version, int) or isinstance(version, bool) or not -1 <= version < 1 << 62:
-        raise WeightsRefused(f"{version!r} is no version")
-    return version
+def _begin(
+    reception: Reception, header: dict[str, Any], version: int, manifest: Manifest
+) -> ArrivingWeights:
+    """The weights to fill: those that were begun, if the publisher goes on with them."""
+    begun, first = reception.begun, header.get("first")
+    if first == 0:
+        fresh = ArrivingWeights(
+            version, manifest, tree=reception.tree, keep_deltas=reception.keep_deltas
+        )
+        reception.begun = fresh
+        return fresh
+    if begun is None or (begun.version, begun.held) != (version, first):
+        raise WeightsRefused(f"buckets from {first!r} on were offered, which nobody asked for")
+    if begun.manifest != manifest:
+        raise WeightsRefused(f"version {version} goes on with other tensors than it began with")
+    begun.tree = reception.tree
+    return begun
+
+
+def _receive_buckets(
+    mesh: ProcessMesh, weights: ArrivingWeights, base: ReceiverBase | None, reception: Reception
+) -> bool:
+    """Fills ``weights``; False if the publisher will never have the rest. Each bucket is checked while the next one
+    arrives."""
+    checked: Future[None] | None = None
+    try:
+        with ThreadPoolExecutor(1, "weights-check") as checking:
+            for i in range(weights.held, weights.manifest.buckets):
+                record = _recv_record(mesh, reception)
+                if record.size == ENDS:
+                    return False
+                delta = _recv_bucket(mesh, weights.bucket(i), record, base)
+                reception.heard()
+                if checked is not None:
+                    checked.result()
+                checked = checking.submit(_check, weights, i, record.checksum, delta, base)
+            if checked is not None:
+                checked.result()
+    except Exception:
+        if not mesh.settled:
+            weights.leave_memory()
+        raise
+    return True
+
+
+def _recv_record(mesh: ProcessMesh, reception: Reception) -> BucketRecord:
+    while (record := recv_record(mesh, PUBLISHER)).size == PATIENCE:
+        reception.heard()
+    return record
+
+
+def _recv_bucket(
+    mesh: ProcessMesh, bucket: Tensor, record: BucketRecord, base: ReceiverBase | None
+) -> Tensor | None:
+    """Receives a whole bucket into its place, or returns the delta that came in its stead."""
+    if record.size == WHOLE:
+        mesh.recv(bucket, PUBLISHER)
+        return None
+    if base is None or not 0 < record.size <= WORTH * bucket.numel():
+        raise WeightsRefused(f"a delta of {record.size} bytes for a bucket of {bucket.numel()}")
+    delta = torch.empty(record.size, dtype=torch.uint8)
+    mesh.recv(delta, PUBLISHER)
+    return delta
+
+
+def _check(
+    weights: ArrivingWeights,
+    index: int,
+    expected: str,
+    delta: Tensor | None,
+    base: ReceiverBase | None,
+) -> None:
+    """Adds the bucket to ``weights`` if it matches its checksum. Raises WeightsRefused."""
+    bucket = weights.bucket(index)
+    if delta is not None and base is not None:
+        bucket.copy_(weights.manifest.bucket(base.flat, index))
+        apply_delta(bucket, delta)
+    _compare(weights.version, index, bucket, expected)
+    weights.add(expected, delta)
+
+
+def _receive_direct(mesh: ProcessMesh, version: int, manifest: Manifest, flat: Tensor) -> None:
+    """Fills ``flat`` from the publisher's device. One bucket is checked while the next one arrives."""
+    before: tuple[int, Tensor, str] | None = None
+    for i in range(manifest.buckets):
+        record, bucket = recv_record(mesh, PUBLISHER), manifest.bucket(flat, i)
+        if record.size != WHOLE:
+            raise WeightsRefused("a bucket between devices travels whole")
+        receiving = mesh.recv_async(bucket, PUBLISHER)
+        if before is not None:
+            _compare(version, *before)
+        mesh.wait(receiving)
+        before = i, bucket, record.checksum
+    if before is not None:
+        _compare(version, *before)
+
+
+def _compare(version: int, index: int, bucket: Tensor, expected: str) -> None:
+    if checksum(bucket) != expected:
+        raise WeightsRefused(f"bucket {index} of version {version} was damaged on the way")
 
 
 def _memory_bytes(device: torch.device) -> int:

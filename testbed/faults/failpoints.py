@@ -186,7 +186,8 @@ class Trap:
 
             return send_snapshot
 
-        self._replace(_module("policy_worker.weight_publisher"), "send_snapshot", make)
+        _module("policy_worker.weight_publisher")
+        self._replace(_module("paceline.weights.sending_end"), "send_snapshot", make)
 
     # -- rollout worker -----------------------------------------------------------------------
 

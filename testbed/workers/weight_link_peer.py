@@ -1,39 +1,56 @@
 """One end of a weights link as a process of its own, for tests that kill or stop it.
 
-``python -m testbed.workers.weight_link_peer receiver|half-sender REDIS_URL RUN_ID EPOCH`` prints a line of
-JSON for what happens. A receiver stages every version; a half-sender sends the announcement and the
-first of several buckets, then hangs.
+``python -m testbed.workers.weight_link_peer PART REDIS_URL RUN_ID EPOCH`` prints a line of JSON for what happens. A
+receiver stages every version; with ``--relays EPOCH ...`` it hands them on over these links. A half-sender sends the
+announcement and the first of several buckets, then hangs.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from paceline.mesh.elastic_mesh import ProcessMesh
 from paceline.v1 import worker_pb2
+from paceline.weights.bucket_record import WHOLE, BucketRecord, send_record
 from paceline.weights.frames import send_frame
+from paceline.weights.link_greeting import PUBLISHER, RECEIVER, await_hello
 from paceline.weights.weight_snapshot import WeightSnapshot
-from paceline.weights.weight_transfer import (
-    PUBLISHER,
-    RECEIVER,
-    StagedWeights,
-    await_hello,
-)
+from paceline.weights.weight_transfer import StagedWeights
 from rollout_worker.weight_receiver import WeightReceiver
 
 CPU = torch.device("cpu")
 
 
-def start(part: str, url: str, run_id: str, epoch: int) -> subprocess.Popen[str]:
+def start(
+    part: str,
+    url: str,
+    run_id: str,
+    epoch: int,
+    *,
+    relays: Sequence[int] | None = None,
+    relayed: bool = False,
+    stall_s: float = 30.0,
+    host: str = "",
+    on: Sequence[str] = (),
+) -> subprocess.Popen[str]:
+    """``relays``: epochs of the links over which a receiver hands weights on; None: relays are off. ``relayed``: its
+    publisher is a relay. ``stall_s``: as for WeightReceiver. ``host``: its address. ``on``: command in front of it."""
+    command = [sys.executable, "-m", "testbed.workers.weight_link_peer", part, url, run_id]
+    command += [str(epoch), "--stall-s", str(stall_s), "--host", host]
+    command += ["--relayed"] if relayed else []
+    if relays is not None:
+        command += ["--relays", *map(str, relays)]
     return subprocess.Popen(
-        [sys.executable, "-m", "testbed.workers.weight_link_peer", part, url, run_id, str(epoch)],
+        [*on, *command],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -49,25 +66,30 @@ def say(**fields: Any) -> None:
     print(json.dumps(fields), flush=True)
 
 
-def receiver(url: str, run_id: str, epoch: int) -> None:
+def receiver(args: argparse.Namespace) -> None:
     def staged(weights: StagedWeights) -> None:
         say(version=weights.version, digest=weights.digest, seconds=weights.seconds)
 
     end = WeightReceiver(
-        url=url,
-        run_id=run_id,
+        url=args.url,
+        run_id=args.run_id,
         device=CPU,
         on_weights=staged,
         on_link_error=lambda epoch, detail: say(error=detail),
+        relays=args.relays is not None,
+        stall_s=args.stall_s,
+        host=args.host or None,
     )
-    end.set_link(worker_pb2.WeightsLink(epoch=epoch))
+    if end.relay is not None:
+        end.relay.set_links([worker_pb2.WeightsLink(epoch=epoch) for epoch in args.relays])
+    end.set_link(worker_pb2.WeightsLink(epoch=args.epoch, relayed=args.relayed))
     threading.Event().wait()
 
 
-def half_sender(url: str, run_id: str, epoch: int) -> None:
+def half_sender(args: argparse.Namespace) -> None:
     mesh = ProcessMesh.form(
-        url=url,
-        key=f"paceline:{run_id}:rdv:link:{epoch}",
+        url=args.url,
+        key=f"paceline:{args.run_id}:rdv:link:{args.epoch}",
         rank=PUBLISHER,
         size=2,
         device=CPU,
@@ -75,15 +97,33 @@ def half_sender(url: str, run_id: str, epoch: int) -> None:
     )
     await_hello(mesh)
     snapshot = WeightSnapshot.take(7, [("w", torch.ones(4096))], bucket_bytes=4096)
-    announcement = {"version": 7, "direct": False, "manifest": snapshot.manifest.to_json()}
-    send_frame(mesh, announcement, RECEIVER)
+    announcement = {"protocol": 3, "version": 7, "direct": False, "first": 0}
+    send_frame(mesh, {**announcement, "manifest": snapshot.manifest.to_json()}, RECEIVER)
+    send_record(mesh, BucketRecord(WHOLE, snapshot.checksum(0)), RECEIVER)
     mesh.send(snapshot.bucket(0), RECEIVER)
     say(sent="half")
     threading.Event().wait()
 
 
+PARTS = {"receiver": receiver, "half-sender": half_sender}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("url", help="of the Redis of the rendezvous")
+    parser.add_argument("run_id")
+    parser.add_argument("epoch", type=int, help="of the link")
+    parser.add_argument(
+        "--relays", type=int, nargs="*", help="links over which weights are handed on"
+    )
+    parser.add_argument("--relayed", action="store_true", help="the publisher is a relay")
+    parser.add_argument("--stall-s", type=float, help="silence after which a relay has failed")
+    parser.add_argument("--host", default="", help="address at which the other ends reach this one")
+    args = parser.parse_args()
+    PARTS[args.part](args)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"receiver": receiver, "half-sender": half_sender}[sys.argv[1]](
-        sys.argv[2], sys.argv[3], int(sys.argv[4])
-    )
+    main()

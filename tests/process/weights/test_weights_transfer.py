@@ -10,22 +10,21 @@ import torch
 from torch import Tensor
 
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
-from paceline.weights.tensor_checksum import weights_digest
-from paceline.weights.weight_manifest import WeightsRefused
-from paceline.weights.weight_snapshot import SnapshotPool, WeightSnapshot, WireDtype
-from paceline.weights.weight_transfer import (
+from paceline.weights.frames import send_frame
+from paceline.weights.link_greeting import (
     PUBLISHER,
     RECEIVER,
     Hello,
-    ReceiverBase,
-    Sent,
-    StagedWeights,
     acknowledge,
     await_hello,
-    receive_snapshot,
     say_hello,
-    send_snapshot,
 )
+from paceline.weights.receiver_base import ReceiverBase
+from paceline.weights.tensor_checksum import weights_digest
+from paceline.weights.weight_manifest import WeightsRefused
+from paceline.weights.weight_sending import Sent, send_snapshot
+from paceline.weights.weight_snapshot import SnapshotPool, WeightSnapshot, WireDtype
+from paceline.weights.weight_transfer import StagedWeights, receive_snapshot
 
 CPU = torch.device("cpu")
 Pair = tuple[ProcessMesh, ProcessMesh]
@@ -189,6 +188,36 @@ def test_the_receiver_tells_what_it_has(link: Pair) -> None:
     speaking.start()
     assert await_hello(publisher) == Hello(41, held.fingerprint)
     speaking.join()
+
+
+def test_a_receiver_of_another_release_is_told_so(link: Pair) -> None:
+    publisher, receiver = link
+    refusal: list[Exception] = []
+
+    def publish() -> None:
+        try:
+            await_hello(publisher)
+        except WeightsRefused as error:
+            refusal.append(error)
+
+    publishing = threading.Thread(target=publish)
+    publishing.start()
+    send_frame(receiver, {"protocol": 2, "version": 5, "base": ""}, PUBLISHER)
+    with pytest.raises(WeightsRefused, match=r"version 2 .* run the same release of Paceline"):
+        receive_snapshot(receiver)
+    publishing.join()
+    assert "the publisher version 3" in str(refusal[0])
+
+
+def test_a_publisher_of_another_release_is_refused(link: Pair) -> None:
+    publisher, receiver = link
+    snapshot = WeightSnapshot.take(1, [("w", torch.ones(5))])
+    header = {"version": 1, "direct": False, "base": "", "manifest": snapshot.manifest.to_json()}
+    sending = threading.Thread(target=send_frame, args=(publisher, header, RECEIVER))
+    sending.start()
+    with pytest.raises(WeightsRefused, match="run the same release of Paceline"):
+        receive_snapshot(receiver)
+    sending.join()
 
 
 def base_of(snapshot: WeightSnapshot) -> ReceiverBase:

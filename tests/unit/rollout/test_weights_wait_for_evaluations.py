@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from paceline.mesh.elastic_mesh import EpochCancelled
 from paceline.v1 import common_pb2, rollout_pb2
@@ -40,20 +41,23 @@ class Receiving:
         self.loaded: list[int] = []
         came = iter([SimpleNamespace(version=1, seconds=0.1, base=None)])
 
-        def receive(mesh: Any, newer_than: int, base: Any) -> Any:
+        def receive(mesh: Any, **named: Any) -> Any:
             for staged in came:
                 return staged
             raise EpochCancelled("over")
 
-        patch.setattr(weight_receiver, "say_hello", lambda mesh, version, base: None)
+        patch.setattr(weight_receiver, "say_hello", lambda mesh, *has: None)
         patch.setattr(weight_receiver, "acknowledge", lambda mesh, version: None)
         patch.setattr(weight_receiver, "receive_snapshot", receive)
-        receiver: Any = WeightReceiver.__new__(WeightReceiver)
-        receiver._handing_over, receiver.version = threading.Lock(), version
-        receiver._on_weights = lambda staged: self.loaded.append(staged.version)
-        receiver._evaluating = self.ask
-        receiver._base, receiver._deltas = None, True
-        receiver._formed = lambda link, has: None
+        receiver: Any = WeightReceiver(
+            url="redis://nowhere",
+            run_id="r",
+            device=torch.device("cpu"),
+            on_link_error=print,
+            on_weights=lambda staged: self.loaded.append(staged.version),
+            evaluating=self.ask,
+        )
+        receiver.version = version
         self.link = WeightLink(1, "policy-0")
         self.thread = threading.Thread(target=self.run, args=(receiver,), daemon=True)
         self.thread.start()
