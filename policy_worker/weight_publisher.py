@@ -7,7 +7,7 @@ training thread ── publish(v) ──► newest snapshot ──► link threa
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
