@@ -4,22 +4,6 @@ set -eu
 umask 077
 run_dir=/mnt/data/runs/qwen3-8b
 mkdir -p "$run_dir/nodes"
-# Secrets are lines NAME=VALUE of a private file: PACELINE_TOKEN, HF_TOKEN.
-# Without PACELINE_TOKEN all processes share a token of their own, in the run directory.
-secrets=${PACELINE_SECRETS:-$run_dir/secrets.env}
-if [ -e "$secrets" ]; then
-  case $(stat -L -c %a "$secrets") in
-    600 | 400) ;;
-    *)
-      echo "error: others may read $secrets: chmod 600 $secrets" >&2
-      exit 2
-      ;;
-  esac
-  set -a
-  # shellcheck source=/dev/null
-  . "$secrets"
-  set +a
-fi
 config=$run_dir/ray.toml
 cat > "$config.part" << 'END_OF_RUN_TOML'
 [run]

@@ -152,7 +152,7 @@ def _begin(request: RenderRequest, provider: str) -> str:
 set -eu
 umask 077
 run_dir={shlex.quote(request.run_dir)}
-{secrets_text(request, exported="")}config=/tmp/run.toml
+{secrets_text(request.controller_secrets(), exported="")}config=/tmp/run.toml
 {run_file_text(request.config, changes)}"""
 
 

@@ -43,6 +43,9 @@ def _changes(request: RenderRequest) -> dict[str, dict[str, Any]]:
 
 def _start(request: RenderRequest) -> str:
     run_dir = shlex.quote(request.run_dir)
+    # Workers are on other machines: what they need is in the environment there, and the token in the run directory.
+    elsewhere = request.worker_secrets()
+    secrets = {n: s for n, s in request.controller_secrets().items() if n not in elsewhere}
     return f"""\
 #!/bin/sh
 # Entrypoint of the job, on the head of the cluster: Redis and the controllers of the run {request.name}. Ray starts the workers.
@@ -50,7 +53,7 @@ set -eu
 umask 077
 run_dir={run_dir}
 mkdir -p "$run_dir/nodes"
-{secrets_text(request, exported="")}config=$run_dir/ray.toml
+{secrets_text(secrets, exported="")}config=$run_dir/ray.toml
 {run_file_text(request.config, _changes(request))}master=$(python -c 'import ray; print(ray.util.get_node_ip_address())'):{request.grpc_port}
 exec paceline node "$config" --run-dir "$run_dir" --node-rank 0 --nodes 1 --master "$master"
 """

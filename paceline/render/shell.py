@@ -7,21 +7,25 @@ from typing import Any
 
 from paceline.config.schema import Config
 from paceline.errors import BadInput
-from paceline.render.request import RenderRequest
+from paceline.render.request import RenderRequest, Secrets
 from paceline.render.run_file import run_file
 
 END_OF_FILE = "END_OF_RUN_TOML"
 
 
-def secrets_text(request: RenderRequest, *, exported: str = "exported before sbatch, or ") -> str:
-    """Reads the private file of secrets, below $run_dir. ``exported``: how else variables may be set, for a comment."""
-    secrets = request.controller_secrets()
-    needed = [n for n, s in secrets.items() if not s.optional and n != "PACELINE_TOKEN"]
+TOKEN = "PACELINE_TOKEN"
+
+
+def secrets_text(secrets: Secrets, *, exported: str = "exported before sbatch, or ") -> str:
+    """Reads the private file of ``secrets``, below $run_dir. ``exported``: how else they may be set, for a comment."""
+    if not secrets:
+        return ""
+    needed = [n for n, s in secrets.items() if not s.optional and n != TOKEN]
     checks = "".join(f': "${{{name}:?is not set: write it to $secrets}}"\n' for name in needed)
+    own = f"# Without {TOKEN} all processes share a token of their own, in the run directory.\n"
     return f"""\
 # Secrets are {exported}lines NAME=VALUE of a private file: {", ".join(secrets)}.
-# Without PACELINE_TOKEN all processes share a token of their own, in the run directory.
-secrets=${{PACELINE_SECRETS:-$run_dir/secrets.env}}
+{own if TOKEN in secrets else ""}secrets=${{PACELINE_SECRETS:-$run_dir/secrets.env}}
 if [ -e "$secrets" ]; then
   case $(stat -L -c %a "$secrets") in
     600 | 400) ;;

@@ -81,7 +81,7 @@ command -v paceline > /dev/null || {{
 run_dir=$(realpath -m {run_dir})
 mkdir -p "$run_dir/nodes"
 """,
-        secrets_text(request),
+        secrets_text(request.controller_secrets()),
         environment_text(request),
         _run_file(request),
         _ports(request),
