@@ -72,6 +72,11 @@ class RedisEndpoint:
         return f"{credentials}@{shown}:{place.rpartition(':')[2]}"
 
 
+_children: dict[Path, subprocess.Popen[bytes]] = {}
+"""The newest server of each directory that this process has started. A child that nobody holds is reaped by the start of any
+other process, and its exit status is lost to the one who reports what it has ended of."""
+
+
 def ensure_redis(run_dir: Path, cfg: RedisConfig) -> RedisEndpoint:
     """Finds or starts the run's Redis and waits until it answers.
 
@@ -183,6 +188,7 @@ def _start(home: Path, cfg: RedisConfig, port: int | None) -> RedisEndpoint:
             start_new_session=True,
             umask=0o077,
         )
+    _children[home] = child
     process = psutil.Process(child.pid)
     _write_pid(home, process)
     _wait_until_ready(home, port, process)

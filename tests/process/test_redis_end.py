@@ -1,0 +1,46 @@
+"""The end of the Redis that a launcher has started: its cause is known whatever else is started at that moment."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.config.sections.services import RedisConfig
+from paceline.redis.server import ensure_redis
+from paceline.run_view.files.fleet_file import ProcessId
+from paceline.supervisor.child import until_gone
+from paceline.supervisor.fault_reports import FaultReports
+
+
+class Recorder:
+    """In the place of the controllers."""
+
+    def __init__(self) -> None:
+        self.told: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def call(self, method: str, request: Any, *, timeout_s: float) -> None:
+        self.told.put_nowait(request)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # a recorded warning would hold the child
+async def test_a_redis_that_was_killed_is_said_to_be_though_another_process_starts(
+    tmp_path: Path,
+) -> None:
+    pid = ensure_redis(tmp_path, RedisConfig()).pid
+    assert pid is not None
+    identity = ProcessId.of(pid)
+    os.kill(pid, signal.SIGKILL)
+    await until_gone(identity)
+    other = await asyncio.create_subprocess_exec("true")  # it reaps children that nobody holds
+    assert await other.wait() == 0
+    control = Recorder()
+    reports = FaultReports(control)  # type: ignore[arg-type]
+    await reports.await_redis(identity)
+    fault = await control.told.get()
+    assert (fault.name, fault.pid, fault.cause) == ("redis", pid, "killed")
+    await reports.close()
