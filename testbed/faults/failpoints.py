@@ -50,10 +50,9 @@ def fall(
 ) -> Callable[[float], float]:
     """Arms process ``pid``. Returns a function: waits at most so many seconds for the fall and
     returns its time (Unix seconds); TimeoutError if it does not reach the instant."""
-    request, fallen = directory / f"{pid}.json", directory / f"{pid}.{instant}.fallen"
+    fallen = directory / f"{pid}.{instant}.fallen"
     fallen.unlink(missing_ok=True)
-    request.write_text(json.dumps({"instant": instant, "signal": int(number)}))
-    os.kill(pid, signal.SIGUSR1)
+    _ask(directory, pid, {"instant": instant, "signal": int(number)})
 
     def wait(limit_s: float) -> float:
         deadline = time.monotonic() + limit_s
@@ -66,6 +65,21 @@ def fall(
     return wait
 
 
+def leave(directory: Path, pid: int, status: int) -> None:
+    """Process ``pid`` exits at once, as after an error of its own."""
+    _ask(directory, pid, {"exit": status})
+
+
+def eat_memory(directory: Path, pid: int) -> None:
+    """Process ``pid`` takes memory until the kernel kills it: call this only for a process in a group with a limit."""
+    _ask(directory, pid, {"eat": True})
+
+
+def _ask(directory: Path, pid: int, request: dict[str, Any]) -> None:
+    (directory / f"{pid}.json").write_text(json.dumps(request))
+    os.kill(pid, signal.SIGUSR1)
+
+
 def arm() -> None:
     """In the process itself, between two of its instructions."""
     directory = Path(os.environ[VARIABLE])
@@ -73,6 +87,11 @@ def arm() -> None:
         request = json.loads((directory / f"{os.getpid()}.json").read_text())
     except FileNotFoundError:
         return
+    if "exit" in request:
+        os._exit(request["exit"])
+    held = []
+    while "eat" in request:
+        held.append(b"x" * (1 << 20))
     Trap(directory, request["instant"], signal.Signals(request["signal"])).set()
 
 

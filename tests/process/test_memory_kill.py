@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +12,9 @@ import pytest
 
 from paceline.supervisor.child import Child, ChildSpec
 from paceline.supervisor.evidence import Witness
+from testbed.faults.memory_group import LIMIT_MB, members, memory_group, name_of
 from testbed.fleets.controllers import until
 
-LIMIT_MB = 64
 HUNGRY = """
 import os, sys, time
 open(sys.argv[1], "w").write(str(os.getpid()))
@@ -25,42 +24,15 @@ held = []
 while True:
     held.append(b"x" * (1 << 20))
 """
-MOUNTS = (("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"))
 
 
 @pytest.fixture
 def group() -> Iterator[Path]:
     """A control group of its own with a limit of memory."""
-    for mount, limit in MOUNTS:
-        path = Path(mount) / f"paceline-test-{os.getpid()}"
-        try:
-            path.mkdir()
-        except OSError:
-            continue
-        try:
-            if not (path / limit).exists():
-                continue
-            (path / limit).write_text(str(LIMIT_MB << 20))
-            yield path
-            return
-        except OSError:
-            continue
-        finally:
-            _remove(path)
-    pytest.skip("no control group with a limit of memory can be made here: needs root")
-
-
-def _remove(path: Path) -> None:
-    deadline = time.monotonic() + 10.0
-    while True:
-        try:
-            path.rmdir()
-            return
-        except OSError:
-            # The kernel still takes the dead process out of it.
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
+    with memory_group(name_of("test")) as path:
+        if path is None:
+            pytest.skip("no control group with a limit of memory can be made here: needs root")
+        yield path
 
 
 async def test_a_child_that_the_kernel_kills_for_memory_is_said_to_be(
@@ -70,7 +42,7 @@ async def test_a_child_that_the_kernel_kills_for_memory_is_said_to_be(
     argv = (sys.executable, "-c", HUNGRY, str(group / "cgroup.procs"), str(go))
     child = await Child.start(ChildSpec("hungry", "rollout", argv, os.environ, tmp_path / "log"))
     witness = Witness(child.pid)
-    await until(lambda: str(child.pid) in (group / "cgroup.procs").read_text().split())
+    await until(lambda: child.pid in members(group))
     assert witness.look() is None
     go.touch()
     assert await child.wait() == -signal.SIGKILL
