@@ -60,6 +60,8 @@ def directive_of(
             publisher=_member(link.publisher),
             receiver=_member(link.receiver),
             reload=link.reload,
+            tree=link.tree,
+            relayed=link.relayed,
         )
         for link in view.links
     ]

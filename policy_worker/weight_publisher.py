@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paceline.weights.sending_end import SendingEnd
 from paceline.weights.weight_link import WeightLink
-from paceline.weights.weight_snapshot import SnapshotPool, WeightSnapshot, WireDtype
+from paceline.weights.weight_snapshot import BUCKET_BYTES, SnapshotPool, WeightSnapshot, WireDtype
 
 
 class WeightPublisher(SendingEnd):
@@ -28,11 +28,13 @@ class WeightPublisher(SendingEnd):
         wire: WireDtype | None = None,
         deltas: bool = True,
         on_host: bool = False,
+        bucket_bytes: int = BUCKET_BYTES,
         **ends: Any,
     ) -> None:
         """``wire``: the type in which weights travel; default: the tensors' own. ``deltas``: keep the version before,
-        so that the newest may travel as what changed. ``on_host``: keep the snapshots in host memory. Other arguments as
-        for LinkEnd."""
+        so that the newest may travel as what changed. ``on_host``: keep the snapshots in host memory. ``bucket_bytes``: what
+        is checked, kept and handed on at once. Other arguments as for LinkEnd."""
+        self._bucket_bytes = bucket_bytes
         self._deltas = deltas
         self._on_host = on_host
         self._wire = wire or WireDtype()
@@ -61,6 +63,7 @@ class WeightPublisher(SendingEnd):
                 version,
                 named_tensors,
                 self._pool,
+                bucket_bytes=self._bucket_bytes,
                 wire=self._wire,
                 layout=layout,
                 on_host=self._on_host,

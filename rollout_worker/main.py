@@ -197,6 +197,8 @@ class RolloutWorker:
             on_weights=self.loading.on_weights,
             evaluating=self.held.evaluating,
             deltas=self.config.rollout.weight_deltas,
+            relays=self.config.rollout.relay_fanout > 0,
+            stall_s=self.config.rollout.relay_stall_s,
             on_link_error=self.on_link_error,
             host=self.host,
         )
@@ -310,6 +312,10 @@ class RolloutWorker:
         if self.receiver is not None:
             link = max(mine, key=lambda link: link.epoch, default=None)
             self.receiver.set_link(link, directive.version)
+            if self.receiver.relay is not None:
+                own = self.session.caller.incarnation
+                sent = [k for k in directive.links if k.publisher.incarnation == own]
+                self.receiver.relay.set_links(sent)
         if self.group_scores is not None:
             self.group_scores.directed(directive.scorers)
         for ref in directive.cancelled:
@@ -329,6 +335,8 @@ class RolloutWorker:
         self.loading.reported_from = self.loading.parity_failures
         if self.receiver is not None:
             self.receiver.set_link(None)
+            if self.receiver.relay is not None:
+                self.receiver.relay.set_links([])
 
     def on_link_error(self, epoch: int, detail: str) -> None:
         """In the receiver's thread."""

@@ -82,6 +82,8 @@ class RolloutReport:
         gauges["lease_s"] = self.leasing.round_trip_s
         if self.receiver is not None:
             gauges["transfer_s"] = self.receiver.last_transfer_s
+            if self.receiver.relay is not None:
+                gauges["relayed_bytes"] = float(self.receiver.relay.sent_bytes)
         return worker_pb2.Report(
             lifecycle=self.lifecycle.state,
             progress=stats.tokens + stats.samples + stats.swaps + self.outbox.submitted,
@@ -90,12 +92,18 @@ class RolloutReport:
             held_leases=self.held.refs(),
             state_version=-1,
             loaded_version=self.engine.version,
-            link_epochs=self.receiver.formed_epochs() if self.receiver else [],
+            link_epochs=self._link_epochs(),
             gauges=gauges,
             activity=self._activity(in_engine),
             parity_failures=self.loading.parity_failures - self.loading.reported_from,
             parity_detail=self.loading.parity_detail[:512],
         )
+
+    def _link_epochs(self) -> list[int]:
+        if self.receiver is None:
+            return []
+        relay = self.receiver.relay
+        return self.receiver.formed_epochs() + (relay.formed_epochs() if relay else [])
 
     def _activity(self, in_engine: int) -> str:
         if self.engine.version < 0:

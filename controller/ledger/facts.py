@@ -95,6 +95,8 @@ class RunSpec:
     """Completions are in the data: no weights sampled them, no worker loads weights, and no group is too old."""
     eval_sets: tuple[EvalSet, ...] = ()
     """Beside the one of ``eval_rows``."""
+    relay_fanout: int = 0
+    """Receivers to which a worker sends weights; 0: the replica sends to all, and no receiver hands them on."""
     best_metric: str = ""
     """SET/METRIC that ranks evaluations. Empty: the reward of the first set."""
 
@@ -344,6 +346,10 @@ class LinkSpec:
     receiver_incarnation: int
     reload: bool = False
     """What the receiver has of the newest version was withdrawn: it is sent again."""
+    tree: int = 0
+    """Number of the tree of links that it belongs to; 0 if there are no relays."""
+    blames: str = ""
+    """Relay from which the receiver's link before broke."""
 
 
 def values(kind: type, source: Any) -> dict[str, Any]:

@@ -7,10 +7,11 @@ recomputes everything from the tasks.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from controller.ledger.decisions.standby_workers import missing_at_work
 from controller.ledger.enums import Kind, Role
+from controller.ledger.facts import LinkSpec
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import TaskState
 from controller.ledger.state.token_ages import too_old, trained_tokens
@@ -158,6 +159,15 @@ def _versions(s: State) -> Iterator[str]:
         yield f"the newest checkpoint is of step {v.checkpoint.step}, after step {v.step}"
 
 
+def _publishers_of(links: Mapping[str, LinkSpec], receiver: str) -> list[str]:
+    """From whom it receives, and so on, up to the first that comes a second time."""
+    found: list[str] = []
+    while (link := links.get(receiver)) is not None and link.publisher not in found:
+        receiver = link.publisher
+        found.append(receiver)
+    return found
+
+
 def _fleet(s: State) -> Iterator[str]:
     f, newest = s.fleet, s.versions.version
     for worker in f.workers.values():
@@ -173,6 +183,9 @@ def _fleet(s: State) -> Iterator[str]:
     for link in f.links.values():
         if link.epoch > f.link_epoch:
             yield f"link {link.epoch} is newer than the newest, {f.link_epoch}"
+    for receiver in f.links:
+        if receiver in _publishers_of(f.links, receiver):
+            yield f"{receiver} receives from what hangs on itself"
     for role in Role:
         alive = [w.worker_id for w in f.workers.values() if w.role is role and w.alive]
         if [w.worker_id for w in f.living(role)] != alive:

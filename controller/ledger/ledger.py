@@ -20,6 +20,7 @@ from controller.ledger.decisions import (
     faults,
     held_out,
     leases,
+    links,
     membership,
     mesh,
     rejections,
@@ -127,7 +128,7 @@ class Ledger(Decider):
         mesh.settle_mesh(self)
         steps.settle_step(self, now)
         standby_workers.settle_spares(self)
-        mesh.settle_links(self)
+        links.settle_links(self)
         self.settle_evals(now)
 
     def settle_evals(self, now: float) -> None:
@@ -153,7 +154,7 @@ _HANDLERS: dict[type[Any], Callable[[Ledger, Any, float], Any]] = {
     cmd.ExpireLease: leases.expire,
     cmd.BreakMesh: mesh.break_mesh,
     cmd.FormMesh: mesh.form_mesh,
-    cmd.BreakLink: mesh.break_link,
+    cmd.BreakLink: links.break_link,
     cmd.CastVote: steps.vote,
     cmd.RecordHeldOut: held_out.record,
     cmd.RejectGroups: rejections.reject,

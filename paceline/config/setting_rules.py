@@ -39,7 +39,7 @@ _START = {
     "data": "open_timeout_s",
     "train": "tokens_per_microbatch gradient_sync reshard_after_forward offload_optimizer offload_frozen offload_activations offload_publishing logits_chunk_mb",
     "reward": "processes",
-    "rollout": "engine engine_options max_sequences dtype on_update tensor_parallel verify verify_every weight_deltas partial_every_tokens "
+    "rollout": "engine engine_options max_sequences dtype on_update tensor_parallel verify verify_every weight_deltas relay_stall_s partial_every_tokens "
     "partial_store_mb openai openai_port openai_sampling vllm",
     "fleet": "controllers policy policy_min policy_max policy_ranks rollout rollout_min rollout_max "
     "rollout_spares provider autoscale autoscale_steps autoscale_high autoscale_patience policy_threads "
@@ -134,6 +134,7 @@ _FIXED = {
     "rollout.temperature": "the trainer computes log-probabilities with it, and groups in flight were "
     "sampled at it",
     "rollout.stop": "engines are built for it, and groups in flight were cut at it",
+    "rollout.relay_fanout": "the ledger decides by it who sends weights to whom",
     "rollout.max_context": "engines and the controller are built for this length",
     "rollout.environment": "groups in flight come from it",
     "fleet.max_attempts": "failed attempts of tasks under way are counted by it",

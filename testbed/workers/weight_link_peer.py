@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -68,7 +69,8 @@ def say(**fields: Any) -> None:
 
 def receiver(args: argparse.Namespace) -> None:
     def staged(weights: StagedWeights) -> None:
-        say(version=weights.version, digest=weights.digest, seconds=weights.seconds)
+        at = time.time()
+        say(version=weights.version, at=at, digest=weights.digest, seconds=weights.seconds)
 
     end = WeightReceiver(
         url=args.url,

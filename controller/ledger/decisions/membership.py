@@ -19,7 +19,8 @@ from controller.ledger.decisions.faults import (
     record_early_end,
 )
 from controller.ledger.decisions.leases import release
-from controller.ledger.decisions.mesh import assign_link, lose_member
+from controller.ledger.decisions.links import renew_link
+from controller.ledger.decisions.mesh import lose_member
 from controller.ledger.decisions.rejections import blame, drop_from_step
 from controller.ledger.decisions.standby_workers import desired_spares
 from controller.ledger.enums import (
@@ -169,7 +170,7 @@ def _disown(d: Decider, worker: Worker, version: Version) -> None:
     publisher = s.fleet.publisher(s.versions.version)
     if TRAITS[worker.role].receives and publisher is not None:
         # A new link begins with what its receiver should have.
-        assign_link(d, publisher, worker)
+        renew_link(d, publisher, worker)
 
 
 def _next_lifecycle(now: Lifecycle, reported: Lifecycle) -> Lifecycle:

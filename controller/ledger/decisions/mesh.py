@@ -1,4 +1,4 @@
-"""Decisions about the mesh of the policy replicas and about the weights links.
+"""Decisions about the mesh of the policy replicas.
 
 - Joins and leaves of the mesh wait for the end of the open step; a death does not.
 - If every epoch of a replica fails, for example because the source of the state cannot reach it, it is
@@ -192,60 +192,5 @@ def roll_back(d: Decider) -> None:
             from_step=s.versions.step,
             from_version=newest,
             checkpoint_path=s.versions.checkpoint.path,
-        )
-    )
-
-
-def settle_links(d: Decider) -> None:
-    """One link for every living rollout worker, from a replica that holds the newest state. Those of recorded data
-    load no weights."""
-    s = d.state
-    if s.ended or s.phase is Phase.SUSPENDED or (s.facts is not None and s.facts.recorded):
-        return
-    publisher = s.fleet.publisher(s.versions.version)
-    if publisher is None:
-        return
-    links = s.fleet.links
-    failing = {who for who in s.fleet.publishers() if not _serves(d, *who)}
-    if not failing and len(links) == s.fleet.count(Role.ROLLOUT):
-        return  # a link ends with each of its ends, so everyone has one
-    for receiver in s.fleet.living(Role.ROLLOUT):
-        link = links.get(receiver.worker_id)
-        if link is None or (link.publisher, link.publisher_incarnation) in failing:
-            assign_link(d, publisher, receiver)
-
-
-def _serves(d: Decider, publisher: str, incarnation: int) -> bool:
-    """Links stay with their publisher while that is a member and holds the newest state."""
-    fleet = d.state.fleet
-    sender = fleet.current(publisher, incarnation)
-    return (
-        sender is not None
-        and sender.state_version == d.state.versions.version
-        and fleet.in_mesh(publisher, incarnation)
-    )
-
-
-def break_link(d: Decider, c: cmd.BreakLink, now: float) -> None:
-    d.caller(c.worker_id, c.incarnation)
-    fleet = d.state.fleet
-    link = next((x for x in fleet.links.values() if x.epoch == c.epoch), None)
-    if link is None or c.worker_id not in (link.publisher, link.receiver):
-        return
-    publisher = fleet.publisher(d.state.versions.version)
-    receiver = fleet.current(link.receiver, link.receiver_incarnation)
-    if publisher is not None and receiver is not None:
-        assign_link(d, publisher, receiver)
-
-
-def assign_link(d: Decider, publisher: Worker, receiver: Worker) -> None:
-    d.emit(
-        ev.LinkAssigned(
-            epoch=d.state.fleet.link_epoch + 1,
-            publisher=publisher.worker_id,
-            publisher_incarnation=publisher.incarnation,
-            receiver=receiver.worker_id,
-            receiver_incarnation=receiver.incarnation,
-            reload=receiver.withdrawn_version >= d.state.versions.version,
         )
     )

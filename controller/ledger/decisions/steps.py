@@ -141,14 +141,11 @@ def _disown_output(d: Decider, version: Version, wrong: Collection[str]) -> None
         if record.version == version and not s.versions.is_agreed(record):
             d.emit(ev.CheckpointVoided(record.worker_id, record.step, version, record.path))
     for worker_id in wrong:
-        links = [link for link in s.fleet.links.values() if link.publisher == worker_id]
-        receivers = [
-            link.receiver
-            for link in links
-            if s.fleet.current(link.receiver, link.receiver_incarnation) is not None
-        ]
+        # In the order in which they got their links, as all events name them.
+        below = {w.worker_id for w in s.fleet.all_below(s.fleet.workers[worker_id])}
+        receivers = tuple(receiver for receiver in s.fleet.links if receiver in below)
         if receivers:
-            d.emit(ev.WeightsWithdrawn(worker_id, version, tuple(receivers)))
+            d.emit(ev.WeightsWithdrawn(worker_id, version, receivers))
 
 
 def _commit(d: Decider, step: OpenStep, now: float) -> None:

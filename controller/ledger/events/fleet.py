@@ -259,6 +259,10 @@ class LinkAssigned(LinkSpec, Event):
     listed = False
 
     def apply(self, s: State) -> None:
+        if self.tree > s.fleet.tree:
+            s.fleet.plant(self.tree, s.term, s.versions.version)
+        if self.blames in s.fleet.workers:
+            s.fleet.workers[self.blames].relay_faults += 1
         s.fleet.assign(self)
 
     def text(self) -> str:

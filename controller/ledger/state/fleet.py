@@ -74,6 +74,8 @@ class Worker:
     """Tasks leased to it."""
     failures: Failures = Failures()
     """Policy: epochs in a row that failed, presumably because of it."""
+    relay_faults: int = 0
+    """Rollout: links over which it handed weights on that broke, since the present tree was planted."""
     scorer: str = ""
     """Scorer: its name in the config."""
     address: str = ""
@@ -127,6 +129,10 @@ class Fleet:
     links: dict[str, LinkSpec] = field(default_factory=dict)
     """By receiver."""
     link_epoch: int = 0
+    tree: int = 0
+    """Number of the newest tree of links: the epoch of its first link; 0 if there are no relays."""
+    tree_planted: tuple[int, Version] = (0, Version(-1))
+    """Term and newest committed version when it was planted."""
     _living: dict[Role, dict[str, Worker]] = field(
         default_factory=dict, init=False, repr=False, metadata=TRANSIENT
     )
@@ -276,10 +282,32 @@ class Fleet:
         own = self.links.get(worker_id)
         return found if own is None or own.publisher == worker_id else [*found, own]
 
-    def publishers(self) -> set[tuple[str, int]]:
-        """(worker id, incarnation) of those that have links to send over."""
-        firsts = (self.links[next(iter(sent))] for sent in self._sent.values() if sent)
-        return {(link.publisher, link.publisher_incarnation) for link in firsts}
+    def roots(self) -> list[Worker]:
+        """Replicas that have links to send over."""
+        return [w for w in self._living[Role.POLICY].values() if self._sent.get(w.worker_id)]
+
+    def sends_to(self, worker_id: str) -> int:
+        """Number of the worker's receivers."""
+        return len(self._sent.get(worker_id, ()))
+
+    def receivers_of(self, worker: Worker) -> list[Worker]:
+        """Those to which the worker sends weights."""
+        links = (self.links[receiver] for receiver in self._sent.get(worker.worker_id, ()))
+        found = (self.current(link.receiver, link.receiver_incarnation) for link in links)
+        return [receiver for receiver in found if receiver is not None]
+
+    def all_below(self, worker: Worker) -> list[Worker]:
+        """Those that receive what the worker sends, over however many relays."""
+        found = self.receivers_of(worker)
+        for receiver in found:
+            found.extend(self.receivers_of(receiver))
+        return found
+
+    def plant(self, tree: int, term: int, version: Version) -> None:
+        """Links from here on belong to a new tree."""
+        self.tree, self.tree_planted = tree, (term, version)
+        for worker in self.living(Role.ROLLOUT):
+            worker.relay_faults = 0
 
     def assign(self, link: LinkSpec) -> None:
         """The receiver of ``link`` receives over it from here on, and over no other."""

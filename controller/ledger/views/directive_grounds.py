@@ -42,6 +42,8 @@ def directive_grounds(state: State) -> Callable[[str, int], object]:
             return incarnation, _OWN(worker), worker.state_version, of_members, sent
         # A lease that comes to a worker raises its lease_seq; one that goes is missing here.
         held = tuple(worker.held)
-        return incarnation, _OWN(worker), held, common, links.get(worker_id)
+        received = links.get(worker_id)
+        sent = fleet.links_of(worker_id) if fleet.sends_to(worker_id) else []
+        return incarnation, _OWN(worker), held, common, received, sent
 
     return of

@@ -31,6 +31,9 @@ class LinkView:
     publisher: Member
     receiver: Member
     reload: bool = False
+    tree: int = 0
+    relayed: bool = False
+    """The publisher is a rollout worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +236,9 @@ def _links(state: State, worker: Worker) -> tuple[LinkView, ...]:
         sender = state.fleet.current(link.publisher, link.publisher_incarnation)
         receiver = state.fleet.current(link.receiver, link.receiver_incarnation)
         if sender is not None and receiver is not None:
-            views.append(LinkView(link.epoch, _end(sender), _end(receiver), link.reload))
+            relayed = TRAITS[sender.role].receives
+            ends = (_end(sender), _end(receiver))
+            views.append(LinkView(link.epoch, *ends, link.reload, link.tree, relayed))
     return tuple(views)
 
 
