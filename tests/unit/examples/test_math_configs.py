@@ -46,9 +46,9 @@ MODELS = {
 """What the models' published config.json say."""
 CASES = {
     "qwen3_8b": (1, "h100-80g", 8.19),
-    "qwen3_32b": (2, "h200-141g", 32.76),
-    "qwen3_30b_a3b": (2, "h200-141g", 30.53),
-    "qwen25_32b_gsm8k": (2, "h200-141g", 32.76),
+    "qwen3_32b": (2, "h100-80g", 32.76),
+    "qwen3_30b_a3b": (2, "h100-80g", 30.53),
+    "qwen25_32b_gsm8k": (2, "h100-80g", 32.76),
 }
 """Nodes, the GPU, and 10^9 parameters as the models' cards have them."""
 ROWS = {"math": (7_500, 5_000), "gsm8k": (7_473, 1_319)}
