@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.attribution import verdict as attribution_verdict
 from benchmarks.scale import FLEET_COLUMNS
 from benchmarks.scaling import report as scaling_report
 
@@ -550,6 +551,26 @@ def scaling() -> str:
     )
 
 
+def attribution() -> str:
+    found = results("attribution")
+    head = [
+        "injected",
+        "cause",
+        "times",
+        "faults with that cause",
+        "time lost, s",
+        "whole again, s",
+    ]
+    faults = sum(len(injection["faults"]) for injection in found["injections"])
+    return (
+        f"{table(head, attribution_verdict.rows(found))}\n\n{len(found['injections'])} injections in "
+        f"{found['seconds'] / 60:.0f} minutes, {faults} faults in the ledger: {found['share']:.1%} have the cause that was injected. "
+        f"A fault cost {found['of_faults_s'] / faults:.1f} s on average. {found['training_share']:.0%} of the time was spent "
+        f"training; of the {found['lost_s']:.0f} s that commits were late, {found['of_faults_s']:.0f} s were while a fault was not over. "
+        f"The machine had other work: its load average was {found['machine']['load_at_start']:.1f} at the start."
+    )
+
+
 def _short(value: float) -> str:
     """Two significant digits or more."""
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
@@ -633,7 +654,7 @@ def planner_assumed() -> str:
 
 PAGES = {
     "algorithms.md": (ppo, flows, reward_hacking, distillation),
-    "diagnosis.md": (bottleneck,),
+    "diagnosis.md": (attribution, bottleneck),
     "asynchrony.md": (staleness,),
     "checkpoints.md": (model_load,),
     "payloads.md": (payload_fetch,),

@@ -27,7 +27,6 @@ from benchmarks.scaling.picture import draw
 from benchmarks.scaling.report import HEADER, colocated_key, rows
 
 GROUP_SIZE = 4
-ALONE_S = 20.0
 COLOCATED_STEPS = 8
 PICTURE = runs.REPOSITORY / "docs" / "images" / "scaling.png"
 
@@ -58,7 +57,7 @@ def main() -> int:
     found.setdefault("runs", [])
     for groups, slots in itertools.product(args.groups, args.slots):
         sized, batch = replace(times, slots=slots), Batch(groups, GROUP_SIZE)
-        _baselines(found, sized, batch, args.workers)
+        _baselines(found, sized, batch, args)
         for workers, staleness in itertools.product(args.workers, args.staleness):
             cell = Cell(workers, staleness, batch, replace(sized, policy_gpus=workers))
             for _ in range(args.repeats):
@@ -74,11 +73,13 @@ def main() -> int:
     return 0
 
 
-def _baselines(found: dict[str, Any], times: DeviceTimes, batch: Batch, workers: list[int]) -> None:
+def _baselines(
+    found: dict[str, Any], times: DeviceTimes, batch: Batch, args: argparse.Namespace
+) -> None:
     """Generation alone and colocated training, each once for all runs."""
     if str(times.slots) not in found["alone"]:
-        found["alone"][str(times.slots)] = asyncio.run(generation_rate(times, ALONE_S))
-    for count in workers:
+        found["alone"][str(times.slots)] = asyncio.run(generation_rate(times, args.window))
+    for count in args.workers:
         key = colocated_key(count, times.slots, batch.groups)
         if key not in found["colocated"]:
             rate = colocated_rate(times, 2 * count, batch, COLOCATED_STEPS)

@@ -15,6 +15,7 @@ LEAST_STEPS = 3
 """Measured."""
 ENDLESS = 1_000_000
 LIMIT_S = 300.0
+WAITED_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +40,12 @@ class Cell:
 
 
 def measure(cell: Cell, window_s: float) -> dict[str, Any]:
-    """Rates between the commit of the last step of the warm-up and that of the last step, ``window_s`` later or more."""
+    """Rates between the commits of two steps after the warm-up, ``window_s`` apart or more."""
     with tempfile.TemporaryDirectory(prefix="paceline-scaling-") as name:
         up = Up(_config(cell, Path(name)), Path(name) / "run", environment=cell.times.environment())
         try:
-            up.until(lambda: _complete(_steps(up)[cell.warm_up - 1 :], window_s), LIMIT_S)
-            begun, *measured = _steps(up)[cell.warm_up - 1 :]
+            up.until(lambda: _complete(_in_time(_steps(up), cell.warm_up), window_s), LIMIT_S)
+            begun, *measured = _in_time(_steps(up), cell.warm_up)
         finally:
             up.close()
     seconds = measured[-1]["t"] - begun["t"]
@@ -69,6 +70,17 @@ def measure(cell: Cell, window_s: float) -> dict[str, Any]:
 def _steps(up: Up) -> list[dict[str, Any]]:
     """Metrics of the committed steps, in order."""
     return sorted((r for r in up.metrics() if r["kind"] == "step"), key=lambda row: row["step"])
+
+
+def _in_time(rows: list[dict[str, Any]], warm_up: int) -> list[dict[str, Any]]:
+    """From the first step to the last one, after the warm-up, that the trainer had to wait for.
+
+    No group was left over before either: what was trained between them was generated between them, and not while the
+    trainer had not started yet. All steps after the warm-up if it never waited.
+    """
+    late = rows[warm_up - 1 :]
+    waited = [at for at, row in enumerate(late) if row["time_wait_s"] >= WAITED_S]
+    return late[waited[0] : waited[-1] + 1] if waited else late
 
 
 def _complete(rows: list[dict[str, Any]], window_s: float) -> bool:

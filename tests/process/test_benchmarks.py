@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from testbed.faults.network_namespaces import why_not
+
 ROOT = Path(__file__).resolve().parents[2]
+WHY_NOT = why_not()
 
 
 def test_the_control_plane_is_measured(tmp_path: Path) -> None:
@@ -56,6 +59,23 @@ def test_the_throughput_of_a_fleet_on_emulated_gpus_is_measured(tmp_path: Path) 
     (run,) = found["runs"]
     assert (run["rollouts"], run["max_staleness"]) == (1, 2)
     assert run["tokens_per_s"] > 0 and found["colocated"] and found["alone"]
+
+
+@pytest.mark.long
+@pytest.mark.e2e
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+def test_injected_faults_get_the_causes_that_were_injected(tmp_path: Path) -> None:
+    """One of a worker, one of a process that has not registered, one of a controller."""
+    out = tmp_path / "attribution.json"
+    kinds = ["worker: error exit", "worker: SIGKILL, again before it registers", "leader: SIGKILL"]
+    short = ["--rounds", "1", "--steps-between", "1", "--kinds", *kinds]
+    command = [sys.executable, "-m", "benchmarks.attribution", *short, "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=380)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(out.read_text())
+    assert sorted(injection["kind"] for injection in found["injections"]) == sorted(kinds)
+    assert found["share"] == 1.0
 
 
 def test_the_planner_is_compared_with_a_published_run(tmp_path: Path) -> None:
