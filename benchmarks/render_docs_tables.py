@@ -571,6 +571,24 @@ def attribution() -> str:
     )
 
 
+def weight_relays() -> str:
+    found = results("weight_relays")
+    of = {(row["fanout"], row["deltas"], row["receivers"]): row for row in found["rows"]}
+    ways = list(dict.fromkeys((row["fanout"], row["deltas"]) for row in found["rows"]))
+    head = ["receivers"]
+    for fanout, deltas in ways:
+        relays = f"fanout {fanout}" if fanout else "no relays"
+        head.append(f"{relays}, {'deltas' if deltas else 'whole'}: s; copies")
+    rows = []
+    for count in sorted({row["receivers"] for row in found["rows"]}):
+        cells = [of[*way, count] for way in ways]
+        rows.append([count, *(f"{c['seconds']:.1f}; {c['trainer_copies']:.2f}" for c in cells)])
+    return (
+        f"{table(head, rows)}\n\nHosts send and receive {found['mbit'] / 8:g} MB/s; a version has {found['mib']} MiB in "
+        "bfloat16. Copies: what the trainer's network device sent, in versions."
+    )
+
+
 def _short(value: float) -> str:
     """Two significant digits or more."""
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
@@ -672,7 +690,7 @@ PAGES = {
     "vllm.md": (rollout,),
     "fault-tolerance.md": (chaos, simulator),
     "planner.md": (planner_errors, planner_parts, planner_fits, planner_assumed),
-    "scale.md": (scaling, scale_fleet, scale_snapshots, scale_meshes),
+    "scale.md": (scaling, scale_fleet, scale_snapshots, scale_meshes, weight_relays),
     "../README.md": (headline,),
 }
 

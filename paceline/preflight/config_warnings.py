@@ -59,6 +59,7 @@ _ENGINE = (
     ),
     *(
         "verify_every",
+        "relay_fanout",
         "partial_every_tokens",
         "partial_store_mb",
         "max_turns",
