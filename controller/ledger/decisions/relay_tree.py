@@ -15,7 +15,8 @@ from collections import deque
 from controller.ledger.state.fleet import Fleet, Worker
 
 RELAY_FAULTS = 3
-"""Links from a relay that may break before no more are given to it, until the next tree."""
+"""Links from a relay that may break before no more are given to it. One is forgiven every few versions (Fleet.forgive),
+and all with the next tree."""
 
 
 class RelayTree:
@@ -57,7 +58,9 @@ class RelayTree:
             node = nodes.popleft()
             below = [] if self._fleet is None else self._fleet.receivers_of(node)
             below = [w for w in below if w.worker_id != self._without]
-            may_send = node is self.root or (not node.leaving and node.relay_faults < RELAY_FAULTS)
+            # Faults are of earlier trees if this is a new one.
+            failing = self._fleet is not None and node.relay_faults >= RELAY_FAULTS
+            may_send = node is self.root or not (node.leaving or failing)
             self._room[node.worker_id] = (self._fanout if may_send else 0) - len(below)
             self._open.append(node)
             self._by_host.setdefault(node.host, deque()).append(node)

@@ -90,6 +90,7 @@ class StepCommitted(Event):
             s.evals.training.add(reward, deviation, len(step.groups))
         s.tasks.dropped_groups.clear()
         s.versions.step, s.versions.version = self.step, self.version
+        s.fleet.forgive(self.version)
         s.agree(step.version, next(iter(step.votes.values())).digest)
         # All members voted: from here on each holds the new state, or has lost its state.
         for worker in s.fleet.members():

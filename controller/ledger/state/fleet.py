@@ -28,6 +28,9 @@ HOLDER_S = 300.0
 """Of two replicas that hold the state neither is known to be at fault, and one may only be slow: a member
 that joins an epoch later than its time limit makes it fail, too."""
 
+FORGIVEN_EVERY = 8
+"""Versions after which one fault of each relay is forgotten."""
+
 
 @dataclass(frozen=True, slots=True)
 class Failures:
@@ -308,6 +311,13 @@ class Fleet:
         self.tree, self.tree_planted = tree, (term, version)
         for worker in self.living(Role.ROLLOUT):
             worker.relay_faults = 0
+
+    def forgive(self, version: Version) -> None:
+        """One fault of each relay every FORGIVEN_EVERY versions: one that fails now and then, because an evaluation held
+        it up, stays in use."""
+        if version % FORGIVEN_EVERY == 0:
+            for worker in self.living(Role.ROLLOUT):
+                worker.relay_faults = max(0, worker.relay_faults - 1)
 
     def assign(self, link: LinkSpec) -> None:
         """The receiver of ``link`` receives over it from here on, and over no other."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
-from controller.ledger.state.fleet import Fleet, Worker
+from controller.ledger.decisions.relay_tree import RELAY_FAULTS, RelayTree
+from controller.ledger.state.fleet import FORGIVEN_EVERY, Fleet, Worker
 from controller.ledger.views import views
 from controller.ledger.views.directive_grounds import directive_grounds
+from paceline.ids import Version
 from tests.fixtures.ledgers import Driven
 
 
@@ -189,3 +191,22 @@ def test_the_index_of_receivers_follows_the_links() -> None:
     run = with_relays(5)
     root: Worker = run.state.fleet.workers["p0"]
     assert {w.worker_id for w in run.state.fleet.all_below(root)} == {f"r{n}" for n in range(5)}
+
+
+def test_faults_of_a_relay_are_forgiven_one_every_few_versions() -> None:
+    """An evaluation that holds a relay up now and then never bans it."""
+    fleet = with_relays(3, fanout=1).state.fleet
+    relay = fleet.workers["r1"]
+    relay.relay_faults = 2
+    for version in range(1, 3 * FORGIVEN_EVERY + 1):
+        fleet.forgive(Version(version))
+        assert relay.relay_faults == max(0, 2 - version // FORGIVEN_EVERY)
+
+
+def test_a_new_tree_begins_without_blame() -> None:
+    run = with_relays(3, fanout=1)
+    fleet = run.state.fleet
+    fleet.workers["r0"].relay_faults = RELAY_FAULTS
+    tree = RelayTree(None, fleet.workers["p0"], 1)
+    parents = [tree.attach(worker).worker_id for worker in fleet.living(cmd.Role.ROLLOUT)]
+    assert parents == ["p0", "r0", "r1"]
