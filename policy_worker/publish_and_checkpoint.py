@@ -54,7 +54,7 @@ class PublishAndCheckpoint:
             on_host=trainer.config.train.offload_publishing,
             on_link_error=lambda epoch, why: control.report_failure(epoch, why, is_link=True),
             host=host,
-            through_host=trainer.config.rollout.relay_fanout > 0,
+            through_host=trainer.config.weights_through_host,
         )
         self._published = NO_VERSION
         self._saved = NO_VERSION

@@ -190,10 +190,12 @@ class RolloutWorker:
         self.lifecycle.state = worker_pb2.LIFECYCLE_RUNNING
         if self.config.recorded:
             return
+        of_vllm = self.config.rollout.engine == "vllm"
         self.receiver = self.reports.receiver = WeightReceiver(
             url=reply.rendezvous_url,
             run_id=reply.run_id,
-            device=pick_device(self.config.model.device),
+            # The ranks of vLLM share what arrived through host memory, and its device has no room for it.
+            device=pick_device("cpu" if of_vllm else self.config.model.device),
             on_weights=self.loading.on_weights,
             evaluating=self.held.evaluating,
             deltas=self.config.rollout.weight_deltas,

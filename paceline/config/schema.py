@@ -193,6 +193,11 @@ class Config(Section):
         """Completions are in the data: no engine runs, and no weights are published."""
         return self.rollout.source == "recorded"
 
+    @property
+    def weights_through_host(self) -> bool:
+        """Weights travel between host memories: relays keep them there, and vLLM's ranks take them from there."""
+        return self.rollout.relay_fanout > 0 or self.rollout.engine == "vllm"
+
     def _problem_of_distillation(self) -> str:
         teacher = str(self.objective.options.get("teacher", DistillOptions().teacher))
         scorer = self.scorers.by_name.get(teacher)
