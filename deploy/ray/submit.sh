@@ -5,8 +5,11 @@
 # place, and continues the run.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
+command -v ray > /dev/null || {
+  echo "error: there is no command ray: pip install 'paceline[ray]'" >&2
+  exit 2
+}
 name=${1:-qwen3-8b}
-looks=0
 for ((start = 0; start <= 20; start++)); do
   id=$name-$(date +%Y%m%d-%H%M%S)-$start
   status=0
@@ -18,10 +21,18 @@ for ((start = 0; start <= 20; start++)); do
     exit "${BASH_REMATCH[1]}"
   fi
   if [[ $said == *STOPPED* ]]; then exit 130; fi
+  if [[ $said == *runtime_env* || $said == *"runtime environment"* ]]; then
+    # Its environment could not be made: the next job would fail as this one did.
+    echo "$said" >&2
+    exit 1
+  fi
   echo "the job $id was lost: it is submitted again once a head answers" >&2
-  until ray job list > /dev/null 2>&1; do
+  looks=0
+  sleep 5
+  until answer=$(ray job list 2>&1); do
     looks=$((looks + 1))
     if [ "$looks" -gt 120 ]; then
+      echo "$answer" >&2
       echo "error: no head of a Ray cluster answers at ${RAY_API_SERVER_ADDRESS:-${RAY_ADDRESS:-http://127.0.0.1:8265}}" >&2
       exit 3
     fi

@@ -68,9 +68,10 @@ def _check(request: RenderRequest) -> None:
 
 def _job(request: RenderRequest, kind: str, specs: list[Document], command: str) -> Document:
     options = request.options
-    settings: Document = {
-        "TerminationGracePeriodSeconds": math.ceil(request.config.fleet.stop_s) + SPARE_S
-    }
+    fleet = request.config.fleet
+    # A worker's pod waits for its drain, that of the controllers for a checkpoint.
+    longest_s = max(fleet.stop_s, fleet.drain_s + SPARE_S)
+    settings: Document = {"TerminationGracePeriodSeconds": math.ceil(longest_s) + SPARE_S}
     if options.rdma is not None:
         settings["EnableRDMA"] = True
     return {
@@ -180,6 +181,10 @@ pause() {{
 name={pool.label}-$(hostname | cut -c -40)
 worker=
 leave() {{
+  if [ -z "${{PACELINE_TOKEN:-}}" ] && [ -e "$run_dir/token" ]; then
+    PACELINE_TOKEN=$(cat "$run_dir/token")
+    export PACELINE_TOKEN
+  fi
   paceline drain "$name" --replace --wait {leave_s} --controllers "$known" || kill "$worker"
 }}
 known=$(addresses)

@@ -63,11 +63,17 @@ class RenderRequest:
             raise BadInput(
                 '--gpus-per-node: model.device = "cpu", so no process uses a GPU. Remove one of the two'
             )
-        for url in config.payloads.urls:
+        urls = [("payloads.url", url) for url in config.payloads.urls]
+        urls += [
+            (f"scorers.{name}.url", scorer.url)
+            for name, scorer in config.scorers.by_name.items()
+            if scorer.url is not None
+        ]
+        for setting, url in urls:
             if without_password(url) != url:
                 raise BadInput(
-                    "payloads.url contains a password, which the rendered files would show: use a "
-                    "store without one, or leave payloads.url out"
+                    f"{setting} contains a password, which the rendered files would show: use an "
+                    "address without one, or leave it out"
                 )
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,15 @@ from paceline.config.load import load_config
 from paceline.errors import BadInput
 from paceline.render.pai_dlc import minutes
 from paceline.supervisor.nodes.job_file import NodeJob, write_job
-from tests.fixtures.rendered import EXAMPLES, IMAGE, ROOT, check_command, commands_of, render
+from tests.fixtures.rendered import (
+    EXAMPLES,
+    IMAGE,
+    ROOT,
+    base_environment,
+    check_command,
+    commands_of,
+    render,
+)
 
 CPU, GPU = EXAMPLES / "digit_sort.toml", EXAMPLES / "qwen3_8b.toml"
 NEEDED = ("--image", IMAGE, "--workspace", "4711", "--resource-quota", "quota1", "--volume", "d-runs:/runs")  # fmt: skip
@@ -182,3 +191,40 @@ def test_a_request_that_the_service_would_refuse_is_refused_here(tmp_path: Path)
     done = CliRunner().invoke(app, ["render", str(long), "--target", "pai-dlc", *NEEDED])
     assert isinstance(done.exception, BadInput)
     assert "and PAI-DLC takes 65536" in str(done.exception)
+
+
+PACELINE = """\
+#!/bin/sh
+case $1 in
+  rollout) touch "$RUN/started"; while [ ! -e "$RUN/drained" ]; do sleep 0.05; done ;;
+  drain) echo "$PACELINE_TOKEN" > "$RUN/drained" ;;
+esac
+"""
+
+
+def test_a_pod_that_is_taken_away_drains_its_worker_with_the_token_of_the_run(
+    tmp_path: Path,
+) -> None:
+    run = tmp_path / "run"
+    write_job(run, NodeJob("s", "demo", 1, 0, {}, "d", ("10.0.0.7:7000",)))
+    (run / "token").write_text("of-the-run")
+    job = job_of(CPU, "--volume", f"d-own:{tmp_path}", "--run-dir", str(run))
+    (bin_dir := tmp_path / "bin").mkdir()
+    (bin_dir / "paceline").write_text(PACELINE)
+    (bin_dir / "paceline").chmod(0o755)
+    environment = {**base_environment(bin_dir), "RUN": str(run)}
+    pod = subprocess.Popen(["bash", "-c", commands(job)["Rollout"]], env=environment, cwd=tmp_path)
+    try:
+        while not (run / "started").exists():
+            assert pod.poll() is None
+            time.sleep(0.05)
+        pod.terminate()
+        assert pod.wait(60) == 0
+    finally:
+        pod.kill()
+    assert (run / "drained").read_text().strip() == "of-the-run"
+
+
+def test_a_pod_is_given_the_time_that_its_drain_takes() -> None:
+    long = job_of(CPU, "--set", "fleet.drain_s=3600")
+    assert long["Settings"]["TerminationGracePeriodSeconds"] >= 3600 + 60

@@ -98,6 +98,7 @@ esac
         (0, 0, "SUCCEEDED", 0, 1),
         (0, 1, "Job entrypoint command failed with exit code 2, last logs", 2, 1),
         (0, 1, "Status for job 'a': STOPPED", 130, 1),
+        (0, 1, "Status for job 'a': FAILED, runtime_env setup failed: no such file", 1, 1),
         # The head went, and another one knows nothing of the job.
         (2, 0, "SUCCEEDED", 0, 3),
         (1, 1, "Job entrypoint command failed with exit code 1, last logs", 1, 2),
