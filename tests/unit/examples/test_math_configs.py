@@ -56,9 +56,9 @@ ROWS = {"math": (7_500, 5_000), "gsm8k": (7_473, 1_319)}
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory in which models and data are where the configurations look for them; the weights are empty files."""
-    home = tmp_path_factory.mktemp("workplace")
+    home = tmp_path_factory.mktemp("home")
     tokenizer = make_char_tokenizer("abc")
     tokenizer.chat_template = CHAT_TEMPLATE
     for name, (family, numbers) in MODELS.items():
@@ -89,10 +89,10 @@ def test_every_configuration_is_covered_and_named_on_the_page() -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_configuration_fits_the_gpus_that_it_names(
-    name: str, workplace: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, home_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes, gpu, billions = CASES[name]
-    monkeypatch.chdir(workplace)
+    monkeypatch.chdir(home_directory)
     path = HERE / f"{name}.toml"
     planned = json.loads(invoke("plan", "memory", str(path), "--gpu", gpu, "--json"))
     assert planned["problems"] == []
@@ -105,9 +105,9 @@ def test_a_configuration_fits_the_gpus_that_it_names(
 @needs_vllm
 @pytest.mark.parametrize("name", CASES)
 def test_config_check_accepts_a_configuration(
-    name: str, workplace: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, home_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(workplace)
+    monkeypatch.chdir(home_directory)
     # It also refuses what does not fit the GPUs of this machine, which are others.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     said = invoke("config", "check", str(HERE / f"{name}.toml"))
