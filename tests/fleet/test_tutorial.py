@@ -24,7 +24,6 @@ from openai import OpenAI
 from transformers import AutoModelForCausalLM
 
 from paceline.run_view.files.fleet_file import FleetRecord
-from rollout_worker.rewards.answers import last_boxed
 from testbed.fleets.local_run import ROOT
 from tests.fixtures.engines import needs_vllm
 from tests.unit.sinks.test_sink_tensorboard import read_as_tensorboard_does
@@ -191,8 +190,10 @@ def sampling_parameters_count() -> None:
     greedy = ask(temperature=0)
     assert greedy == ask(temperature=0) == ask(temperature=1.0, top_p=1e-6)
     ((text, reason),) = greedy
-    assert reason == "stop" and last_boxed(text)
-    assert ask(temperature=0, stop=["\\boxed"]) == [(text.partition("\\boxed")[0], "stop")]
+    # What so small a model has learned differs from run to run; its own words do for a stop string.
+    assert len(text) > 8 and reason in ("stop", "length")
+    word = text[len(text) // 2 :][:3]
+    assert ask(temperature=0, stop=[word]) == [(text.partition(word)[0], "stop")]
     ((short, reason),) = ask(temperature=0, max_tokens=2)
     assert reason == "length" and text.startswith(short)
     drawn = [ask(temperature=2.0, n=4, seed=seed) for seed in (1, 1, 2)]
