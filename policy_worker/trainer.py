@@ -105,7 +105,7 @@ class Trainer:
     def attach(self, run_dir: str | Path) -> None:
         """Sets the run directory for checkpoints, which the controller names."""
         self.replica.announce(RankCommand.ATTACH, run_dir=str(run_dir))
-        self._checkpointer = Checkpointer(Path(run_dir), self.config, self.replica)
+        self._checkpointer = Checkpointer(Path(run_dir), self.config, self.replica, self.device)
 
     @property
     def checkpointer(self) -> Checkpointer:
@@ -332,6 +332,7 @@ class Trainer:
         self.replica.announce(RankCommand.COMMIT, version=version, lr=lr)
         if self._scratch is None:
             raise RuntimeError("nothing was reduced")
+        self._before_change()
         apply_update(
             self.state,
             self.gradients,
@@ -430,8 +431,15 @@ class Trainer:
         raise failure or MeshError("another rank of this replica failed")
 
     def _forget_step(self) -> None:
+        """Before the state is replaced."""
+        self._before_change()
         self.gradients.clear()
         self._digest = (NO_VERSION, "")
+
+    def _before_change(self) -> None:
+        """A checkpoint's copies of the state may be under way on the device."""
+        if self._checkpointer is not None:
+            self._checkpointer.before_change()
 
     def _leave_mesh(self) -> None:
         if self._reduction is not None:

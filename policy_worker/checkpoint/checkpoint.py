@@ -55,6 +55,7 @@ from policy_worker.checkpoint.shards import (
     stored_tensors,
     write_shards,
 )
+from policy_worker.device_copies import DeviceCopies
 from policy_worker.objectives.load import load_objective
 from policy_worker.ranks.rank_group import FOREVER, RankGroup
 from policy_worker.state import TrainState
@@ -89,17 +90,26 @@ class Checkpointer:
     the same points of the command sequence.
     """
 
-    def __init__(self, run_dir: Path, config: Config, replica: RankGroup | None = None) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        config: Config,
+        replica: RankGroup | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        """``device``: of the state; default: the CPU."""
         self._root = run_dir.absolute() / "checkpoints"
         self._config = config
         self._replica = replica or RankGroup()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._copies = DeviceCopies(device or torch.device("cpu"))
         self._saves = 0
         self._newest: _Job | None = None
 
     def save_async(self, state: TrainState, digest: str = "") -> Future[CheckpointInfo]:
-        """Copies the state (blocks for that copy only) and writes it in the background. ``digest``: of its
-        weights, as in votes.
+        """Copies the state and writes it in the background. ``digest``: of its weights, as in votes.
+
+        From a CPU the copy is complete on return. From a GPU it goes on: call ``before_change`` before the state is changed.
 
         The future of rank 0 is done when the checkpoint is complete and durable; that of another
         rank when its own part is. It raises CheckpointError or OSError if the write failed; no
@@ -113,7 +123,7 @@ class Checkpointer:
             version=state.version,
             writer=writer,
             path=self._root / f"step-{state.step:06d}.{writer}",
-            snapshot=StateSnapshot.take(named_tensors(state), self._replica.rank),
+            snapshot=StateSnapshot.take(named_tensors(state), self._replica.rank, self._copies),
             random=rng.capture(),
             groups=[_scalars(group) for group in state.optimizer.param_groups],
             digest=digest,
@@ -121,6 +131,10 @@ class Checkpointer:
         )
         self._newest = job
         return self._writer.submit(self._write_marked, job)
+
+    def before_change(self) -> None:
+        """What is queued on the device from now on may change the state: it comes after the copies under way."""
+        self._copies.before_change()
 
     def _write_marked(self, job: _Job) -> CheckpointInfo:
         with waiting(WaitKind.CHECKPOINT, f"writing checkpoint {job.path}", str(job.path)):

@@ -11,7 +11,7 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.tensor import DTensor
 
 from paceline.durable_files import write_durably
+from policy_worker.device_copies import CopiesDone, DeviceCopies, copy_to_host
 
 FILE_BYTES = 1 << 30
 """A file is serialised in memory before it is written: more tensors than this go to another file."""
@@ -46,29 +47,34 @@ class StateSnapshot:
     pieces: dict[str, TensorSlice]
     shapes: dict[str, torch.Size]
     """Of every whole tensor of the state, whichever rank writes it."""
+    copied: CopiesDone = field(default_factory=CopiesDone)
+    """To be awaited before the slices are read."""
 
     @classmethod
-    def take(cls, named: Iterable[tuple[str, Tensor]], rank: int) -> StateSnapshot:
-        """Copies this rank's slices; of tensors that every rank holds whole, rank 0 copies all."""
+    def take(
+        cls, named: Iterable[tuple[str, Tensor]], rank: int, copies: DeviceCopies
+    ) -> StateSnapshot:
+        """Copies this rank's slices; of tensors that every rank holds whole, rank 0 copies all.
+
+        The state may be computed with at once. Call ``copies.before_change()`` before it is changed.
+        """
         pieces: dict[str, TensorSlice] = {}
         shapes: dict[str, torch.Size] = {}
-        on_device = False
-        for name, tensor in named:
-            if tensor.numel() == 0:
-                continue
-            shapes[name] = tensor.shape
-            local, offset = _slice_of(tensor)
-            if local.numel() == 0 or (rank and not isinstance(tensor, DTensor)):
-                continue
-            on_device |= local.is_cuda
-            pieces[name] = TensorSlice(_copy(local), offset)
-        if on_device:
-            torch.cuda.synchronize()
-        return cls(pieces, shapes)
+        with copies.queued() as copied:
+            for name, tensor in named:
+                if tensor.numel() == 0:
+                    continue
+                shapes[name] = tensor.shape
+                local, offset = _slice_of(tensor)
+                if local.numel() == 0 or (rank and not isinstance(tensor, DTensor)):
+                    continue
+                pieces[name] = TensorSlice(copy_to_host(local), offset)
+        return cls(pieces, shapes, copied)
 
 
 def write_shards(snapshot: StateSnapshot, directory: Path, rank: int) -> list[str]:
-    """Writes and fsyncs the snapshot's slices. Returns the names of the new files."""
+    """Writes and fsyncs the snapshot's slices, once they are copied. Returns the names of the new files."""
+    snapshot.copied.wait()
     files, names = _files_of(snapshot.pieces), []
     for number, pieces in enumerate(files, start=1):
         offsets = {name: {"saved_offsets": piece.offset} for name, piece in pieces.items()}
@@ -150,9 +156,3 @@ def _slice_of(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
         (chunk,) = tensor.__create_chunk_list__()
         return tensor.to_local(), tuple(chunk.offsets)
     return tensor, (0,) * tensor.ndim
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    """A contiguous copy in host memory; one from a CUDA device is still under way on return."""
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-    return copy.copy_(tensor.detach(), non_blocking=True)

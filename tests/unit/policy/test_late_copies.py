@@ -1,0 +1,156 @@
+"""A device copies a checkpoint's state when it comes to it: no update overtakes the copies, and the host waits for none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from policy_worker import device_copies
+from policy_worker.checkpoint import shards
+from policy_worker.checkpoint.checkpoint import Checkpointer
+from policy_worker.checkpoint.named_tensors import named_tensors
+from policy_worker.step.totals import StepTotals
+from policy_worker.trainer import EpochMesh, Trainer
+from testbed.tiny_model import make_tiny_model
+from tests.fixtures.policy_models import make_config, random_groups
+from tests.fixtures.train_states import all_bits, assert_same_bits
+
+CPU = torch.device("cpu")
+GROUPS = random_groups(2, group_size=3, seed=0, vocab=15)
+
+
+class LateEvent:
+    """The end of the work that a stream had then. Somebody who waits for it has the work done."""
+
+    def __init__(self, work: list[Callable[[], Any]]) -> None:
+        self.work = work
+
+    def synchronize(self) -> None:
+        while self.work:
+            self.work.pop(0)()
+
+
+class LateStream:
+    """A stream that does nothing before somebody waits for it."""
+
+    def __init__(self, name: str, said: list[str]) -> None:
+        self.name, self.said = name, said
+        self.work: list[Callable[[], Any]] = []
+
+    def wait_stream(self, other: LateStream) -> None:
+        self.said.append(f"{self.name} waits for {other.name}")
+
+    def wait_event(self, event: LateEvent) -> None:
+        self.said.append(f"{self.name} waits for copies")
+        event.synchronize()
+
+    def record_event(self) -> LateEvent:
+        return LateEvent(self.work)
+
+
+class LateDevice:
+    """torch.cuda of one device, as far as DeviceCopies uses it."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.training = self.now = LateStream("training", self.said)
+
+    def Stream(self, device: torch.device) -> LateStream:
+        return LateStream("copies", self.said)
+
+    def current_stream(self, device: torch.device) -> LateStream:
+        return self.now
+
+    @contextmanager
+    def stream(self, stream: LateStream) -> Iterator[None]:
+        self.now = stream
+        yield
+        self.now = self.training
+
+    def copy(self, source: Tensor) -> Tensor:
+        assert self.now is not self.training, "the copy would hold up training"
+        target = torch.full_like(source, torch.nan)
+        self.now.work.append(lambda: target.copy_(source.detach()))
+        return target
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> LateDevice:
+    late = LateDevice()
+    monkeypatch.setattr(device_copies, "torch", SimpleNamespace(cuda=late))
+    monkeypatch.setattr(shards, "copy_to_host", late.copy)
+    return late
+
+
+@pytest.fixture
+def trainer(tmp_path: Path, device: LateDevice, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    config = make_config(model=make_tiny_model(tmp_path, hidden=32))
+    trainer = Trainer(config, CPU)
+    trainer._checkpointer = Checkpointer(tmp_path, config, device=torch.device("cuda"))
+    trainer.restore("", 0, 0)
+    yield trainer
+    trainer.close()
+
+
+@pytest.fixture
+def unwritten(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Snapshots that were taken; nobody writes them."""
+    taken: list[Any] = []
+    monkeypatch.setattr(
+        trainer.checkpointer, "_write_marked", lambda job: taken.append(job.snapshot)
+    )
+    return taken
+
+
+def update(trainer: Trainer) -> None:
+    trainer.form(EpochMesh(1, 0, 1, "", "run", ""), lambda: False)
+    tokens = sum(len(c.tokens) // 4 for g in GROUPS for c in g.completions)
+    keys = [(g.task.task_id, 1) for g in GROUPS]
+    trainer.begin(StepTotals(1, 0, tokens, 6), keys)
+    trainer.add(GROUPS, last=True)
+    trainer.reduce()
+    trainer.commit(1, 0.1)
+
+
+def state_of(trainer: Trainer) -> dict[str, Tensor]:
+    return {name: t.detach() for name, t in named_tensors(trainer.state) if t.numel()}
+
+
+def test_the_next_update_waits_for_the_copies_and_nothing_before_it(trainer, device, unwritten):
+    before = {name: t.clone() for name, t in state_of(trainer).items()}
+    trainer.save().result(60)
+    assert device.said == ["copies waits for training"]
+    update(trainer)
+    assert device.said == ["copies waits for training", "training waits for copies"]
+    (snapshot,) = unwritten
+    assert any(not torch.equal(t, before[name]) for name, t in state_of(trainer).items())
+    for name, tensor in before.items():
+        assert torch.equal(snapshot.pieces[name].data, tensor), name
+
+
+def test_a_state_that_is_replaced_waits_for_the_copies(trainer, device, unwritten):
+    update(trainer)
+    before = {name: t.clone() for name, t in state_of(trainer).items()}
+    trainer.save().result(60)
+    trainer.restore("", 0, 2)
+    (snapshot,) = unwritten
+    for name, tensor in before.items():
+        assert torch.equal(snapshot.pieces[name].data, tensor), name
+
+
+def test_the_writer_waits_for_the_copies(trainer, tmp_path):
+    update(trainer)
+    bits = all_bits(trainer.state)
+    path = trainer.save().result(60).path
+    again = Trainer(trainer.config, CPU)
+    again.attach(tmp_path / "again")
+    again.restore(str(path), 1, 1)
+    assert_same_bits(all_bits(again.state), bits)
+    again.close()
