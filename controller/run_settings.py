@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 from controller.context import ControllerContext
@@ -45,11 +46,16 @@ class RunSettings:
     def edited(self) -> dict[str, Any]:
         """Settings of the config file that the run does not know as its leader's; none before it begins."""
         known = self._state().settings
-        return known.edited(changeable(self._context.config)) if known.configured else {}
+        return known.edited(self._file) if known.configured else {}
+
+    @cached_property
+    def _file(self) -> dict[str, Any]:
+        """Of the config file, what a run may change. A standby looks at it several times a second."""
+        return changeable(self._context.config)
 
     def start_command(self, rows: DatasetRows) -> StartRun:
         """Of a new leader: what was edited in its config file comes into force. Raises ConfigError."""
-        file = changeable(self._context.config)
+        file = self._file
         state = self._state()
         known = state.settings
         before = changed_config(self._context.config, known.values)
@@ -58,7 +64,7 @@ class RunSettings:
         why = problem_of_divisor(before, config)
         if why and not stays_ended(state, spec.steps):
             raise ConfigError(why)
-        return StartRun(spec, file)
+        return StartRun(spec, dict(file))
 
     def change_command(
         self, rows: DatasetRows, request_id: str, asked: Mapping[str, Any]

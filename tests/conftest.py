@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from paceline.process.worker_command import without_collection
 from tests.fixtures import skips
 from tests.fixtures.shared import record_failure
 
@@ -20,6 +21,13 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 LONGEST_FIRST = ("fleet", "process/vllm", "process/policy", "unit/simulator", "process", "unit")
 """Folders in the order in which they run: short tests then fill up the end of a parallel run."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Test modules import torch, transformers and more: see ``without_collection``."""
+    with without_collection():
+        return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

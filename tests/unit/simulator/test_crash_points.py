@@ -16,13 +16,23 @@ from controller.simulator.oracle import Violation
 CHUNKS = 4
 RUNS = 200
 """Each has one point of each role: 200 points of each of 5 roles."""
+CURRICULUM_RUNS = 100
+
+
+def seeds_of(chunk: int, whole: int, request: pytest.FixtureRequest) -> range:
+    """Of the chunk, if there are ``whole``; a share of them in a quick run, which has fewer schedules too."""
+    runs = whole * min(1000, request.config.getoption("--schedules")) // 1000
+    return range(chunk, runs, CHUNKS)
 
 
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_no_row_is_skipped_or_trained_twice_at_any_crash_and_resume_point(chunk: int) -> None:
+def test_no_row_is_skipped_or_trained_twice_at_any_crash_and_resume_point(
+    chunk: int, request: pytest.FixtureRequest
+) -> None:
+    seeds = seeds_of(chunk, RUNS, request)
     counts: Counter[str] = Counter()
-    for seed in range(chunk, RUNS, CHUNKS):
+    for seed in seeds:
         try:
             counts += run_crash_points(seed).oracle.counts
         except Exception as error:
@@ -30,10 +40,11 @@ def test_no_row_is_skipped_or_trained_twice_at_any_crash_and_resume_point(chunk:
                 f"{type(error).__name__}: {error}\n"
                 f"again: python -m controller.simulator --crash-points --seed {seed} --verbose"
             )
-    assert {role: counts[f"points: {role}"] for role in ROLES} == dict.fromkeys(
-        ROLES, RUNS // CHUNKS
-    )
-    assert counts["rollbacks"] > 0 and counts["lost tails"] == RUNS // CHUNKS
+    assert {r: counts[f"points: {r}"] for r in ROLES} == dict.fromkeys(ROLES, len(seeds))
+    assert counts["lost tails"] == len(seeds)
+    if len(seeds) < RUNS // CHUNKS:
+        return  # too few for what not every run has
+    assert counts["rollbacks"] > 0
     # As by default: late groups are trained, without their oldest tokens; and held-out rows are scored.
     assert counts["masked"] > 0 and counts["evaluated"] > 0
     # Beside the points: settings change in every run, and some finished runs go on.
@@ -42,19 +53,23 @@ def test_no_row_is_skipped_or_trained_twice_at_any_crash_and_resume_point(chunk:
 
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_every_row_of_every_source_is_accounted_for_with_a_curriculum(chunk: int) -> None:
+def test_every_row_of_every_source_is_accounted_for_with_a_curriculum(
+    chunk: int, request: pytest.FixtureRequest
+) -> None:
     """100 schedules of crashes and resumes. The oracle keeps books of its own: a row is passed over only if its
     newest group had equal rewards, and every row of every source is trained, dropped or passed over, once."""
+    seeds = seeds_of(chunk, CURRICULUM_RUNS, request)
     counts: Counter[str] = Counter()
-    for seed in range(chunk, 100, CHUNKS):
+    for seed in seeds:
         try:
             counts += run_crash_points(seed, sources=True).oracle.counts
         except Exception as error:
             pytest.fail(
                 f"seed {seed} of run_crash_points(sources=True): {type(error).__name__}: {error}"
             )
-    assert counts["passed over"] > 100 and counts["rows"] > counts["passed over"]
-    assert counts["lost tails"] == 100 // CHUNKS
+    least = 100 if len(seeds) == CURRICULUM_RUNS // CHUNKS else 0
+    assert counts["rows"] > counts["passed over"] > least
+    assert counts["lost tails"] == len(seeds)
 
 
 def test_the_points_notice_a_row_that_is_passed_over_without_a_reason(

@@ -25,8 +25,9 @@ from controller.store.group_commit import GroupCommit
 SEEDS = range(1000)
 
 
-def first_failure(**options: Any) -> int | None:
-    for seed in SEEDS:
+def first_failure(known: int = SEEDS[0], **options: Any) -> int | None:
+    """The first seed that fails; ``known`` is tried before the others."""
+    for seed in (known, *SEEDS):
         try:
             run_schedule(seed, **options)
         except Exception:
@@ -228,13 +229,23 @@ MUTANTS: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
 )
 
 
+KNOWN = {
+    no_incarnation_fence: 14,
+    suspects_in_company: 25,
+    every_death_charged_to_all_that_were_held: 55,
+    no_payloads_after_commit: 117,
+    replies_before_they_are_durable: 139,
+}
+"""Seeds that fail without guards which few schedules need."""
+
+
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_schedules_fail_without(
     mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mutant(monkeypatch)
-    assert first_failure() is not None
+    assert first_failure(KNOWN.get(mutant, SEEDS[0])) is not None
 
 
 @pytest.mark.timeout(0)
