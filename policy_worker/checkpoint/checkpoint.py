@@ -35,7 +35,7 @@ import transformers
 
 from paceline.config.load import fleet_digest
 from paceline.config.schema import Config
-from paceline.durable_files import sync_directory, write_durably
+from paceline.durable_files import make_directory, sync_directory, write_durably
 from paceline.errors import UserError
 from paceline.ids import Step, Version
 from paceline.process.structured_log import event
@@ -258,7 +258,7 @@ class Checkpointer:
 
     def _write_and_complete(self, job: _Job, partial: Path) -> dict[str, Any]:
         """Name and fingerprint of the files of all ranks."""
-        self._root.mkdir(parents=True, exist_ok=True)
+        make_directory(self._root)
         remove_unfinished(self._root)
         with locked_directory(partial):
             try:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -82,6 +84,29 @@ def test_random_states_of_python_and_numpy_come_back(config, checkpointer):
     expected = random.random(), np.random.standard_normal(2).tolist()
     checkpointer.restore(state, path)
     assert (random.random(), np.random.standard_normal(2).tolist()) == expected
+
+
+def test_every_file_and_every_name_of_a_checkpoint_is_synced_before_it_counts(
+    config, tmp_path, monkeypatch
+):
+    """A power cut takes back names that were not synced, although the bytes under them were."""
+    synced: list[Path] = []
+    sync = os.fsync
+
+    def note(handle):
+        synced.append(Path(os.readlink(f"/proc/self/fd/{handle}")))
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", note)
+    checkpointer = Checkpointer(tmp_path / "new", config)
+    path = checkpointer.save_async(tiny_state(config)).result(60).path
+    checkpointer.close()
+    unfinished = path.with_name(f".{path.name}")
+    files = [unfinished / file.name for file in path.iterdir()]
+    assert set(files) <= set(synced[: synced.index(unfinished)])
+    assert synced[-2:] == [unfinished, path.parent], "its names, and then its own"
+    first = synced[: synced.index(files[0])]
+    assert {tmp_path, tmp_path / "new"} <= set(first), "the names of the directories around it"
 
 
 def test_training_goes_on_while_the_disk_is_slow(config, checkpointer, monkeypatch):
