@@ -303,8 +303,8 @@ class Housekeeping:
         needed = live_payloads(self._ledger.state)
         # A group under way may have been stored by the leader before, and be handed in again any time.
         expected = running_attempts(self._ledger.state)
-        orphans = [ref for ref in found if ref not in needed and ref not in expected]
-        if not orphans:
+        spare = [ref for ref in found if ref not in needed and ref not in expected]
+        if not spare:
             return
         try:
             # What the ledger says must be durable, and no successor may have accepted groups since
@@ -313,6 +313,11 @@ class Housekeeping:
             if not await self._context.stores.election.renew(self._term):
                 return
         except (RedisError, OSError, NotLeading, Deposed):
+            return
+        # What a checkpoint covers since a moment ago is no orphan: its record may still be lost.
+        covered = set(self._obsolete)
+        orphans = [ref for ref in spare if ref not in covered]
+        if not orphans:
             return
         await self._delete(orphans)
         event(log, "orphaned payloads deleted", count=len(orphans))

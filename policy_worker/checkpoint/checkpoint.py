@@ -22,6 +22,7 @@ import contextlib
 import json
 import logging
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -32,10 +33,12 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
+from torch import Tensor
 
 from paceline.config.load import fleet_digest
 from paceline.config.schema import Config
-from paceline.durable_files import sync_directory, write_durably
+from paceline.durable_files import make_directory, sync_directory, write_durably
 from paceline.errors import UserError
 from paceline.ids import Step, Version
 from paceline.process.structured_log import event
@@ -50,8 +53,10 @@ from policy_worker.checkpoint.litter import remove_unfinished, unrecorded
 from policy_worker.checkpoint.named_tensors import named_tensors, shared_weights
 from policy_worker.checkpoint.shards import (
     StateSnapshot,
+    files_of,
     first_gap,
     read_shards,
+    slices_of,
     stored_tensors,
     write_shards,
 )
@@ -156,14 +161,15 @@ class Checkpointer:
     ) -> dict[str, Any]:
         """Loads ``path`` into ``state`` (parameters, optimizer, step, random states), bit for bit.
 
-        The ranks share the check of the files: 96 GB (8B parameters) are read once for it, and not by each of 8.
+        The ranks of a host share the check of the files that they need: 96 GB (8B parameters) are read once for it, and
+        not by each of 8.
         ``version``: the controller's number for this state now; default: its number when written.
         ``on_progress`` is called while it goes on. Returns the checkpoint's meta data. Raises CheckpointError,
         on every rank if it does on one; the state is unusable then.
         """
         path = Path(path)
-        meta = self._checked_meta(path, on_progress)
         targets = {name: tensor for name, tensor in named_tensors(state) if tensor.numel()}
+        meta = self._checked_meta(path, targets, on_progress)
         if strange := sorted(targets.keys() ^ stored_tensors(path).keys()):
             where = "checkpoint" if strange[0] in targets else "model"
             raise CheckpointError(
@@ -196,12 +202,12 @@ class Checkpointer:
         """Loads the weights of another run's checkpoint, and its optimizer state if that fits.
 
         Parts that the other run had not keep their first weights; parts that only the other run had are left out. Step,
-        version and random states stay those of a new run. The ranks share the check of the files, and ``on_progress`` is
+        version and random states stay those of a new run. The files are checked as by ``restore``, and ``on_progress`` is
         called while it goes on. Raises CheckpointError.
         """
         path = Path(path)
-        meta = self._checked_meta(path, on_progress)
         targets = {name: tensor for name, tensor in named_tensors(state) if tensor.numel()}
+        meta = self._checked_meta(path, targets, on_progress)
         stored = stored_tensors(path).keys()
         whole = targets.keys() == stored
         if not whole:
@@ -219,18 +225,41 @@ class Checkpointer:
             ) from error
         event(log, "began with a checkpoint", path=path, of_step=meta["step"], optimizer=whole)
 
-    def _checked_meta(self, path: Path, on_progress: Callable[[], None]) -> dict[str, Any]:
-        """meta.json; each rank has checked its share of the files, which all find on the same disk."""
-        problem, meta = "", dict[str, Any]()
+    def _checked_meta(
+        self, path: Path, targets: Mapping[str, Tensor], on_progress: Callable[[], None]
+    ) -> dict[str, Any]:
+        """meta.json. Of the files that hold the ``targets`` of ranks on this host, this rank has checked its share."""
+        problem, meta, needed = "", dict[str, Any](), set[str]()
         try:
             meta = meta_of(path)
-            names = sorted(meta["files"])[self._replica.rank :: self._replica.size]
-            check_files(path, meta, names, on_progress)
+            needed = self._needed_files(path, meta, targets)
         except CheckpointError as error:
             problem = str(error)
+        host = socket.gethostname()
+        said = self._replica.gather([host, sorted(needed), problem])
+        here = [rank for rank, (of, *_) in enumerate(said) if of == host]
+        if not any(error for *_, error in said):
+            names = sorted({name for rank in here for name in said[rank][1]})
+            try:
+                mine = names[here.index(self._replica.rank) :: len(here)]
+                check_files(path, meta, mine, on_progress)
+            except CheckpointError as error:
+                problem = str(error)
         if found := next(filter(None, self._replica.gather(problem)), ""):
             raise CheckpointError(found)
         return meta
+
+    def _needed_files(
+        self, path: Path, meta: Mapping[str, Any], targets: Mapping[str, Tensor]
+    ) -> set[str]:
+        """Files that this rank reads; all of them if their headers are not those of a checkpoint: one is damaged."""
+        check_sizes(path, meta)
+        try:
+            needed = files_of(path, slices_of(targets))
+        except (SafetensorError, ValueError, KeyError):
+            return set(meta["files"])
+        needed.add(rng.file_name(self._replica.rank))
+        return needed & set(meta["files"])
 
     def delete(self, paths: Iterable[str | Path]) -> None:
         """Removes checkpoints in the background. Ignores what is not a checkpoint of this run."""
@@ -272,7 +301,7 @@ class Checkpointer:
 
     def _write_and_complete(self, job: _Job, partial: Path) -> dict[str, Any]:
         """Name and fingerprint of the files of all ranks."""
-        self._root.mkdir(parents=True, exist_ok=True)
+        make_directory(self._root)
         remove_unfinished(self._root)
         with locked_directory(partial):
             try:
@@ -420,6 +449,19 @@ def meta_of(path: Path) -> dict[str, Any]:
         if Path(name).name != name:
             raise CheckpointError(f"{path / META} names {name!r}, which is not a file beside it")
     return meta
+
+
+def check_sizes(path: Path, meta: Mapping[str, Any]) -> None:
+    """Raises CheckpointError for the first file that is missing or has another size than ``meta`` says."""
+    for name, wanted in meta["files"].items():
+        try:
+            size = (path / name).stat().st_size
+        except FileNotFoundError:
+            raise CheckpointError(f"{path} is damaged: {name} is missing") from None
+        if size != wanted["size"]:
+            raise CheckpointError(
+                f"{path} is damaged: {name} has {size} bytes, {wanted['size']} were written"
+            )
 
 
 def check_files(

@@ -95,7 +95,9 @@ def drop_from_step(d: Decider, groups: Sequence[Task], fault: GroupFault, detail
     d.emit(ev.StepAborted(step.step, why, f"{fault}: {detail}"[:1024], kept=True))
     for task in groups:
         if fault in PAYLOAD_FAULTS and len(task.failures) + 1 < d.state.run.max_attempts:
-            d.emit(ev.GroupLost(task.task_id, task.attempt, fault, detail[:512], task.owner))
+            lengths = task.group.whole_lengths if task.group else ()
+            attempt = (task.task_id, task.attempt, fault, detail[:512], task.owner)
+            d.emit(ev.GroupLost(*attempt, lengths))
         else:
             d.emit(ev.TaskDropped(task.task_id, task.attempt, fault, detail, group=task.group))
 

@@ -19,6 +19,7 @@ from controller.ledger.state.fleet import Mesh, Worker
 from controller.ledger.state.state import State
 from controller.ledger.state.steps import OpenStep, assign_shards
 from controller.ledger.state.token_ages import too_old
+from controller.ledger.state.versions import Checkpoint
 from controller.ledger.views.metrics import step_metrics
 from paceline.ids import Step, TaskId, Version
 from paceline.refusal_code import RefusalCode
@@ -139,7 +140,7 @@ def _disown_output(d: Decider, version: Version, wrong: Collection[str]) -> None
     s = d.state
     for record in list(s.versions.checkpoints):
         if record.version == version and not s.versions.is_agreed(record):
-            d.emit(ev.CheckpointVoided(record.worker_id, record.step, version, record.path))
+            _void(d, record)
     for worker_id in wrong:
         # In the order in which they got their links, as all events name them.
         below = {w.worker_id for w in s.fleet.all_below(s.fleet.workers[worker_id])}
@@ -148,8 +149,17 @@ def _disown_output(d: Decider, version: Version, wrong: Collection[str]) -> None
             d.emit(ev.WeightsWithdrawn(worker_id, version, receivers))
 
 
+def _void(d: Decider, record: Checkpoint) -> None:
+    d.emit(ev.CheckpointVoided(record.worker_id, record.step, record.version, record.path))
+
+
 def _commit(d: Decider, step: OpenStep, now: float) -> None:
     s = d.state
+    (agreed,) = {vote.digest for vote in step.votes.values()}
+    for record in list(s.versions.checkpoints):
+        # Of a replica that died before it could be outvoted.
+        if record.version == step.version and record.digest not in ("", agreed):
+            _void(d, record)
     groups = [_facts(s, task_id) for task_id in step.groups]
     metrics = step_metrics(s, groups, step.votes.values(), now)
     d.emit(ev.StepCommitted(step.step, Version(s.versions.version + 1), metrics, now))

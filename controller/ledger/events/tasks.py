@@ -104,6 +104,8 @@ class GroupLost(Event):
     """Who found it, and what."""
     worker_id: str
     """Worker that had submitted the group."""
+    lengths: tuple[int, ...] = ()
+    """Tokens of each sequence, prompt included. Empty: an earlier release wrote the event."""
 
     wakes = LEASES
     severity = Severity.WARNING
@@ -121,7 +123,7 @@ class GroupLost(Event):
         s.garbage.append((self.task_id, self.attempt))
 
     def text(self) -> str:
-        why = reason_in_words(self.fault, self.detail)
+        why = reason_in_words(self.fault, self.detail) + _sequences(self.lengths)
         return f"group of task {self.task_id} is generated again ({why})"
 
 
@@ -199,15 +201,17 @@ class TaskDropped(Event):
 
     def text(self) -> str:
         lengths = self.group.whole_lengths if self.group and self.reason in set(GroupFault) else ()
-        shown = f"; sequences of {_listed(lengths)} tokens" if lengths else ""
-        why = reason_in_words(self.reason, self.detail)
-        return f"task {self.task_id} dropped ({why}{shown})"
+        why = reason_in_words(self.reason, self.detail) + _sequences(lengths)
+        return f"task {self.task_id} dropped ({why})"
 
 
-def _listed(lengths: tuple[int, ...]) -> str:
-    """ "812, 640 and 17"."""
+def _sequences(lengths: tuple[int, ...]) -> str:
+    """ "; sequences of 812, 640 and 17 tokens"; empty without lengths."""
+    if not lengths:
+        return ""
     *most, last = map(str, lengths)
-    return f"{', '.join(most)} and {last}" if most else last
+    listed = f"{', '.join(most)} and {last}" if most else last
+    return f"; sequences of {listed} tokens"
 
 
 @event

@@ -95,6 +95,18 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A task that the end of the run dropped, and what is known of its attempts."""
+
+    compact = True
+
+    ordinal: int
+    attempt: int
+    failures: tuple[str, ...] = ()
+    deaths: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class GroupSizes:
     """Sizes of groups that were generated and dropped."""
 
@@ -137,8 +149,8 @@ class TaskBook:
     """Of tasks that left the memory: the newest attempt, and the verdict on a repeat of it."""
     coverage: Coverage = field(default_factory=Coverage)
     """Outcomes of all training tasks that left the memory."""
-    unfinished: list[tuple[int, int]] = field(default_factory=list)
-    """(ordinal, attempt) of the tasks that the end of the run dropped: an extended run does them first."""
+    unfinished: list[Unfinished] = field(default_factory=list)
+    """An extended run does them first."""
 
     suspects: dict[TaskId, None] = field(default_factory=dict, init=False, metadata=TRANSIENT)
     """Those of ``records`` that are suspect."""
@@ -197,7 +209,8 @@ class TaskBook:
         self.coverage.drop(ordinal_of(task.task_id), reason, task.group or group)
         self.dropped[reason] += 1
         if reason == DropReason.RUN_ENDED:
-            self.unfinished.append((ordinal_of(task.task_id), task.attempt))
+            known = (task.attempt, task.failures, task.deaths)
+            self.unfinished.append(Unfinished(ordinal_of(task.task_id), *known))
         if reason == DropReason.UNINFORMATIVE:
             self.fruitless = 0
         elif reason not in _NO_FAILURE:
@@ -206,13 +219,16 @@ class TaskBook:
 
     def resume_unfinished(self) -> None:
         """The run goes on after its end: what the end dropped waits for another attempt."""
-        for ordinal, attempt in self.unfinished:
-            task = Task(TaskId(f"t{ordinal}"), Kind.TRAIN, ordinal, attempt=attempt)
+        for left in self.unfinished:
+            task = Task(TaskId(f"t{left.ordinal}"), Kind.TRAIN, left.ordinal)
             self.records[task.task_id] = task
             self.outcomes.pop(task.task_id, None)
             self.move(task, TaskState.PENDING)
+            task.attempt, task.failures, task.deaths = left.attempt, left.failures, left.deaths
+            if task.suspect:
+                self.suspects[task.task_id] = None
             self.dropped[DropReason.RUN_ENDED] -= 1
-            self.coverage.take_back(ordinal, DropReason.RUN_ENDED)
+            self.coverage.take_back(left.ordinal, DropReason.RUN_ENDED)
         self.unfinished.clear()
         self.dropped += Counter()
 

@@ -189,6 +189,25 @@ async def test_the_sweep_of_a_deposed_leader_deletes_nothing(
     await stores.close()
 
 
+async def test_the_sweep_leaves_payloads_whose_covering_record_may_still_be_lost(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint was recorded a moment ago: neither a replica of Redis nor the disk need have it."""
+    refs = [(TaskId("t0"), 1), (TaskId("t900"), 1)]
+    payloads, housekeeping = leader.context.stores.payloads, leader.housekeeping
+    await payloads.put(dict.fromkeys(refs, b"group"))
+    clock = HandedInClock()
+    monkeypatch.setattr(leader.context, "clock", clock)
+    monkeypatch.setattr(housekeeping, "sleep", clock.sleep)
+    housekeeping.discard(refs[:1])
+    await housekeeping.sweep_orphans()
+    assert await payloads.list() == refs[:1], "the orphan of an earlier leader alone is deleted"
+    clock.wake.set()
+    while housekeeping.chores:
+        await asyncio.gather(*housekeeping.chores)
+    assert await payloads.list() == []
+
+
 async def test_the_last_payloads_of_a_run_stay_until_a_power_cut_cannot_take_back_its_end(
     leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

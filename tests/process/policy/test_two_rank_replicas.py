@@ -113,6 +113,23 @@ def test_checkpoint_of_two_ranks_restores_into_one_bit_for_bit(runs, tmp_path):
     assert all(t.abs().sum() > 0 for t in moments.values())
 
 
+@pytest.mark.parametrize("hosts", [["a", "a"], ["a", "b"]])
+def test_each_host_checks_the_files_that_its_ranks_need_and_no_file_twice(runs, tmp_path, hosts):
+    _, config, _, two, _ = runs
+    path = two["checkpoint"]
+    arguments = {"config": config.model_dump_json(), "run_dir": str(tmp_path), "path": path}
+    first, second = ranks.run(2, "checked_files", hosts=hosts, **arguments)
+    every = sorted(read_meta(Path(path))["files"])
+    assert len(every) == 4, "slices and random states of two ranks"
+    if hosts[0] == hosts[1]:
+        assert sorted(first + second) == every
+    else:
+        assert first == ["random-00000.json", every[2]], "its own"
+        assert second == ["random-00001.json", *every[2:]], (
+            "the steps of the optimizer are rank 0's"
+        )
+
+
 def test_checkpoint_of_one_rank_restores_into_two_bit_for_bit(runs):
     folder, _, one, _, _ = runs
     assert read_meta(Path(one["checkpoint"]))["ranks"] == 1

@@ -53,6 +53,20 @@ def test_a_checkpoint_that_came_before_the_vote_is_voided_and_never_restored() -
     assert run.state.steps.open is not None and run.state.steps.open.replay
 
 
+def test_a_checkpoint_whose_writer_died_before_it_could_be_outvoted_is_voided_by_the_others() -> None:
+    run = trained("p0", "p1", "p2")
+    run.checkpoint("p0", "wrong")
+    run.die("p0")
+    run.vote("p1", "right")
+    assert run.vote("p2", "right").outcome == "committed"
+    assert run.event(ev.CheckpointVoided).worker_id == "p0"
+    assert run.state.versions.checkpoint.path == ""
+    assert run.ledger.take_garbage() == [], "no checkpoint covers step 1"
+    run.failover()
+    run.checkpoint("p1", "right")
+    assert run.state.versions.checkpoint.step == 2
+
+
 def test_groups_are_forgotten_once_the_replicas_agree_on_the_checkpoint() -> None:
     run = trained("p0", "p1")
     groups = set(views.live_payloads(run.state))

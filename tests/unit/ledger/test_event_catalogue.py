@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -244,6 +245,10 @@ def test_an_event_of_an_earlier_release_lacks_newer_fields_and_is_read() -> None
     del accepted["lengths"]
     dropped = journalled(ev.TaskDropped("t5", 1, "prompt_too_long"))
     del dropped["group"]
+    lost = ev.GroupLost("t5", 1, GroupFault.PAYLOAD_LOST, "policy-1: not there", "rollout-0", (9,))
+    lost_before = journalled(lost)
+    del lost_before["lengths"]
+    assert ev.from_json(lost_before) == replace(lost, lengths=())
     assert ev.from_json(accepted) == ev.GroupAccepted("rollout-0", group(LEASE))
     assert ev.from_json(dropped) == ev.TaskDropped("t5", 1, "prompt_too_long")
 

@@ -13,13 +13,15 @@ from tests.unit.ledger.test_rejected_groups import back, fleet, reject, shard_of
 @pytest.mark.parametrize("fault", ["payload_lost", "payload_invalid"])
 def test_a_lost_group_is_leased_again_before_any_new_one(fault: str) -> None:
     run = fleet("p0", "p1")
-    run.fill("r0", 5)
+    run.fill("r0", 5, lengths=(7, 13))
     epoch = run.state.fleet.mesh_epoch
     bad = shard_of(run, "p1")[0]
     assert reject(run, "p1", bad, fault=fault) == 1
     lost = run.event(ev.GroupLost)
     assert (lost.task_id, lost.attempt, lost.fault, lost.worker_id) == (bad, 1, fault, "r0")
     assert lost.detail == "p1: why", "who found it"
+    assert lost.lengths == (12, 18), "prompt included"
+    assert "sequences of 12 and 18 tokens" in lost.text()
     task = run.state.tasks.records[bad]
     assert (task.state, task.group) == (TaskState.PENDING, None)
     assert views.counts(run.state).dropped == {}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from policy_worker.checkpoint.checkpoint import (
     complete_checkpoints,
     read_meta,
 )
+from policy_worker.checkpoint.shards import StateSnapshot, files_of, write_shards
 from policy_worker.ranks.rank_group import RankGroup
 from tests.fixtures.train_states import (
     all_bits,
@@ -82,6 +85,29 @@ def test_random_states_of_python_and_numpy_come_back(config, checkpointer):
     expected = random.random(), np.random.standard_normal(2).tolist()
     checkpointer.restore(state, path)
     assert (random.random(), np.random.standard_normal(2).tolist()) == expected
+
+
+def test_every_file_and_every_name_of_a_checkpoint_is_synced_before_it_counts(
+    config, tmp_path, monkeypatch
+):
+    """A power cut takes back names that were not synced, although the bytes under them were."""
+    synced: list[Path] = []
+    sync = os.fsync
+
+    def note(handle):
+        synced.append(Path(f"/proc/self/fd/{handle}").readlink())
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", note)
+    checkpointer = Checkpointer(tmp_path / "new", config)
+    path = checkpointer.save_async(tiny_state(config)).result(60).path
+    checkpointer.close()
+    unfinished = path.with_name(f".{path.name}")
+    files = [unfinished / file.name for file in path.iterdir()]
+    assert set(files) <= set(synced[: synced.index(unfinished)])
+    assert synced[-2:] == [unfinished, path.parent], "its names, and then its own"
+    first = synced[: synced.index(files[0])]
+    assert {tmp_path, tmp_path / "new"} <= set(first), "the names of the directories around it"
 
 
 def test_training_goes_on_while_the_disk_is_slow(config, checkpointer, monkeypatch):
@@ -191,7 +217,9 @@ def test_delete_removes_only_checkpoints_of_this_run(config, checkpointer, tmp_p
         (lambda p: (p / META).unlink(), "not a complete checkpoint"),
         (lambda p: (p / META).write_text("{"), "cannot be read"),
         (lambda p: next(p.glob("shard-*")).unlink(), "is missing"),
-        (lambda p: _flip_last_byte(next(p.glob("shard-*"))), "is damaged"),
+        (lambda p: _flip_byte(next(p.glob("shard-*")), -1), "is damaged"),
+        (lambda p: _flip_byte(next(p.glob("shard-*")), 40), r"is damaged: shard-.* is \{"),
+        (lambda p: _cut(next(p.glob("shard-*"))), "is damaged: shard-.* has .* bytes"),
     ],
 )
 def test_unusable_checkpoint_is_refused_with_the_reason(config, checkpointer, harm, message):
@@ -214,21 +242,31 @@ def test_checkpoint_of_another_model_is_refused(config, checkpointer, tmp_path):
         checkpointer.restore(tiny_state(other), path)
 
 
-def _flip_last_byte(path):
+def _flip_byte(path, at):
     data = bytearray(path.read_bytes())
-    data[-1] ^= 1
+    data[at] ^= 1
     path.write_bytes(data)
 
 
+def _cut(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
 class OneOfTwo(RankGroup):
-    """Rank ``rank`` of two on a host; ``said``: what the other one gathers."""
+    """Rank ``rank`` of two on a host, which hold the whole state each; the checkpoint is of one rank. ``said``: the other
+    one's problem."""
 
     def __init__(self, rank: int, said: str = "") -> None:
         super().__init__()
         self.rank, self.size, self._said = rank, 2, said
 
     def gather(self, value):
-        return [value, self._said] if self.rank == 0 else [self._said, value]
+        theirs: object = self._said
+        if not isinstance(value, str):
+            host, needed, _ = value
+            slices = [name for name in needed if name.startswith("shard-")]
+            theirs = [host, slices if self.rank == 0 else [*slices, "random-00000.json"], ""]
+        return [value, theirs] if self.rank == 0 else [theirs, value]
 
 
 @pytest.fixture
@@ -252,6 +290,23 @@ def test_the_ranks_of_a_host_check_every_file_once(config, many_files, tmp_path,
     for rank in (0, 1):
         Checkpointer(tmp_path, config, OneOfTwo(rank)).restore(tiny_state(config), many_files)
     assert sorted(checked) == sorted(checkpoint_module.meta_of(many_files)["files"])
+
+
+def test_a_slice_needs_the_files_that_overlap_with_it_and_all_of_it_must_be_there(tmp_path):
+    """A damaged header may say that a slice lies elsewhere: then its file would be needed, and checked, by nobody."""
+
+    def write(rank, rows, offset):
+        piece = shards_module.TensorSlice(torch.ones(rows, 2), (offset, 0))
+        write_shards(StateSnapshot({"w": piece}, {}), tmp_path, rank)
+
+    name = "shard-{:05d}-model-00001-of-00001.safetensors".format
+    write(0, 3, 0)
+    write(1, 3, 3)
+    assert files_of(tmp_path, {"w": ((3, 0), (3, 2))}) == {name(2)}
+    assert files_of(tmp_path, {"w": ((1, 1), (4, 1)), "elsewhere": ((), ())}) == {name(1), name(2)}
+    write(1, 3, 4)
+    with pytest.raises(ValueError, match="does not make up w"):
+        files_of(tmp_path, {"w": ((3, 0), (3, 2))})
 
 
 def test_damage_that_one_rank_finds_fails_the_restore_of_every_rank(config, many_files, tmp_path):

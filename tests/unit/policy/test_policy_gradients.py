@@ -146,6 +146,40 @@ def test_staleness_is_no_part_of_the_fresh_gap():
     assert "logprob_gap" in stale.stats.entries
 
 
+def importance_weights(config, groups):
+    """Policy / behaviour of every token, one sequence after the other through the model's ordinary forward."""
+    model, weights = tiny_network("qwen3"), []
+    for group in groups:
+        prompt = np.frombuffer(group.prompt_tokens, "<i4").tolist()
+        for completion in group.completions:
+            tokens = np.frombuffer(completion.tokens, "<i4").tolist()
+            old = torch.tensor(np.frombuffer(completion.logprobs, "<f4").copy())
+            with torch.no_grad():
+                logits = model(torch.tensor([prompt + tokens])).logits[0]
+            logp = torch.log_softmax(logits / config.rollout.temperature, -1)
+            at = torch.arange(len(prompt) - 1, len(prompt) + len(tokens) - 1)
+            weights.append((logp[at, torch.tensor(tokens)] - old).exp())
+    return torch.cat(weights)
+
+
+@pytest.mark.parametrize(
+    "bounds", [{}, {"proximal": "trainer", "tis_cap": 1.01}, {"clip_low": 0.01, "clip_high": 0.01}]
+)
+def test_the_effective_sample_size_is_that_of_the_weights_before_any_bound(bounds):
+    """From the sums that a vote carries, as the controller merges them over replicas."""
+    config = make_config(train={"skip_zero_advantage": False, **bounds})
+    groups = random_groups(4, group_size=3, seed=2)
+    w = importance_weights(config, groups)
+    expected = float(w.sum() ** 2 / (len(w) * w.square().sum()))
+    assert expected < 0.99
+    _, a = whole_step(config, groups, groups[:1])
+    _, b = whole_step(config, groups, groups[1:])
+    a.stats.merge([b.stats.entries])
+    (total, count, _), (squares, *_) = (a.stats.entries[n] for n in ("ratio", "ratio_square"))
+    assert count == len(w)
+    assert total * total / (count * squares) == pytest.approx(expected, rel=1e-4)
+
+
 def test_kl_is_measured_without_a_reference():
     groups = random_groups(2, group_size=3, seed=2)
     config = make_config(train={"kl_coef": 0.0})

@@ -144,12 +144,13 @@ function showAges(f) {
 function agesText(f) {
   const a = f.ages;
   if (!a) return "Nothing is trained yet.";
-  const length = (name) =>
-    name in a.response_tokens ? ` (${number(a.response_tokens[name])} tokens long)` : "";
+  const length = (name, where = "") =>
+    name in a.response_tokens ? ` (${where}${number(a.response_tokens[name])} tokens long)` : "";
   const fates =
     f.late_groups === "train"
       ? `${percent(a.late_share)} of groups late${length("late")}, ` +
-        `${percent(a.masked_share)} of tokens masked, older than ${plural(f.max_token_age, "step")}, `
+        `${percent(a.masked_share)} of tokens masked, older than ${plural(f.max_token_age, "step")}` +
+        `${length("masked", "in groups ")}, `
       : "";
   const ess = a.ess === null ? "" : ` Effective sample size ${percent(a.ess)}.`;
   return (

@@ -89,6 +89,7 @@ const SPECS = [
     lines: [
       line("response_tokens_mean", "trained"),
       line("late_response_tokens_mean", "late"),
+      line("masked_response_tokens_mean", "masked"),
       line("dropped_response_tokens_mean", "dropped"),
     ],
     unit: "tokens",
