@@ -6,6 +6,7 @@ Host 0 has Redis, two controllers, a policy replica and a rollout worker, host 1
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -46,7 +47,7 @@ class TwoHosts(Fleet):
         self.armed = where / "armed"
         write_run(
             where,
-            reward={"functions": ["testbed.rewards.slow_reward:digit_first_later"]},
+            reward={"functions": ["testbed.rewards.slow_reward:digit_first_much_later"]},
             train={"steps": ENDLESS, "checkpoint_every": 10, "eval_every": ENDLESS},
             fleet={"lease_ttl_s": LEASE_S, "max_restarts": ENDLESS},
         )
@@ -109,7 +110,13 @@ class TwoHosts(Fleet):
 
         return asyncio.run(load())
 
-    def settled(self, limit_s: float = 240.0) -> None:
+    def calm(self, seconds: float) -> None:
+        """Leaves it alone for so long; what it journals meanwhile is read."""
+        end = time.monotonic() + seconds
+        while (left_s := end - time.monotonic()) > 0:
+            self.tail.read(min(1.0, left_s))
+
+    def settled(self, limit_s: float = 600.0) -> None:
         """Every process is there and at work, and commits follow one another."""
         self.until(self._is_settled, limit_s)
         self.steps(4, limit_s)

@@ -64,7 +64,7 @@ class Scene:
             if wanted <= self._known():
                 return True
             # Redis and every controller may be away: there is no event to await.
-            time.sleep(0.2)
+            time.sleep(0.5)
         return False
 
     def _known(self) -> set[tuple[str, int]]:
