@@ -47,8 +47,13 @@ class TwoHosts(Fleet):
         self.armed = where / "armed"
         write_run(
             where,
-            reward={"functions": ["testbed.rewards.slow_reward:digit_first_much_later"]},
-            train={"steps": ENDLESS, "checkpoint_every": 10, "eval_every": ENDLESS},
+            reward={"functions": ["testbed.rewards.slow_reward:digit_first_later"]},
+            train={
+                "steps": ENDLESS,
+                "checkpoint_every": 10,
+                "eval_every": ENDLESS,
+                "algorithm": "benchmarks.attribution.paced:Paced",
+            },
             fleet={"lease_ttl_s": LEASE_S, "max_restarts": ENDLESS},
         )
         self.nodes = NamedNodes(where, nodes=2)

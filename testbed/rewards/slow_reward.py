@@ -6,7 +6,6 @@ import asyncio
 
 WAIT_S = 0.2
 LONG_WAIT_S = 1.0
-VERY_LONG_WAIT_S = 6.0
 
 
 async def digit_first(completion: str) -> float:
@@ -18,10 +17,4 @@ async def digit_first(completion: str) -> float:
 async def digit_first_later(completion: str) -> float:
     """The same, for a fleet that a test waits beside: its steps leave the cores to others."""
     await asyncio.sleep(LONG_WAIT_S)
-    return float(completion[:1].isdigit())
-
-
-async def digit_first_much_later(completion: str) -> float:
-    """The same, for a fleet that runs for hours beside other work: about one step in three seconds."""
-    await asyncio.sleep(VERY_LONG_WAIT_S)
     return float(completion[:1].isdigit())
