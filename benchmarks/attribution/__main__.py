@@ -19,6 +19,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -35,6 +36,8 @@ from testbed.faults.network_namespaces import why_not
 
 BAR = 0.95
 WARM_UP_STEPS = 10
+LEDGER_S = 120.0
+"""How long Redis may be away while the fleet is calm."""
 
 
 def main() -> int:
@@ -98,6 +101,7 @@ def measure(args: argparse.Namespace, group: Path | None) -> dict[str, Any]:
         except (Exception, KeyboardInterrupt) as error:
             if not found["injections"]:
                 raise
+            traceback.print_exc()
             print(fleet.said(), file=sys.stderr, flush=True)
             found["ended_early"] = repr(error)[:2000]
         finally:
@@ -122,14 +126,16 @@ def _kinds(args: argparse.Namespace, draw: random.Random) -> Iterator[str]:
 def _injected(scene: Scene, kind: str, calm_s: float) -> dict[str, Any]:
     """What was injected, and every fault that the ledger has since, after so long a calm."""
     began = scene.since = time.time()
-    expected = KINDS[kind](scene)
+    expected, problem = _carried_out(scene, kind)
     noticed = scene.noticed(expected)
     scene.fleet.settled()
     whole_again_s = time.time() - began
     scene.fleet.calm(calm_s)
-    faults = [fault for fault in scene.fleet.ledger().faults.recent if fault.t >= began]
+    recent = scene.fleet.ledger(limit_s=LEDGER_S).faults.recent
+    faults = [fault for fault in recent if fault.t >= began]
     return {
         "kind": kind,
+        **problem,
         "t": began,
         "whole_again_s": whole_again_s,
         "noticed": noticed,
@@ -148,12 +154,21 @@ def _injected(scene: Scene, kind: str, calm_s: float) -> dict[str, Any]:
     }
 
 
+def _carried_out(scene: Scene, kind: str) -> tuple[list[Expected], dict[str, str]]:
+    """What to expect. If this program fails halfway, that is nothing: every fault that follows then counts as wrong."""
+    try:
+        return KINDS[kind](scene), {}
+    except Exception as error:
+        traceback.print_exc()
+        return [], {"problem": repr(error)[:500]}
+
+
 def _expected_row(one: Expected) -> dict[str, Any]:
     return {"name": one.name, "pid": one.pid, "cause": str(one.cause)}
 
 
 def _totals(fleet: TwoHosts, found: dict[str, Any], seconds: float) -> dict[str, Any]:
-    report = fault_report(fleet.ledger().faults)
+    report = fault_report(fleet.ledger(limit_s=LEDGER_S).faults)
     injections = found["injections"]
     # Those of the start, or that came between two injections: nobody has injected them.
     others = report.faults - sum(len(one["faults"]) for one in injections)

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import redis
+
 from controller.ledger.state.state import State
 from controller.store.journal import Journal
 from controller.store.ledger_follower import LedgerFollower
@@ -73,7 +75,10 @@ class TwoHosts(Fleet):
     @property
     def url(self) -> str:
         home = self.run_dir / "redis"
-        url = urlsplit(user_url(home, CONTROLLER, int((home / "port").read_text())))
+        # It is written anew at each start of Redis.
+        while not (port := (home / "port").read_text().strip()):
+            time.sleep(0.1)
+        url = urlsplit(user_url(home, CONTROLLER, int(port)))
         user, _, _ = url.netloc.rpartition("@")
         host = self.nodes.hosts.address["node0"]
         return url._replace(netloc=f"{user}@{host}:{url.port}").geturl()
@@ -103,8 +108,8 @@ class TwoHosts(Fleet):
         status = self.status()
         return next(c.controller_id for c in status.controllers if c.state == "leader")
 
-    def ledger(self) -> State:
-        """The state that the journal's events make."""
+    def ledger(self, limit_s: float = 0.0) -> State:
+        """The state that the journal's events make. ``limit_s``: how long Redis may be away."""
 
         async def load() -> State:
             client = connect(self.url)
@@ -113,7 +118,15 @@ class TwoHosts(Fleet):
             finally:
                 await client.aclose()
 
-        return asyncio.run(load())
+        deadline = time.monotonic() + limit_s
+        while True:
+            try:
+                return asyncio.run(load())
+            except (redis.RedisError, OSError):
+                if time.monotonic() >= deadline:
+                    raise
+                # Redis is being started again: there is no event to await.
+                time.sleep(0.5)
 
     def calm(self, seconds: float) -> None:
         """Leaves it alone for so long; what it journals meanwhile is read."""
