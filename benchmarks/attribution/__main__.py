@@ -92,7 +92,14 @@ def measure(args: argparse.Namespace, group: Path | None) -> dict[str, Any]:
             scene = Scene(fleet, draw, group)
             for kind in _kinds(args, draw):
                 calm_s = min(draw.expovariate(1.0 / args.calm_s), 3.0 * args.calm_s)
-                found["injections"].append(_injected(scene, kind, calm_s))
+                try:
+                    found["injections"].append(_injected(scene, kind, calm_s))
+                except Exception as error:
+                    # Of this program: what it had injected counts as faults that nobody has injected.
+                    traceback.print_exc()
+                    found.setdefault("problems", []).append(f"{kind}: {error!r}"[:500])
+                    fleet.settled()
+                    continue
                 print(found["injections"][-1], file=sys.stderr, flush=True)
                 found |= _totals(fleet, found, time.time() - began)
                 print(f"{found['share']:.1%}; {found['report']}", file=sys.stderr, flush=True)

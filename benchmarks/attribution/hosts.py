@@ -20,7 +20,7 @@ from controller.store.redis_keys import Keys
 from paceline.redis.client import connect
 from paceline.redis.users import CONTROLLER, user_url
 from paceline.rpc.auth import own_token
-from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
+from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.run_view.files.fleet_file import FleetRecord, ProcessId
 from testbed.faults import failpoints
 from testbed.fleets.fleet import RUN, Fleet
@@ -151,7 +151,7 @@ class TwoHosts(Fleet):
                 and all(w.version >= max(0, status.version - 2) for w in living.values())
                 and all(living[n].mesh_epoch == status.mesh_epoch for n in ("policy-0", "policy-1"))
             )
-        except (ControlPlaneUnavailable, StopIteration, AssertionError):
+        except (ControlPlaneUnavailable, RequestRefused, StopIteration, AssertionError, ValueError):
             return False
 
     def _record(self, rank: int) -> FleetRecord | None:

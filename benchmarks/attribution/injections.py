@@ -70,7 +70,7 @@ class Scene:
     def _known(self) -> set[tuple[str, int]]:
         try:
             faults = self.fleet.ledger().faults.recent
-        except (redis.RedisError, OSError, TimeoutError):
+        except (redis.RedisError, OSError, TimeoutError, ValueError):
             return set()
         return {(fault.name, fault.pid) for fault in faults if fault.t >= self.since}
 
