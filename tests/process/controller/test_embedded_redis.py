@@ -55,7 +55,9 @@ def test_the_file_of_the_port_is_never_half_written(tmp_path: Path) -> None:
             (other,) = free_ports("", 1)
             ensure_redis(tmp_path, RedisConfig(port=other))
             assert int((home / "port").read_text()) == other
-            assert f":{int(reader.read())}/" in first.url, "whoever reads sees one port or the other"
+            assert f":{int(reader.read())}/" in first.url, (
+                "whoever reads sees one port or the other"
+            )
     finally:
         stop_redis(tmp_path)
 
