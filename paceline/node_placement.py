@@ -5,14 +5,16 @@ Pure. Every node computes the placement from the same numbers, so nobody has to 
 - The workers that [fleet] names are placed in order: policy replicas, rollout workers, scorers.
 - With GPUs a worker gets the first node that has enough free ones, all on that node. On CPUs the workers are dealt out:
   each goes to the node that has the fewest.
+- A policy replica of more ranks than a node has GPUs gets the first nodes that are wholly free. Its ranks fill one node
+  after the other, and other workers may have what is left of the last.
 - A worker beyond those (`paceline scale`, a drained worker's replacement) has a place that depends on its own number
   alone, so that it never moves: the GPUs that are left, policy replicas from the first, others from the last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from paceline.config.schema import Config
 from paceline.errors import BadInput
@@ -46,6 +48,20 @@ class WorkerPlace:
     node: int
     gpus: tuple[int, ...] = ()
     """Numbers of the worker's GPUs on that node, from 0."""
+    rest: tuple[WorkerPlace, ...] = ()
+    """Of a replica on several nodes: those after the first, on which rank 0 is. One GPU is one rank."""
+
+    def part_on(self, node: int) -> WorkerPlace | None:
+        return next((part for part in (self, *self.rest) if part.node == node), None)
+
+    def ranks_on(self, node: int) -> range:
+        """Ranks of a replica on several nodes; none of another worker."""
+        first = 0
+        for part in (self, *self.rest) if self.rest else ():
+            if part.node == node:
+                return range(first, first + len(part.gpus))
+            first += len(part.gpus)
+        return range(0)
 
 
 def gpus_of_worker(config: Config, pool: str) -> int:
@@ -62,7 +78,7 @@ def gpus_of_worker(config: Config, pool: str) -> int:
 
 
 def nodes_needed(config: Config, gpus: int) -> int:
-    """Nodes of ``gpus`` GPUs that have room for the workers of [fleet]. No worker may need more than one has."""
+    """Nodes of ``gpus`` GPUs that have room for the workers of [fleet]. None but a replica may need more than one has."""
     count = 1
     while True:
         try:
@@ -98,6 +114,13 @@ class Placement:
         """Workers of [fleet] on ``node``, by name."""
         return {name: place for name, place in self._places.items() if place.node == node}
 
+    def ranks_on(self, node: int, beyond: Iterable[int] = ()) -> dict[str, range]:
+        """Ranks on ``node`` of each replica that is on several; ``beyond``: numbers of replicas that are not of [fleet]."""
+        numbers = {*range(self._counts.get(POLICY, 0)), *beyond}
+        places = {worker_name(POLICY, n): self.of(POLICY, n) for n in sorted(numbers)}
+        found = {name: place.ranks_on(node) for name, place in places.items() if place is not None}
+        return {name: ranks for name, ranks in found.items() if ranks}
+
     def names(self, pool: str) -> list[str]:
         """Workers of [fleet] of one pool, on all nodes."""
         return [worker_name(pool, index) for index in range(self._counts.get(pool, 0))]
@@ -109,13 +132,32 @@ class Placement:
             node = min(allowed, key=lambda one: (self._load[one], one))
             self._load[node] += 1
             return WorkerPlace(node)
-        for node in allowed:
-            if len(self._free[node]) >= need:
-                taken = tuple(self._free[node][:need])
-                self._free[node] = self._free[node][need:]
-                self._load[node] += 1
-                return WorkerPlace(node, taken)
-        raise BadInput(self._no_room(pool, index))
+        place = next(iter(self._slots(pool, allowed, need)), None)
+        if place is None:
+            raise BadInput(self._no_room(pool, index))
+        for part in (place, *place.rest):
+            self._free[part.node] = [gpu for gpu in self._free[part.node] if gpu not in part.gpus]
+            self._load[part.node] += 1
+        return place
+
+    def _slots(self, pool: str, allowed: Sequence[int], need: int) -> list[WorkerPlace]:
+        """Places that are free for workers of ``pool``, none of which overlap."""
+        size = self._nodes.gpus
+        if need <= size:
+            return [
+                WorkerPlace(node, tuple(self._free[node][at : at + need]))
+                for node in allowed
+                for at in range(0, len(self._free[node]) - need + 1, need)
+            ]
+        if role_of(pool) != POLICY:
+            return []
+        whole, count = [node for node in allowed if len(self._free[node]) == size], -(-need // size)
+        gpus = [tuple(range(min(size, need - size * at))) for at in range(count)]
+        slots = []
+        for first in range(0, len(whole) - count + 1, count):
+            parts = [WorkerPlace(whole[first + at], gpus[at]) for at in range(count)]
+            slots.append(replace(parts[0], rest=tuple(parts[1:])))
+        return slots
 
     def _beyond(self, pool: str, index: int) -> WorkerPlace | None:
         """The place of a worker beyond those of [fleet], from its own number alone."""
@@ -123,11 +165,7 @@ class Placement:
         extra = index - self._counts[pool]
         if not need:
             return WorkerPlace(allowed[index % len(allowed)])
-        slots = [
-            WorkerPlace(node, tuple(self._free[node][at : at + need]))
-            for node in allowed
-            for at in range(0, len(self._free[node]) - need + 1, need)
-        ]
+        slots = self._slots(pool, allowed, need)
         if role_of(pool) != POLICY:
             slots.reverse()
         return slots[extra] if extra < len(slots) else None
@@ -139,13 +177,10 @@ class Placement:
             ROLLOUT: "rollout.tensor_parallel",
             SCORER: "fleet.scorers",
         }[role_of(pool)]
-        if need > nodes.gpus:
-            more = (
-                ", or start the ranks of the replica on several nodes with torchrun (docs/scale.md)"
-                if role_of(pool) == POLICY
-                else ""
-            )
-            return f"{name} needs {need} GPUs on one node, and each node has {nodes.gpus}: lower {setting}{more}"
+        if need > nodes.gpus and role_of(pool) != POLICY:
+            return f"{name} needs {need} GPUs on one node, and each node has {nodes.gpus}: lower {setting}"
+        count = -(-need // nodes.gpus)
+        where_to = "one node" if count == 1 else f"{count} nodes that are free"
         wanted = sum(self._counts[p] * self._needs[p] for p in self._counts)
         there = f"{nodes.count} nodes with {nodes.gpus} GPUs each have {nodes.count * nodes.gpus}"
         where = (
@@ -154,7 +189,7 @@ class Placement:
             else ""
         )
         return (
-            f"there is no room for {name}, which needs {need} GPUs on one node: the workers of [fleet] need {wanted} GPUs, and "
+            f"there is no room for {name}, which needs {need} GPUs on {where_to}: the workers of [fleet] need {wanted} GPUs, and "
             f"{there}.{where} Lower fleet.{'scorers' if role_of(pool) == SCORER else role_of(pool)}, take more nodes, or "
             "let workers share the GPUs with --gpus 0"
         )

@@ -40,6 +40,11 @@ def pool_of_worker(worker_id: str) -> str:
     return worker_id.rpartition("-")[0].replace("-", ":", 1)
 
 
+def worker_index(worker_id: str) -> int:
+    """Of a name that ``worker_name`` made."""
+    return int(worker_id.rpartition("-")[2])
+
+
 def desired_workers(config: Config) -> dict[str, int]:
     """Workers of each pool at the start of the run."""
     fleet = config.fleet

@@ -6,9 +6,12 @@ Host 0 has Redis, two controllers, a policy replica and a rollout worker, host 1
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
+
+import redis
 
 from controller.ledger.state.state import State
 from controller.store.journal import Journal
@@ -17,7 +20,7 @@ from controller.store.redis_keys import Keys
 from paceline.redis.client import connect
 from paceline.redis.users import CONTROLLER, user_url
 from paceline.rpc.auth import own_token
-from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
+from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.run_view.files.fleet_file import FleetRecord, ProcessId
 from testbed.faults import failpoints
 from testbed.fleets.fleet import RUN, Fleet
@@ -47,7 +50,12 @@ class TwoHosts(Fleet):
         write_run(
             where,
             reward={"functions": ["testbed.rewards.slow_reward:digit_first_later"]},
-            train={"steps": ENDLESS, "checkpoint_every": 10, "eval_every": ENDLESS},
+            train={
+                "steps": ENDLESS,
+                "checkpoint_every": 10,
+                "eval_every": ENDLESS,
+                "algorithm": "benchmarks.attribution.paced:Paced",
+            },
             fleet={"lease_ttl_s": LEASE_S, "max_restarts": ENDLESS},
         )
         self.nodes = NamedNodes(where, nodes=2)
@@ -67,7 +75,10 @@ class TwoHosts(Fleet):
     @property
     def url(self) -> str:
         home = self.run_dir / "redis"
-        url = urlsplit(user_url(home, CONTROLLER, int((home / "port").read_text())))
+        # It is written anew at each start of Redis.
+        while not (port := (home / "port").read_text().strip()):
+            time.sleep(0.1)
+        url = urlsplit(user_url(home, CONTROLLER, int(port)))
         user, _, _ = url.netloc.rpartition("@")
         host = self.nodes.hosts.address["node0"]
         return url._replace(netloc=f"{user}@{host}:{url.port}").geturl()
@@ -97,8 +108,8 @@ class TwoHosts(Fleet):
         status = self.status()
         return next(c.controller_id for c in status.controllers if c.state == "leader")
 
-    def ledger(self) -> State:
-        """The state that the journal's events make."""
+    def ledger(self, limit_s: float = 0.0) -> State:
+        """The state that the journal's events make. ``limit_s``: how long Redis may be away."""
 
         async def load() -> State:
             client = connect(self.url)
@@ -107,9 +118,23 @@ class TwoHosts(Fleet):
             finally:
                 await client.aclose()
 
-        return asyncio.run(load())
+        deadline = time.monotonic() + limit_s
+        while True:
+            try:
+                return asyncio.run(load())
+            except (redis.RedisError, OSError):
+                if time.monotonic() >= deadline:
+                    raise
+                # Redis is being started again: there is no event to await.
+                time.sleep(0.5)
 
-    def settled(self, limit_s: float = 240.0) -> None:
+    def calm(self, seconds: float) -> None:
+        """Leaves it alone for so long; what it journals meanwhile is read."""
+        end = time.monotonic() + seconds
+        while (left_s := end - time.monotonic()) > 0:
+            self.tail.read(min(1.0, left_s))
+
+    def settled(self, limit_s: float = 600.0) -> None:
         """Every process is there and at work, and commits follow one another."""
         self.until(self._is_settled, limit_s)
         self.steps(4, limit_s)
@@ -126,7 +151,7 @@ class TwoHosts(Fleet):
                 and all(w.version >= max(0, status.version - 2) for w in living.values())
                 and all(living[n].mesh_epoch == status.mesh_epoch for n in ("policy-0", "policy-1"))
             )
-        except (ControlPlaneUnavailable, StopIteration, AssertionError):
+        except (ControlPlaneUnavailable, RequestRefused, StopIteration, AssertionError, ValueError):
             return False
 
     def _record(self, rank: int) -> FleetRecord | None:

@@ -64,13 +64,13 @@ class Scene:
             if wanted <= self._known():
                 return True
             # Redis and every controller may be away: there is no event to await.
-            time.sleep(0.2)
+            time.sleep(0.5)
         return False
 
     def _known(self) -> set[tuple[str, int]]:
         try:
             faults = self.fleet.ledger().faults.recent
-        except (redis.RedisError, OSError, TimeoutError):
+        except (redis.RedisError, OSError, TimeoutError, ValueError):
             return set()
         return {(fault.name, fault.pid) for fault in faults if fault.t >= self.since}
 

@@ -30,11 +30,11 @@ def verdict(injection: Mapping[str, Any]) -> Verdict:
     return Verdict(right, max(injected, len(injection["faults"])) - right)
 
 
-def attributed_share(injections: Iterable[Mapping[str, Any]]) -> float:
-    """Of all faults, those whose cause is the one that was injected."""
+def attributed_share(injections: Iterable[Mapping[str, Any]], others: int = 0) -> float:
+    """Of all faults, those whose cause is the one that was injected; ``others`` came at no injection."""
     verdicts = [verdict(injection) for injection in injections]
     right = sum(one.right for one in verdicts)
-    return right / max(1, right + sum(one.wrong for one in verdicts))
+    return right / max(1, right + others + sum(one.wrong for one in verdicts))
 
 
 def rows(found: Mapping[str, Any]) -> list[list[object]]:

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from paceline.config.algorithms import FAMILY
+from paceline.config.built_in_rewards import BUILT_IN_REWARDS
 from paceline.config.fields import Section
 from paceline.config.ignored_settings import problem_of_ignored
 from paceline.config.recorded import problem_of_recorded, with_group_size
@@ -36,7 +37,6 @@ from paceline.config.sections.services import (
     TelemetryConfig,
 )
 from paceline.config.sections.training import (
-    NEED_ANSWERS,
     DataConfig,
     ModelConfig,
     RewardConfig,
@@ -151,7 +151,7 @@ class Config(Section):
         scored = self.rollout.environment is None and not self.recorded
         if self.data.answer_field is None and scored:
             for name in self.reward.functions:
-                if name in NEED_ANSWERS:
+                if name in BUILT_IN_REWARDS:
                     raise ValueError(
                         f"{name} compares with the answer: set data.answer_field, or choose other "
                         "reward.functions"

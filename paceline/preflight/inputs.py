@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from paceline.config.built_in_rewards import BUILT_IN_REWARDS
 from paceline.config.run_length import length_in_words
 from paceline.config.schema import Config
 from paceline.config.sections.scorers import named_scorer
@@ -14,8 +15,6 @@ from paceline.preflight.first_row import first_row
 from paceline.preflight.import_check import import_check
 from paceline.preflight.models import model_problems
 from paceline.preflight.objective import objective_checks
-
-BUILT_IN_REWARDS = ("exact_match", "math_verify", "math_boxed", "math_boxed:intervals")
 
 
 def inputs(config: Config) -> Iterator[Check]:

@@ -175,7 +175,7 @@ def _start(home: Path, cfg: RedisConfig, port: int | None) -> RedisEndpoint:
     # The old port is kept, so that clients that reconnect find the restarted server.
     elif port is None or taken_ports(cfg.host, [port]):
         (port,) = free_ports(bindable(cfg.host), 1)
-    (home / "port").write_text(f"{port}\n")
+    _write_port(home, port)
     config = home / "redis.conf"
     write_private(config, "\n".join(_settings(home, cfg, port)) + "\n")
     with (home / "redis.log").open("ab") as log:
@@ -295,6 +295,15 @@ def _port(home: Path) -> int | None:
         return int((home / "port").read_text())
     except (OSError, ValueError):
         return None
+
+
+def _write_port(home: Path, port: int) -> None:
+    """At once or not at all: without it, the next start would choose a port that no client knows."""
+    if _port(home) == port:
+        return
+    fresh = home / ".port"
+    fresh.write_text(f"{port}\n")
+    fresh.replace(home / "port")
 
 
 def _last_line(path: Path) -> str:

@@ -57,8 +57,12 @@ def _check(request: RenderRequest) -> None:
     for name, value in (("--workspace", options.workspace), ("--resource-quota", options.quota)):
         if value is None:
             raise BadInput(f"{name} is missing: the console of PAI shows its ID")
-    if options.job_type == "custom" and options.nodes is not None:
-        raise BadInput("--nodes: a custom job has one pod for each worker. Use --job-type pytorch")
+    if options.job_type == "custom":
+        if options.nodes is not None:
+            raise BadInput(
+                "--nodes: a custom job has one pod for each worker. Use --job-type pytorch"
+            )
+        request.check_workers_fit_nodes()
     if not holds_run(request):
         raise BadInput(
             f"--volume: no data set holds the run directory {request.run_dir}, which all pods share. Mount one with "

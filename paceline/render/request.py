@@ -124,15 +124,20 @@ class RenderRequest:
             memory_gib=options.memory_gib * max(gpus, 1),
         )
 
-    def check_workers_fit_nodes(self) -> None:
-        """Raises BadInput if a worker needs more GPUs than a node has."""
+    def check_workers_fit_nodes(self, *, spread: bool = False) -> None:
+        """Raises BadInput if a worker needs more GPUs than a node has. ``spread``: a policy replica may."""
         here = self.options.gpus_per_node
         for pool in self.pools:
-            if here is not None and pool.gpus > here:
+            if here is not None and pool.gpus > here and not (spread and pool.role == POLICY):
                 setting = {POLICY: "fleet.policy_ranks", ROLLOUT: "rollout.tensor_parallel"}
+                other = (
+                    ", or choose pytorchjob, slurm or PAI-DLC's pytorch job, whose replicas may be on several nodes"
+                    if pool.role == POLICY
+                    else ""
+                )
                 raise BadInput(
                     f"a {pool.name} worker has {pool.gpus} GPUs ({setting.get(pool.role, 'its scorer')}), and a node "
-                    f"{here} (--gpus-per-node): here a worker runs on one node. Lower the setting"
+                    f"{here} (--gpus-per-node): here a worker runs on one node. Lower the setting{other}"
                 )
 
     @property
@@ -141,13 +146,13 @@ class RenderRequest:
         per_node = self.options.gpus_per_node
         if per_node is None:
             return self.options.nodes or 1
-        self.check_workers_fit_nodes()
+        self.check_workers_fit_nodes(spread=True)
         needed = nodes_needed(self.config, per_node)
         nodes = self.options.nodes or needed
         if nodes < needed:
             raise BadInput(
-                f"--nodes {nodes}: the fleet has {self.gpus} GPUs, each worker on one node, and needs {needed} nodes of "
-                f"{per_node}. Give --nodes {needed}, or ask for fewer workers in [fleet]"
+                f"--nodes {nodes}: the fleet has {self.gpus} GPUs and needs {needed} nodes of {per_node}, because workers other "
+                f"than policy replicas of more than {per_node} ranks are each on one node. Give --nodes {needed}, or ask for fewer workers in [fleet]"
             )
         return nodes
 

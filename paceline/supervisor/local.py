@@ -32,7 +32,7 @@ from paceline.supervisor.fault_reports import FaultReports
 from paceline.supervisor.launch import Launcher
 from paceline.supervisor.restarts import GiveUp, Leave, Restart, RestartPolicy
 from paceline.v1 import admin_pb2
-from paceline.worker_pools import desired_workers, in_order, worker_name
+from paceline.worker_pools import desired_workers, in_order, worker_index, worker_name
 
 REPORT_LIMIT_S = 10.0
 WHY_LIMIT_S = 5.0
@@ -99,7 +99,7 @@ class LocalFleet:
         specs = [self.launcher.controller(i) for i in range(self.config.fleet.controllers)]
         for process in self.record.processes:
             if process.role != CONTROLLER and process.name in living:
-                specs.append(self.launcher.worker(process.role, _index(process.name)))
+                specs.append(self.launcher.worker(process.role, worker_index(process.name)))
             elif process.role != CONTROLLER and process.state != "ended":
                 self._mark(process, "ended")
         for spec in specs:
@@ -120,7 +120,7 @@ class LocalFleet:
                 self.note(f"starting {worker_name(pool, index)}")
                 self._tend_new(self.launcher.worker(pool, index))
             surplus = len(staying) - desired
-            for name in sorted(staying, key=_index, reverse=True)[: max(0, surplus)]:
+            for name in sorted(staying, key=worker_index, reverse=True)[: max(0, surplus)]:
                 await self._drain(name)
 
     def _note_leaving(self, status: admin_pb2.StatusReply) -> None:
@@ -193,7 +193,7 @@ class LocalFleet:
         record = self._record_of(spec)
         try:
             while not self._ending.is_set():
-                child = first or await Child.start(spec)
+                child = first or await Child.start(await self._ready(spec))
                 first = None
                 self._children[spec.name] = child
                 # The drain was meant for the previous process.
@@ -222,6 +222,10 @@ class LocalFleet:
             if self._children.get(spec.name) is None or not self._children[spec.name].running:
                 self._roles.pop(spec.name, None)
                 self._leaving.discard(spec.name)
+
+    async def _ready(self, spec: ChildSpec) -> ChildSpec:
+        """``spec`` as a process is started by it now."""
+        return spec
 
     async def _is_done(self, spec: ChildSpec, child: Child, code: int) -> bool:
         """True if the worker has left for good: the run has ended, or it was drained."""
@@ -257,7 +261,8 @@ class LocalFleet:
 
     async def _again(self, spec: ChildSpec, child: Child, code: int, record: ProcessRecord) -> bool:
         now = time.monotonic()
-        verdict = self._restarts.decide(spec.name, code, now - child.began, now)
+        counted = self._counted(spec, code)
+        verdict = self._restarts.decide(spec.name, counted, now - child.began, now)
         how = f"exit status {code}" if code >= 0 else f"signal {-code}"
         if code == UNSEEN:
             how = "exit status unknown"
@@ -286,6 +291,10 @@ class LocalFleet:
                         await self._ending.wait()
                 return True
 
+    def _counted(self, spec: ChildSpec, code: int) -> int:
+        """The exit status as which an end counts."""
+        return code
+
     def _others_of(self, spec: ChildSpec) -> list[str]:
         """Workers that do the same as this one."""
         return [n for n, r in self._roles.items() if r == spec.role and n != spec.name]
@@ -305,13 +314,14 @@ class LocalFleet:
         await asyncio.to_thread(release_dead, self.redis_url, run, name, child.pid)
         await self.faults.report_end(child, code)
 
-    async def _drain(self, name: str) -> None:
+    async def _drain(self, name: str, worker_id: str = "") -> None:
+        """``worker_id``: of the worker that the process belongs to, if it has another name."""
         child = self._children.get(name)
         if child is None:
             return
         # replace: the desired number is lower already.
         request = admin_pb2.DrainRequest(
-            request_id=f"surplus-{name}-{child.pid}", worker_id=name, replace=True
+            request_id=f"surplus-{name}-{child.pid}", worker_id=worker_id or name, replace=True
         )
         try:
             reply = await self.control.call("AdminService.Drain", request, timeout_s=REPORT_LIMIT_S)
@@ -326,7 +336,7 @@ class LocalFleet:
         self.note(f"{name} is asked to leave")
 
     def _next_index(self, pool: str) -> int:
-        taken = {_index(name) for name, r in self._roles.items() if r == pool}
+        taken = {worker_index(name) for name, r in self._roles.items() if r == pool}
         return next(index for index in range(len(taken) + 1) if index not in taken)
 
     def _record_of(self, spec: ChildSpec) -> ProcessRecord:
@@ -348,7 +358,3 @@ class LocalFleet:
 
 def _is_leaving(worker: admin_pb2.WorkerStatus) -> bool:
     return worker.state in ("draining", "stopped")
-
-
-def _index(name: str) -> int:
-    return int(name.rpartition("-")[2])

@@ -54,6 +54,10 @@ def boxed_reward(*, intervals: bool) -> Callable[..., float]:
     return equals
 
 
+math_boxed = boxed_reward(intervals=False)
+math_boxed_intervals = boxed_reward(intervals=True)
+
+
 @functools.cache
 def _prepared_library() -> ModuleType:
     """math-verify after its first parse, which loads grammars: on a busy machine that alone takes seconds, and would

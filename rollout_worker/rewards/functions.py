@@ -9,22 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from paceline.config.built_in_rewards import BUILT_IN_REWARDS
 from paceline.config.sections.scorers import named_scorer
 from paceline.errors import BadInput
 from paceline.process.import_by_name import NotFound, find
-from rollout_worker.rewards.builtin import (
-    boxed_reward,
-    exact_match,
-    format_reward,
-    math_verify,
-)
+from rollout_worker.rewards import builtin
 
-_BUILTIN: dict[str, Callable[..., float]] = {
-    "exact_match": exact_match,
-    "math_verify": math_verify,
-    "math_boxed": boxed_reward(intervals=False),
-    "math_boxed:intervals": boxed_reward(intervals=True),
-}
 _FORMAT = "format:"
 
 
@@ -86,16 +76,16 @@ def load(functions: Sequence[str] | Mapping[str, float]) -> list[Reward]:
 
 
 def _find(name: str) -> Callable[..., Any]:
-    if name in _BUILTIN:
-        return _BUILTIN[name]
+    if name in BUILT_IN_REWARDS:
+        return cast(Callable[..., Any], getattr(builtin, BUILT_IN_REWARDS[name]))
     if name.startswith(_FORMAT):
         try:
-            return format_reward(name.removeprefix(_FORMAT))
+            return builtin.format_reward(name.removeprefix(_FORMAT))
         except re.error as error:
             raise RewardError(f"reward {name!r}: not a regular expression: {error}") from None
     if ":" not in name:
         raise RewardError(
-            f"{name} is not a reward: neither built in ({', '.join(_BUILTIN)}, format:REGEX) nor of "
+            f"{name} is not a reward: neither built in ({', '.join(BUILT_IN_REWARDS)}, format:REGEX) nor of "
             "the form package.module:function"
         )
     try:

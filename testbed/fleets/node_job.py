@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,16 @@ from testbed.fleets.local_run import ROOT, paceline
 class NodeProcesses:
     """Runs ``where/run.toml`` in ``where/run``. ``close`` leaves nothing of it behind."""
 
-    def __init__(self, where: Path, nodes: int, master: str = "127.0.0.1") -> None:
+    def __init__(
+        self,
+        where: Path,
+        nodes: int,
+        master: str = "127.0.0.1",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """``environment``: more variables of every node."""
         self.where, self.run_dir = where, where / "run"
+        self._more = dict(environment or {})
         self._nodes, self._master = nodes, master
         # Controllers take the ports from this one on, then Redis.
         (self._port,) = free_ports("", 1)
@@ -43,7 +51,7 @@ class NodeProcesses:
                 stdout=out,
                 stderr=out,
                 cwd=ROOT,
-                env=os.environ | environment,
+                env=os.environ | self._more | environment,
                 start_new_session=True,
             )
 
@@ -158,9 +166,11 @@ class NodeProcesses:
 class NamespacedNodes(NodeProcesses):
     """Each node is a host of its own; needs root."""
 
-    def __init__(self, where: Path, nodes: int) -> None:
+    def __init__(
+        self, where: Path, nodes: int, environment: Mapping[str, str] | None = None
+    ) -> None:
         self.hosts = Hosts(*(f"node{rank}" for rank in range(nodes)))
-        super().__init__(where, nodes, master=self.hosts.address["node0"])
+        super().__init__(where, nodes, self.hosts.address["node0"], environment)
 
     def on(self, rank: int, command: Sequence[str]) -> list[str]:
         return self.hosts.on(f"node{rank}", command)

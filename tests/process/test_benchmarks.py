@@ -69,7 +69,7 @@ def test_injected_faults_get_the_causes_that_were_injected(tmp_path: Path) -> No
     """One of a worker, one of a process that has not registered, one of a controller."""
     out = tmp_path / "attribution.json"
     kinds = ["worker: error exit", "worker: SIGKILL, again before it registers", "leader: SIGKILL"]
-    short = ["--rounds", "1", "--steps-between", "1", "--kinds", *kinds]
+    short = ["--rounds", "1", "--calm-s", "1", "--kinds", *kinds]
     command = [sys.executable, "-m", "benchmarks.attribution", *short, "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=380)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paceline.config.schema import Config
     from paceline.process.job.node_environment import NodePlace
     from paceline.supervisor.nodes.job_file import NodeJob
-    from paceline.supervisor.nodes.node_fleet import Share
+    from paceline.supervisor.nodes.node_launcher import Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def _this_node(
     from paceline.process.job.node_environment import node_place
     from paceline.process.job.visible_gpus import visible_gpus
     from paceline.supervisor.nodes.job_file import NodeJob, settings_digest
-    from paceline.supervisor.nodes.node_fleet import Share
+    from paceline.supervisor.nodes.node_launcher import Share
 
     rank, count, master = given
     place = node_place(os.environ, rank=rank, nodes=count, master=master)
@@ -163,10 +163,7 @@ def _workers_elsewhere(settings: Config, place: NodePlace) -> bool:
 
 
 def _print_plan(this: _Node, as_json: bool) -> None:
-    started = {
-        name: {"gpus": [this.share.gpus[number] for number in where.gpus]}
-        for name, where in this.share.placement.on(this.place.rank).items()
-    }
+    started = _workers_here(this)
     first = this.place.rank == 0
     controllers = this.config.fleet.controllers if first else 0
     if as_json:
@@ -188,9 +185,28 @@ def _print_plan(this: _Node, as_json: bool) -> None:
         typer.echo("Redis" if this.config.redis.url is None else "Redis: that of redis.url")
         typer.echo(f"{controllers} controllers")
     for name, of in started.items():
-        typer.echo(f"{name}" + (f" on GPUs {','.join(of['gpus'])}" if of["gpus"] else ""))
+        ranks = f" ranks {of['ranks'][0]} to {of['ranks'][-1]}" if "ranks" in of else ""
+        typer.echo(f"{name}{ranks}" + (f" on GPUs {','.join(of['gpus'])}" if of["gpus"] else ""))
     if not started:
         typer.echo("no worker")
+
+
+def _workers_here(this: _Node) -> dict[str, dict[str, list[Any]]]:
+    """By name: GPUs and, of a replica on several nodes, the ranks that this node starts."""
+    from paceline.process.job.visible_gpus import VARIABLE
+    from paceline.worker_pools import pool_of_worker, worker_index
+
+    placement, node = this.share.placement, this.place.rank
+    places = placement.on(node)
+    ranks = placement.ranks_on(node)
+    found: dict[str, dict[str, list[Any]]] = {}
+    for name in [*places, *(replica for replica in ranks if replica not in places)]:
+        pool, index = pool_of_worker(name), worker_index(name)
+        shown = this.share.devices(pool, index).get(VARIABLE, "")
+        found[name] = {"gpus": shown.split(",") if shown else []}
+        if name in ranks:
+            found[name]["ranks"] = list(ranks[name])
+    return found
 
 
 def _first(this: _Node, wait_s: float, as_json: bool) -> int:
@@ -204,7 +220,7 @@ def _first(this: _Node, wait_s: float, as_json: bool) -> int:
     from paceline.run_view.summary import can_extend, read_summary
     from paceline.supervisor.launch import controller_ports
     from paceline.supervisor.nodes.first_node import FirstNode, served_settings
-    from paceline.supervisor.nodes.node_fleet import node_addresses
+    from paceline.supervisor.nodes.node_launcher import node_addresses
     from paceline.supervisor.run_dir_lock import check_no_leader, end_leftovers, locked
     from paceline.supervisor.up import Outcome
 
@@ -252,7 +268,7 @@ def _console(this: _Node, as_json: bool) -> Any:
     from paceline.run_view.run_records import RunRecords
 
     console = open_console(Console(stderr=as_json), Progress(RunRecords.read(this.run_dir).metrics))
-    names = ", ".join(this.share.placement.on(0)) or "no worker"
+    names = ", ".join(_workers_here(this)) or "no worker"
     console.note(f"node 0 of {this.place.nodes}: Redis, controllers, {names} in {this.run_dir}")
     return console
 

@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from paceline.config.built_in_rewards import BUILT_IN_REWARDS
 from paceline.config.fields import LocalPath, Positive, Section
 from paceline.config.sections.scorers import named_scorer
-from paceline.config.sections.training import NEED_ANSWERS, DataConfig, RewardConfig
+from paceline.config.sections.training import DataConfig, RewardConfig
 from paceline.evaluation.set_scores import judging_metrics
 
 HELD_OUT = "held_out"
@@ -163,7 +164,7 @@ def problem_of_evaluation(
                 f"evaluation.sets.{name}.answer_field: rewards get no answer without data.answer_field. "
                 "Set data.answer_field"
             )
-        needing = [f for f in each.reward or () if f in NEED_ANSWERS]
+        needing = [f for f in each.reward or () if f in BUILT_IN_REWARDS]
         if needing and data.answer_field is None:
             return (
                 f"evaluation.sets.{name}.reward: {needing[0]} compares with the answer. Set data.answer_field, "

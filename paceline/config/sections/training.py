@@ -11,8 +11,6 @@ from paceline.config.algorithms import with_defaults
 from paceline.config.fields import Decay, LocalPath, NonNegative, Positive, Ratio, Seconds, Section
 from paceline.dataset.prompt_template import placeholders
 
-NEED_ANSWERS = ("exact_match", "math_verify", "math_boxed", "math_boxed:intervals")
-"""Built-in rewards that compare with the row's answer."""
 LENGTHS = ("steps", "epochs", "max_samples")
 """Settings of [train] that say how long the run is; one of them is set."""
 DEFAULT_STEPS = 100

@@ -138,8 +138,8 @@ class FleetConfig(Section):
     policy_max: Positive | None = None
     """Upper limit of the desired number of policy replicas. If none, there is no limit."""
     policy_ranks: Positive = 1
-    """Ranks (processes) of a policy replica, over which FSDP2 shards the model. On several hosts torchrun
-    starts them."""
+    """Ranks (processes) of a policy replica, over which FSDP2 shards the model. On several hosts
+    `paceline node` starts them, or torchrun."""
     rollout: Annotated[int, Field(ge=1)] = 1
     """Desired number of rollout workers at the start of the run."""
     rollout_min: Positive = 1

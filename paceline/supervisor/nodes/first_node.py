@@ -21,7 +21,8 @@ from paceline.rpc.client import ControlPlane
 from paceline.supervisor.launch import Launcher
 from paceline.supervisor.local import LocalFleet
 from paceline.supervisor.nodes.job_file import NodeJob, RunOutcome, write_job, write_outcome
-from paceline.supervisor.nodes.node_fleet import NodeFleet, NodeLauncher, Share
+from paceline.supervisor.nodes.node_fleet import NodeFleet
+from paceline.supervisor.nodes.node_launcher import NodeLauncher, Share
 from paceline.supervisor.up import LocalRun, Outcome
 from paceline.v1 import admin_pb2
 
@@ -92,9 +93,16 @@ class FirstNode(LocalRun):
         return NodeLauncher(self.config, config_path, self.run_dir, ports, host, self.share)
 
     def _new_fleet(self, launcher: Launcher, control: ControlPlane) -> LocalFleet:
-        note = self.console.note
+        assert self.place is not None
         return NodeFleet(
-            self.config, launcher, self.run_dir, control, note, self.earlier, share=self.share
+            self.config,
+            launcher,
+            self.run_dir,
+            control,
+            self.console.note,
+            self.earlier,
+            share=self.share,
+            address=self.place.master,
         )
 
 

@@ -19,13 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import BadInput, Unreachable
+from paceline.rpc.addresses import address_towards
 from paceline.rpc.client import ControlPlaneUnavailable, RequestRefused
 from paceline.run_view.events.event_follower import leader_status
 from paceline.run_view.files.fleet_file import FleetRecord
 from paceline.supervisor.final_export import LIMIT_S as EXPORT_LIMIT_S
 from paceline.supervisor.nodes.job_file import RunOutcome, node_directory, read_job, read_outcome
 from paceline.supervisor.nodes.meeting import Meeting, Met
-from paceline.supervisor.nodes.node_fleet import NodeFleet, NodeLauncher, Share
+from paceline.supervisor.nodes.node_fleet import NodeFleet
+from paceline.supervisor.nodes.node_launcher import NodeLauncher, Share
 from paceline.v1 import admin_pb2
 
 POLL_S = 0.5
@@ -84,6 +86,7 @@ class OtherNode:
             self.note,
             FleetRecord.read(home),
             share=self.share,
+            address=self._address(),
         )
         self._heard = time.monotonic()
         try:
@@ -94,6 +97,11 @@ class OtherNode:
             await fleet.stop_workers(PATIENCE_S)
             await fleet.close()
             await met.control.close()
+
+    def _address(self) -> str:
+        """Of this node, as node 0 and therefore the other nodes reach it."""
+        place = self.meeting.place
+        return address_towards(place.master, place.port)
 
     def _on_signal(self) -> None:
         if not self._interrupted.done():

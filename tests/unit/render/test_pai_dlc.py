@@ -168,6 +168,19 @@ def test_a_time_limit_is_read_as_slurm_reads_it(text: str, expected: int) -> Non
         (("--nodes", "2"), "--nodes: a custom job has one pod for each worker"),
         (("--run-dir", "/elsewhere/a"), "no data set holds the run directory /elsewhere/a"),
         (("--partition", "p"), "--partition has no effect with --target pai-dlc"),
+        (
+            (
+                "--job-type",
+                "custom",
+                "--gpus-per-node",
+                "4",
+                "--set",
+                "model.device=auto",
+                "--set",
+                "fleet.policy_ranks=8",
+            ),
+            "a policy worker has 8 GPUs (fleet.policy_ranks), and a node 4",
+        ),
     ],
 )
 def test_what_cannot_be_a_job_is_refused(options: tuple[str, ...], message: str) -> None:

@@ -184,9 +184,10 @@ def test_gpus_devices_and_network_are_those_of_the_options() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "ranks", "shards", "nodes"), [(8, 8, 1, 2), (8, 5, 3, 3), (4, 4, 4, 9), (16, 8, 1, 1)]
+    ("gpus", "ranks", "shards", "nodes"),
+    [(8, 8, 1, 2), (8, 5, 3, 3), (4, 4, 4, 9), (16, 8, 1, 1), (8, 16, 1, 3), (8, 12, 1, 3)],
 )
-def test_the_nodes_are_as_many_as_whole_workers_need(
+def test_the_nodes_are_as_many_as_the_workers_need(
     gpus: int, ranks: int, shards: int, nodes: int
 ) -> None:
     settings = ("--set", f"fleet.policy_ranks={ranks}", "--set", f"rollout.tensor_parallel={shards}")  # fmt: skip

@@ -16,7 +16,8 @@ from paceline.node_placement import (
     gpus_of_worker,
     parse_roles,
 )
-from paceline.supervisor.nodes.node_fleet import Share, wanted
+from paceline.supervisor.nodes.node_fleet import wanted
+from paceline.supervisor.nodes.node_launcher import Share
 from paceline.v1 import admin_pb2
 
 
@@ -56,6 +57,43 @@ def test_a_node_that_is_too_full_for_one_worker_takes_a_smaller_one() -> None:
         {"policy-0": (0, 1, 2), "rollout-0": (3,)},
         {"policy-1": (0, 1, 2), "rollout-1": (3,)},
     ]
+
+
+def test_a_replica_of_more_ranks_than_a_node_has_gpus_takes_several_nodes() -> None:
+    config = config_of(
+        fleet={"policy": 2, "policy_ranks": 6, "rollout": 3}, rollout={"engine": "vllm"}
+    )
+    found = Placement(config, Nodes(4, 4))
+    spread = found.of("policy", 1)
+    assert spread == WorkerPlace(2, (0, 1, 2, 3), (WorkerPlace(3, (0, 1)),))
+    assert [found.ranks_on(node) for node in range(4)] == [
+        {"policy-0": range(4)},
+        {"policy-0": range(4, 6)},
+        {"policy-1": range(4)},
+        {"policy-1": range(4, 6)},
+    ]
+    # What is left of its last node is given out, and it is a worker of its first node alone.
+    assert [set(found.on(node)) for node in range(4)] == [
+        {"policy-0"},
+        {"rollout-0", "rollout-1"},
+        {"policy-1"},
+        {"rollout-2"},
+    ]
+    assert found.of("rollout", 1) == WorkerPlace(1, (3,))
+
+
+def test_a_replica_on_one_node_has_no_ranks_that_are_started_one_by_one() -> None:
+    found = Placement(config_of(fleet={"policy": 1, "policy_ranks": 2}), Nodes(2, 4))
+    assert [found.ranks_on(node) for node in range(2)] == [{}, {}]
+    assert Placement(config_of(fleet={"policy_ranks": 4}), Nodes(2)).ranks_on(0) == {}
+
+
+def test_replicas_beyond_those_of_the_fleet_take_nodes_that_are_wholly_free() -> None:
+    config = config_of(fleet={"policy": 1, "policy_ranks": 4, "rollout": 1})
+    found = Placement(config, Nodes(6, 2))
+    assert found.of("policy", 1) == WorkerPlace(3, (0, 1), (WorkerPlace(4, (0, 1)),))
+    assert found.of("policy", 2) is None
+    assert found.ranks_on(4, beyond=[1]) == {"policy-1": range(2, 4)}
 
 
 def test_roles_keep_to_the_nodes_that_are_named() -> None:
@@ -115,8 +153,12 @@ def test_every_worker_is_placed_once_and_no_gpu_twice(count: int, gpus: int) -> 
     ("sections", "said"),
     [
         (
-            {"fleet": {"policy_ranks": 16}},
-            "policy-0 needs 16 GPUs on one node, and each node has 8",
+            {"rollout": {"engine": "vllm", "tensor_parallel": 16}},
+            "rollout-0 needs 16 GPUs on one node, and each node has 8",
+        ),
+        (
+            {"fleet": {"policy_ranks": 20}},
+            "there is no room for policy-0, which needs 20 GPUs on 3 nodes that are free",
         ),
         ({"fleet": {"rollout": 16}}, "the workers of [fleet] need 17 GPUs, and 2 nodes"),
     ],
@@ -206,6 +248,16 @@ def test_a_worker_that_no_node_has_room_for_is_not_wanted() -> None:
     placement = Placement(config_of(fleet={"policy": 1, "rollout": 2}), Nodes(1, 3))
     leaving = [("rollout-0", "draining"), ("rollout-1", "running")]
     assert wanted(status_of(2, *leaving), "rollout", placement) == [1]
+
+
+def test_each_rank_of_a_replica_on_several_nodes_sees_the_gpus_of_its_own_node() -> None:
+    config = config_of(fleet={"policy": 1, "policy_ranks": 3, "rollout": 1})
+    placement = Placement(config, Nodes(2, 2))
+    first, second = (Share(node, placement, ("GPU-a", "GPU-b")) for node in (0, 1))
+    assert first.devices("policy", 0) == {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}
+    assert second.devices("policy", 0) == {"CUDA_VISIBLE_DEVICES": "GPU-a"}
+    assert first.takes("policy", 0) and not second.takes("policy", 0)
+    assert second.devices("rollout", 0) == {"CUDA_VISIBLE_DEVICES": "GPU-b"}
 
 
 def test_gpus_that_are_not_given_out_are_shared() -> None:

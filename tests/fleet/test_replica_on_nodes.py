@@ -1,0 +1,130 @@
+"""One policy replica whose ranks are on two nodes of a job, each a process of `paceline node`.
+
+The nodes are told of two GPUs each. There are none, so the ranks compute on the CPU.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from testbed.faults.network_namespaces import why_not
+from testbed.fleets.local_run import write_run
+from testbed.fleets.node_job import NamespacedNodes, NodeProcesses
+
+WHY_NOT = why_not()
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+TWO_GPUS = {"CUDA_VISIBLE_DEVICES": "0,1"}
+SLOWLY = {"functions": ["testbed.rewards.slow_reward:digit_first_later"]}
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[NodeProcesses]:
+    made = NodeProcesses(tmp_path, nodes=2, environment=TWO_GPUS)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[NamespacedNodes]:
+    made = NamespacedNodes(tmp_path, nodes=2, environment=TWO_GPUS)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def write_spread_run(where: Path, steps: int) -> None:
+    write_run(
+        where,
+        model={"device": "auto"},
+        reward=SLOWLY,
+        train={"steps": steps, "checkpoint_every": 10},
+        fleet={"controllers": 1, "policy": 1, "policy_ranks": 3, "rollout": 1},
+    )
+
+
+def assert_sound(job: NodeProcesses, steps: int) -> None:
+    summary = job.summary()
+    assert summary["status"] == "finished", job.said()
+    assert summary["steps"] == steps
+    assert summary["samples_lost"] == summary["samples_duplicated"] == 0
+    assert summary["ledger_ok"] is True, summary["ledger_problems"]
+    assert (Path(summary["export"]) / "config.json").is_file()
+    assert job.alive() == []
+
+
+def test_a_replica_on_two_nodes_comes_back_after_the_death_of_any_of_its_ranks(
+    job: NodeProcesses, tmp_path: Path
+) -> None:
+    write_spread_run(tmp_path, steps=40)
+    job.start(1)
+    job.start(0)
+    job.until(job.has_leader)
+    job.steps(2)
+    assert job.workers_of(0) == {"policy-0", "policy-0.1"}
+    assert job.workers_of(1) == {"policy-0.2", "rollout-0"}
+
+    for node, name in ((1, "policy-0.2"), (0, "policy-0.1"), (0, "policy-0")):
+        before = {(n, one): job.pid(n, one) for n in (0, 1) for one in job.workers_of(n)}
+        os.kill(job.pid(node, name), signal.SIGKILL)
+        # All three are others then: a replica lives and dies as one.
+        job.until(
+            lambda before=before: all(
+                job.pid(n, one) != pid for (n, one), pid in before.items() if one != "rollout-0"
+            )
+        )
+        job.steps(2)
+
+    assert [job.wait(0), job.wait(1)] == [0, 0], job.said()
+    assert_sound(job, 40)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+def test_a_replica_on_two_hosts_comes_back_after_the_loss_of_either(
+    hosts: NamespacedNodes, tmp_path: Path
+) -> None:
+    write_spread_run(tmp_path, steps=40)
+    hosts.start(0)
+    hosts.start(1)
+    hosts.until(hosts.has_leader)
+    hosts.steps(2)
+    for node in (1, 0):
+        hosts.kill_all_of(node)
+        hosts.start(node)
+        hosts.steps(2)
+    assert [hosts.wait(0), hosts.wait(1)] == [0, 0], hosts.said()
+    assert_sound(hosts, 40)
+
+
+@pytest.mark.long
+def test_a_node_that_is_stopped_takes_its_replica_along_and_brings_it_back(
+    job: NodeProcesses, tmp_path: Path
+) -> None:
+    write_spread_run(tmp_path, steps=1_000_000)
+    job.start(0)
+    job.start(1)
+    job.until(job.has_leader)
+    job.steps(2)
+
+    job.send(1, signal.SIGTERM)
+    assert job.wait(1) == 130, job.said()
+    assert job.workers_of(0) == {"policy-0", "policy-0.1"}
+    job.start(1)
+    job.steps(2)
+
+    job.send(0, signal.SIGTERM)
+    job.send(1, signal.SIGTERM)
+    assert [job.wait(0), job.wait(1)] == [130, 130], job.said()
+    summary = job.summary()
+    assert summary["status"] == "interrupted"
+    assert summary["checkpoint_step"] == summary["steps"]
+    assert job.alive() == []

@@ -1,0 +1,36 @@
+"""A built-in reward is named once: settings, checks, the rollout worker and the pages follow that list."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.config.built_in_rewards import BUILT_IN_REWARDS
+from paceline.config.schema import Config
+from paceline.config.sections.training import RewardConfig
+from rollout_worker.rewards.functions import RewardError, load
+from testbed.fleets.local_run import ROOT
+
+
+@pytest.mark.parametrize("name", BUILT_IN_REWARDS)
+def test_a_built_in_reward_is_loaded_explained_and_asks_for_answers(name: str) -> None:
+    (reward,) = load([name])
+    assert reward.component == name
+    assert "answer" in (reward.accepts or ())
+    assert f"| `{name}` |" in (ROOT / "docs" / "rewards.md").read_text()
+    explained = (ROOT / "docs" / "configuration.md").read_text()
+    (line,) = [line for line in explained.splitlines() if "Rewards: built-in names" in line]
+    assert name in line
+    with pytest.raises(ValueError, match="compares with the answer"):
+        Config.model_validate(
+            {
+                "model": {"path": "m"},
+                "data": {"path": "d", "answer_field": None},
+                "reward": RewardConfig(functions=[name]),
+            }
+        )
+
+
+def test_what_is_no_reward_is_refused_with_the_names_of_those_that_are() -> None:
+    with pytest.raises(RewardError) as refused:
+        load(["exact"])
+    assert all(name in str(refused.value) for name in BUILT_IN_REWARDS)
