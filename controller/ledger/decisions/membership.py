@@ -167,10 +167,9 @@ def _disown(d: Decider, worker: Worker, version: Version) -> None:
     if s.fleet.in_mesh(*who):
         detail = f"{worker.worker_id} holds version {version}, the newest is {s.versions.version}"
         lose_member(d, MeshEnd.LOST_COMMIT, detail)
-    publisher = s.fleet.publisher(s.versions.version)
-    if TRAITS[worker.role].receives and publisher is not None:
+    if TRAITS[worker.role].receives:
         # A new link begins with what its receiver should have.
-        renew_link(d, publisher, worker)
+        renew_link(d, worker)
 
 
 def _next_lifecycle(now: Lifecycle, reported: Lifecycle) -> Lifecycle:
