@@ -7,6 +7,8 @@ are trees below the sources:
 - A receiver whose link from a relay breaks gets the next one from a source. Between two versions those that are too
   many for it move below relays again.
 - A source that feeds nobody takes over a part of the trees.
+- A source that feeds nobody has no copy of the weights to send. A replica of several ranks makes one between two steps
+  only, so during a step it is given no receiver that waits for the newest version.
 - If a source loses its state, or a version is taken back, new trees are planted: a relay hands nothing on over its links
   that came over links of an earlier one, unless it is known to be committed.
 """
@@ -14,6 +16,7 @@ are trees below the sources:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
@@ -75,9 +78,21 @@ def _link_the_rest(d: Decider, sources: Sequence[Worker], failing: set[str]) -> 
         for receiver in d.state.fleet.living(Role.ROLLOUT)
         if (link := links.get(receiver.worker_id)) is None or link.publisher in failing
     ]
-    tree = RelayTree(d.state.fleet, sources, _fanout(d))
+    tree = RelayTree(d.state.fleet, _ready(d, sources), _fanout(d))
     for receiver in without:
         _assign(d, tree.attach(receiver), receiver)
+
+
+def _publishes_at_once(d: Decider, sources: Sequence[Worker]) -> bool:
+    """Whether a source that feeds nobody can send the newest version soon. All replicas have equally many ranks."""
+    return d.state.steps.open is None or sources[0].ranks == 1
+
+
+def _ready(d: Decider, sources: Sequence[Worker]) -> Sequence[Worker]:
+    """Those that can send the newest version soon, if there are any."""
+    if _publishes_at_once(d, sources):
+        return sources
+    return [w for w in sources if d.state.fleet.sends_to(w.worker_id)] or sources
 
 
 def _deal_out(d: Decider, sources: Sequence[Worker]) -> None:
@@ -88,9 +103,12 @@ def _deal_out(d: Decider, sources: Sequence[Worker]) -> None:
     over = [w for w in sources if fleet.sends_to(w.worker_id) > share]
     if not over:
         return
+    newest, at_once = d.state.versions.version, _publishes_at_once(d, sources)
     tree = RelayTree(fleet, sources, 0)
     for source in over:
-        for receiver in fleet.receivers_of(source)[: fleet.sends_to(source.worker_id) - share]:
+        surplus = fleet.sends_to(source.worker_id) - share
+        movable = (w for w in fleet.receivers_of(source) if at_once or w.loaded_version == newest)
+        for receiver in islice(movable, surplus):
             _assign(d, tree.attach(receiver), receiver)
 
 
@@ -103,7 +121,8 @@ def _reshape_trees(d: Decider, sources: Sequence[Worker]) -> None:
         _relieve(d, sources, sources[sends.index(most)])
     elif 0 in sends and len(fleet.links) > len(sources) - sends.count(0):
         receiver = subtree_to_hand_over(fleet, sources)
-        if receiver is not None:
+        at_once, newest = _publishes_at_once(d, sources), d.state.versions.version
+        if receiver is not None and (at_once or receiver.loaded_version == newest):
             _assign(d, sources[sends.index(0)], receiver)
 
 
@@ -132,7 +151,7 @@ def break_link(d: Decider, c: cmd.BreakLink, now: float) -> None:
     if not sources or receiver is None:
         return
     # The network between these two may be at fault.
-    others = [w for w in sources if w.worker_id != link.publisher] or sources
+    others = [w for w in _ready(d, sources) if w.worker_id != link.publisher] or sources
     sender = fleet.current(link.publisher, link.publisher_incarnation)
     relayed = sender is not None and sender.role is Role.ROLLOUT
     blamed = link.publisher if relayed and c.worker_id == link.receiver else ""

@@ -130,6 +130,46 @@ def test_a_new_source_holds_the_newest_state() -> None:
     assert copies(run) == {"p0": 2, "p1": 2, "p2": 2}
 
 
+def many_ranks(run: Driven) -> None:
+    for replica in run.state.fleet.living(cmd.Role.POLICY):
+        replica.ranks = 2
+
+
+@pytest.mark.parametrize("fanout", [0, 1])
+def test_during_a_step_a_joiner_gets_its_weights_from_a_replica_that_has_a_copy(
+    fanout: int,
+) -> None:
+    """A replica of several ranks that fed nobody makes none before the step's end."""
+    run = fleet(1, fanout=fanout)
+    many_ranks(run)
+    run.fill("r0", 4)
+    assert run.state.steps.open is not None
+    run.register("r1")
+    run.observe("r1")
+    assert publishers(run)["r1"] in ("p0", "r0")
+    for replica in REPLICAS:
+        run.vote(replica)
+    loaded(run)
+    run.rollout("r2")
+    assert set(copies(run)) == set(REPLICAS) or fanout
+
+
+def test_during_a_step_only_receivers_that_have_the_newest_version_are_dealt_out() -> None:
+    run = fleet(2, ("p0",))
+    run.fill("r0", 4)
+    run.register("p1")
+    run.observe("p1")
+    many_ranks(run)
+    run.vote("p0")
+    run.fill("r0", 4)
+    run.observe("p1", state=run.state.versions.version)
+    assert run.state.steps.open is not None
+    assert copies(run) == {"p0": 2}, "both wait for it"
+    run.observe("r0", loaded=run.state.versions.version)
+    run.rollout("r2")
+    assert publishers(run)["r0"] == "p1"
+
+
 def outvote(run: Driven, wrong: str) -> None:
     run.fill("r0", 4)
     for replica in REPLICAS:
