@@ -69,6 +69,10 @@ class Worker:
     """Its claims to states up to this version are not believed."""
     parity_failures: int = 0
     """Rollout: swaps after which its engine's parameters differed from the weights."""
+    load_failures: int = 0
+    """Rollout: versions that came and could not be staged or loaded."""
+    load_trouble: str = ""
+    """Why, for the newest of them; empty once a newer version has been loaded."""
     withdrawn_version: Version = Version(-1)
     """Rollout: its weights of this version came from a replica that was outvoted."""
     lease_seq: int = 0
