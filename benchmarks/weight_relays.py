@@ -1,19 +1,23 @@
-"""Weights to 1, 2, 4 and 8 receivers whose hosts send at a limited rate, with and without relays.
+"""Weights to 1, 2, 4 and 8 receivers that send at a limited rate, from one trainer or two, with and without relays.
 
-    python -m benchmarks.weight_relays [--mbit 400] [--mib 64] [--out FILE]
+    python -m benchmarks.weight_relays [--egress-mb-s 50] [--mib 64] [--out FILE]
+    python -m benchmarks.weight_relays --mbit 400
 
-The trainer and each receiver are processes on hosts of their own (network namespaces), which send and receive at most
-``--mbit`` each (token bucket). A version is bfloat16, trained by AdamW at a learning rate of 1e-6; "whole" sends all of it,
-"deltas" what a step changed. Seconds run from the publication until the last receiver has all buckets, intact. The
-trainer's bytes are those of its network device. Buckets are 1/128 of the version: a model of 16 GB has 1,000 of the
-usual 16 MiB. Needs root, iproute2 and a kernel with tbf.
+Each trainer and each receiver is a process that sends at most ``--egress-mb-s`` in all, limited in the transport. With
+``--mbit`` each is on a host of its own instead (a network namespace), which sends and receives at most so much (token
+bucket; needs root, iproute2 and a kernel with tbf). A version is bfloat16, trained by AdamW at a learning rate of 1e-6;
+"whole" sends all of it, "deltas" what a step changed. Seconds run from the publication until the last receiver has all
+buckets, intact. The trainers' bytes are those that the limit, or the network device, has counted. Buckets are 1/128 of the
+version: a model of 16 GB has 1,000 of the usual 16 MiB.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -32,20 +36,26 @@ from paceline.v1 import worker_pb2
 from paceline.weights.weight_snapshot import WireDtype
 from policy_worker.weight_publisher import WeightPublisher
 from rollout_worker.weight_receiver import WeightReceiver
+from testbed.faults.egress_limit import VARIABLE, limit_from_environment
 from testbed.faults.network_namespaces import HUB, Hosts, why_not
 
 RECEIVERS = (1, 2, 4, 8)
 FANOUTS = (0, 1, 2)
-"""0: the trainer sends to all."""
+"""0: the trainers send to all."""
+TRAINERS = (1, 2)
+"""Replicas with equal weights."""
 BUCKETS = 128
 VERSIONS = 3
 """The first one has no base, forms connections and pays for fresh memory: it is not counted."""
 RUN = "relays"
 
 
-def parent_of(receiver: int, fanout: int) -> int:
-    """Receiver from which the weights come; -1: the trainer."""
-    return -1 if fanout == 0 or receiver < fanout else (receiver - fanout) // fanout
+def parent_of(receiver: int, fanout: int, trainers: int) -> int:
+    """Receiver from which the weights come; -1 - n: trainer n. As the ledger deals them out."""
+    roots = fanout * trainers
+    if fanout == 0 or receiver < roots:
+        return -1 - receiver % trainers
+    return (receiver - roots) // fanout
 
 
 class Trainer:
@@ -60,8 +70,12 @@ class Trainer:
         self._weights.requires_grad_()
         self._optimizer = torch.optim.AdamW([self._weights], lr=LEARNING_RATE)
         self._publisher: WeightPublisher | None = None
+        self._limit = limit_from_environment()
 
     def serve(self, line: dict[str, Any]) -> None:
+        if "sent" in line:
+            say(sent=self._limit.sent_bytes if self._limit is not None else 0)
+            return
         if "links" in line:
             if self._publisher is not None:
                 self._publisher.close()
@@ -102,6 +116,7 @@ class Receiver:
             relays=True,
             host=args.host,
         )
+        limit_from_environment()
 
     def serve(self, line: dict[str, Any]) -> None:
         relay, link = self._end.relay, line["link"]
@@ -123,63 +138,107 @@ def sent_by(hosts: Hosts, name: str) -> int:
     return int(line.split(":")[1].split()[8])
 
 
-class Members:
-    """Trainer and receivers, each a process on a host of its own. They serve all measurements."""
+class Place:
+    """Where the processes run, and who counts what a trainer sends."""
 
-    def __init__(self, args: argparse.Namespace, hosts: Hosts, url: str) -> None:
-        self._hosts = hosts
+    def __init__(self, args: argparse.Namespace, stack: contextlib.ExitStack) -> None:
+        self._hosts: Hosts | None = None
+        self.environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        if not args.mbit:
+            self.hub = "127.0.0.1"
+            self.environment[VARIABLE] = str(args.egress_mb_s)
+            return
+        if missing := why_not():
+            raise SystemExit(f"weight_relays: {missing}")
+        self._hosts = Hosts(*names())
+        stack.callback(self._hosts.close)
+        for name in names():
+            self._hosts.limit(name, args.mbit)
+        self.hub = self._hosts.address[HUB]
+
+    def address(self, name: str) -> str:
+        return self.hub if self._hosts is None else self._hosts.address[name]
+
+    def on(self, name: str, command: list[str]) -> list[str]:
+        return command if self._hosts is None else self._hosts.on(name, command)
+
+    def sent_by(self, name: str, process: subprocess.Popen[str]) -> int:
+        if self._hosts is None:
+            return int(tell(process, sent=True)["sent"])
+        return sent_by(self._hosts, name)
+
+
+class Members:
+    """Trainers and receivers, each a process. They serve all measurements."""
+
+    def __init__(self, args: argparse.Namespace, place: Place, url: str) -> None:
+        self._place = place
         self._mib = args.mib
         self._epoch = 0
-        self.processes: list[subprocess.Popen[str]] = []
-        for name in hosts_of():
+        self._by_name: dict[str, subprocess.Popen[str]] = {}
+        for name in names():
             own = [sys.executable, "-m", "benchmarks.weight_relays", "--member", name]
-            own += ["--url", url, "--mib", str(args.mib), "--host", hosts.address[name]]
-            self.processes.append(
-                subprocess.Popen(
-                    hosts.on(name, own),
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    text=True,
-                    cwd=REPOSITORY,
-                )
+            own += ["--url", url, "--mib", str(args.mib), "--host", place.address(name)]
+            self._by_name[name] = subprocess.Popen(
+                place.on(name, own),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=REPOSITORY,
+                env=place.environment,
             )
-        self._trainer, *self._receivers = self.processes
+        self._receivers = [p for name, p in self._by_name.items() if name.startswith("r")]
 
-    def measure(self, receivers: int, fanout: int, deltas: bool) -> dict[str, Any]:
+    def measure(self, receivers: int, fanout: int, trainers: int, deltas: bool) -> dict[str, Any]:
         first = self._epoch + 1
         self._epoch += receivers
-        parents = [parent_of(n, fanout) for n in range(receivers)]
+        parents = [parent_of(n, fanout, trainers) for n in range(receivers)]
         for number, process in enumerate(self._receivers):
             below = [first + n for n, parent in enumerate(parents) if parent == number]
             link = first + number if number < receivers else None
             write_line(process, link=link, relays=below)
-        links = [first + n for n, parent in enumerate(parents) if parent < 0]
-        line: dict[str, Any] = {"links": links, "deltas": deltas}
+        lines: list[dict[str, Any]] = [
+            {
+                "links": [first + n for n, parent in enumerate(parents) if parent == -1 - trainer],
+                "deltas": deltas,
+            }
+            for trainer in range(max(TRAINERS))
+        ]
         seconds, sent = [], []
         for _ in range(VERSIONS):
-            before = sent_by(self._hosts, "trainer")
-            published = tell(self._trainer, **line)
-            line = {}
-            ends = [arrival(p, published["version"]) for p in self._receivers[:receivers]]
-            seconds.append(max(ends) - published["at"])
-            sent.append(sent_by(self._hosts, "trainer") - before)
+            before = self._sent()
+            # All of them train every version: their weights are equal.
+            published = [tell(self._by_name[f"trainer{n}"], **x) for n, x in enumerate(lines)]
+            lines = [{} for _ in lines]
+            version, at = published[0]["version"], max(x["at"] for x in published[:trainers])
+            ends = [arrival(p, version) for p in self._receivers[:receivers]]
+            seconds.append(max(ends) - at)
+            sent.append([after - was for after, was in zip(self._sent(), before, strict=True)])
+        whole, counted = self._mib << 20, sent[1:]
         return {
             "receivers": receivers,
             "fanout": fanout,
+            "trainers": trainers,
             "deltas": deltas,
             "seconds": statistics.median(seconds[1:]),
-            "trainer_bytes": statistics.median(sent[1:]),
-            "trainer_copies": statistics.median(sent[1:]) / (self._mib << 20),
+            "trainer_copies": statistics.median(sum(each) for each in counted) / whole,
+            "most_of_a_trainer": statistics.median(max(each) for each in counted) / whole,
         }
 
+    def _sent(self) -> list[int]:
+        """By each trainer."""
+        trainers = [f"trainer{n}" for n in range(max(TRAINERS))]
+        return [self._place.sent_by(name, self._by_name[name]) for name in trainers]
+
     def close(self) -> None:
-        for process in self.processes:
+        for process in self._by_name.values():
             process.kill()
             process.wait()
 
 
-def hosts_of() -> list[str]:
-    return ["trainer", *(f"r{n}" for n in range(max(RECEIVERS)))]
+def names() -> list[str]:
+    trainers = (f"trainer{n}" for n in range(max(TRAINERS)))
+    return [*trainers, *(f"r{n}" for n in range(max(RECEIVERS)))]
 
 
 def write_line(process: subprocess.Popen[str], **line: Any) -> None:
@@ -209,28 +268,25 @@ def arrival(process: subprocess.Popen[str], version: int) -> float:
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline-relays-"))
-        hosts = Hosts(*hosts_of())
-        stack.callback(hosts.close)
-        for name in hosts_of():
-            hosts.limit(name, args.mbit)
-        (port,) = free_ports(hosts.address[HUB], 1)
+        place = Place(args, stack)
+        (port,) = free_ports(place.hub, 1)
         server = subprocess.Popen(
             [
-                *(str(find_server()), "--port", str(port), "--bind", hosts.address[HUB]),
+                *(str(find_server()), "--port", str(port), "--bind", place.hub),
                 *("--requirepass", "relays", "--save", "", "--dir", folder),
             ],
             stdout=subprocess.DEVNULL,
         )
         stack.callback(server.wait)
         stack.callback(server.terminate)
-        members = Members(args, hosts, f"redis://:relays@{hosts.address[HUB]}:{port}/0")
+        members = Members(args, place, f"redis://:relays@{place.hub}:{port}/0")
         stack.callback(members.close)
         rows = []
-        for deltas in (False, True):
-            for fanout in FANOUTS:
-                for receivers in RECEIVERS:
-                    rows.append(members.measure(receivers, fanout, deltas))
-                    print(json.dumps(rows[-1]), flush=True)
+        for deltas, trainers, fanout, receivers in itertools.product(
+            args.deltas, TRAINERS, FANOUTS, RECEIVERS
+        ):
+            rows.append(members.measure(receivers, fanout, trainers, bool(deltas)))
+            print(json.dumps(rows[-1]), flush=True)
         return rows
 
 
@@ -238,21 +294,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--mbit", type=int, default=400, help="of each host, each way")
+    parser.add_argument("--egress-mb-s", type=float, default=50.0, help="of each process")
+    parser.add_argument("--mbit", type=int, help="of each host instead, each way")
     parser.add_argument("--mib", type=int, default=64, help="of a version in bfloat16")
+    parser.add_argument("--deltas", type=int, nargs="*", default=[0, 1], choices=[0, 1])
     parser.add_argument("--out", type=Path)
     for own in ("--member", "--url", "--host"):
         parser.add_argument(own, default="", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.member:
         torch.set_num_threads(1)
-        member = Trainer(args) if args.member == "trainer" else Receiver(args)
+        member = Trainer(args) if args.member.startswith("trainer") else Receiver(args)
         for line in sys.stdin:
             member.serve(json.loads(line))
         return
-    if missing := why_not():
-        raise SystemExit(f"weight_relays: {missing}")
-    found = {"machine": machine(), "mbit": args.mbit, "mib": args.mib, "rows": measure(args)}
+    found: dict[str, Any] = {"machine": machine(), "mib": args.mib, "rows": measure(args)}
+    found |= {"mbit": args.mbit} if args.mbit else {"egress_mb_s": args.egress_mb_s}
     write("weight_relays", found, args.out)
 
 

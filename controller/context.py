@@ -90,7 +90,7 @@ class ControllerContext:
             max_token_age=config.train.token_age,
             recorded=config.recorded,
             eval_sets=_eval_sets(rows, config),
-            relay_fanout=config.rollout.relay_fanout,
+            relay_fanout=config.relay_fanout,
             best_metric=config.evaluation.best_metric or "",
             sources=rows.sources,
             curriculum_min=config.data.curriculum_min if config.data.curriculum else 0.0,

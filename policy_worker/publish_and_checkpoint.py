@@ -98,11 +98,13 @@ class PublishAndCheckpoint:
             self._record(lost)
 
     def publish(self) -> None:
-        """Hands the newest weights to the publisher, if receivers are linked to this replica."""
+        """Hands the newest weights to the publisher, if receivers are linked to this replica. A replica that feeds
+        nobody keeps no copy of them."""
         directive, version = self._control.directive, self._trainer.state.version
         if directive is None or version < 0 or self._published == version:
             return
         if not self._own_links(directive):
+            self.publisher.free()
             return
         if not self._trainer.publishes:
             # They would wait for ever.

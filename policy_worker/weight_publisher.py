@@ -80,6 +80,12 @@ class WeightPublisher(SendingEnd):
         with self._changed:
             self._newest = None
 
+    def free(self) -> None:
+        """Keeps no memory of snapshots, except of one that is being sent."""
+        with self._changed:
+            self._newest = None
+        self._pool = SnapshotPool()
+
     @property
     def version(self) -> int:
         """Newest version published; -1 for none."""

@@ -199,9 +199,10 @@ class RolloutWorker:
             on_weights=self.loading.on_weights,
             evaluating=self.held.evaluating,
             deltas=self.config.rollout.weight_deltas,
-            relays=self.config.rollout.relay_fanout > 0,
+            relays=self.config.relay_fanout > 0,
             stall_s=self.config.rollout.relay_stall_s,
             on_link_error=self.on_link_error,
+            on_staging_failure=self.loading.on_staging_failure,
             host=self.host,
         )
 
@@ -334,7 +335,7 @@ class RolloutWorker:
         self.tasks.drop_all()
         # The lease request of the incarnation that is over is sent again by the new one.
         self.held.room.set()
-        self.loading.reported_from = self.loading.parity_failures
+        self.loading.new_incarnation()
         if self.receiver is not None:
             self.receiver.set_link(None)
             if self.receiver.relay is not None:

@@ -20,14 +20,15 @@ from rollout_worker.engine.base import (
     WeightMismatch,
 )
 from rollout_worker.lifecycle import WorkerLifecycle
+from rollout_worker.load_failure import NotLoaded, described
 from rollout_worker.tasks.held_tasks import HeldTasks, Stage
 from rollout_worker.tasks.task_runner import TaskRunner
 
 log = logging.getLogger(__name__)
 
 LOAD_TRIES = 3
-"""After so many failed loads in a row, on one link after the other, the worker ends: its engine would
-never follow the trainer."""
+"""After so many versions in a row that could not be staged or loaded, on one link after the other, the worker ends: its
+engine would never follow the trainer."""
 PARITY_TRIES = 3
 """After so many swaps in its life whose parameters differed from the weights, the worker ends: its memory,
 device or engine does not keep what is written to it."""
@@ -47,10 +48,14 @@ class WeightLoader:
     """The version that the engine serves was never committed and is being replaced."""
     parity_failures: int = 0
     """In the life of this process."""
-    reported_from: int = 0
-    """Of these, those that earlier incarnations have reported."""
     parity_detail: str = ""
     """Of the newest of them."""
+    failures: int = 0
+    """Versions that came and could not be staged or loaded, in the life of this process."""
+    failure_detail: str = ""
+    """Of the newest of them."""
+    reported_from: tuple[int, int] = (0, 0)
+    """Of parity failures and failures, those that earlier incarnations have reported."""
 
     @property
     def unwanted(self) -> str:
@@ -61,7 +66,17 @@ class WeightLoader:
 
     def on_weights(self, staged: StagedWeights) -> None:
         """In the receiver's thread: returns once the engine serves them."""
-        asyncio.run_coroutine_threadsafe(self.load(staged), self.loop).result()
+        try:
+            asyncio.run_coroutine_threadsafe(self.load(staged), self.loop).result()
+        except Exception as error:
+            raise NotLoaded(str(error) or type(error).__name__) from error
+
+    def on_staging_failure(self, error: Exception) -> None:
+        """In the receiver's thread: weights that came could not be kept."""
+        self.loop.call_soon_threadsafe(self._failure, "staged", error)
+
+    def new_incarnation(self) -> None:
+        self.reported_from = self.parity_failures, self.failures
 
     async def load(self, staged: StagedWeights) -> None:
         self.replacing = staged.version <= self.engine.version
@@ -81,11 +96,7 @@ class WeightLoader:
             if isinstance(error, EngineError) and not isinstance(error, SwapFailed):
                 self.lifecycle.engine_failed(f"weights {staged.version} not loaded: {error}")
                 raise
-            # The link is replaced and brings them again; until then the old ones serve on.
-            self._failed += 1
-            if self._failed >= LOAD_TRIES:
-                why = str(error) or type(error).__name__
-                self.lifecycle.engine_failed(f"weights failed to load {LOAD_TRIES} times: {why}")
+            self._failure("loaded", error)
             raise
         finally:
             self.replacing = False
@@ -98,6 +109,18 @@ class WeightLoader:
         )
         self.session.poke()
         self.held.room.set()
+
+    def _failure(self, what: str, error: Exception) -> None:
+        """The link is replaced and brings the weights again; until then the old ones serve on."""
+        self._failed += 1
+        self.failures += 1
+        self.failure_detail = f"weights not {what}: {described(error)}"
+        event(log, "weights failed", logging.ERROR, tries=self._failed, detail=self.failure_detail)
+        self.session.poke()
+        if self._failed >= LOAD_TRIES:
+            self.lifecycle.engine_failed(
+                f"weights failed to load {LOAD_TRIES} times: {described(error)}"
+            )
 
     def _distrust(self, error: ParametersDiffer) -> None:
         """The engine serves nothing until the weights, asked for again by a new link, are loaded."""

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from paceline.mesh.elastic_mesh import EpochCancelled, ProcessMesh
+from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
 from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, waiting
 from paceline.v1 import worker_pb2
@@ -28,6 +28,7 @@ from paceline.weights.weight_link import LinkEnd, WeightLink
 from paceline.weights.weight_manifest import WeightsRefused
 from paceline.weights.weight_sending import LifeSign
 from paceline.weights.weight_transfer import Reception, StagedWeights, receive_snapshot
+from rollout_worker.load_failure import NotLoaded
 from rollout_worker.weight_relay import WeightRelay
 
 HOLD_CHECK_S = 0.05
@@ -48,6 +49,7 @@ class WeightReceiver(LinkEnd):
         *,
         on_weights: Callable[[StagedWeights], None],
         evaluating: Callable[[], bool] = lambda: False,
+        on_staging_failure: Callable[[Exception], None] = lambda error: None,
         deltas: bool = True,
         relays: bool = False,
         stall_s: float = 30.0,
@@ -55,13 +57,15 @@ class WeightReceiver(LinkEnd):
     ) -> None:
         """``on_weights``: called from the link's thread with each new version, in rising order; the
         next transfer starts after it returns. ``evaluating``: while it is true, a version that has come
-        waits, because an evaluated completion is of one version. ``deltas``: keep the newest weights in
+        waits, because an evaluated completion is of one version. ``on_staging_failure``: called from the link's thread
+        if this worker, not the link, is why a version could not be staged. ``deltas``: keep the newest weights in
         host memory, so that the next version may come as what changed. ``relays``: links may lead from one receiver
         to another; then weights pass through host memory, and the newest stay there. ``stall_s``: silence after which
         a relay has failed. Other arguments as for LinkEnd."""
         self._deltas = deltas
         self._on_weights = on_weights
         self._evaluating = evaluating
+        self._on_staging_failure = on_staging_failure
         self._stall_s = stall_s
         self._handing_over = threading.Lock()
         self._receiving = threading.Lock()
@@ -116,6 +120,11 @@ class WeightReceiver(LinkEnd):
         if silent_s <= self._stall_s:
             return ""
         return f"{link.peer} relays weights and sent nothing for {self._stall_s:g} s"
+
+    def _failed(self, link: WeightLink, error: Exception) -> None:
+        if not isinstance(error, MeshError | WeightsRefused | NotLoaded):
+            self._on_staging_failure(error)
+        super()._failed(link, error)
 
     def transfer(self, link: WeightLink, mesh: ProcessMesh) -> NoReturn:
         # Behind the lock: a hand-over by the previous link's thread counts.

@@ -95,8 +95,10 @@ class RolloutReport:
             link_epochs=self._link_epochs(),
             gauges=gauges,
             activity=self._activity(in_engine),
-            parity_failures=self.loading.parity_failures - self.loading.reported_from,
+            parity_failures=self.loading.parity_failures - self.loading.reported_from[0],
             parity_detail=self.loading.parity_detail[:512],
+            load_failures=self.loading.failures - self.loading.reported_from[1],
+            load_detail=self.loading.failure_detail[:512],
         )
 
     def _link_epochs(self) -> list[int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from controller.diagnosis import absent_workers, groups, steps, stores
+from controller.diagnosis import absent_workers, groups, loads, steps, stores
 from controller.diagnosis.diagnosis import Culprit, CulpritKind, Diagnosis, Urgency
 from controller.diagnosis.evidence import Evidence
 from controller.diagnosis.silent_workers import culprit_of, quietest, silent_worker
@@ -107,6 +107,7 @@ RULES: tuple[Callable[[Evidence], Diagnosis | None], ...] = (
     steps.mesh,
     steps.step,
     absent_workers.absent_rollout,
+    loads.loads,
     groups.groups,
     anyone_silent,
     checkpoint,

@@ -45,13 +45,12 @@ def groups(e: Evidence) -> Diagnosis | None:
 
 
 def _no_weights(e: Evidence, subject: str, workers: list[WorkerEvidence]) -> Diagnosis:
-    """No engine has weights yet: the publisher, or the first that waits for it."""
-    version = e.state.versions.version
-    publisher = e.state.fleet.publisher(version)
-    source = e.of(publisher.worker_id) if publisher is not None else None
-    if source is not None and e.silent(source):
-        return silent_worker(e, source, subject, then="and another replica sends the weights")
+    """No engine has weights yet: the one that waits longest, or the worker that sends them to it."""
     first = max(workers, key=lambda w: w.waits[0].age_s if w.waits else 0.0)
+    link = e.state.fleet.links.get(first.worker_id)
+    source = e.of(link.publisher) if link is not None else None
+    if source is not None and e.silent(source):
+        return silent_worker(e, source, subject, then="and another worker sends the weights")
     wait = first.waits_for(WaitKind.WEIGHTS)
     age_s = wait.age_s if wait is not None else 0.0
     who = source.worker_id if source is not None else "a policy replica"

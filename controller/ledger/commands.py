@@ -112,6 +112,9 @@ class Observe(WorkerCommand):
     parity_failures: int = 0
     """Of this incarnation so far."""
     parity_detail: str = ""
+    load_failures: int = 0
+    """Of this incarnation so far."""
+    load_detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)

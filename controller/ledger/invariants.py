@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from controller.ledger.decisions.standby_workers import missing_at_work
-from controller.ledger.enums import Kind, Role
+from controller.ledger.enums import Kind, Phase, Role
 from controller.ledger.facts import LinkSpec
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import TaskState
@@ -183,6 +183,10 @@ def _fleet(s: State) -> Iterator[str]:
     for link in f.links.values():
         if link.epoch > f.link_epoch:
             yield f"link {link.epoch} is newer than the newest, {f.link_epoch}"
+    over = s.ended or s.phase is Phase.SUSPENDED
+    sources = {w.worker_id for w in f.sources(newest)}
+    if sources and not over and (lost := [w for w in f.roots() if w.worker_id not in sources]):
+        yield f"{lost[0].worker_id} sends weights and does not hold the newest state"
     for receiver in f.links:
         if receiver in _publishers_of(f.links, receiver):
             yield f"{receiver} receives from what hangs on itself"

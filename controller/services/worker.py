@@ -160,6 +160,8 @@ async def _observe(leader: Leader, current: ServerSession, report: worker_pb2.Re
                 loaded_version=Version(report.loaded_version),
                 parity_failures=report.parity_failures,
                 parity_detail=report.parity_detail,
+                load_failures=report.load_failures,
+                load_detail=report.load_detail,
             )
         )
     directive = leader.sessions.refresh(current)
@@ -224,9 +226,11 @@ def check_report(report: worker_pb2.Report) -> None:
     for name, value in report.gauges.items():
         if not math.isfinite(value) or len(name) > 64:
             raise Invalid(f"gauge {name[:64]} = {value}")
-    if not 0 <= report.parity_failures < VERSIONS:
-        raise Invalid(f"report.parity_failures = {report.parity_failures} is no count")
-    check_text(report.parity_detail, "parity_detail", 512)
+    for name in ("parity", "load"):
+        count = getattr(report, f"{name}_failures")
+        if not 0 <= count < VERSIONS:
+            raise Invalid(f"report.{name}_failures = {count} is no count")
+        check_text(getattr(report, f"{name}_detail"), f"{name}_detail", 512)
     check_text(report.activity, "activity", 256)
     check_waits(report.waits)
 

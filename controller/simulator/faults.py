@@ -65,7 +65,16 @@ def draw_shape(rng: random.Random) -> Shape:
     if rng.random() < 0.25:
         facts = replace(facts, bounds={"rollout_spares": 1})
     shape = replace(shape, facts=with_eval_sets(facts))
-    return _with_untrainable_groups(with_slow_groups(shape))
+    return _with_relays(_with_untrainable_groups(with_slow_groups(shape)))
+
+
+def _with_relays(shape: Shape) -> Shape:
+    """Two runs in five have more rollout workers, which hand weights on."""
+    rng = random.Random(shape.facts.seed + 3)
+    if rng.random() >= 0.4:
+        return shape
+    facts = replace(shape.facts, relay_fanout=rng.choice([1, 1, 2]))
+    return replace(shape, facts=facts, rollout=rng.choice([3, 4, 5]))
 
 
 def with_eval_sets(facts: cmd.RunSpec) -> cmd.RunSpec:

@@ -30,6 +30,7 @@ from controller.simulator.age_oracle import (
     trained_sequences,
     wrong_drop,
 )
+from controller.simulator.gradient_mesh import Weights
 from controller.simulator.memory_store import Landed
 from controller.store.ledger_follower import LedgerFollower
 from paceline.evaluation.set_scores import RowScore
@@ -131,6 +132,8 @@ class Oracle:
         """Members that died while they computed a group by itself."""
         self.open: ev.StepOpened | None = None
         self.epochs = {"mesh": 0, "link": 0}
+        self.links: dict[int, int] = {}
+        """Newest version that the replicas had voted on when a link was assigned, by its epoch."""
         self.finished: str = ""
         self.told: dict[Any, Any] = {}
         self._void_term = 0
@@ -412,6 +415,22 @@ class Oracle:
 
     def _on_LinkAssigned(self, e: ev.LinkAssigned) -> None:
         self._rise("link", e.epoch)
+        for name, incarnation in (
+            (e.publisher, e.publisher_incarnation),
+            (e.receiver, e.receiver_incarnation),
+        ):
+            if self.living.get(name) != incarnation:
+                raise Violation(f"link {e.epoch} has the dead end {name}")
+        if e.publisher.startswith("policy") and e.publisher not in self.members:
+            raise Violation(f"link {e.epoch} is from {e.publisher}, which is no member")
+        self.links[e.epoch] = max(self.agreed, default=-1)
+        self.counts["relayed links"] += e.publisher.startswith("rollout")
+
+    def receives(self, name: str, link: int, weights: Weights) -> None:
+        """A rollout worker loads weights: none of a version that were outvoted before it got this link."""
+        known, right = self.links.get(link, -1), self.agreed.get(weights.version)
+        if weights.version <= known and right not in (None, weights.state):
+            raise Violation(f"{name} loads outvoted weights {weights.version} over link {link}")
 
     def _rise(self, what: str, epoch: int) -> None:
         if epoch <= self.epochs[what]:

@@ -22,7 +22,7 @@ from controller.services import worker as worker_service
 from controller.simulator.cluster import Cluster
 from controller.simulator.gradient_mesh import ERROR, Weights
 from controller.simulator.oracle import Violation, next_state
-from controller.simulator.rollout import SimulatedRolloutWorker
+from controller.simulator.weight_links import INTERVAL_S, SentWeights
 from controller.simulator.worker import Fenced, SimulatedWorker
 from paceline.ids import TaskId
 from paceline.v1 import common_pb2, policy_pb2, worker_pb2
@@ -54,8 +54,7 @@ class SimulatedPolicyWorker(SimulatedWorker):
         self.saving = False
         self.damaged_at_save = False
         """A bit of its memory flips just before its next checkpoint."""
-        self.sent: dict[tuple[int, int], int] = {}
-        """Newest version acknowledged, by link epoch and incarnation of the receiver."""
+        self.sent = SentWeights()
 
     def rejoin(self) -> None:
         self.accumulated.clear()
@@ -142,7 +141,7 @@ class SimulatedPolicyWorker(SimulatedWorker):
     def _hold(self, version: int) -> None:
         self.state_version = version
         # What was sent beyond it was never committed: those numbers will name other weights.
-        self.sent = {link: sent for link, sent in self.sent.items() if sent <= version}
+        self.sent.forget_after(version)
         self.progress += 1
         self.cluster.oracle.holds(self.name, version, self.state)
         self._send_report()
@@ -329,18 +328,6 @@ class SimulatedPolicyWorker(SimulatedWorker):
     async def _publish(self, incarnation: int) -> None:
         """Sends the newest weights over every link whose receiver has not got them."""
         while self.incarnation == incarnation:
-            for link in self.directive.links:
-                if link.publisher.worker_id != self.name or self.state_version < 0:
-                    continue
-                key = (link.epoch, link.receiver.incarnation)
-                receiver = self.cluster.workers.get(link.receiver.worker_id)
-                if self.sent.get(key, -1) < self.state_version and isinstance(
-                    receiver, SimulatedRolloutWorker
-                ):
-                    arrived = (link.epoch, self.state_version, self, self.acknowledged)
-                    self.cluster.network.send(self.name, receiver, receiver.receive, *arrived)
-            await asyncio.sleep(0.4)
-
-    def acknowledged(self, link: tuple[int, int], version: int) -> None:
-        """``link``: epoch and incarnation of the receiver."""
-        self.sent[link] = max(version, self.sent.get(link, -1))
+            if self.state_version >= 0:
+                self.sent.offer(self, self, Weights(self.state_version, self.state), None)
+            await asyncio.sleep(INTERVAL_S)

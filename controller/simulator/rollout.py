@@ -12,8 +12,10 @@ from random import Random
 from controller.services import rollout as rollout_service
 from controller.simulator.cluster import Cluster
 from controller.simulator.controller_process import Session
+from controller.simulator.gradient_mesh import Weights
 from controller.simulator.oracle import Violation
 from controller.simulator.virtual_time import Process, settle
+from controller.simulator.weight_links import INTERVAL_S, SentWeights
 from controller.simulator.worker import Fenced, SimulatedWorker
 from paceline.groups.group_check import check_group
 from paceline.groups.limits import GroupLimits
@@ -46,6 +48,12 @@ class SimulatedRolloutWorker(SimulatedWorker):
         self.lease_seq = 0
         self.link_epoch = 0
         """The link that the newest weights came over."""
+        self.weights: Weights | None = None
+        """The newest that came."""
+        self.tree = 0
+        """Of the link that they came over, or that confirmed them."""
+        self.sent = SentWeights()
+        """To the workers that receive from this one."""
         self.fenced = False
 
     def held(self) -> list[tuple[str, int]]:
@@ -63,6 +71,7 @@ class SimulatedRolloutWorker(SimulatedWorker):
         await asyncio.sleep(self.rng.uniform(0.1, 0.5))
         self.lifecycle = worker_pb2.LIFECYCLE_RUNNING
         self._send_report()
+        self.spawn(self._hand_on(self.incarnation))
         while not self.over:
             self.check()
             if self.fenced:
@@ -174,7 +183,7 @@ class SimulatedRolloutWorker(SimulatedWorker):
         return group
 
     def receive(
-        self, link_epoch: int, version: int, sender: Process, acknowledged: Acknowledged
+        self, link_epoch: int, weights: Weights, sender: Process, acknowledged: Acknowledged
     ) -> None:
         """Weights arrived over a link; loaded and acknowledged if the link is still ours."""
         link = next((link for link in self.directive.links if link.epoch == link_epoch), None)
@@ -184,24 +193,36 @@ class SimulatedRolloutWorker(SimulatedWorker):
             self.link_epoch = link_epoch
             if link.reload or self.directive.version < self.loaded_version:
                 self._withdraw()
-        if version > self.loaded_version:
+            self.tree = link.tree
+        if weights.version > self.loaded_version:
+            self.cluster.oracle.receives(self.name, link_epoch, weights)
+            self.weights = weights
             # A generator of its own: the schedules of known seeds stay as they are.
-            lot = Random(f"{self.name} {self.incarnation} {version}").random()
+            lot = Random(f"{self.name} {self.incarnation} {weights.version}").random()
             if lot < PARITY_FAILURES:
                 # The weights are loaded again at once; no task is generated meanwhile.
                 self.parity_failures += 1
                 self.loaded_version = -1
                 self._send_report()
-            self.loaded_version = version
+            self.loaded_version = weights.version
             self.progress += 1
             self._send_report()
         ends = (link_epoch, self.incarnation)
         self.cluster.network.send(self.name, sender, acknowledged, ends, self.loaded_version)
 
+    async def _hand_on(self, incarnation: int) -> None:
+        """With relays: sends what it has to those that receive from it."""
+        while self.cluster.shape.facts.relay_fanout and self.incarnation == incarnation:
+            if self.weights is not None:
+                self.sent.offer(self, self, self.weights, self.tree)
+            await asyncio.sleep(INTERVAL_S)
+
     def _withdraw(self) -> None:
         """The weights were never committed, or are of a replica that was outvoted; nor may the tokens that
         they are sampling now count as those of other weights with their version."""
         self.loaded_version = -1
+        self.weights = None
+        self.sent.forget_after(-1)
         while self.running:
             settle(self.running.popitem()[1], "off")
 

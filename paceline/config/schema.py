@@ -45,6 +45,10 @@ from paceline.config.sections.training import (
 )
 from paceline.config.sections.workers import FleetConfig, KubernetesConfig, RayConfig, RolloutConfig
 
+AUTO_FANOUT = 2
+"""Of relays that the user has not asked for: a replica sends two copies at most, and the way to the last of n receivers is
+log2(n) relays long. A chain sends one, and each of its relays that fails holds up all below it."""
+
 
 class Config(Section):
     """A whole run."""
@@ -196,7 +200,15 @@ class Config(Section):
     @property
     def weights_through_host(self) -> bool:
         """Weights travel between host memories: relays keep them there, and vLLM's ranks take them from there."""
-        return self.rollout.relay_fanout > 0 or self.rollout.engine == "vllm"
+        return self.relay_fanout > 0 or self.rollout.engine == "vllm"
+
+    @property
+    def relay_fanout(self) -> int:
+        """Of rollout.relay_fanout, the number; 0: no relays."""
+        chosen = self.rollout.relay_fanout
+        if chosen != "auto":
+            return chosen
+        return AUTO_FANOUT if self.rollout.engine == "vllm" else 0
 
     def _problem_of_distillation(self) -> str:
         teacher = str(self.objective.options.get("teacher", DistillOptions().teacher))

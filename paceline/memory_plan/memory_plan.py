@@ -209,7 +209,7 @@ def _rollout(config: Config, shape: ModelShape) -> ProcessPlan:
     if width == 4:
         remedies.insert(0, 'rollout.dtype = "bfloat16": half of the weights and of the cache')
     # Those that arrive, and those before them, on which deltas build or which a relay still hands on.
-    kept = (config.rollout.weight_deltas and width == 2) or config.rollout.relay_fanout > 0
+    kept = (config.rollout.weight_deltas and width == 2) or config.relay_fanout > 0
     host = {"received weights": (2 if kept else 1) * wire_bytes(config, shape)}
     if config.rollout.engine == "vllm":
         host["weights that ranks share"] = wire_bytes(config, shape)

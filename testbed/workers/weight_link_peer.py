@@ -27,6 +27,7 @@ from paceline.weights.link_greeting import PUBLISHER, RECEIVER, await_hello
 from paceline.weights.weight_snapshot import WeightSnapshot
 from paceline.weights.weight_transfer import StagedWeights
 from rollout_worker.weight_receiver import WeightReceiver
+from testbed.faults.egress_limit import pace_sockets
 
 CPU = torch.device("cpu")
 
@@ -41,12 +42,15 @@ def start(
     relayed: bool = False,
     stall_s: float = 30.0,
     host: str = "",
+    pace: int = 0,
     on: Sequence[str] = (),
 ) -> subprocess.Popen[str]:
     """``relays``: epochs of the links over which a receiver hands weights on; None: relays are off. ``relayed``: its
-    publisher is a relay. ``stall_s``: as for WeightReceiver. ``host``: its address. ``on``: command in front of it."""
+    publisher is a relay. ``stall_s``: as for WeightReceiver. ``host``: its address. ``pace``: bytes a
+    second that each of its connections sends at most. ``on``: command in front of it."""
     command = [sys.executable, "-m", "testbed.workers.weight_link_peer", part, url, run_id]
     command += [str(epoch), "--stall-s", str(stall_s), "--host", host]
+    command += ["--pace", str(pace)]
     command += ["--relayed"] if relayed else []
     if relays is not None:
         command += ["--relays", *map(str, relays)]
@@ -122,7 +126,10 @@ def main() -> None:
     parser.add_argument("--relayed", action="store_true", help="the publisher is a relay")
     parser.add_argument("--stall-s", type=float, help="silence after which a relay has failed")
     parser.add_argument("--host", default="", help="address at which the other ends reach this one")
+    parser.add_argument("--pace", type=int, default=0, help="bytes a second of each connection")
     args = parser.parse_args()
+    if args.pace:
+        pace_sockets(args.pace)
     PARTS[args.part](args)
 
 

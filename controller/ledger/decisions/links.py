@@ -1,19 +1,27 @@
 """Decisions about the weights links: one for every living rollout worker, from whom it receives.
 
-Without relays all receive from one replica. With ``relay_fanout`` the links are a tree below that replica:
+Every replica of the mesh that holds the newest state is a source: their weights are equal in every bit, so receivers
+are dealt out over them, and one that loses its source goes on with another's buckets. With ``relay_fanout`` the links
+are trees below the sources:
 
-- A receiver whose link from a relay breaks gets the next one from the replica. Between two versions those that are too
-  many for the replica move below relays again.
-- If the replica changes, or a version is taken back, a new tree is planted: a relay hands nothing on over its links that
-  came over links of an earlier one, unless it is known to be committed.
+- A receiver whose link from a relay breaks gets the next one from a source. Between two versions those that are too
+  many for it move below relays again.
+- A source that feeds nobody takes over a part of the trees.
+- A source that feeds nobody has no copy of the weights to send. A replica of several ranks makes one between two steps
+  only, so during a step it is given no receiver that waits for the newest version.
+- If a source loses its state, or a version is taken back, new trees are planted: a relay hands nothing on over its links
+  that came over links of an earlier one, unless it is known to be committed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider
-from controller.ledger.decisions.relay_tree import RelayTree
+from controller.ledger.decisions.relay_tree import RelayTree, subtree_to_hand_over
 from controller.ledger.enums import Phase, Role
 from controller.ledger.state.fleet import Worker
 
@@ -24,34 +32,22 @@ def settle_links(d: Decider) -> None:
     s = d.state
     if s.ended or s.phase is Phase.SUSPENDED or (s.facts is not None and s.facts.recorded):
         return
-    publisher = s.fleet.publisher(s.versions.version)
-    if publisher is None:
+    fleet = s.fleet
+    sources = fleet.sources(s.versions.version)
+    if not sources:
         return
-    roots = s.fleet.roots()
-    failing = {w.worker_id for w in roots if not _serves(d, w)}
-    fanout = _fanout(d)
-    if fanout and failing:
-        _plant(d, publisher)
+    serving = {w.worker_id for w in sources}
+    failing = [w for w in fleet.roots() if w.worker_id not in serving]
+    if _fanout(d) and not all(_left(d, w) for w in failing):
+        _plant(d, sources)
         return
-    links = s.fleet.links
-    if not failing and len(links) == s.fleet.count(Role.ROLLOUT):
-        # A link ends with each of its ends, so everyone has one.
-        if fanout and roots and s.fleet.sends_to(roots[0].worker_id) > fanout:
-            _relieve(d, roots[0])
-        return
-    without = [
-        receiver
-        for receiver in s.fleet.living(Role.ROLLOUT)
-        if (link := links.get(receiver.worker_id)) is None or link.publisher in failing
-    ]
-    if not fanout:
-        for receiver in without:
-            _assign(d, publisher, receiver)
-        return
-    root = roots[0] if roots else publisher
-    tree = RelayTree(s.fleet, root, fanout)
-    for receiver in without:
-        _assign(d, tree.attach(receiver), receiver)
+    # A link ends with each of its ends.
+    if failing or len(fleet.links) < fleet.count(Role.ROLLOUT):
+        _link_the_rest(d, sources, {w.worker_id for w in failing})
+    if _fanout(d):
+        _reshape_trees(d, sources)
+    else:
+        _deal_out(d, sources)
 
 
 def _fanout(d: Decider) -> int:
@@ -59,22 +55,78 @@ def _fanout(d: Decider) -> int:
     return 0 if facts is None else facts.relay_fanout
 
 
-def _serves(d: Decider, root: Worker) -> bool:
-    """Links stay with their replica while that is a member and holds the newest state."""
-    member = d.state.fleet.in_mesh(root.worker_id, root.incarnation)
-    return member and root.state_version == d.state.versions.version
+def _left(d: Decider, root: Worker) -> bool:
+    """It has left the mesh with the newest state: what it has sent stays."""
+    fleet, newest = d.state.fleet, d.state.versions.version
+    return root.state_version == newest and not fleet.in_mesh(root.worker_id, root.incarnation)
 
 
-def _plant(d: Decider, root: Worker) -> None:
-    """A new tree of links for all receivers."""
+def _plant(d: Decider, sources: Sequence[Worker]) -> None:
+    """New trees of links for all receivers."""
     fleet = d.state.fleet
     number = fleet.link_epoch + 1
-    tree = RelayTree(None, root, _fanout(d))
+    tree = RelayTree(None, sources, _fanout(d))
     for receiver in fleet.living(Role.ROLLOUT):
         _assign(d, tree.attach(receiver), receiver, tree=number)
 
 
-def _relieve(d: Decider, root: Worker) -> None:
+def _link_the_rest(d: Decider, sources: Sequence[Worker], failing: set[str]) -> None:
+    """Links for those that have none, or one from a replica that has left."""
+    links = d.state.fleet.links
+    without = [
+        receiver
+        for receiver in d.state.fleet.living(Role.ROLLOUT)
+        if (link := links.get(receiver.worker_id)) is None or link.publisher in failing
+    ]
+    tree = RelayTree(d.state.fleet, _ready(d, sources), _fanout(d))
+    for receiver in without:
+        _assign(d, tree.attach(receiver), receiver)
+
+
+def _publishes_at_once(d: Decider, sources: Sequence[Worker]) -> bool:
+    """Whether a source that feeds nobody can send the newest version soon. All replicas have equally many ranks."""
+    return d.state.steps.open is None or sources[0].ranks == 1
+
+
+def _ready(d: Decider, sources: Sequence[Worker]) -> Sequence[Worker]:
+    """Those that can send the newest version soon, if there are any."""
+    if _publishes_at_once(d, sources):
+        return sources
+    return [w for w in sources if d.state.fleet.sends_to(w.worker_id)] or sources
+
+
+def _deal_out(d: Decider, sources: Sequence[Worker]) -> None:
+    """Without relays: none sends to more than its share. Those with the oldest links move: a link that broke is not
+    given back to the source that it came from."""
+    fleet = d.state.fleet
+    share = -(-len(fleet.links) // len(sources))
+    over = [w for w in sources if fleet.sends_to(w.worker_id) > share]
+    if not over:
+        return
+    newest, at_once = d.state.versions.version, _publishes_at_once(d, sources)
+    tree = RelayTree(fleet, sources, 0)
+    for source in over:
+        surplus = fleet.sends_to(source.worker_id) - share
+        movable = (w for w in fleet.receivers_of(source) if at_once or w.loaded_version == newest)
+        for receiver in islice(movable, surplus):
+            _assign(d, tree.attach(receiver), receiver)
+
+
+def _reshape_trees(d: Decider, sources: Sequence[Worker]) -> None:
+    """One change for the better of the trees, if they need one."""
+    fleet, fanout = d.state.fleet, _fanout(d)
+    sends = [fleet.sends_to(w.worker_id) for w in sources]
+    most = max(sends)
+    if most > fanout:
+        _relieve(d, sources, sources[sends.index(most)])
+    elif 0 in sends and len(fleet.links) > len(sources) - sends.count(0):
+        receiver = subtree_to_hand_over(fleet, sources)
+        at_once, newest = _publishes_at_once(d, sources), d.state.versions.version
+        if receiver is not None and (at_once or receiver.loaded_version == newest):
+            _assign(d, sources[sends.index(0)], receiver)
+
+
+def _relieve(d: Decider, sources: Sequence[Worker], root: Worker) -> None:
     """The replica sends to more than its share: the newest of its receivers that has followed it moves below a relay
     that has room."""
     fleet, newest = d.state.fleet, d.state.versions.version
@@ -82,7 +134,8 @@ def _relieve(d: Decider, root: Worker) -> None:
     receiver = next(following, None)
     if receiver is None:
         return
-    parent = RelayTree(fleet, root, _fanout(d), without=receiver.worker_id).parent_of(receiver)
+    tree = RelayTree(fleet, sources, _fanout(d), without=receiver.worker_id)
+    parent = tree.parent_of(receiver)
     if parent is not root:
         _assign(d, parent, receiver)
 
@@ -93,25 +146,51 @@ def break_link(d: Decider, c: cmd.BreakLink, now: float) -> None:
     link = next((x for x in fleet.links.values() if x.epoch == c.epoch), None)
     if link is None or c.worker_id not in (link.publisher, link.receiver):
         return
-    publisher = fleet.publisher(d.state.versions.version)
+    sources = fleet.sources(d.state.versions.version)
     receiver = fleet.current(link.receiver, link.receiver_incarnation)
-    if publisher is None or receiver is None:
+    if not sources or receiver is None:
         return
-    root = next((w for w in fleet.roots() if _fanout(d) and _serves(d, w)), publisher)
+    # The network between these two may be at fault.
+    others = [w for w in _ready(d, sources) if w.worker_id != link.publisher] or sources
     sender = fleet.current(link.publisher, link.publisher_incarnation)
     relayed = sender is not None and sender.role is Role.ROLLOUT
     blamed = link.publisher if relayed and c.worker_id == link.receiver else ""
-    _assign(d, root, receiver, blames=blamed)
+    _assign(d, RelayTree(fleet, others, 0).least_root(), receiver, blames=blamed)
 
 
-def renew_link(d: Decider, publisher: Worker, receiver: Worker) -> None:
+def renew_link(d: Decider, receiver: Worker) -> None:
     """The receiver has a version that was never committed, and so may have what hangs on it."""
     s = d.state
+    sources = s.fleet.sources(s.versions.version)
+    if not sources:
+        return
     if not _fanout(d):
-        _assign(d, publisher, receiver)
+        _reassign(d, sources, [receiver])
     # Only a new term can have lost a commit: a tree that was planted in it at the present version has new links for all.
     elif s.fleet.tree_planted != (s.term, s.versions.version):
-        _plant(d, publisher)
+        _plant(d, sources)
+
+
+def take_back(d: Decider, receivers: Iterable[str]) -> None:
+    """What these receivers have of the newest version was withdrawn: they get it again over new links."""
+    fleet = d.state.fleet
+    sources = fleet.sources(d.state.versions.version)
+    if not sources:
+        return
+    if _fanout(d):
+        _plant(d, sources)
+    else:
+        _reassign(d, sources, [fleet.workers[worker_id] for worker_id in receivers])
+
+
+def _reassign(d: Decider, sources: Sequence[Worker], receivers: Iterable[Worker]) -> None:
+    """New links for the receivers, from the source that each has if that still is one."""
+    fleet, tree = d.state.fleet, RelayTree(d.state.fleet, sources, 0)
+    known = {w.worker_id: w for w in sources}
+    for receiver in receivers:
+        link = fleet.links.get(receiver.worker_id)
+        own = None if link is None else known.get(link.publisher)
+        _assign(d, own or tree.attach(receiver), receiver)
 
 
 def _assign(

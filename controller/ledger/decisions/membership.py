@@ -129,6 +129,8 @@ def observe(d: Decider, c: cmd.Observe, now: float) -> None:
         disowned = True
     if c.parity_failures > worker.parity_failures:
         d.emit(ev.ParityFailed(c.worker_id, c.incarnation, c.parity_failures, c.parity_detail))
+    if c.load_failures > worker.load_failures:
+        d.emit(ev.WeightsNotLoaded(c.worker_id, c.incarnation, c.load_failures, c.load_detail))
     state_version = worker.state_version
     # A report can only make a replica a holder of the newest state: one that was under way during a
     # commit is older than the vote, and a diverged replica does not know that it has diverged.
@@ -143,6 +145,9 @@ def observe(d: Decider, c: cmd.Observe, now: float) -> None:
         worker.state_version,
         worker.loaded_version,
     ):
+        if disowned:
+            # It may have sent what it has lost now.
+            d.settle_fleet(now)
         return
     event = ev.WorkerChanged(c.worker_id, c.incarnation, lifecycle, state_version, loaded)
     same = (lifecycle, state_version) == (worker.lifecycle, worker.state_version)
@@ -167,10 +172,9 @@ def _disown(d: Decider, worker: Worker, version: Version) -> None:
     if s.fleet.in_mesh(*who):
         detail = f"{worker.worker_id} holds version {version}, the newest is {s.versions.version}"
         lose_member(d, MeshEnd.LOST_COMMIT, detail)
-    publisher = s.fleet.publisher(s.versions.version)
-    if TRAITS[worker.role].receives and publisher is not None:
+    if TRAITS[worker.role].receives:
         # A new link begins with what its receiver should have.
-        renew_link(d, publisher, worker)
+        renew_link(d, worker)
 
 
 def _next_lifecycle(now: Lifecycle, reported: Lifecycle) -> Lifecycle:

@@ -13,6 +13,7 @@ from collections.abc import Collection
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider
+from controller.ledger.decisions.links import take_back
 from controller.ledger.enums import MeshEnd, Phase, Role, VoteOutcome
 from controller.ledger.facts import GroupFacts, StepTerms
 from controller.ledger.state.fleet import Mesh, Worker
@@ -147,6 +148,7 @@ def _disown_output(d: Decider, version: Version, wrong: Collection[str]) -> None
         receivers = tuple(receiver for receiver in s.fleet.links if receiver in below)
         if receivers:
             d.emit(ev.WeightsWithdrawn(worker_id, version, receivers))
+            take_back(d, receivers)
 
 
 def _void(d: Decider, record: Checkpoint) -> None:

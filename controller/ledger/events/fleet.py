@@ -111,6 +111,8 @@ class WorkerChanged(Event):
     def apply(self, s: State) -> None:
         worker = s.fleet.workers[self.worker_id]
         worker.state_version = self.state_version
+        if self.loaded_version > worker.loaded_version:
+            worker.load_trouble = ""
         worker.loaded_version = self.loaded_version
         worker.diverged_version = max(worker.diverged_version, self.diverged_version)
         if self.lifecycle is Lifecycle.STOPPED:
@@ -145,6 +147,29 @@ class ParityFailed(Event):
     def text(self) -> str:
         words = reason_in_words("parity_failure", self.detail)
         return f"{self.worker_id} serves nothing until it has loaded the weights again ({words})"
+
+
+@event
+class WeightsNotLoaded(Event):
+    """Weights came to a rollout worker, and it could not stage or load them. It gets them again over another link, and
+    ends if that fails several times in a row."""
+
+    worker_id: str
+    incarnation: int
+    failures: int
+    """Of this incarnation so far. One report may stand for several."""
+    detail: str
+
+    directs = False
+    severity = Severity.WARNING
+
+    def apply(self, s: State) -> None:
+        worker = s.fleet.workers[self.worker_id]
+        worker.load_failures = self.failures
+        worker.load_trouble = self.detail
+
+    def text(self) -> str:
+        return f"{self.worker_id} tries again to load weights ({self.detail})"
 
 
 @event

@@ -91,6 +91,7 @@ class StepCommitted(Event):
         s.tasks.dropped_groups.clear()
         s.versions.step, s.versions.version = self.step, self.version
         s.fleet.forgive(self.version)
+        s.fleet.former.clear()
         s.agree(step.version, next(iter(step.votes.values())).digest)
         # All members voted: from here on each holds the new state, or has lost its state.
         for worker in s.fleet.members():

@@ -69,6 +69,10 @@ class Worker:
     """Its claims to states up to this version are not believed."""
     parity_failures: int = 0
     """Rollout: swaps after which its engine's parameters differed from the weights."""
+    load_failures: int = 0
+    """Rollout: versions that came and could not be staged or loaded."""
+    load_trouble: str = ""
+    """Why, for the newest of them; empty once a newer version has been loaded."""
     withdrawn_version: Version = Version(-1)
     """Rollout: its weights of this version came from a replica that was outvoted."""
     lease_seq: int = 0
@@ -136,6 +140,9 @@ class Fleet:
     """Number of the newest tree of links: the epoch of its first link; 0 if there are no relays."""
     tree_planted: tuple[int, Version] = (0, Version(-1))
     """Term and newest committed version when it was planted."""
+    former: dict[str, dict[str, None]] = field(default_factory=dict)
+    """Receivers that have lost their link from a sender since the newest commit, by sender: they may have the newest
+    version from it."""
     _living: dict[Role, dict[str, Worker]] = field(
         default_factory=dict, init=False, repr=False, metadata=TRANSIENT
     )
@@ -197,8 +204,12 @@ class Fleet:
         return self.mesh is not None and self.mesh.rank(worker_id, incarnation) >= 0
 
     def publisher(self, version: Version) -> Worker | None:
-        """The replica that sends weights: the lowest-rank living member that holds the state."""
+        """The lowest-rank living member that holds the state."""
         return next((w for w in self.members() if w.state_version == version), None)
+
+    def sources(self, version: Version) -> list[Worker]:
+        """The replicas that send weights, in rank order: the living members that hold the state."""
+        return [w for w in self.members() if w.state_version == version]
 
     def lacking_state(self) -> list[Worker]:
         """Living members of the present epoch that still lack its state."""
@@ -274,8 +285,8 @@ class Fleet:
         worker.state_version = worker.loaded_version = Version(-1)
         self._living[worker.role].pop(worker.worker_id, None)
         for link in self.links_of(worker.worker_id):
+            self._part(link)
             del self.links[link.receiver]
-            self._sent[link.publisher].pop(link.receiver)
         self._sent.pop(worker.worker_id, None)
 
     def links_of(self, worker_id: str) -> list[LinkSpec]:
@@ -300,11 +311,16 @@ class Fleet:
         return [receiver for receiver in found if receiver is not None]
 
     def all_below(self, worker: Worker) -> list[Worker]:
-        """Those that receive what the worker sends, over however many relays."""
-        found = self.receivers_of(worker)
-        for receiver in found:
-            found.extend(self.receivers_of(receiver))
-        return found
+        """Those that may have the newest version from the worker, over however many relays."""
+        senders, found = [worker], {worker.worker_id}
+        for sender in senders:
+            names = (*self._sent.get(sender.worker_id, ()), *self.former.get(sender.worker_id, ()))
+            for name in names:
+                receiver = self.workers.get(name)
+                if receiver is not None and name not in found:
+                    found.add(name)
+                    senders.append(receiver)
+        return senders[1:]
 
     def plant(self, tree: int, term: int, version: Version) -> None:
         """Links from here on belong to a new tree."""
@@ -323,7 +339,12 @@ class Fleet:
         """The receiver of ``link`` receives over it from here on, and over no other."""
         before = self.links.get(link.receiver)
         if before is not None:
-            self._sent[before.publisher].pop(link.receiver)
+            self._part(before)
         self.link_epoch = link.epoch
         self.links[link.receiver] = link
         self._sent.setdefault(link.publisher, {})[link.receiver] = None
+
+    def _part(self, link: LinkSpec) -> None:
+        """The receiver gets nothing more over ``link``."""
+        self._sent[link.publisher].pop(link.receiver)
+        self.former.setdefault(link.publisher, {})[link.receiver] = None

@@ -59,11 +59,12 @@ class RolloutConfig(Section):
     weight_deltas: bool = True
     """Receive only what changed since the version before, if weights travel as 16-bit numbers. A
     rollout worker then keeps a copy of them in host memory, and a trainer a second snapshot."""
-    relay_fanout: Annotated[int, Field(ge=0, le=64)] = 0
-    """Receivers to which a trainer, or a rollout worker that has received weights, sends them. Rollout
-    workers hand weights on while they arrive, each to at most this many others, so a trainer sends this many copies however
-    many workers there are. 1 is a chain: every link carries one copy. 0: the trainer sends to
-    all. Weights then pass through host memory, not over NCCL, and a rollout worker keeps a copy of them there."""
+    relay_fanout: Annotated[int, Field(ge=0, le=64)] | Literal["auto"] = "auto"
+    """Receivers to which a policy replica, or a rollout worker that has received weights, sends them. Rollout
+    workers hand weights on while they arrive, each to at most this many others, so a replica sends this many copies however
+    many workers there are. 1 is a chain: every link carries one copy. 0: replicas send to all. With relays weights pass
+    through host memory, not over NCCL, and a rollout worker keeps a copy of them there. auto: 2 with vLLM, whose ranks take
+    weights from host memory in any case, else 0."""
     relay_stall_s: Seconds = 30.0
     """Silence of a relay, in seconds, after which its receivers get their weights elsewhere, if a newer version
     than theirs is known. It is longer than one bucket of 16 MiB takes."""

@@ -405,13 +405,17 @@ async def test_the_third_swap_with_differing_parameters_ends_the_worker(play: Pl
 async def test_an_engine_that_never_gets_weights_loaded_ends_the_worker(
     play: Play, error: Exception
 ) -> None:
-    with pytest.raises(EngineFailed, match="failed to load 3 times: no room"):
+    with pytest.raises(EngineFailed, match=r"failed to load 3 times: .*no room"):
         async with play() as scene:
             scene.engine.load_error = error
             for _ in range(LOAD_TRIES):
                 with pytest.raises(type(error)):
                     await scene.load(4)
             await asyncio.wait_for(asyncio.wait([scene.ended]), 60)
+            report = scene.controller.reports[-1]
+            assert report.load_failures == LOAD_TRIES, "the last one is told, too"
+            named = "out of memory: no room" if isinstance(error, MemoryError) else "no room"
+            assert report.load_detail == f"weights not loaded: {named}"
 
 
 @pytest.mark.parametrize("version", [3, 2])

@@ -338,3 +338,22 @@ def test_a_paused_run_names_its_user() -> None:
     run.do(cmd.Pause("p", True))
     found = diagnose(evidence(run))
     assert found.culprit.kind is CulpritKind.USER and "paceline resume" in found.remedy
+
+
+def test_a_worker_that_cannot_load_weights_is_named_with_the_reason() -> None:
+    run = fleet(step_open=False)
+    for failures, name in ((1, "r0"), (2, "r1")):
+        state = cmd.Lifecycle.RUNNING, -1, 0, 0, ""
+        trouble = "weights not staged: out of memory: tried to allocate 2 GiB"
+        run.do(cmd.Observe(name, run.current[name], *state, failures, trouble))
+    found = diagnose(evidence(run))
+    assert (found.culprit.name, found.severity) == ("r1", Urgency.STUCK)
+    assert "failed 2 times to load them, like 1 more (weights not staged: out of memory" in (
+        found.sentence
+    )
+    assert "more memory" in found.remedy
+    run.train()
+    run.observe("r0", loaded=1)
+    assert diagnose(evidence(run)).severity is Urgency.SLOW
+    run.observe("r1", loaded=1)
+    assert "failed" not in diagnose(evidence(run)).sentence

@@ -121,11 +121,14 @@ def test_the_directory_of_a_voided_checkpoint_may_be_deleted() -> None:
 def test_weights_that_an_outvoted_replica_published_are_replaced() -> None:
     run = trained("p0", "p1", "p2")
     run.rollout("r1")
-    assert run.state.fleet.links["r0"].publisher == "p0"
-    outvote_p0(run)
-    assert run.event(ev.WeightsWithdrawn).receivers == ("r0", "r1")
     links = run.state.fleet.links
-    assert {(link.publisher, link.reload) for link in links.values()} == {("p1", True)}
+    assert {name: link.publisher for name, link in links.items()} == {"r0": "p0", "r1": "p1"}
+    outvote_p0(run)
+    assert run.event(ev.WeightsWithdrawn).receivers == ("r0",)
+    assert {name: (x.publisher, x.reload) for name, x in links.items()} == {
+        "r0": ("p2", True),
+        "r1": ("p1", False),
+    }
     run.observe("r0", loaded=1)
     assert run.state.fleet.workers["r0"].loaded_version == -1, (
         "which of the two it is, nobody knows"

@@ -73,6 +73,9 @@ LISTED: dict[str, ev.Event] = {
     "rollout-0 serves nothing until it has loaded the weights again (parity failure: w differs)": (
         ev.ParityFailed("rollout-0", 7, 1, "w differs")
     ),
+    "rollout-0 tries again to load weights (weights not staged: out of memory)": (
+        ev.WeightsNotLoaded("rollout-0", 7, 1, "weights not staged: out of memory")
+    ),
     "task t7 dropped (out of memory: p0: 80 GiB; sequences of 12, 18 and 9 tokens)": ev.TaskDropped(
         "t7", 1, "out_of_memory", "p0: 80 GiB", group=group(LEASE, lengths=(7, 13, 4))
     ),
@@ -230,7 +233,7 @@ def test_only_losses_are_warnings_and_only_the_failed_run_is_an_error() -> None:
     assert by_severity[Severity.ERROR] == {"RunFailed"}
     assert by_severity[Severity.WARNING] == {
         *("TermBegun", "WorkerDied", "TaskDropped", "MeshBroken", "RolledBack", "StepAborted"),
-        *("ParityFailed", "GroupLost"),
+        *("ParityFailed", "WeightsNotLoaded", "GroupLost"),
         *("CheckpointVoided", "WeightsWithdrawn"),
         *("HeldOutFell", "RewardHackingSuspected"),
         *("ProcessFault", "HostBlamed"),

@@ -159,6 +159,25 @@ def test_a_parity_failure_is_recorded_once_and_counted_across_workers() -> None:
     assert views.status(run.state).parity_failures == 5
 
 
+def test_a_failed_load_is_recorded_once_and_forgotten_with_the_next_that_succeeds() -> None:
+    run = Driven()
+    run.policy("p0")
+    run.register("r0")
+
+    def failed(failures: int, loaded: int = -1) -> list[str]:
+        state = cmd.Lifecycle.RUNNING, -1, loaded, 0, ""
+        run.do(cmd.Observe("r0", run.current["r0"], *state, failures, "out of memory"))
+        return run.names()
+
+    assert failed(1) == ["WeightsNotLoaded", "WorkerChanged"]
+    assert failed(1) == [], "its next reports say the same"
+    assert run.state.fleet.workers["r0"].load_trouble == "out of memory"
+    run.failover()
+    assert failed(3) == ["WeightsNotLoaded"], "a report was lost"
+    assert failed(3, loaded=0) == ["WorkerChanged"]
+    assert run.state.fleet.workers["r0"].load_trouble == ""
+
+
 def test_an_engine_with_lost_weights_gets_others_and_no_task_until_then() -> None:
     run = Driven()
     run.policy("p0")
@@ -241,12 +260,12 @@ def test_a_dead_receiver_concerns_nobody_else() -> None:
 def test_a_dead_publisher_is_replaced_on_every_link() -> None:
     run = Driven()
     run.policy("p0", "p1")
-    run.rollout("r0", "r1")
-    before = run.state.fleet.link_epoch
+    run.rollout("r0", "r1", "r2", "r3")
+    before = dict(run.state.fleet.links)
     run.die("p0")
-    links = [link_of(run, "r0"), link_of(run, "r1")]
-    assert {x.publisher for x in links} == {"p1"}
-    assert all(x.epoch > before for x in links)
+    for receiver, link in run.state.fleet.links.items():
+        assert link.publisher == "p1"
+        assert (link == before[receiver]) == (before[receiver].publisher == "p1")
 
 
 def test_a_broken_link_gets_a_new_epoch_once() -> None:

@@ -69,7 +69,7 @@ class Writer:
 @pytest.fixture
 def due(monkeypatch):
     """(outlets, desk, trainer) after step 3, with a checkpoint of step 2 wanted."""
-    idle = SimpleNamespace(publish=lambda *a: 0.0, set_links=lambda links: None)
+    idle = SimpleNamespace(publish=lambda *a: 0.0, set_links=lambda links: None, free=lambda: None)
     monkeypatch.setattr(publish_and_checkpoint, "WeightPublisher", lambda **_: idle)
     desk, trainer = Desk(), Writer()
     reply = worker_pb2.RegisterReply(rendezvous_url="redis://", run_id="r")

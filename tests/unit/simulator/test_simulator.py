@@ -123,6 +123,7 @@ def test_every_event_survives_the_journals_json_exactly() -> None:
         ev.BoundsSet({"policy_min": 1, "rollout_max": 4}),
         ev.Drained("d", "p1", {"policy": 2}),
         ev.ParityFailed("r0", 1, 1, "w"),
+        ev.WeightsNotLoaded("r0", 1, 1, "out of memory"),
         ev.CheckpointVoided("p0", 5, 5, "checkpoints/step-5"),
         ev.WeightsWithdrawn("p0", 5, ("r0", "r1")),
         ev.RewardHackingSuspected(Step(9), "held_out/reward", 0.4, Step(3), 0.8, 2.5, 1.0),

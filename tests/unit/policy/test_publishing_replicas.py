@@ -1,0 +1,98 @@
+"""Copies of the weights for engines: of every replica that feeds some, and of no other."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.v1 import common_pb2, worker_pb2
+from policy_worker.publish_and_checkpoint import PublishAndCheckpoint
+from tests.fixtures.policy_models import make_config
+
+OWN, OTHER = 7, 8
+"""Incarnations of replicas."""
+
+
+class Trainer:
+    rank, publishes, device = 0, True, torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.config = make_config()
+        self.state = SimpleNamespace(step=0, version=0, parts={})
+        self.weights = [("w", torch.zeros(1000))]
+
+    def whole_weights(self) -> list[tuple[str, torch.Tensor]]:
+        return self.weights
+
+    def weight_layout(self) -> list[tuple[str, torch.Tensor]]:
+        return [("w", torch.empty(1000, device="meta"))]
+
+
+class Replica:
+    """One whose directive is changed by hand."""
+
+    def __init__(self) -> None:
+        caller = common_pb2.Caller(worker_id="policy-0", incarnation=OWN)
+        self.control: Any = SimpleNamespace(
+            directive=worker_pb2.Directive(), caller=caller, on_directive=lambda follow: None
+        )
+        self.trainer: Any = Trainer()
+        reply = worker_pb2.RegisterReply(rendezvous_url="redis://", run_id="r")
+        self.out = PublishAndCheckpoint(self.control, self.trainer, reply, "127.0.0.1")
+
+    def feed(self, *publishers: int) -> None:
+        del self.control.directive.links[:]
+        for epoch, incarnation in enumerate(publishers, 1):
+            publisher = worker_pb2.MeshMember(incarnation=incarnation)
+            self.control.directive.links.add(epoch=epoch, publisher=publisher)
+
+    def commit(self) -> None:
+        self.trainer.state.version += 1
+        self.trainer.weights[0][1].add_(1)
+        self.out.publish()
+
+    def copies(self) -> list[weakref.ref[torch.Tensor]]:
+        newest = self.out.publisher._newest
+        return [] if newest is None else [weakref.ref(newest.flat)]
+
+
+@pytest.fixture
+def replica() -> Iterator[Replica]:
+    made = Replica()
+    yield made
+    made.out.publisher.close()
+
+
+def test_a_replica_that_feeds_nobody_makes_no_copy(replica: Replica) -> None:
+    replica.feed(OTHER)
+    replica.commit()
+    assert not replica.copies() and not replica.out.work_due()
+
+
+def test_a_replica_that_gets_receivers_publishes_what_it_holds(replica: Replica) -> None:
+    replica.commit()
+    replica.feed(OTHER, OWN)
+    assert replica.out.work_due()
+    replica.out.serve()
+    assert replica.out.publisher.version == 1
+
+
+def test_a_replica_that_has_lost_its_receivers_lets_go_of_its_copies(replica: Replica) -> None:
+    replica.feed(OWN)
+    for _ in range(3):
+        replica.commit()
+    (copy,) = replica.copies()
+    replica.feed(OTHER)
+    replica.commit()
+    gc.collect()
+    assert copy() is None and not replica.copies()
+    assert not replica.out.publisher._pool._free, "nor is one kept for later"
+    replica.feed(OWN)
+    replica.commit()
+    assert replica.out.publisher.version == 5
