@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--warm-up", type=float, default=3.0, help="seconds before it")
     parser.add_argument("--tasks", type=int, default=8, help="tasks a lease")
     parser.add_argument("--groups-a-submit", type=int, default=1)
+    parser.add_argument("--archive", action="store_true", help="the leader archives samples")
     parser.add_argument("--fetch", action="store_true", help="the policy replica reads payloads")
     parser.add_argument(
         "--groups-total", type=int, default=0, help="one more row: growth over so many"
@@ -120,6 +121,7 @@ def _measure(
                 "checkpoint_every": 20,
             },
             rollout={"group_size": COMPLETIONS, "max_tokens": PAYLOADS[payload]},
+            archive={"enabled": args.archive},
         )
         with Controllers(directory, config) as controllers:
             leader = controllers.start()
