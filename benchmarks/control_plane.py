@@ -1,13 +1,14 @@
 """Throughput of the controller's leader: durable groups per second.
 
     python -m benchmarks.control_plane [--clients 1 8 64] [--seconds 15] [--groups-total 100000]
+    python -m benchmarks.control_plane --clients 64 --against CHECKOUT [--pairs 4]
 
-A real leader process with a real Redis (append-only file, fsync every second) serves a load
-generator, which is a process of its own with K rollout clients and one policy replica. Each client
-has a connection and a session of its own. The loop is closed:
+A real leader process with a real Redis (append-only file, fsync every second) serves K rollout clients and one
+policy replica, which are spread over ``--load-processes`` processes. Each client has a connection and a session
+of its own. The loop is closed:
 
-- A rollout client leases ``--tasks`` tasks in one request. It submits each group in a request of its
-  own: 16 completions of 256 (or 16) token ids with log-probabilities and one version span each. It
+- A rollout client leases ``--tasks`` tasks in one request. It stores the payload of each group, 16 completions of
+  256 (or 16) token ids with log-probabilities, and submits the facts of each group in a request of its own. It
   waits for the verdict, and leases again when all groups are accepted.
 - The policy replica asks for the next plan, votes, and records a checkpoint when one is due. With
   ``--fetch`` it reads the payloads of its shard before it votes, as a trainer does.
@@ -15,15 +16,17 @@ has a connection and a session of its own. The loop is closed:
 - Every reply leaves the leader only after its events are in Redis.
 
 A step is 256 groups (4,096 samples). ``max_staleness`` is high, so that no lease waits for training. A
-group counts if its verdict arrived within the measured window. Latencies are those of single requests.
-``leader_cpu`` is the leader's share of one core; ``groups_per_cpu_s`` is the rate that it would reach
-with a core of its own. Load generator and leader share the machine's cores.
+group counts if its verdict arrived within the measured window. Latencies are those of single requests; that of a
+submission includes storing the payload. ``leader_cpu`` is the leader's share of one core; ``groups_per_cpu_s`` is
+the rate that it would reach with a core of its own. Load and leader share the machine's cores.
+
+``--against CHECKOUT`` measures this checkout and another in turn, other, this, other, this, each with its own
+benchmark, clients and controller, and prints the ratios of each pair. The other one needs a ``.venv``.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import subprocess
@@ -31,13 +34,20 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+import numpy as np
+import psutil
+
+from benchmarks.control_plane_load import KINDS
 from paceline.rpc.auth import TOKEN_FILE
 from testbed.fleets.controller_processes import Controllers, write_config
 
 PAYLOADS = {"16x256": 256, "16x16": 16}
 COMPLETIONS = 16
+LOOK_S = 0.25
+COMPARED = ("groups_per_s", "groups_per_cpu_s", "p50_ms", "p99_ms")
 
 
 def main() -> None:
@@ -48,35 +58,45 @@ def main() -> None:
     parser.add_argument("--warm-up", type=float, default=3.0, help="seconds before it")
     parser.add_argument("--tasks", type=int, default=8, help="tasks a lease")
     parser.add_argument("--groups-a-submit", type=int, default=1)
+    parser.add_argument("--load-processes", type=int, default=2)
+    parser.add_argument("--archive", action="store_true", help="the leader archives samples")
     parser.add_argument("--fetch", action="store_true", help="the policy replica reads payloads")
     parser.add_argument(
         "--groups-total", type=int, default=0, help="one more row: growth over so many"
     )
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/control_plane.json"))
-    parser.add_argument("--load", help=argparse.SUPPRESS)
+    parser.add_argument("--against", type=Path, help="root of another checkout to compare with")
+    parser.add_argument("--pairs", type=int, default=4, help="runs of each for --against")
+    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
-    if args.load:
-        asyncio.run(_load(json.loads(args.load)))
-        return
-    rows = []
-    for payload in args.payloads:
-        for clients in args.clients:
-            rows.append(_measure(args, payload, clients, args.seconds, 0))
-            _print_row(rows[-1], header=len(rows) == 1)
-    if args.groups_total:
-        rows.append(_measure(args, "16x16", 64, 0.0, args.groups_total))
-        _print_row(rows[-1], header=False)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
+    out: Path = args.out or Path("benchmarks/results") / (
+        "control_plane_against.json" if args.against else "control_plane.json"
+    )
+    result = _compare(args) if args.against else {"rows": _rows(args)}
     machine = {
         "cores": os.cpu_count(),
         "load_average": os.getloadavg()[0],
         "tasks_a_lease": args.tasks,
         "groups_a_submit": args.groups_a_submit,
+        "load_processes": args.load_processes,
+        "archive": args.archive,
         "fetch": args.fetch,
     }
-    args.out.write_text(json.dumps({"machine": machine, "rows": rows}, indent=2) + "\n")
-    print(f"written to {args.out}")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps({"machine": machine, **result}, indent=2) + "\n")
+    print(f"written to {out}")
+
+
+def _rows(args: argparse.Namespace) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for payload in args.payloads:
+        for clients in args.clients:
+            rows.append(_measure(args, payload, clients, 0))
+            _print_row(rows[-1], header=len(rows) == 1)
+    if args.groups_total:
+        rows.append(_measure(args, "16x16", 64, args.groups_total))
+        _print_row(rows[-1], header=False)
+    return rows
 
 
 def _print_row(row: dict[str, Any], *, header: bool) -> None:
@@ -105,9 +125,46 @@ def _print_row(row: dict[str, Any], *, header: bool) -> None:
     print("".join(cells), flush=True)
 
 
-def _measure(
-    args: argparse.Namespace, payload: str, clients: int, seconds: float, total: int
+def _compare(args: argparse.Namespace) -> dict[str, Any]:
+    """Both checkouts in turn, by payload."""
+    (clients,) = args.clients if len(args.clients) == 1 else (64,)
+    found: dict[str, Any] = {}
+    for payload in args.payloads:
+        pairs = []
+        for _ in range(args.pairs):
+            pair = {
+                name: _run_checkout(root, args, payload, clients)
+                for name, root in (("other", args.against.absolute()), ("this", Path.cwd()))
+            }
+            pairs.append(pair)
+            for name, row in pair.items():
+                shown = "  ".join(f"{n} {row[n]:.4g}" for n in (*COMPARED, "leader_cpu"))
+                print(f"{payload} {name:5}  {shown}  load {row['load_average']:.1f}", flush=True)
+        ratios = {n: [p["this"][n] / p["other"][n] for p in pairs] for n in COMPARED}
+        found[payload] = {"clients": clients, "pairs": pairs, "ratios": ratios}
+        shown = "  ".join(
+            f"{n} {median(r):.2f} ({min(r):.2f} to {max(r):.2f})" for n, r in ratios.items()
+        )
+        print(f"{payload} this / other, median (least to most): {shown}", flush=True)
+    return {"against": found}
+
+
+def _run_checkout(
+    root: Path, args: argparse.Namespace, payload: str, clients: int
 ) -> dict[str, Any]:
+    """One row, by the benchmark of that checkout."""
+    with tempfile.TemporaryDirectory(prefix="paceline-against-") as name:
+        out = Path(name) / "row.json"
+        command = [str(root / ".venv/bin/python"), "-m", "benchmarks.control_plane"]
+        command += ["--clients", str(clients), "--payloads", payload, "--out", str(out)]
+        command += ["--seconds", str(args.seconds), "--warm-up", str(args.warm_up)]
+        command += ["--tasks", str(args.tasks), "--groups-a-submit", str(args.groups_a_submit)]
+        subprocess.run(command, cwd=root, check=True, stdout=subprocess.DEVNULL)
+        (row,) = json.loads(out.read_text())["rows"]
+    return {**row, "load_average": os.getloadavg()[0]}
+
+
+def _measure(args: argparse.Namespace, payload: str, clients: int, total: int) -> dict[str, Any]:
     """One row: a fresh run with its own Redis and leader."""
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as name:
         directory = Path(name)
@@ -120,6 +177,7 @@ def _measure(
                 "checkpoint_every": 20,
             },
             rollout={"group_size": COMPLETIONS, "max_tokens": PAYLOADS[payload]},
+            archive={"enabled": args.archive},
         )
         with Controllers(directory, config) as controllers:
             leader = controllers.start()
@@ -127,94 +185,86 @@ def _measure(
                 "config": str(config),
                 "token_file": str(controllers.run_dir / TOKEN_FILE),
                 "address": leader.address,
-                "pid": leader.pid,
-                "clients": clients,
                 "tokens": PAYLOADS[payload],
                 "tasks": args.tasks,
                 "groups_a_submit": args.groups_a_submit,
                 "fetch": args.fetch,
                 "warm_up": args.warm_up,
-                "seconds": seconds,
-                "total": total,
             }
-            output = subprocess.run(
-                [sys.executable, "-m", "benchmarks.control_plane", "--load", json.dumps(order)],
-                check=True,
+            load = _Load(order, clients, args.load_processes)
+            row = _window(load, psutil.Process(leader.pid), args.seconds, total, PAYLOADS[payload])
+    return {"payload": payload, "clients": clients, **row}
+
+
+class _Load:
+    """The load processes of one row."""
+
+    def __init__(self, order: dict[str, Any], clients: int, processes: int) -> None:
+        shares = [range(number, clients, processes) for number in range(processes)]
+        orders = [
+            {**order, "clients": list(share), "policy": number == 0}
+            for number, share in enumerate(shares)
+            if share or number == 0
+        ]
+        self._processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.control_plane_load", json.dumps(order)],
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-            ).stdout
-    return {"payload": payload, "clients": clients, **json.loads(output)}
+            )
+            for order in orders
+        ]
+        for line in self._answers():
+            if line != "ready\n":
+                raise SystemExit(f"a load process failed: {line!r}")
+
+    def begin(self) -> None:
+        self._order("begin")
+
+    def groups(self) -> int:
+        self._order("count")
+        return sum(map(int, self._answers()))
+
+    def end(self) -> list[dict[str, Any]]:
+        self._order("end")
+        found = [json.loads(line) for line in self._answers()]
+        for process in self._processes:
+            process.wait()
+        return found
+
+    def _order(self, word: str) -> None:
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.write(f"{word}\n")
+            process.stdin.flush()
+
+    def _answers(self) -> list[str]:
+        return [p.stdout.readline() for p in self._processes if p.stdout is not None]
 
 
-async def _load(order: dict[str, Any]) -> None:
-    """The load process; prints one JSON object."""
-    import psutil
-
-    from paceline.config.load import load_config
-    from testbed.workers.fake_workers import FakePolicy, FakeRollout, Timings
-
-    config = load_config(order["config"], [f"auth.token_file={order['token_file']}"])
-    addresses = [order["address"]]
-    policy = FakePolicy(config, addresses, "policy-0", fetch=order["fetch"])
-    rollouts = [
-        FakeRollout(
-            config,
-            addresses,
-            f"rollout-{i}",
-            tokens=order["tokens"],
-            tasks_a_lease=order["tasks"],
-            groups_a_submit=order["groups_a_submit"],
-        )
-        for i in range(order["clients"])
-    ]
-    workers = [policy, *rollouts]
-    await asyncio.gather(*(worker.start() for worker in workers))
-    ended = False
-    tasks = [asyncio.create_task(worker.work(lambda: ended)) for worker in workers]
-    leader = psutil.Process(order["pid"])
-    await asyncio.sleep(order["warm_up"])
-    for worker in workers:
-        worker.timings = Timings()
+def _window(
+    load: _Load, leader: psutil.Process, seconds: float, total: int, tokens: int
+) -> dict[str, Any]:
+    """What the load and the leader did for ``seconds``, or until ``total`` groups were accepted if that is not 0."""
     rss = [leader.memory_info().rss]
-    cpu, own = leader.cpu_times(), time.process_time()
-    began = time.perf_counter()
-
-    def groups() -> int:
-        return sum(rollout.timings.groups for rollout in rollouts)
-
-    while (
-        groups() < order["total"]
-        if order["total"]
-        else time.perf_counter() - began < order["seconds"]
-    ):
-        await asyncio.sleep(0.25)
+    load.begin()
+    before, began = leader.cpu_times(), time.perf_counter()
+    while load.groups() < total if total else time.perf_counter() - began < seconds:
+        time.sleep(LOOK_S)
         rss.append(leader.memory_info().rss)
-    seconds = time.perf_counter() - began
     after = leader.cpu_times()
-    cpu_s = after.user + after.system - cpu.user - cpu.system
-    load_cpu_s = time.process_time() - own
-    counted = groups()
-    result = _summary(workers, counted, seconds, cpu_s, rss, order["tokens"])
-    result["load_cpu"] = load_cpu_s / seconds
-    ended = True
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    await asyncio.gather(*(worker.stop(goodbye=False) for worker in workers))
-    json.dump(result, sys.stdout)
+    cpu_s = after.user + after.system - before.user - before.system
+    return _summary(load.end(), cpu_s, rss, tokens)
 
 
 def _summary(
-    workers: list[Any], groups: int, seconds: float, cpu_s: float, rss: list[int], tokens: int
+    measured: list[dict[str, Any]], cpu_s: float, rss: list[int], tokens: int
 ) -> dict[str, Any]:
-    import numpy as np
-
-    times = {
-        kind: [t for worker in workers for t in getattr(worker.timings, kind)]
-        for kind in ("lease", "submit", "plan", "vote")
-    }
-    # A plan may have waited for its groups: that is not the leader's doing.
-    requests = times["lease"] + times["submit"] + times["vote"]
+    times = {kind: [t for each in measured for t in each[kind]] for kind in KINDS}
+    requests = [t for found in times.values() for t in found]
+    seconds = max(each["seconds"] for each in measured)
+    groups = sum(each["groups"] for each in measured)
 
     def ms(values: list[float], q: float) -> float:
         return float(np.percentile(values, q) * 1e3) if values else 0.0
@@ -225,19 +275,18 @@ def _summary(
         "seconds": seconds,
         "groups_per_s": groups / seconds,
         "tokens_per_s": groups * COMPLETIONS * tokens / seconds,
-        "steps_per_s": workers[0].timings.steps / seconds,
+        "steps_per_s": sum(each["steps"] for each in measured) / seconds,
         "requests_per_s": len(requests) / seconds,
         "p50_ms": ms(requests, 50),
         "p99_ms": ms(requests, 99),
-        "lease_p99_ms": ms(times["lease"], 99),
-        "submit_p99_ms": ms(times["submit"], 99),
-        "vote_p99_ms": ms(times["vote"], 99),
+        **{f"{kind}_p99_ms": ms(found, 99) for kind, found in times.items()},
         "leader_cpu": cpu_s / seconds,
+        "load_cpu": sum(each["cpu_s"] for each in measured) / seconds,
         "groups_per_cpu_s": groups / cpu_s if cpu_s else 0.0,
         "rss_first_mb": max(rss[: third + 1]) / 2**20,
         "rss_mb": max(rss) / 2**20,
-        "refused": sum(worker.timings.refused for worker in workers),
-        "errors": sum(worker.timings.errors for worker in workers),
+        "refused": sum(each["refused"] for each in measured),
+        "errors": sum(each["errors"] for each in measured),
     }
 
 

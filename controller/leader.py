@@ -41,8 +41,8 @@ from controller.housekeeping import Housekeeping
 from controller.ledger.commands import BeginTerm, Command, CommandRefused
 from controller.ledger.events import RunFailed, RunFinished, StepCommitted
 from controller.ledger.state.fleet import Worker
-from controller.ledger.views.directive_grounds import directive_grounds
-from controller.ledger.views.views import may_need
+from controller.ledger.views.directive_grounds import Grounds, directive_grounds
+from controller.ledger.views.views import may_need, owns_all
 from controller.long_poll import LongPolls
 from controller.proto_encoding import directive_of
 from controller.run_settings import RunSettings
@@ -51,6 +51,7 @@ from controller.store.journal import Deposed, LedgerSnapshot
 from controller.store.ledger_follower import LedgerFollower
 from controller.store.partial_rollouts import PartialRollouts
 from paceline.groups.limits import GroupLimits
+from paceline.ids import TaskId
 from paceline.payloads.store import Ref
 from paceline.process.structured_log import event
 from paceline.redis.trouble import log_fields, trouble_of
@@ -98,7 +99,7 @@ class Leader:
         )
         self.long_polls = LongPolls()
         self.stack_requests = StackRequests()
-        self.sessions = Sessions(term, self._directive, self._grounds)
+        self.sessions = Sessions(term, self._directive, self._grounds, self._owns)
         self.last_reports: dict[tuple[str, int], worker_pb2.Report] = {}
         """Of living workers whose session has ended, by (worker id, incarnation)."""
         self.liveness = Liveness(config.fleet)
@@ -208,13 +209,18 @@ class Leader:
         directive.stacks_request = self.stack_requests.number(session.worker_id)
         return directive
 
-    def _grounds(self) -> Callable[[ServerSession], object]:
+    def _grounds(self) -> Callable[[ServerSession], Grounds]:
         grounds_of, asked = directive_grounds(self.ledger.state), self.stack_requests.number
-        return lambda session: (
-            grounds_of(*session.key),
-            session.report.seq,
-            asked(session.worker_id),
-        )
+
+        def of(session: ServerSession) -> Grounds:
+            firm, leases = grounds_of(*session.key)
+            return Grounds((firm, asked(session.worker_id)), (leases, session.report.seq))
+
+        return of
+
+    def _owns(self, session: ServerSession) -> bool:
+        refs = ((TaskId(ref.task_id), ref.attempt) for ref in session.report.held_leases)
+        return owns_all(self.ledger.state, session.worker_id, refs)
 
     def session_ended(self, session: ServerSession) -> None:
         """The worker may be dead, or about to open the next session."""

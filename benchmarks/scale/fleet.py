@@ -31,10 +31,11 @@ from controller.ledger import commands as cmd
 from controller.ledger.enums import Lifecycle, Role
 from controller.ledger.events import to_json
 from controller.ledger.facts import GroupFacts
-from controller.ledger.views.directive_grounds import directive_grounds
+from controller.ledger.views.directive_grounds import Grounds, directive_grounds
+from controller.ledger.views.views import owns_all
 from controller.proto_encoding import directive_of
 from paceline.config.sections.workers import FleetConfig
-from paceline.ids import MeshEpoch, Version
+from paceline.ids import MeshEpoch, TaskId, Version
 from paceline.v1 import common_pb2, worker_pb2
 
 SIZES = ((125, 8), (250, 16), (500, 32), (1000, 64))
@@ -49,7 +50,7 @@ class Fleet:
     def __init__(self, rollouts: int, policies: int) -> None:
         self.ledger = Ledger()
         self.now = 1000.0
-        self.sessions = Sessions(1, self._directive, self._grounds)
+        self.sessions = Sessions(1, self._directive, self._grounds, self._owns)
         self.liveness = Liveness(FleetConfig())
         self.rollouts = [f"rollout-{n}" for n in range(rollouts)]
         self.policies = [f"policy-{n}" for n in range(policies)]
@@ -61,9 +62,18 @@ class Fleet:
     def _directive(self, session: ServerSession) -> worker_pb2.Directive:
         return directive_of(self.ledger.state, *session.key, session.report)
 
-    def _grounds(self) -> Callable[[ServerSession], object]:
+    def _grounds(self) -> Callable[[ServerSession], Grounds]:
         grounds_of = directive_grounds(self.ledger.state)
-        return lambda session: (grounds_of(*session.key), session.report.seq)
+
+        def of(session: ServerSession) -> Grounds:
+            firm, leases = grounds_of(*session.key)
+            return Grounds(firm, (leases, session.report.seq))
+
+        return of
+
+    def _owns(self, session: ServerSession) -> bool:
+        refs = ((TaskId(ref.task_id), ref.attempt) for ref in session.report.held_leases)
+        return owns_all(self.ledger.state, session.worker_id, refs)
 
     def do(self, command: cmd.Command) -> Any:
         """As the leader does it: the batch of this one command is closed and encoded."""

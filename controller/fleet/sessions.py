@@ -2,7 +2,8 @@
 
 - A directive is built when a batch of events is closed, from the state after that batch. It is sent
   only once the batch is durable. It is built again only if something that it depends on has changed: its
-  *grounds*, a value that is quick to take and to compare.
+  *grounds*, a value that is quick to take and to compare. Most reports change only the leases that they name: if
+  all of these are the worker's own, nothing is to be cancelled, and nothing is built.
 - Every report is answered. If nothing changed, the same directive is sent again, so that a worker can
   detect a leader that hangs.
 - ``seq`` counts all directives of a term, so a worker that reconnects never sees it fall.
@@ -14,6 +15,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from controller.ledger.views.directive_grounds import Grounds
 from paceline.v1 import worker_pb2
 
 
@@ -29,7 +31,9 @@ class ServerSession:
     """Newest directive that may be sent: its events are durable."""
     content: bytes = b""
     """The newest directive that was built, serialised without term and seq."""
-    grounds: object = None
+    cancels: bool = False
+    """It tells the worker to stop some of its tasks."""
+    grounds: Grounds | None = None
     """What it was built from."""
     due: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when ``latest`` is to be sent, or the session is closed."""
@@ -46,17 +50,25 @@ class ServerSession:
 
 Build = Callable[[ServerSession], worker_pb2.Directive]
 """Returns the desired state of the session's worker, without term and seq."""
-Grounds = Callable[[], Callable[[ServerSession], object]]
+TakeGrounds = Callable[[], Callable[[ServerSession], Grounds]]
 """Returns a function that says what a session's directive depends on at this moment."""
 
 
 class Sessions:
     """All open sessions of one leader. A newer stream of the same incarnation ends the older one."""
 
-    def __init__(self, term: int, build: Build, grounds: Grounds) -> None:
+    def __init__(
+        self,
+        term: int,
+        build: Build,
+        grounds: TakeGrounds,
+        owns: Callable[[ServerSession], bool],
+    ) -> None:
+        """``owns``: whether all leases that the session's report names are its worker's."""
         self._term = term
         self._build = build
         self._grounds = grounds
+        self._owns = owns
         self._seq = 0
         self._open: dict[tuple[str, int], ServerSession] = {}
 
@@ -95,11 +107,17 @@ class Sessions:
 
     def refresh(self, session: ServerSession) -> worker_pb2.Directive | None:
         """Builds the directive of one session; None if it has not changed."""
-        return self._rebuild(session, self._grounds()(session))
+        grounds, before = self._grounds()(session), session.grounds
+        same = before is not None and before.firm == grounds.firm
+        if same and not session.cancels and self._owns(session):
+            session.grounds = grounds
+            return None
+        return self._rebuild(session, grounds)
 
-    def _rebuild(self, session: ServerSession, grounds: object) -> worker_pb2.Directive | None:
+    def _rebuild(self, session: ServerSession, grounds: Grounds) -> worker_pb2.Directive | None:
         session.grounds = grounds
         directive = self._build(session)
+        session.cancels = bool(directive.cancelled)
         content = directive.SerializeToString(deterministic=True)
         if content == session.content:
             return None

@@ -83,13 +83,16 @@ def _check_sequences(facts: rollout_pb2.GroupFacts, limits: GroupLimits, *, trai
         raise Invalid(
             f"{count} lengths, {len(facts.rewards)} rewards and {len(facts.answers)} answers: one each, or no answers"
         )
-    for number, (length, reward) in enumerate(zip(facts.lengths, facts.rewards, strict=True)):
-        if not 1 <= length <= limits.max_sequence_tokens:
-            raise Invalid(
-                f"lengths[{number}]: {length} tokens, at most {limits.max_sequence_tokens} allowed"
-            )
-        if not usable_reward(reward):
-            raise Invalid(f"rewards[{number}] is {reward}: at most {MAX_REWARD:g} in magnitude")
+    lengths, rewards = list(facts.lengths), list(facts.rewards)
+    most = limits.max_sequence_tokens
+    if min(lengths) < 1 or max(lengths) > most:
+        number = next(n for n, length in enumerate(lengths) if not 1 <= length <= most)
+        raise Invalid(f"lengths[{number}]: {lengths[number]} tokens, at most {most} allowed")
+    if not all(map(usable_reward, rewards)):
+        number = next(n for n, reward in enumerate(rewards) if not usable_reward(reward))
+        raise Invalid(
+            f"rewards[{number}] is {rewards[number]}: at most {MAX_REWARD:g} in magnitude"
+        )
     for answer in facts.answers:
         check_text(answer, "answers")
     if facts.truncated > count:

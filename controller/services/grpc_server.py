@@ -1,7 +1,8 @@
 """gRPC server: authentication, dispatch to handlers, and the status of each failure.
 
 A handler is ``async (controller, request) -> reply`` for unary methods and
-``(controller, request or requests) -> async iterator of replies`` for streams. Its exceptions become:
+``(controller, request or requests) -> async iterator of replies`` for streams. Unary methods of STREAMED are also
+answered over WorkerService.Requests. Exceptions of a handler become:
 
     Invalid                       INVALID_ARGUMENT     nothing changed
     CommandRefused                by its code          nothing changed
@@ -16,16 +17,19 @@ import hmac
 import logging
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 from redis.exceptions import RedisError
 
 from controller.errors import NotLeading
 from controller.ledger.commands import CommandRefused
 from controller.replicated_controller import Controller
+from controller.services.open_requests import OpenRequests
 from controller.store.journal import Deposed
 from paceline.config.schema import Config
 from paceline.errors import BadInput
@@ -33,6 +37,8 @@ from paceline.groups.invalid import Invalid
 from paceline.process.process_limits import open_files_limit
 from paceline.process.structured_log import event, first_line
 from paceline.rpc.grpc_channel import LEADER_KEY, METHODS, TOKEN_KEY, Method
+from paceline.rpc.request_stream import STREAMED
+from paceline.v1 import worker_pb2
 
 log = logging.getLogger(__name__)
 
@@ -46,18 +52,26 @@ IDLE_MS = 300_000
 """A connection without a call is closed after this time; a client connects again when it needs to."""
 MOST_METADATA = 16 << 10
 """Bytes of the headers of a call."""
+REQUESTS = "WorkerService.Requests"
 
 
 class Services(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Finds the handler of a method, and checks the caller's token before it reads a message."""
 
     def __init__(
-        self, controller: Controller, handlers: Mapping[str, Unary | Streaming], token: str
+        self,
+        controller: Controller,
+        handlers: Mapping[str, Unary | Streaming],
+        token: str,
+        largest: int = 64 << 20,
     ) -> None:
+        """``largest``: bytes of a reply over the stream of requests."""
         self._token = f"Bearer {token}".encode()
+        unary: dict[str, Any] = {name: handlers[name] for name in STREAMED if name in handlers}
+        served = {**handlers, REQUESTS: _request_stream(unary, largest)}
         self._handlers = {
             METHODS[name].path: _wrap(controller, METHODS[name], handler)
-            for name, handler in handlers.items()
+            for name, handler in served.items()
         }
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
@@ -133,7 +147,9 @@ def _wrap(controller: Controller, method: Method, handler: Any) -> grpc.RpcMetho
                 # The abort below is an exception too, whose traceback may live until a collection of
                 # garbage: without this line it would keep requests of up to 64 MB.
                 del request
-                await _abort(context, method, final_error(controller, error))
+                if isinstance(error, grpc.aio.AbortError):
+                    raise
+                await _abort(context, failure_of(controller, method, error))
 
         return grpc.unary_unary_rpc_method_handler(unary, **codec)
 
@@ -142,7 +158,9 @@ def _wrap(controller: Controller, method: Method, handler: Any) -> grpc.RpcMetho
             async for reply in handler(controller, request):
                 yield reply
         except Exception as error:
-            await _abort(context, method, final_error(controller, error))
+            if isinstance(error, grpc.aio.AbortError):
+                raise
+            await _abort(context, failure_of(controller, method, error))
 
     if method.client_streaming:
         return grpc.stream_stream_rpc_method_handler(stream, **codec)
@@ -166,31 +184,86 @@ def final_error(controller: Controller, error: Exception) -> Exception:
     return error
 
 
-async def _abort(context: grpc.aio.ServicerContext, method: Method, error: Exception) -> None:
-    if isinstance(error, grpc.aio.AbortError):
-        raise error
-    if not isinstance(
-        error, CommandRefused | Invalid | NotLeading | Deposed | RedisError | OSError
-    ):
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a client reads of a request that failed."""
+
+    code: grpc.StatusCode
+    message: str
+    leader: str = ""
+
+
+def failure_of(controller: Controller, method: Method, error: Exception) -> Failure:
+    """The answer to a request whose handler has raised ``error``, which keeps nothing of the request afterwards."""
+    error = final_error(controller, error)
+    known = CommandRefused | Invalid | NotLeading | Deposed | RedisError | OSError
+    if not isinstance(error, known):
         log.exception("failed method=%s", method.name, exc_info=error)
     # Its frames hold the request as well.
     traceback.clear_frames(error.__traceback__)
     error.__traceback__ = None
     if isinstance(error, CommandRefused):
-        await context.abort(grpc.StatusCode[error.code.grpc_status], str(error))
+        return Failure(grpc.StatusCode[error.code.grpc_status], str(error))
     if isinstance(error, Invalid):
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        return Failure(grpc.StatusCode.INVALID_ARGUMENT, str(error))
     if isinstance(error, NotLeading | Deposed):
         hint = getattr(error, "leader", "")
-        metadata = ((LEADER_KEY, hint),) if hint else ()
-        await context.abort(grpc.StatusCode.UNAVAILABLE, str(error), metadata)
+        return Failure(grpc.StatusCode.UNAVAILABLE, str(error), hint)
     if isinstance(error, RedisError | OSError):
         why = f"{type(error).__name__}: {first_line(error)}"
         event(log, "store failed", method=method.name, why=why, level=logging.WARNING)
-        await context.abort(
+        return Failure(
             grpc.StatusCode.UNAVAILABLE, f"{method.name}: a store does not answer: {why}"
         )
-    await context.abort(grpc.StatusCode.UNKNOWN, f"{method.name} failed: {type(error).__name__}")
+    return Failure(grpc.StatusCode.UNKNOWN, f"{method.name} failed: {type(error).__name__}")
+
+
+async def _abort(context: grpc.aio.ServicerContext, failure: Failure) -> None:
+    metadata = ((LEADER_KEY, failure.leader),) if failure.leader else ()
+    await context.abort(failure.code, failure.message, metadata)
+
+
+def _request_stream(handlers: Mapping[str, Unary], largest: int) -> Streaming:
+    """The handler of WorkerService.Requests."""
+
+    async def answer(
+        controller: Controller, frame: worker_pb2.RequestFrame
+    ) -> worker_pb2.ReplyFrame:
+        number, method = frame.number, METHODS.get(frame.method)
+        handler = handlers.get(frame.method)
+        if method is None or handler is None:
+            unknown = f"{frame.method[:80]!r} is no request of this stream"
+            return _refusal(number, Failure(grpc.StatusCode.UNIMPLEMENTED, unknown))
+        try:
+            try:
+                request = method.request.FromString(frame.body)
+            except DecodeError:
+                raise Invalid(f"the body is no {method.request.DESCRIPTOR.name}") from None
+            body = _serialize(await handler(controller, request))
+        except Exception as error:
+            # Not ``del``: it may not be bound.
+            request = frame = None
+            return _refusal(number, failure_of(controller, method, error))
+        if len(body) > largest:
+            large = f"{method.name}: the reply has {len(body)} bytes, and {largest} are allowed"
+            return _refusal(number, Failure(grpc.StatusCode.RESOURCE_EXHAUSTED, large))
+        return worker_pb2.ReplyFrame(number=number, body=body)
+
+    def requests(
+        controller: Controller, frames: AsyncIterator[worker_pb2.RequestFrame]
+    ) -> AsyncIterator[worker_pb2.ReplyFrame]:
+        return OpenRequests(lambda frame: answer(controller, frame)).replies(frames)
+
+    return requests
+
+
+def _refusal(number: int, failure: Failure) -> worker_pb2.ReplyFrame:
+    return worker_pb2.ReplyFrame(
+        number=number,
+        code=failure.code.value[0],
+        message=failure.message,
+        leader=failure.leader,
+    )
 
 
 async def _deny(requests: Any, context: grpc.aio.ServicerContext) -> None:

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
+from redis.exceptions import OutOfMemoryError, ResponseError
 
 from controller.store.lua_scripts import Script
 from controller.store.redis_durability import replicated
@@ -221,21 +221,15 @@ class Journal:
         entry: str,
     ) -> tuple[str, str]:
         """(verdict, detail) of the append; returns once the entry is in the append-only file."""
-        pipe = self._bulk.pipeline(transaction=False)
         keys = [self._keys.journal, self._keys.head, self._keys.term]
         arguments = [str(term), after.batch, batch, number, entry, FORMAT]
-        _APPEND.queue(pipe, keys, arguments)
-        async with in_time(len(entry)):
-            replies = await pipe.execute(raise_on_error=False)
-        if isinstance(replies[-1], NoScriptError):
-            # The server was restarted or replaced.
-            await _APPEND.load(self._redis)
-            pipe = self._bulk.pipeline(transaction=False)
-            _APPEND.queue(pipe, keys, arguments)
+        try:
             async with in_time(len(entry)):
-                replies = await pipe.execute(raise_on_error=False)
-        _raise_failure(replies)
-        verdict, detail, syncing = (part.decode() for part in replies[-1])
+                reply = await _APPEND.run(self._bulk, keys, arguments)
+        except ResponseError as error:
+            _raise_failure([error])
+            raise
+        verdict, detail, syncing = (part.decode() for part in reply)
         if syncing != "0":
             await self._until_written()
         return verdict, detail

@@ -16,13 +16,6 @@ class Script:
         self.source = source
         self.sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
 
-    def queue(self, pipe: Any, keys: Sequence[str], args: Sequence[Any]) -> None:
-        """Adds the call to a pipeline. If its reply is NoScriptError, call ``load`` and repeat."""
-        pipe.evalsha(self.sha, len(keys), *keys, *args)
-
-    async def load(self, redis: Any) -> None:
-        await redis.script_load(self.source)
-
     async def run(self, redis: Any, keys: Sequence[str], args: Sequence[Any]) -> Any:
         try:
             return await redis.evalsha(self.sha, len(keys), *keys, *args)

@@ -25,6 +25,7 @@ from paceline.process.structured_log import event, first_line
 from paceline.refusal_code import RefusalCode
 from paceline.rpc.auth import client_root, worker_token
 from paceline.rpc.grpc_channel import LEADER_KEY, METHODS, bind_method, call_metadata, open_channel
+from paceline.rpc.request_stream import STREAMED, RequestStream
 from paceline.v1 import admin_pb2
 
 log = logging.getLogger(__name__)
@@ -95,6 +96,8 @@ class ControlPlane:
         self._max_message_mb = max_message_mb
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._bound: dict[tuple[str, str], Any] = {}
+        self._streams: dict[str, RequestStream] = {}
+        """Of frequent requests, by controller."""
         self._calls: dict[Any, str] = {}
         self._moved: set[Any] = set()
 
@@ -127,7 +130,7 @@ class ControlPlane:
         while True:
             address = self.address
             attempt_s = min(patience, max(0.001, deadline - time.monotonic()))
-            call = self.bind(address, method)(request, timeout=attempt_s, metadata=self.metadata)
+            call = self._attempt(address, method, request, attempt_s)
             self._calls[call] = address
             try:
                 reply = await call
@@ -159,6 +162,17 @@ class ControlPlane:
                     f"{timeout_s:g} s ({failure}{late})"
                 )
             await backoff.wait(deadline)
+
+    def _attempt(self, address: str, method: str, request: Any, timeout_s: float) -> Any:
+        """One request to one controller, begun: it can be awaited and cancelled."""
+        if method not in STREAMED:
+            return self.bind(address, method)(request, timeout=timeout_s, metadata=self.metadata)
+        stream = self._streams.get(address)
+        if stream is None or not stream.usable:
+            call = self.bind(address, "WorkerService.Requests")(metadata=self.metadata)
+            stream = RequestStream(call, largest=self._max_message_mb << 20)
+            self._streams[address] = stream
+        return stream.send(method, METHODS[method].reply, request, timeout_s)
 
     async def stream(
         self,
@@ -293,6 +307,9 @@ class ControlPlane:
 
     async def close(self) -> None:
         """Closes all channels. Idempotent."""
+        streams, self._streams = list(self._streams.values()), {}
+        for stream in streams:
+            stream.close()
         channels, self._channels = list(self._channels.values()), {}
         self._bound.clear()
         for channel in channels:

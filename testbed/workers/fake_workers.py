@@ -69,6 +69,30 @@ def facts_of(group: rollout_pb2.Group) -> rollout_pb2.GroupFacts:
     return check_group(group, GroupLimits(count, ANY, eval_samples=count), ANY)
 
 
+class GroupTemplate:
+    """A group without its task, encoded once: making tokens is not what is measured."""
+
+    def __init__(self, group: rollout_pb2.Group) -> None:
+        self._facts = facts_of(group)
+        self._stored = group.kind == rollout_pb2.TASK_KIND_TRAIN
+        rest = rollout_pb2.Group()
+        rest.CopyFrom(group)
+        rest.ClearField("task")
+        self._rest = encode(rest)
+
+    def of(self, task: common_pb2.TaskRef) -> tuple[rollout_pb2.GroupFacts, bytes]:
+        """Facts and payload of the group for ``task``. The payload of an evaluation is empty."""
+        facts = rollout_pb2.GroupFacts()
+        facts.CopyFrom(self._facts)
+        facts.task.CopyFrom(task)
+        if not self._stored:
+            return facts, b""
+        # The task is the first field.
+        payload = encode(rollout_pb2.Group(task=task)) + self._rest
+        facts.digest = payload_digest(payload)
+        return facts, payload
+
+
 class FakeWorker:
     """What both roles have: a control plane, a session, and a truthful report."""
 
@@ -133,8 +157,7 @@ class FakeRollout(FakeWorker):
         self.held: dict[str, common_pb2.TaskRef] = {}
         self.settings = rollout_pb2.TaskSettings()
         """Of the newest lease."""
-        self._templates: dict[tuple[int, int], rollout_pb2.Group] = {}
-        self._facts: dict[tuple[int, int], rollout_pb2.GroupFacts] = {}
+        self._templates: dict[tuple[int, int], GroupTemplate] = {}
 
     @property
     def version(self) -> int:
@@ -178,59 +201,47 @@ class FakeRollout(FakeWorker):
         return reply
 
     def group_for(self, lease: rollout_pb2.Lease) -> rollout_pb2.Group:
-        """A group for ``lease``, from a prebuilt one: making tokens is not what is measured."""
-        version = max(0, self.version)
-        key = (version, lease.kind)
-        template = self._templates.get(key)
-        if template is None:
-            template = make_group(
-                lease.task,
-                completions=lease.group_size,
-                tokens=self.tokens,
-                version=version,
-                kind=lease.kind,
-            )
-            self._templates = {key: template}
-            self._facts = {key: facts_of(template)}
-        template.task.CopyFrom(lease.task)
-        return template
+        """The group that is generated for ``lease``."""
+        return make_group(
+            lease.task,
+            completions=lease.group_size,
+            tokens=self.tokens,
+            version=max(0, self.version),
+            kind=lease.kind,
+        )
+
+    def _encoded(self, lease: rollout_pb2.Lease) -> tuple[rollout_pb2.GroupFacts, bytes]:
+        """Facts and payload of ``group_for``."""
+        if type(self).group_for is not FakeRollout.group_for:
+            return GroupTemplate(self.group_for(lease)).of(lease.task)
+        key = (self.version, lease.kind)
+        if key not in self._templates:
+            self._templates = {key: GroupTemplate(self.group_for(lease))}
+        return self._templates[key].of(lease.task)
 
     async def submit(self, group: rollout_pb2.Group) -> rollout_pb2.SubmitResult:
-        return (await self.submit_groups([group]))[0]
+        return (await self.submit_request(await self.stored([group])))[0]
 
-    async def stored(
-        self,
-        groups: Sequence[rollout_pb2.Group],
-        facts: Sequence[rollout_pb2.GroupFacts] | None = None,
+    async def stored(self, groups: Sequence[rollout_pb2.Group]) -> rollout_pb2.SubmitRequest:
+        """The request that submits ``groups``, whose payloads are stored."""
+        return await self._store([GroupTemplate(group).of(group.task) for group in groups])
+
+    async def _store(
+        self, encoded: Sequence[tuple[rollout_pb2.GroupFacts, bytes]]
     ) -> rollout_pb2.SubmitRequest:
-        """The request that submits ``groups``, whose payloads are stored. ``facts``: theirs, if they are known."""
-        request = rollout_pb2.SubmitRequest(caller=self.session.caller)
-        payloads: dict[Ref, bytes] = {}
-        for group, known in zip(groups, facts or map(facts_of, groups), strict=True):
-            added = request.groups.add()
-            added.CopyFrom(known)
-            added.task.CopyFrom(group.task)
-            if group.kind == rollout_pb2.TASK_KIND_TRAIN:
-                payload = encode(group)
-                added.digest = payload_digest(payload)
-                payloads[TaskId(group.task.task_id), group.task.attempt] = payload
+        facts = [known for known, _ in encoded]
+        payloads: dict[Ref, bytes] = {
+            (TaskId(known.task.task_id), known.task.attempt): payload
+            for known, payload in encoded
+            if payload
+        }
         while True:
             try:
                 await self.payloads.put(payloads)
-                return request
+                return rollout_pb2.SubmitRequest(caller=self.session.caller, groups=facts)
             except StoreUnavailable:
                 self.timings.errors += 1
                 await asyncio.sleep(0.05)
-
-    async def submit_groups(
-        self,
-        groups: Sequence[rollout_pb2.Group],
-        facts: Sequence[rollout_pb2.GroupFacts] | None = None,
-    ) -> Sequence[rollout_pb2.SubmitResult]:
-        began = time.perf_counter()
-        results = await self.submit_request(await self.stored(groups, facts))
-        self.timings.submit.append(time.perf_counter() - began)
-        return results
 
     async def submit_request(
         self, request: rollout_pb2.SubmitRequest
@@ -253,13 +264,11 @@ class FakeRollout(FakeWorker):
                     return
                 for start in range(0, len(reply.leases), self.groups_a_submit):
                     some = reply.leases[start : start + self.groups_a_submit]
-                    groups, facts = [], []
-                    for lease in some:
-                        groups.append(rollout_pb2.Group())
-                        groups[-1].CopyFrom(self.group_for(lease))
-                        facts.extend(self._facts.values())
-                    known = facts if type(self).group_for is FakeRollout.group_for else None
-                    for result in await self.submit_groups(groups, known):
+                    began = time.perf_counter()
+                    request = await self._store([self._encoded(lease) for lease in some])
+                    results = await self.submit_request(request)
+                    self.timings.submit.append(time.perf_counter() - began)
+                    for result in results:
                         accepted = result.verdict == rollout_pb2.VERDICT_ACCEPTED
                         self.timings.groups += accepted
                         self.timings.refused += not accepted

@@ -9,15 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import attrgetter
+from typing import NamedTuple
 
 from controller.ledger.enums import Role
 from controller.ledger.state.state import State
 from controller.ledger.views.views import due_checkpoint
 
-_OWN = attrgetter("incarnation", "lifecycle", "drain", "lease_seq")
+_OWN = attrgetter("incarnation", "lifecycle", "drain")
 
 
-def directive_grounds(state: State) -> Callable[[str, int], object]:
+class Grounds(NamedTuple):
+    """Both parts compare by value."""
+
+    firm: object
+    """Of all fields but ``cancelled``."""
+    leases: object
+    """Of ``cancelled``, which also depends on the leases that the worker's report names."""
+
+
+def directive_grounds(state: State) -> Callable[[str, int], Grounds]:
     """For (worker id, incarnation): the grounds of its directive at this moment, its report left aside.
 
     The function is for use before the next event.
@@ -33,17 +43,19 @@ def directive_grounds(state: State) -> Callable[[str, int], object]:
     )
     of_members = (*common, fleet.mesh, due_checkpoint(state) if state.facts is not None else 0)
 
-    def of(worker_id: str, incarnation: int) -> object:
+    def of(worker_id: str, incarnation: int) -> Grounds:
         worker = workers.get(worker_id)
         if worker is None:
-            return incarnation, common
+            return Grounds((incarnation, common), ())
         if worker.role is Role.POLICY:
             sent = fleet.links_of(worker_id)
-            return incarnation, _OWN(worker), worker.state_version, of_members, sent
+            firm = incarnation, _OWN(worker), worker.state_version, of_members, sent
+            return Grounds(firm, ())
         # A lease that comes to a worker raises its lease_seq; one that goes is missing here.
         held = tuple(worker.held)
         received = links.get(worker_id)
         sent = fleet.links_of(worker_id) if fleet.sends_to(worker_id) else []
-        return incarnation, _OWN(worker), held, common, received, sent
+        firm = incarnation, _OWN(worker), common, received, sent
+        return Grounds(firm, (held, worker.lease_seq))
 
     return of

@@ -201,6 +201,11 @@ def is_leased(state: State, worker_id: str, task_id: TaskId, attempt: int) -> bo
     return task is not None and task.leased_as(attempt, worker_id)
 
 
+def owns_all(state: State, worker_id: str, refs: Iterable[Ref]) -> bool:
+    """Whether all of these attempts are leased to this worker."""
+    return all(is_leased(state, worker_id, task_id, attempt) for task_id, attempt in refs)
+
+
 def _lifecycle(state: State, worker: Worker) -> DesiredLifecycle:
     if not worker.leaving:
         return DesiredLifecycle.RUNNING

@@ -14,6 +14,7 @@ import grpc.aio
 import pytest
 
 from controller.fleet.sessions import Sessions
+from controller.ledger.views.directive_grounds import Grounds
 from controller.store.journal_audit import verify
 from paceline.config.load import load_config
 from paceline.process.asyncio_thread import BackgroundLoop
@@ -96,7 +97,10 @@ def test_a_stream_ends_an_earlier_one_of_its_own_process_only() -> None:
         caller = common_pb2.Caller(worker_id="rollout-0", incarnation=incarnation)
         return worker_pb2.Report(caller=caller)
 
-    sessions = Sessions(1, lambda _: worker_pb2.Directive(), lambda: lambda _: None)
+    grounds = Grounds((), ())
+    sessions = Sessions(
+        1, lambda _: worker_pb2.Directive(), lambda: lambda _: grounds, lambda _: True
+    )
     of_the_newer = sessions.open(report(2))
     sessions.open(report(1))
     assert not of_the_newer.closed

@@ -10,8 +10,10 @@ from controller.fleet.sessions import ServerSession, Sessions
 from controller.ledger import commands as cmd
 from controller.ledger.state.fleet import Fleet
 from controller.ledger.views.directive_grounds import directive_grounds
+from controller.ledger.views.views import owns_all
 from controller.proto_encoding import directive_of
 from controller.simulator.faults import run_schedule
+from paceline.ids import TaskId
 from paceline.v1 import common_pb2, worker_pb2
 from tests.fixtures.ledgers import Driven, group
 
@@ -22,7 +24,7 @@ class Desk:
     def __init__(self, rollouts: int, policies: int = 2) -> None:
         self.run = Driven(checked=False, max_staleness=8)
         self.built: list[str] = []
-        self.sessions = Sessions(1, self._build, self._grounds)
+        self.sessions = Sessions(1, self._build, self._grounds, self._owns)
         self.policies = [f"p{n}" for n in range(policies)]
         self.rollouts = [f"r{n}" for n in range(rollouts)]
         self.run.policy(*self.policies)
@@ -39,6 +41,10 @@ class Desk:
     def _grounds(self) -> Any:
         grounds_of = directive_grounds(self.run.state)
         return lambda session: grounds_of(*session.key)
+
+    def _owns(self, session: ServerSession) -> bool:
+        refs = [(TaskId(ref.task_id), ref.attempt) for ref in session.report.held_leases]
+        return owns_all(self.run.state, session.worker_id, refs)
 
     def collect(self) -> list[str]:
         """Whose directive is built."""
@@ -69,6 +75,25 @@ def test_a_lease_that_expires_concerns_its_holder() -> None:
     desk.collect()
     desk.run.do(cmd.ExpireLease(lease.task_id, lease.attempt))
     assert desk.collect() == ["r7"]
+
+
+def test_a_report_builds_a_directive_only_if_a_lease_it_names_is_gone() -> None:
+    desk = Desk(2)
+    session = desk.sessions.of("r0", desk.run.current["r0"])
+    assert session is not None
+    (lease,) = desk.run.lease("r0", 1).leases
+    session.report.held_leases.add(task_id=lease.task_id, attempt=lease.attempt)
+    desk.built.clear()
+    assert desk.sessions.refresh(session) is None and desk.built == []
+    desk.run.do(cmd.ExpireLease(lease.task_id, lease.attempt))
+    directive = desk.sessions.refresh(session)
+    assert directive is not None and [t.task_id for t in directive.cancelled] == [lease.task_id]
+    # As long as the worker names it, and once after that.
+    del session.report.held_leases[:]
+    directive = desk.sessions.refresh(session)
+    assert directive is not None and not directive.cancelled
+    desk.built.clear()
+    assert desk.sessions.refresh(session) is None and desk.built == []
 
 
 def test_a_commit_concerns_everyone_once() -> None:

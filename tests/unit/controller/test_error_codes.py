@@ -19,6 +19,7 @@ from controller.ledger.commands import CommandRefused
 from controller.services.grpc_server import Services
 from paceline.config.schema import Config
 from paceline.groups.invalid import Invalid
+from paceline.refusal_code import RefusalCode
 from paceline.rpc import client
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.v1 import admin_pb2, rollout_pb2
@@ -79,7 +80,7 @@ async def test_a_store_that_stays_away_is_no_refusal_and_is_named(
 
 
 @pytest.mark.parametrize(
-    "error", [Invalid("newest is 219"), CommandRefused("unknown", "never heard of")]
+    "error", [Invalid("newest is 219"), CommandRefused(RefusalCode.UNKNOWN, "never heard of")]
 )
 async def test_a_refusal_is_final_only_while_the_lease_is_held(error: Exception) -> None:
     """A leader that was stopped and wakes refuses from what it remembers."""
