@@ -2,23 +2,27 @@
 
 training thread ── publish(v) ──► newest snapshot ──► link thread ──► receiver
                                          └──────────► link thread ──► receiver
+
+Each rank of a replica has one. Its snapshots are of the rank's share of the buckets.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from paceline.weights.sending_end import SendingEnd
 from paceline.weights.weight_link import WeightLink
+from paceline.weights.weight_manifest import Manifest
+from paceline.weights.weight_share import WHOLE_SHARE, Share
 from paceline.weights.weight_snapshot import BUCKET_BYTES, SnapshotPool, WeightSnapshot, WireDtype
 
 
 class WeightPublisher(SendingEnd):
-    """The trainer's end of any number of links."""
+    """A trainer's end of any number of links, or that of one of its ranks."""
 
     thread_name = "publish"
 
@@ -29,17 +33,21 @@ class WeightPublisher(SendingEnd):
         deltas: bool = True,
         on_host: bool = False,
         bucket_bytes: int = BUCKET_BYTES,
+        share: Share = WHOLE_SHARE,
         **ends: Any,
     ) -> None:
         """``wire``: the type in which weights travel; default: the tensors' own. ``deltas``: keep the version before,
         so that the newest may travel as what changed. ``on_host``: keep the snapshots in host memory. ``bucket_bytes``: what
-        is checked, kept and handed on at once. Other arguments as for LinkEnd."""
-        self._bucket_bytes = bucket_bytes
+        is checked, kept and handed on at once. ``share``: of this rank. Other arguments as for LinkEnd."""
+        self.share = share
+        self.wire = wire or WireDtype()
+        self.bucket_bytes = bucket_bytes
         self._deltas = deltas
         self._on_host = on_host
-        self._wire = wire or WireDtype()
         self._pool = SnapshotPool()
         self._newest: WeightSnapshot | None = None
+        self._version = -1
+        self._publications = 0
         super().__init__(**ends)
 
     def publish(
@@ -53,32 +61,61 @@ class WeightPublisher(SendingEnd):
         Copies the tensors once and returns; on a CUDA device even the copy runs in the background,
         in the order of the current stream. A version that is not newer is ignored. ``layout``: see WeightSnapshot.take().
         """
+        return self._publish(
+            version,
+            lambda: WeightSnapshot.take(
+                version,
+                named_tensors,
+                self._pool,
+                bucket_bytes=self.bucket_bytes,
+                wire=self.wire,
+                layout=layout,
+                on_host=self._on_host,
+            ),
+        )
+
+    def publish_share(
+        self, version: int, manifest: Manifest, fill: Callable[[Tensor], None]
+    ) -> float:
+        """As publish(), for the share of this rank, which ``fill`` writes to a buffer of its size. All ranks of the replica
+        call it with the same versions in the same order."""
+        return self._publish(
+            version,
+            lambda: WeightSnapshot.filled(
+                version,
+                manifest,
+                self.share,
+                self.device,
+                fill,
+                self._pool,
+                on_host=self._on_host,
+            ),
+        )
+
+    def _publish(self, version: int, take: Callable[[], WeightSnapshot]) -> float:
         started = time.perf_counter()
+        self._publications += 1
         if version > self.version:
             base = self._newest
             if base is not None:
                 # One base is kept: a receiver that has an earlier version gets whole buckets.
                 base.forget_base()
-            snapshot = WeightSnapshot.take(
-                version,
-                named_tensors,
-                self._pool,
-                bucket_bytes=self._bucket_bytes,
-                wire=self._wire,
-                layout=layout,
-                on_host=self._on_host,
-            )
-            if self._deltas:
-                snapshot.follow(base)
+                if not (self._deltas and base.manifest.may_be_sparse):
+                    # No base at all: its memory is for the next version, unless a link still sends it.
+                    with self._changed:
+                        self._newest = base = None
+            snapshot = take()
+            snapshot.publication = self._publications
+            snapshot.follow(base)
             with self._changed:
-                self._newest = snapshot
+                self._newest, self._version = snapshot, version
                 self._changed.notify_all()
         return time.perf_counter() - started
 
     def forget(self) -> None:
         """The published version was never committed: the next one counts as newer, whatever its number."""
         with self._changed:
-            self._newest = None
+            self._newest, self._version = None, -1
 
     def free(self) -> None:
         """Keeps no memory of snapshots, except of one that is being sent."""
@@ -89,8 +126,7 @@ class WeightPublisher(SendingEnd):
     @property
     def version(self) -> int:
         """Newest version published; -1 for none."""
-        newest = self._newest
-        return -1 if newest is None else newest.version
+        return self._version
 
     def newest_for(self, link: WeightLink) -> WeightSnapshot | None:
         return self._newest

@@ -1,23 +1,25 @@
 """Weight receiver: stages new versions beside the running engine.
 
-    publisher ──► link thread ── StagedWeights ──► on_weights (the engine swaps at a token boundary)
-                       └── buckets ──► relay, if this worker hands weights on
+    sources ──► link thread ── StagedWeights ──► on_weights (the engine swaps at a token boundary)
+                     └── buckets ──► relay, if this worker hands weights on
 
-One link at a time. Its thread waits for the next version, until another link replaces it. The next link begins with
-the receiver's hello, which tells the publisher the version that is already here and the buckets of an interrupted
-transfer, which goes on behind them. A relay that has nothing to say says so; one that is silent while a newer version
-than the one here is known has failed, and its link with it.
+One link at a time. Its thread waits for the next version, until another link replaces it. Each rank of a replica that
+publishes is a source of the link: it sends its share of the buckets. The next link goes on with an interrupted transfer at
+the buckets that are missing. A relay that has nothing to say says so; one that is silent while a newer version than the one
+here is known has failed, and its link with it. So has a rank that owes buckets of a version and sends none.
 """
 
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
+from paceline.process import threads
 from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, waiting
 from paceline.v1 import worker_pb2
@@ -61,7 +63,7 @@ class WeightReceiver(LinkEnd):
         if this worker, not the link, is why a version could not be staged. ``deltas``: keep the newest weights in
         host memory, so that the next version may come as what changed. ``relays``: links may lead from one receiver
         to another; then weights pass through host memory, and the newest stay there. ``stall_s``: silence after which
-        a relay has failed. Other arguments as for LinkEnd."""
+        a relay, or a rank that owes buckets, has failed. Other arguments as for LinkEnd."""
         self._deltas = deltas
         self._on_weights = on_weights
         self._evaluating = evaluating
@@ -113,11 +115,14 @@ class WeightReceiver(LinkEnd):
         super().close()
 
     def fault_of(self, link: WeightLink) -> str:
-        heard = link.heard_t
-        if not link.relayed or heard is None or self._known <= self.version:
+        now = time.monotonic()
+        for source, heard in list(link.owing.items()):
+            if now - heard > self._stall_s:
+                return f"rank {source} of {link.peer} owes weights and sent nothing for {self._stall_s:g} s"
+        heard_t = link.heard_t
+        if not link.relayed or heard_t is None or self._known <= self.version:
             return ""
-        silent_s = time.monotonic() - max(heard, self._known_t)
-        if silent_s <= self._stall_s:
+        if now - max(heard_t, self._known_t) <= self._stall_s:
             return ""
         return f"{link.peer} relays weights and sent nothing for {self._stall_s:g} s"
 
@@ -132,13 +137,41 @@ class WeightReceiver(LinkEnd):
             if link.reload or (link.newest is not None and link.newest < self.version):
                 self.version = -1
             version = self.version
+        sources = [mesh]
+        try:
+            self._join_others(link, sources, say_hello(mesh, version))
+            self._formed(link, has=version, sources=len(sources))
+            self._follow(link, sources)
+        finally:
+            for other in sources[1:]:
+                other.abandon()
+
+    def _join_others(self, link: WeightLink, sources: list[ProcessMesh], number: int) -> None:
+        """Joins the ranks from 1 on of the replica at the other end. They know of the link, or are about to."""
+        formed: queue.SimpleQueue[tuple[int, ProcessMesh | Exception]] = queue.SimpleQueue()
+
+        def form(source: int) -> None:
+            try:
+                formed.put((source, self._form(link, source, self._stall_s)))
+            except Exception as error:
+                formed.put((source, error))
+
+        for source in range(1, number):
+            threads.start(form, f"{self.thread_name}-{link.epoch}-{source}", [source])
+        found = dict(formed.get() for _ in range(1, number))
+        sources += [found[s] for s in sorted(found) if isinstance(found[s], ProcessMesh)]  # type: ignore[misc]
+        for source, error in sorted(found.items()):
+            if isinstance(error, MeshError):
+                raise MeshError(f"rank {source} of {link.peer}: {error}")
+            if isinstance(error, Exception):
+                raise error
+
+    def _follow(self, link: WeightLink, sources: Sequence[ProcessMesh]) -> NoReturn:
         with self._receiving:
             reception = self._reception_over(link)
         base = self._base
-        say_hello(mesh, version, base, reception.begun)
-        self._formed(link, has=version)
         while True:
-            staged = self._receive(mesh, link, base, reception)
+            staged = self._receive(sources, link, base, reception)
             base = self._base = staged.base if self._deltas else None
             if self.version >= 0 and self._evaluating():
                 with waiting(WaitKind.ENGINE, "generating for an evaluation of the loaded version"):
@@ -146,7 +179,8 @@ class WeightReceiver(LinkEnd):
                         pass
             with waiting(WaitKind.WEIGHTS, f"loading weights {staged.version} into the engine"):
                 self._hand_over(link, staged)
-            acknowledge(mesh, staged.version)
+            for mesh in sources:
+                acknowledge(mesh, staged.version)
             self.last_transfer_s = staged.seconds
             event(
                 _log,
@@ -164,14 +198,25 @@ class WeightReceiver(LinkEnd):
             self.relay.confirm(link.tree, link.newest, reload=link.reload)
         before = self._reception
 
-        def heard() -> None:
-            link.heard_t = time.monotonic()
+        def heard(source: int) -> None:
+            if source:
+                link.owing[source] = time.monotonic()
+            else:
+                link.heard_t = time.monotonic()
+
+        def paid(source: int) -> None:
+            link.owing.pop(source, None)
 
         self._reception = Reception(
-            before.begun, link.tree, before.keep_deltas, began=self._relayed, heard=heard
+            before.begun,
+            link.tree,
+            before.keep_deltas,
+            began=self._relayed,
+            heard=heard,
+            paid=paid,
         )
         before.begun = None
-        heard()
+        heard(0)
         return self._reception
 
     def _relayed(self, weights: ArrivingWeights) -> None:
@@ -179,14 +224,18 @@ class WeightReceiver(LinkEnd):
             self.relay.hold(weights)
 
     def _receive(
-        self, mesh: ProcessMesh, link: WeightLink, base: ReceiverBase | None, reception: Reception
+        self,
+        sources: Sequence[ProcessMesh],
+        link: WeightLink,
+        base: ReceiverBase | None,
+        reception: Reception,
     ) -> StagedWeights:
         what = f"waiting for weights from {link.peer}"
-        reception.heard()
+        reception.heard(0)
         try:
             with self._receiving, waiting(WaitKind.WEIGHTS, what, link.peer):
                 return receive_snapshot(
-                    mesh,
+                    sources,
                     newer_than=self.version,
                     base=base,
                     device=self.device,

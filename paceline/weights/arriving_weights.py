@@ -1,13 +1,13 @@
 """Arriving weights: those of one version in host memory, bucket by bucket as they come over a link.
 
-    link thread ── add(bucket) ──► ArrivingWeights ──► senders to other receivers, each at its own bucket
+    link threads ── add(bucket) ──► ArrivingWeights ──► senders to other receivers, each at its own bucket
 
 Invariants:
 
 - A bucket counts as held once it matched its checksum. From then on it never changes.
 - Checksums are the trainer's. They are handed on as they came and never computed anew, so what a relay's memory
   damages later is noticed by the next receiver.
-- They outlive the link that they came over: the next one goes on at the first missing bucket.
+- They outlive the link that they came over: the next one brings what is missing.
 """
 
 from __future__ import annotations
@@ -15,35 +15,30 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from paceline.weights.weight_manifest import Manifest
+from paceline.weights.weight_share import WHOLE_SHARE, Share
 
 
 class GivenUp(Exception):
     """The rest of these weights will never come: others have taken their place."""
 
 
-@dataclass(frozen=True)
-class Begun:
-    """What a receiver holds of a version that has not come to its end."""
-
-    version: int
-    buckets: int
-    fingerprint: str
-    """Of the checksums of these buckets."""
-
-
 class WeightSource(Protocol):
     """Weights of one version that can be sent: a trainer's snapshot, or what a relay has received."""
 
     version: int
+    publication: int
+    """Counts what a trainer published, equally on all ranks of its replica: a version that was taken back may come
+    again, with other bits."""
     manifest: Manifest
+    share: Share
     flat: Tensor
+    """The buckets of the share."""
 
     def wait_ready(self) -> None:
         """Blocks until a copy that a device makes in the background is complete."""
@@ -56,15 +51,18 @@ class WeightSource(Protocol):
     def checksum(self, index: int) -> str: ...
 
     def base_for(self, held: str) -> Any:
-        """What ``delta`` takes, for a receiver that holds the base with fingerprint ``held``; None: it gets whole
-        buckets."""
+        """What ``delta`` takes, for a receiver whose base has the fingerprint ``held`` over the share; None: it gets
+        whole buckets."""
 
     def delta(self, index: int, base: Any) -> Tensor | None:
         """The bucket as encode_delta() of that of the base, on the host; None: it travels whole."""
 
 
 class ArrivingWeights:
-    """A WeightSource that fills up. One thread adds buckets; any number of others read them."""
+    """A WeightSource that fills up. One thread a source adds buckets; any number of others read them."""
+
+    publication = 0
+    share = WHOLE_SHARE
 
     def __init__(
         self, version: int, manifest: Manifest, *, tree: int = 0, keep_deltas: bool = False
@@ -77,19 +75,20 @@ class ArrivingWeights:
         self.base = ""
         """Fingerprint of the base of the deltas that came; empty if none did."""
         self._keep_deltas = keep_deltas
-        self._checksums: list[str] = []
+        self._checksums: dict[int, str] = {}
         self._deltas: dict[int, Tensor] = {}
         self._given_up = False
+        self._wakes = 0
         self._moved = threading.Condition()
 
-    # ---- the receiving thread
+    # ---- the receiving threads
 
-    def add(self, checksum: str, delta: Tensor | None) -> None:
-        """The next bucket is in ``flat``, intact. ``delta``: as it came; None: it came whole."""
+    def add(self, index: int, checksum: str, delta: Tensor | None) -> None:
+        """This bucket is in ``flat``, intact. ``delta``: as it came; None: it came whole."""
         with self._moved:
             if delta is not None and self._keep_deltas:
-                self._deltas[self.held] = delta
-            self._checksums.append(checksum)
+                self._deltas[index] = delta
+            self._checksums[index] = checksum
             self._moved.notify_all()
 
     def leave_memory(self) -> None:
@@ -107,7 +106,7 @@ class ArrivingWeights:
 
     @property
     def held(self) -> int:
-        """Number of buckets that are here; they are the first ones."""
+        """Number of buckets that are here."""
         return len(self._checksums)
 
     @property
@@ -115,18 +114,20 @@ class ArrivingWeights:
         return self.held == self.manifest.buckets
 
     @property
-    def begun(self) -> Begun:
-        with self._moved:
-            return Begun(self.version, self.held, fingerprint(self._checksums))
+    def checksums(self) -> tuple[str, ...]:
+        """Of all buckets in their order, once they are complete."""
+        return tuple(self._checksums[i] for i in range(self.manifest.buckets))
 
-    @property
-    def fingerprint(self) -> str:
-        """Of all bits, once they are complete."""
-        return fingerprint(self._checksums)
+    def held_of(self, share: Share) -> tuple[list[int], str]:
+        """The buckets of the share that are here, and the fingerprint of their checksums."""
+        with self._moved:
+            here = [i for i in share.buckets(self.manifest) if i in self._checksums]
+            return here, fingerprint([self._checksums[i] for i in here])
 
     def wake(self) -> None:
         """Ends the present waits for buckets early."""
         with self._moved:
+            self._wakes += 1
             self._moved.notify_all()
 
     # ---- WeightSource
@@ -136,9 +137,12 @@ class ArrivingWeights:
 
     def wait_bucket(self, index: int, timeout_s: float) -> bool:
         with self._moved:
-            if index >= self.held and not self._given_up:
-                self._moved.wait(timeout_s)
-            if index < self.held:
+            wakes = self._wakes
+            self._moved.wait_for(
+                lambda: index in self._checksums or self._given_up or self._wakes != wakes,
+                timeout_s,
+            )
+            if index in self._checksums:
                 return True
             if self._given_up:
                 raise GivenUp(f"version {self.version} will not be complete")

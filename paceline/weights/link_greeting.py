@@ -1,58 +1,48 @@
-"""Greeting of a weights link: the receiver's hello and its acknowledgements, with the version of the protocol."""
+"""Greeting of a weights link: the receiver's hello and the publisher's welcome, with the version of the protocol.
+
+The welcome says how many sources the link has: one for each rank of the replica that publishes. The receiver connects to
+the others after it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from paceline.mesh.elastic_mesh import ProcessMesh
-from paceline.weights.arriving_weights import ArrivingWeights, Begun
 from paceline.weights.frames import recv_frame, send_frame
-from paceline.weights.receiver_base import ReceiverBase
 from paceline.weights.weight_manifest import WeightsRefused
 
 PUBLISHER, RECEIVER = 0, 1
-"""Ranks in the mesh of a link."""
-PROTOCOL = 3
+"""Ranks in the mesh of a link, or of one of its sources."""
+PROTOCOL = 4
 SMALL_FRAME = 64 << 10
+_MOST_SOURCES = 4096
 
 
-@dataclass(frozen=True)
-class Hello:
-    """State of the receiver when the link is formed."""
-
-    version: int
-    """-1 for none."""
-    base: str = ""
-    """Fingerprint of the base that it holds; empty for none."""
-    begun: Begun | None = None
-    """What it has of a version that is not complete."""
-
-
-def say_hello(
-    mesh: ProcessMesh,
-    version: int,
-    base: ReceiverBase | None = None,
-    begun: ArrivingWeights | None = None,
-) -> None:
-    """Receiver: sends the version that it already has, -1 for none, the base that it holds, and what it has of
-    a transfer that broke off."""
-    hello: dict[str, Any] = {"protocol": PROTOCOL, "version": version}
-    hello["base"] = "" if base is None else base.fingerprint
-    if begun is not None:
-        part = begun.begun
-        hello["begun"] = [part.version, part.buckets, part.fingerprint]
-    send_frame(mesh, hello, PUBLISHER)
+def say_hello(mesh: ProcessMesh, version: int) -> int:
+    """Receiver: sends the version that it already has, -1 for none. Returns the number of the link's sources."""
+    send_frame(mesh, {"protocol": PROTOCOL, "version": version}, PUBLISHER)
+    welcome = recv_frame(mesh, PUBLISHER, SMALL_FRAME)
+    if refused := welcome.get("refused"):
+        raise WeightsRefused(str(refused)[:500])
+    if welcome.get("protocol") != PROTOCOL:
+        raise WeightsRefused(other_protocol("publisher", welcome.get("protocol"), "receiver"))
+    sources = welcome.get("sources")
+    if not isinstance(sources, int) or isinstance(sources, bool) or not 0 < sources < _MOST_SOURCES:
+        raise WeightsRefused(f"{sources!r} is no number of sources")
+    return sources
 
 
-def await_hello(mesh: ProcessMesh) -> Hello:
-    """Publisher: what the receiver has. A receiver of another protocol is told so before WeightsRefused is raised."""
+def await_hello(mesh: ProcessMesh, sources: int = 1) -> int:
+    """Publisher: the version that the receiver has, and tells it the number of sources. A receiver of another protocol
+    is told so before WeightsRefused is raised."""
     hello = recv_frame(mesh, RECEIVER, SMALL_FRAME)
     if hello.get("protocol") != PROTOCOL:
         why = other_protocol("receiver", hello.get("protocol"), "publisher")
         send_frame(mesh, {"protocol": PROTOCOL, "refused": why}, RECEIVER)
         raise WeightsRefused(why)
-    return Hello(version_in(hello), str(hello.get("base", "")), _begun(hello.get("begun")))
+    send_frame(mesh, {"protocol": PROTOCOL, "sources": sources}, RECEIVER)
+    return version_in(hello)
 
 
 def other_protocol(other: str, protocol: Any, this: str) -> str:
@@ -60,17 +50,6 @@ def other_protocol(other: str, protocol: Any, this: str) -> str:
         f"the {other} speaks version {protocol!r} of the weights protocol, the {this} version {PROTOCOL}: "
         "run the same release of Paceline on all workers"
     )
-
-
-def _begun(value: Any) -> Begun | None:
-    if value is None:
-        return None
-    if not isinstance(value, list) or len(value) != 3:
-        raise WeightsRefused("what the receiver has begun is malformed")
-    version, buckets, held = value
-    if not isinstance(buckets, int) or isinstance(buckets, bool) or buckets < 0:
-        raise WeightsRefused("what the receiver has begun is malformed")
-    return Begun(version_in({"version": version}), buckets, str(held))
 
 
 def acknowledge(mesh: ProcessMesh, version: int) -> None:

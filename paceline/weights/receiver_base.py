@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from paceline.weights.arriving_weights import fingerprint
 from paceline.weights.weight_manifest import Manifest
+from paceline.weights.weight_share import Share
 
 
 @dataclass(frozen=True)
@@ -16,4 +18,14 @@ class ReceiverBase:
     manifest: Manifest
     flat: Tensor
     """uint8[total_bytes]. Never written to."""
-    fingerprint: str
+    checksums: tuple[str, ...]
+    """Of the buckets, in their order."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all bits."""
+        return fingerprint(self.checksums)
+
+    def fingerprint_of(self, share: Share) -> str:
+        """Of the bits of the share."""
+        return fingerprint([self.checksums[i] for i in share.buckets(self.manifest)])

@@ -3,14 +3,19 @@
 A link thread waits for a version that its receiver does not have, sends it, and then waits for the receiver's
 acknowledgement. Links share nothing but what is sent: a slow or stopped receiver holds up only its own thread, and
 the versions that pass meanwhile are skipped for it.
+
+Rank 0 of a replica is source 0 of its links, and announces versions. The other ranks are sources, too, and answer what
+the receiver asks of them.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
+import weakref
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from paceline.mesh.elastic_mesh import EpochCancelled, ProcessMesh
@@ -19,8 +24,11 @@ from paceline.process.waits import WaitKind, waiting
 from paceline.v1 import worker_pb2
 from paceline.weights.arriving_weights import WeightSource
 from paceline.weights.link_greeting import PUBLISHER, await_hello
+from paceline.weights.share_request import Ask
 from paceline.weights.weight_link import LinkEnd, WeightLink
-from paceline.weights.weight_sending import LifeSign, send_life_sign, send_snapshot
+from paceline.weights.weight_manifest import WeightsRefused
+from paceline.weights.weight_sending import LifeSign, Sent, announce, send_life_sign, send_share
+from paceline.weights.weight_share import WHOLE_SHARE, Share
 
 _log = logging.getLogger(__name__)
 
@@ -29,11 +37,17 @@ class SendingEnd(LinkEnd):
     """The sending end of any number of links."""
 
     rank = PUBLISHER
+    share: Share = WHOLE_SHARE
+    """Of this process."""
     life = LifeSign()
     sent_bytes = 0
     """Of buckets, over all links, since the start."""
     resumed = 0
     """Transfers that went on where an earlier one had broken off."""
+
+    @property
+    def first_source(self) -> int:
+        return self.share.source
 
     @abstractmethod
     def newest_for(self, link: WeightLink) -> WeightSource | None:
@@ -51,43 +65,78 @@ class SendingEnd(LinkEnd):
         )
 
     def transfer(self, link: WeightLink, mesh: ProcessMesh) -> NoReturn:
-        hello = await_hello(mesh)
-        self._formed(link, has=hello.version)
-        has, held, begun = hello.version, hello.base, hello.begun
+        if self.share.source:
+            self._answer(link, mesh)
+        has = await_hello(mesh, self.share.sources)
+        self._formed(link, has=has)
+        passed: weakref.ref[WeightSource] | None = None
         while True:
-            source = self._await_newer(mesh, link, has)
-            started = time.perf_counter()
+            source = self._await_newer(mesh, link, has, passed)
+            # Its memory is for the next version as soon as nobody needs it.
+            passed = weakref.ref(source)
+            announce(mesh, source)
             with waiting(WaitKind.WEIGHTS, f"sending weights to {link.peer}", link.peer):
-                sent = send_snapshot(mesh, source, held, begun, self.life)
-            begun = None
-            if sent is None:
-                continue
-            has, held = sent.version, sent.fingerprint
-            self.last_transfer_s = time.perf_counter() - started
-            with self._changed:
-                self.sent_bytes += sent.wire_bytes
-                self.resumed += sent.first > 0
-            event(
-                _log,
-                "weights sent",
-                epoch=link.epoch,
-                peer=link.peer,
-                version=sent.version,
-                ms=self.last_transfer_s * 1e3,
-                bytes=sent.wire_bytes,
-                share=sent.wire_bytes / max(1, source.manifest.total_bytes),
-                first=sent.first,
-            )
+                sent = self._send(mesh, link, functools.partial(_checked, source))
+            del source
+            if sent is not None:
+                has = sent.version
 
-    def _await_newer(self, mesh: ProcessMesh, link: WeightLink, has: int) -> WeightSource:
-        """Waits for something newer than version ``has``. Raises EpochCancelled."""
+    def _answer(self, link: WeightLink, mesh: ProcessMesh) -> NoReturn:
+        """Of source 1 and above: it announces nothing."""
+        self._formed(link)
+        while True:
+            self._send(mesh, link, lambda ask: self._await_publication(link, ask))
+
+    def _send(
+        self, mesh: ProcessMesh, link: WeightLink, look_up: Callable[[Ask], WeightSource | None]
+    ) -> Sent | None:
+        started, size = 0.0, 0
+
+        def found(ask: Ask) -> WeightSource | None:
+            nonlocal started, size
+            started, source = time.perf_counter(), look_up(ask)
+            size = 0 if source is None else source.flat.numel()
+            return source
+
+        sent = send_share(mesh, found, self.life)
+        if sent is None:
+            return None
+        self.last_transfer_s = time.perf_counter() - started
+        with self._changed:
+            self.sent_bytes += sent.wire_bytes
+            self.resumed += sent.kept > 0
+        event(
+            _log,
+            "weights sent",
+            epoch=link.epoch,
+            peer=link.peer,
+            version=sent.version,
+            ms=self.last_transfer_s * 1e3,
+            bytes=sent.wire_bytes,
+            share=sent.wire_bytes / max(1, size),
+            kept=sent.kept,
+        )
+        return sent
+
+    def _await_newer(
+        self,
+        mesh: ProcessMesh,
+        link: WeightLink,
+        has: int,
+        passed: weakref.ref[WeightSource] | None,
+    ) -> WeightSource:
+        """Waits for something newer than version ``has`` that is not ``passed``. Raises EpochCancelled."""
+
+        def newer() -> WeightSource | None:
+            source = self._newer(link, has)
+            return None if passed is not None and source is passed() else source
+
         while True:
             with self._changed:
                 self._changed.wait_for(
-                    lambda: link.withdrawn.is_set() or self._newer(link, has) is not None,
-                    self.life.every_s,
+                    lambda: link.withdrawn.is_set() or newer() is not None, self.life.every_s
                 )
-                source = self._newer(link, has)
+                source = newer()
             if link.withdrawn.is_set():
                 raise EpochCancelled("the link was withdrawn")
             if source is not None:
@@ -95,6 +144,26 @@ class SendingEnd(LinkEnd):
             if self.life.shown():
                 send_life_sign(mesh)
 
+    def _await_publication(self, link: WeightLink, ask: Ask) -> WeightSource | None:
+        """What rank 0 has announced, of which this rank may be about to have its share; None if it is too late."""
+
+        def is_due() -> bool:
+            source = self.newest_for(link)
+            return source is not None and source.publication >= ask.publication
+
+        with self._changed:
+            self._changed.wait_for(lambda: link.withdrawn.is_set() or is_due())
+            source = self.newest_for(link)
+        if link.withdrawn.is_set():
+            raise EpochCancelled("the link was withdrawn")
+        return None if source is None or source.publication != ask.publication else source
+
     def _newer(self, link: WeightLink, has: int) -> WeightSource | None:
         source = self.newest_for(link)
         return source if source is not None and source.version > has else None
+
+
+def _checked(source: WeightSource, ask: Ask) -> WeightSource:
+    if (ask.version, ask.publication) != (source.version, source.publication):
+        raise WeightsRefused(f"version {source.version} was announced, {ask.version} asked for")
+    return source

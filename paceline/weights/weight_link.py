@@ -3,6 +3,8 @@
     converge ──► link thread: form a mesh of two ──► transfer, until the link is withdrawn or fails
 
 - A link is named by its epoch. Withdrawing it frees its thread within a slice, whatever it waits for.
+- It has one or more sources, the ranks of the replica that publishes. The receiver joins a mesh of two with each of
+  them. If one of these breaks, the link has failed as a whole.
 - A link that fails is reported once, and stays dead until another epoch takes its place.
 """
 
@@ -25,6 +27,8 @@ from paceline.weights.weight_manifest import WeightsRefused
 _log = logging.getLogger(__name__)
 
 _CLOSE_S = 5.0
+FORM_S = 60.0
+"""Time for both ends of a link to meet."""
 
 LinkKey = tuple[int, int]
 """Epoch and incarnation of the peer. A failover of Redis that loses the newest entries of the journal
@@ -48,6 +52,8 @@ class WeightLink:
     """The publisher is a rollout worker."""
     heard_t: float | None = None
     """Receiver: when it last heard of the publisher, on the monotonic clock; None while it does not listen."""
+    owing: dict[int, float] = field(default_factory=dict)
+    """Receiver: sources from 1 on that owe it something, and when it last heard of each."""
     withdrawn: threading.Event = field(default_factory=threading.Event)
     formed: bool = False
 
@@ -57,7 +63,7 @@ class LinkEnd(ABC):
     """Base class of publisher and receiver. Links are served by threads; methods do not block."""
 
     rank: ClassVar[int]
-    """In the mesh of each link."""
+    """In the meshes of each link."""
     thread_name: ClassVar[str]
     url: str
     """Redis URL of the rendezvous."""
@@ -79,6 +85,11 @@ class LinkEnd(ABC):
         self.last_transfer_s = 0.0
         """Duration of the newest complete transfer."""
         threads.on_exit(self._withdraw)
+
+    @property
+    def first_source(self) -> int:
+        """The source of a link whose mesh is formed first."""
+        return 0
 
     @abstractmethod
     def transfer(self, link: WeightLink, mesh: ProcessMesh) -> NoReturn:
@@ -121,18 +132,24 @@ class LinkEnd(ABC):
         """What is wrong with a link of which no operation has failed; empty for nothing."""
         return ""
 
+    def _form(self, link: WeightLink, source: int, timeout_s: float = FORM_S) -> ProcessMesh:
+        """The mesh of the receiver and this source. Raises EpochCancelled or MeshError."""
+        key = f"paceline:{self.run_id}:rdv:link:{link.epoch}"
+        return ProcessMesh.form(
+            url=self.url,
+            key=f"{key}:{source}" if source else key,
+            rank=self.rank,
+            size=2,
+            device=torch.device("cpu") if self.through_host else self.device,
+            cancelled=lambda: self._over(link),
+            timeout_s=timeout_s,
+            host=self.host,
+        )
+
     def _serve(self, link: WeightLink) -> None:
         mesh: ProcessMesh | None = None
         try:
-            mesh = ProcessMesh.form(
-                url=self.url,
-                key=f"paceline:{self.run_id}:rdv:link:{link.epoch}",
-                rank=self.rank,
-                size=2,
-                device=torch.device("cpu") if self.through_host else self.device,
-                cancelled=lambda: self._over(link),
-                host=self.host,
-            )
+            mesh = self._form(link, self.first_source)
             self.transfer(link, mesh)
         except EpochCancelled:
             if fault := self.fault_of(link):

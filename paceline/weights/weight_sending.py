@@ -1,4 +1,4 @@
-"""Sending of weights over a link: a header, then each bucket as soon as it is there, whole or as a delta.
+"""Sending of weights over a link: an announcement, then the buckets that a receiver asks for, each as soon as it is there.
 
 See weight_transfer for the other end and for what both guarantee.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from paceline.mesh.elastic_mesh import EpochCancelled, ProcessMesh
-from paceline.weights.arriving_weights import Begun, GivenUp, WeightSource, fingerprint
+from paceline.weights.arriving_weights import GivenUp, WeightSource, fingerprint
 from paceline.weights.bucket_record import ENDS, PATIENCE, WHOLE, BucketRecord, send_record
 from paceline.weights.frames import send_frame
 from paceline.weights.link_greeting import PROTOCOL, RECEIVER, await_acknowledgement
+from paceline.weights.share_request import Answer, Ask, recv_ask, send_answer
 from paceline.weights.weight_manifest import WeightsRefused
 
 
@@ -28,45 +30,101 @@ class LifeSign:
 
 @dataclass(frozen=True)
 class Sent:
-    """A finished transfer, as the publisher sees it."""
+    """A finished transfer, as a source sees it."""
 
     version: int
-    fingerprint: str
     wire_bytes: int
     """Of the buckets, whole or as deltas."""
-    first: int = 0
-    """Bucket at which it began; above 0 if it went on with an earlier transfer."""
+    kept: int = 0
+    """Buckets that an earlier transfer had brought."""
 
 
-def send_snapshot(
-    mesh: ProcessMesh,
-    source: WeightSource,
-    held: str = "",
-    begun: Begun | None = None,
-    life: LifeSign = LifeSign(),
+@dataclass(frozen=True)
+class _Granted:
+    """What an answer has promised."""
+
+    source: WeightSource
+    missing: tuple[int, ...]
+    kept: int
+    base: Any
+    direct: bool
+
+
+def announce(mesh: ProcessMesh, source: WeightSource) -> None:
+    """Source 0 of a link: tells the receiver of a version that it does not have."""
+    header = {"protocol": PROTOCOL, "version": source.version, "publication": source.publication}
+    send_frame(mesh, header | {"manifest": source.manifest.to_json()}, RECEIVER)
+
+
+def send_share(
+    mesh: ProcessMesh, look_up: Callable[[Ask], WeightSource | None], life: LifeSign = LifeSign()
 ) -> Sent | None:
-    """Publisher: sends all buckets, each as soon as it is there, and waits for the receiver's acknowledgement.
+    """Source: answers the receiver until it wants the share sent, sends it, and waits for the acknowledgement.
 
-    ``held``: fingerprint of the base that the receiver holds. If it is the source's, deltas are sent. ``begun``: what
-    the receiver has of a version already.
+    ``look_up``: the weights that are asked for; None if they are not here and never will be.
 
-    Returns None if the source was given up; the receiver knows, and takes another version. Raises EpochCancelled,
-    MeshError, or WeightsRefused if the reply makes no sense.
+    Returns None if the receiver was told that this source will not have the version, or does without it. Raises
+    EpochCancelled, MeshError, or WeightsRefused if what the receiver says makes no sense.
     """
-    source.wait_ready()
-    manifest = source.manifest
-    direct = mesh.joins_devices and source.flat.device == mesh.device
-    # Between devices a whole bucket is faster than the host that would have to apply a delta.
-    base = None if direct else source.base_for(held)
-    try:
-        first = 0 if direct else _first_missing(mesh, source, begun, life)
-    except GivenUp:
+    granted: _Granted | None = None
+    while True:
+        ask = recv_ask(mesh)
+        if ask is False:
+            return None
+        if isinstance(ask, Ask):
+            granted = _answer(mesh, look_up(ask), ask, life)
+        elif granted is None:
+            raise WeightsRefused("weights were wanted that were not granted")
+        else:
+            return _send_buckets(mesh, granted, life)
+
+
+def send_life_sign(mesh: ProcessMesh) -> None:
+    """Publisher: tells a receiver that waits for an announcement that the publisher waits for its own source."""
+    send_frame(mesh, {"protocol": PROTOCOL, "waits": True}, RECEIVER)
+
+
+def _answer(
+    mesh: ProcessMesh, source: WeightSource | None, ask: Ask, life: LifeSign
+) -> _Granted | None:
+    if source is None:
+        send_answer(mesh, Answer())
         return None
-    header = {"protocol": PROTOCOL, "version": source.version, "direct": direct, "first": first}
-    header |= {"base": held if base is not None else "", "manifest": manifest.to_json()}
-    send_frame(mesh, header, RECEIVER)
+    source.wait_ready()
+    direct = mesh.joins_devices and source.flat.device == mesh.device
+    try:
+        kept = _is_here(mesh, source, ask, life, direct=direct)
+    except GivenUp:
+        send_answer(mesh, Answer())
+        return None
+    # Between devices a whole bucket is faster than the host that would have to apply a delta.
+    base = None if direct else source.base_for(ask.base)
+    send_answer(mesh, Answer(True, kept, base is not None, direct))
+    if not kept:
+        return None
+    have = set(ask.have)
+    missing = tuple(i for i in source.share.buckets(source.manifest) if i not in have)
+    return _Granted(source, missing, len(have), base, direct)
+
+
+def _is_here(
+    mesh: ProcessMesh, source: WeightSource, ask: Ask, life: LifeSign, *, direct: bool
+) -> bool:
+    """Whether the buckets that the receiver has are the source's."""
+    if not ask.have:
+        return True
+    mine = set(source.share.buckets(source.manifest))
+    if direct or not mine.issuperset(ask.have):
+        return False
+    for i in ask.have:
+        _await_bucket(mesh, source, i, life, lambda: send_answer(mesh, None))
+    return fingerprint([source.checksum(i) for i in ask.have]) == ask.have_fingerprint
+
+
+def _send_buckets(mesh: ProcessMesh, granted: _Granted, life: LifeSign) -> Sent | None:
+    source, base, direct = granted.source, granted.base, granted.direct
     wire_bytes = 0
-    for i in range(first, manifest.buckets):
+    for i, following in zip(granted.missing, [*granted.missing[1:], None], strict=False):
         try:
             _await_bucket(mesh, source, i, life, lambda: _beat(mesh))
         except GivenUp:
@@ -77,41 +135,21 @@ def send_snapshot(
         send_record(mesh, BucketRecord(size, source.checksum(i)), RECEIVER)
         bucket = bucket if delta is None else delta
         sending = mesh.send_async(bucket if direct else bucket.cpu(), RECEIVER)
-        if i + 1 < manifest.buckets and source.wait_bucket(i + 1, 0):
+        if following is not None and source.wait_bucket(following, 0):
             # A snapshot computes these when it is first asked: while the bucket before is on its way.
-            source.checksum(i + 1)
+            source.checksum(following)
             if base is not None:
-                source.delta(i + 1, base)
+                source.delta(following, base)
         wire_bytes += bucket.numel()
         mesh.wait(sending)
     staged = await_acknowledgement(mesh)
     if staged != source.version:
         raise WeightsRefused(f"version {source.version} was sent, {staged} acknowledged")
-    sums = [source.checksum(i) for i in range(manifest.buckets)]
-    return Sent(source.version, fingerprint(sums), wire_bytes, first)
-
-
-def send_life_sign(mesh: ProcessMesh) -> None:
-    """Publisher: tells a receiver that waits for a header that the publisher waits for its own source."""
-    send_frame(mesh, {"protocol": PROTOCOL, "waits": True}, RECEIVER)
+    return Sent(source.version, wire_bytes, granted.kept)
 
 
 def _beat(mesh: ProcessMesh) -> None:
     send_record(mesh, BucketRecord(PATIENCE), RECEIVER)
-
-
-def _first_missing(
-    mesh: ProcessMesh, source: WeightSource, begun: Begun | None, life: LifeSign
-) -> int:
-    """Bucket at which the transfer begins: behind those that the receiver has, if they are the source's."""
-    if begun is None or begun.version != source.version or not begun.buckets:
-        return 0
-    if begun.buckets > source.manifest.buckets:
-        return 0
-    for i in range(begun.buckets):
-        _await_bucket(mesh, source, i, life, lambda: send_life_sign(mesh))
-    same = fingerprint([source.checksum(i) for i in range(begun.buckets)]) == begun.fingerprint
-    return begun.buckets if same else 0
 
 
 def _await_bucket(

@@ -1,12 +1,12 @@
-"""Weight snapshots: copies of all weights at one version, as they travel to the engines."""
+"""Weight snapshots: copies of the weights at one version, or of a share of them, as they travel to the engines."""
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from paceline.weights.arriving_weights import fingerprint
 from paceline.weights.bucket_delta import encode_delta
 from paceline.weights.tensor_checksum import checksum
 from paceline.weights.weight_manifest import Manifest, TensorSpec, WeightsRefused
+from paceline.weights.weight_share import WHOLE_SHARE, Share
 
 BUCKET_BYTES = 16 << 20
 BATCH_BYTES = 256 << 20
@@ -38,14 +39,21 @@ class WireDtype:
 
 
 class WeightSnapshot:
-    """A copy of all weights at one version, in one flat buffer."""
+    """A copy of the weights at one version, or of a share of their buckets, in one flat buffer."""
 
     def __init__(
-        self, version: int, manifest: Manifest, flat: Tensor, source: torch.device | None = None
+        self,
+        version: int,
+        manifest: Manifest,
+        flat: Tensor,
+        source: torch.device | None = None,
+        share: Share = WHOLE_SHARE,
     ) -> None:
         """``source``: the device that fills ``flat`` in the order of its current stream; default: that of ``flat``."""
         self.version = version
+        self.publication = 0
         self.manifest = manifest
+        self.share = share
         self.flat = flat
         self._ready: Any = None
         self._checksums: dict[int, str] = {}
@@ -77,16 +85,43 @@ class WeightSnapshot:
         if layout is None:
             layout = named = list(named)
         manifest = Manifest.of(layout, bucket_bytes=bucket_bytes, dtype=wire.of)
-        slot, source = None, torch.device("cpu")
-        for batch in _batches(_described(manifest, named)):
-            source = batch[0][1].device
-            slot = slot or _slot(pool, manifest, source, on_host)
-            targets = [slot.views[spec.name] for spec, _ in batch]
-            torch._foreach_copy_(targets, [tensor for _, tensor in batch], non_blocking=True)
-        slot = slot or _slot(pool, manifest, source, on_host)
-        snapshot = cls(version, manifest, slot.flat, source)
-        if pool is not None:
-            weakref.finalize(snapshot, pool.give_back, slot).atexit = False
+        batches = _batches(_described(manifest, named))
+        first = next(batches, [])
+        source = first[0][1].device if first else torch.device("cpu")
+
+        def fill(flat: Tensor) -> None:
+            views = manifest.views(flat)
+            for batch in chain([first], batches):
+                targets = [views[spec.name] for spec, _ in batch]
+                if targets:
+                    torch._foreach_copy_(targets, [t for _, t in batch], non_blocking=True)
+                batch.clear()
+
+        return cls.filled(version, manifest, WHOLE_SHARE, source, fill, pool, on_host=on_host)
+
+    @classmethod
+    def filled(
+        cls,
+        version: int,
+        manifest: Manifest,
+        share: Share,
+        source: torch.device,
+        fill: Callable[[Tensor], None],
+        pool: SnapshotPool | None = None,
+        *,
+        on_host: bool = False,
+    ) -> WeightSnapshot:
+        """A snapshot of the share, whose buckets ``fill`` writes to uint8[share.size_bytes]; padding stays zero.
+
+        ``source``: the device whose current stream does it. ``pool``, ``on_host``: as for take().
+        """
+        pool = pool or SnapshotPool(keep=0)
+        device = torch.device("cpu") if on_host else source
+        locked = on_host and source.type == "cuda"
+        slot = pool.take(manifest, share, device, page_locked=locked)
+        fill(slot.flat)
+        snapshot = cls(version, manifest, slot.flat, source, share)
+        weakref.finalize(snapshot, pool.give_back, slot).atexit = False
         return snapshot
 
     def wait_ready(self) -> None:
@@ -99,7 +134,7 @@ class WeightSnapshot:
         return True
 
     def bucket(self, index: int) -> Tensor:
-        return self.manifest.bucket(self.flat, index)
+        return self.share.bucket(self.manifest, self.flat, index)
 
     def checksum(self, index: int) -> str:
         """Of one bucket; computed once, however many links the snapshot goes over."""
@@ -109,12 +144,14 @@ class WeightSnapshot:
 
     @property
     def fingerprint(self) -> str:
-        """Of all bits, as both ends of a link compute it."""
-        return fingerprint([self.checksum(i) for i in range(self.manifest.buckets)])
+        """Of all bits of the share, as both ends of a link compute it."""
+        return fingerprint([self.checksum(i) for i in self.share.buckets(self.manifest)])
 
     def follow(self, base: WeightSnapshot | None) -> None:
         """Lets buckets travel as what changed since ``base``, if that has the same tensors."""
-        if base is not None and base.manifest == self.manifest and self.manifest.may_be_sparse:
+        if base is None or (base.manifest, base.share) != (self.manifest, self.share):
+            return
+        if self.manifest.may_be_sparse:
             self._base = base
 
     def forget_base(self) -> None:
@@ -172,19 +209,11 @@ def _batches(
         yield batch
 
 
-def _slot(
-    pool: SnapshotPool | None, manifest: Manifest, source: torch.device, on_host: bool
-) -> _Slot:
-    device = torch.device("cpu") if on_host else source
-    locked = on_host and source.type == "cuda"
-    return (pool or SnapshotPool()).take(manifest, device, page_locked=locked)
-
-
 @dataclass(frozen=True)
 class _Slot:
     manifest: Manifest
+    share: Share
     flat: Tensor
-    views: dict[str, Tensor]
 
 
 class SnapshotPool:
@@ -195,16 +224,18 @@ class SnapshotPool:
         self._free: list[_Slot] = []
         self._lock = threading.Lock()
 
-    def take(self, manifest: Manifest, device: torch.device, *, page_locked: bool = False) -> _Slot:
+    def take(
+        self, manifest: Manifest, share: Share, device: torch.device, *, page_locked: bool = False
+    ) -> _Slot:
         with self._lock:
             for i, slot in enumerate(self._free):
-                if slot.manifest == manifest and slot.flat.device == device:
+                if (slot.manifest, slot.share) == (manifest, share) and slot.flat.device == device:
                     return self._free.pop(i)
         # Zeroed: padding between tensors is part of the buckets' checksums.
         flat = torch.zeros(
-            manifest.total_bytes, dtype=torch.uint8, device=device, pin_memory=page_locked
+            share.size_bytes(manifest), dtype=torch.uint8, device=device, pin_memory=page_locked
         )
-        return _Slot(manifest, flat, manifest.views(flat))
+        return _Slot(manifest, share, flat)
 
     def give_back(self, slot: _Slot) -> None:
         with self._lock:

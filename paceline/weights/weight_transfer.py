@@ -1,21 +1,25 @@
 """Weight transfer over a link: its protocol, and the receiving of weights.
 
-One transfer over a link, publisher (rank 0) to receiver (rank 1):
+A link has one or more sources: the ranks of the replica that publishes, of which each holds a share of the buckets, or a
+rollout worker that relays what it receives. Over a link, from its sources (rank 0 of a mesh with each) to the receiver:
 
-    receiver → hello {version it has, fingerprint of the base it holds, what it has begun}      once a link
-    publisher → header {version, manifest, base, first bucket} → for each bucket: record, bucket or delta
-    receiver → ack {version}
+    receiver → source 0: hello {version it has}; source 0 → receiver: welcome {number of sources}        once a link
+    source 0 → receiver: header {version, publication, manifest}
+    receiver → each source: ask {buckets that are here, base that is here}; source → receiver: answer      (share_request)
+    receiver → each source: go; source → receiver: for each bucket of its share that is missing: record, bucket or delta
+    receiver → each source: ack {version}
 
-The publisher is a trainer, or a rollout worker that relays what it receives. If both ends hold the same base,
-the weights of an earlier version, a bucket may travel as a delta (see bucket_delta).
+If a source holds the same base as the receiver, the weights of an earlier version, a bucket may travel as a delta (see
+bucket_delta).
 
 Invariants:
 
-- What is sent never changes: it is the state at one version, whatever the trainer does.
+- What is sent never changes: it is the state at one version, whatever the trainer does. All sources send what was
+  published at once: a publication has a number of its own.
 - Staged weights are complete and intact, or the transfer raises and there are none. Every bucket is compared with
   the trainer's checksum of the whole bucket, however and over however many relays it travelled.
-- A transfer that breaks off goes on at the first missing bucket over the next link, if that link's publisher has the
-  same checksums for the buckets that are here. If not, it begins anew.
+- A transfer that breaks off goes on at the missing buckets over the next link, if each of that link's sources has the
+  same checksums for those that are here. If not, it begins anew.
 - No size from a message is used before it was checked.
 """
 
@@ -23,10 +27,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -34,13 +37,14 @@ from torch import Tensor
 
 from paceline.mesh.elastic_mesh import ProcessMesh
 from paceline.weights.arriving_weights import ArrivingWeights
-from paceline.weights.bucket_delta import WORTH, apply_delta
-from paceline.weights.bucket_record import ENDS, PATIENCE, WHOLE, BucketRecord, recv_record
 from paceline.weights.frames import recv_frame
 from paceline.weights.link_greeting import PROTOCOL, PUBLISHER, other_protocol, version_in
 from paceline.weights.receiver_base import ReceiverBase
-from paceline.weights.tensor_checksum import checksum, weights_digest
+from paceline.weights.share_reception import Coming, receive_direct, receive_shares
+from paceline.weights.share_request import Answer, Ask, recv_answer, send_ask, send_go
+from paceline.weights.tensor_checksum import weights_digest
 from paceline.weights.weight_manifest import Manifest, WeightsRefused
+from paceline.weights.weight_share import Share
 
 _HEADER_FRAME = 128 << 20
 
@@ -75,12 +79,23 @@ class Reception:
     keep_deltas: bool = False
     began: Callable[[ArrivingWeights], None] = field(default=lambda weights: None)
     """Called when a transfer begins or goes on. From then on the weights fill up."""
-    heard: Callable[[], None] = field(default=lambda: None)
-    """Called for everything that comes from the publisher."""
+    heard: Callable[[int], None] = field(default=lambda source: None)
+    """Called for everything that comes from a source, and when it is asked for something."""
+    paid: Callable[[int], None] = field(default=lambda source: None)
+    """Called when a source owes nothing any more."""
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """A version that source 0 has announced."""
+
+    version: int
+    publication: int
+    manifest: Manifest
 
 
 def receive_snapshot(
-    mesh: ProcessMesh,
+    sources: Sequence[ProcessMesh],
     *,
     newer_than: int = -1,
     base: ReceiverBase | None = None,
@@ -90,59 +105,71 @@ def receive_snapshot(
 ) -> StagedWeights:
     """Receiver: waits for the next version and stages it in fresh memory.
 
-    ``newer_than``: any version up to this is refused. ``base``: what the hello, or the last
-    acknowledgement, told the publisher to be here. ``limit_bytes``: largest buffer to allocate;
-    default: the device's whole memory. ``device``: where the tensors are staged; default: the mesh's. Call
-    acknowledge() once the engine holds it.
+    ``sources``: the meshes with all sources of the link. ``newer_than``: any version up to this is refused. ``base``: what is
+    here. ``limit_bytes``: largest buffer to allocate; default: the device's whole memory. ``device``: where the tensors are
+    staged; default: the mesh's. Call acknowledge() for each source once the engine holds it.
 
     Raises EpochCancelled, MeshError, or WeightsRefused: old version, malformed, too large, or a
     bucket that does not match its checksum. What has come until then is in ``reception.begun``.
     """
-    reception, device = reception or Reception(), device or mesh.device
+    reception, device = reception or Reception(), device or sources[0].device
     while True:
-        header = _recv_header(mesh, reception)
+        header = _recv_header(sources[0], reception)
         started = time.perf_counter()
-        version = version_in(header)
-        if version <= newer_than:
-            raise WeightsRefused(f"version {version} was offered, {newer_than} is here already")
-        manifest = Manifest.from_json(
-            header.get("manifest"), limit_bytes=limit_bytes or _memory_bytes(device)
-        )
-        direct = header.get("direct") is True
-        if direct and not mesh.joins_devices:
-            raise WeightsRefused("buckets were announced over a device link that is not there")
-        wanted = header.get("base")
-        if not wanted:
-            base_here = None
-        elif base is None or base.fingerprint != wanted or base.manifest != manifest:
+        offer = _offer(header, newer_than, limit_bytes or _memory_bytes(device))
+        manifest = offer.manifest
+        held = base if base is not None and base.manifest == manifest else None
+        weights = _begun(reception, offer)
+        answers = _ask_all(sources, offer, held, weights, reception)
+        if weights is not None and not all(answer.kept for answer in answers if answer.ready):
+            weights = None
+            answers = _ask_all(sources, offer, held, None, reception)
+        ready = all(answer.ready for answer in answers)
+        for source, mesh in enumerate(sources):
+            send_go(mesh, ready)
+            if not ready:
+                reception.paid(source)
+        if not ready:
+            # A version that was published since: it is announced next.
+            continue
+        if len({answer.direct for answer in answers}) > 1:
+            raise WeightsRefused("some sources send from their devices and others do not")
+        if held is None and any(answer.base for answer in answers):
             raise WeightsRefused("deltas were announced for weights that are not here")
-        else:
-            base_here = base
-        if direct:
-            flat = torch.empty(manifest.total_bytes, dtype=torch.uint8, device=mesh.device)
-            _receive_direct(mesh, version, manifest, flat)
+        if answers[0].direct:
+            if not all(mesh.joins_devices for mesh in sources):
+                raise WeightsRefused("buckets were announced over a device link that is not there")
+            flat = torch.empty(manifest.total_bytes, dtype=torch.uint8, device=sources[0].device)
+            receive_direct(
+                offer.version,
+                manifest,
+                flat,
+                _coming(sources, answers, offer, None, None, reception),
+            )
             seconds = time.perf_counter() - started
-            return StagedWeights(version, manifest.views(flat), seconds)
-        weights = _begin(reception, header, version, manifest)
-        if base_here is not None:
-            weights.base = base_here.fingerprint
+            return StagedWeights(offer.version, manifest.views(flat), seconds)
+        if weights is None:
+            weights = reception.begun = ArrivingWeights(
+                offer.version, manifest, keep_deltas=reception.keep_deltas
+            )
+        weights.tree = reception.tree
+        if held is not None and any(answer.base for answer in answers):
+            weights.base = held.fingerprint
         reception.began(weights)
-        if not _receive_buckets(mesh, weights, base_here, reception):
+        if not receive_shares(weights, _coming(sources, answers, offer, held, weights, reception)):
             continue
         reception.begun = None
         tensors = manifest.views(weights.flat.to(device))
-        held = None
+        kept = None
         if manifest.may_be_sparse:
-            held = ReceiverBase(manifest, weights.flat, weights.fingerprint)
-        return StagedWeights(version, tensors, time.perf_counter() - started, held)
+            kept = ReceiverBase(manifest, weights.flat, weights.checksums)
+        return StagedWeights(offer.version, tensors, time.perf_counter() - started, kept)
 
 
 def _recv_header(mesh: ProcessMesh, reception: Reception) -> dict[str, Any]:
     while True:
         header = recv_frame(mesh, PUBLISHER, _HEADER_FRAME)
-        reception.heard()
-        if refused := header.get("refused"):
-            raise WeightsRefused(str(refused)[:500])
+        reception.heard(0)
         if header.get("protocol") != PROTOCOL:
             why = other_protocol("publisher", header.get("protocol"), "receiver")
             raise WeightsRefused(why)
@@ -150,106 +177,64 @@ def _recv_header(mesh: ProcessMesh, reception: Reception) -> dict[str, Any]:
             return header
 
 
-def _begin(
-    reception: Reception, header: dict[str, Any], version: int, manifest: Manifest
-) -> ArrivingWeights:
-    """The weights to fill: those that were begun, if the publisher goes on with them."""
-    begun, first = reception.begun, header.get("first")
-    if first == 0:
-        fresh = ArrivingWeights(
-            version, manifest, tree=reception.tree, keep_deltas=reception.keep_deltas
-        )
-        reception.begun = fresh
-        return fresh
-    if begun is None or (begun.version, begun.held) != (version, first):
-        raise WeightsRefused(f"buckets from {first!r} on were offered, which nobody asked for")
-    if begun.manifest != manifest:
-        raise WeightsRefused(f"version {version} goes on with other tensors than it began with")
-    begun.tree = reception.tree
-    return begun
+def _offer(header: dict[str, Any], newer_than: int, limit_bytes: int) -> _Offer:
+    version, publication = version_in(header), header.get("publication")
+    if version <= newer_than:
+        raise WeightsRefused(f"version {version} was offered, {newer_than} is here already")
+    if not isinstance(publication, int) or isinstance(publication, bool) or publication < 0:
+        raise WeightsRefused(f"{publication!r} is no publication")
+    manifest = Manifest.from_json(header.get("manifest"), limit_bytes=limit_bytes)
+    return _Offer(version, publication, manifest)
 
 
-def _receive_buckets(
-    mesh: ProcessMesh, weights: ArrivingWeights, base: ReceiverBase | None, reception: Reception
-) -> bool:
-    """Fills ``weights``; False if the publisher will never have the rest. Each bucket is checked while the next one
-    arrives."""
-    checked: Future[None] | None = None
-    try:
-        with ThreadPoolExecutor(1, "weights-check") as checking:
-            for i in range(weights.held, weights.manifest.buckets):
-                record = _recv_record(mesh, reception)
-                if record.size == ENDS:
-                    return False
-                delta = _recv_bucket(mesh, weights.bucket(i), record, base)
-                reception.heard()
-                if checked is not None:
-                    checked.result()
-                checked = checking.submit(_check, weights, i, record.checksum, delta, base)
-            if checked is not None:
-                checked.result()
-    except Exception:
-        if not mesh.settled:
-            weights.leave_memory()
-        raise
-    return True
-
-
-def _recv_record(mesh: ProcessMesh, reception: Reception) -> BucketRecord:
-    while (record := recv_record(mesh, PUBLISHER)).size == PATIENCE:
-        reception.heard()
-    return record
-
-
-def _recv_bucket(
-    mesh: ProcessMesh, bucket: Tensor, record: BucketRecord, base: ReceiverBase | None
-) -> Tensor | None:
-    """Receives a whole bucket into its place, or returns the delta that came in its stead."""
-    if record.size == WHOLE:
-        mesh.recv(bucket, PUBLISHER)
+def _begun(reception: Reception, offer: _Offer) -> ArrivingWeights | None:
+    """What has come of the version, if the sources may go on with it."""
+    begun = reception.begun
+    if begun is None or begun.version != offer.version or begun.manifest != offer.manifest:
         return None
-    if base is None or not 0 < record.size <= WORTH * bucket.numel():
-        raise WeightsRefused(f"a delta of {record.size} bytes for a bucket of {bucket.numel()}")
-    delta = torch.empty(record.size, dtype=torch.uint8)
-    mesh.recv(delta, PUBLISHER)
-    return delta
+    return begun if begun.held else None
 
 
-def _check(
-    weights: ArrivingWeights,
-    index: int,
-    expected: str,
-    delta: Tensor | None,
+def _ask_all(
+    sources: Sequence[ProcessMesh],
+    offer: _Offer,
     base: ReceiverBase | None,
-) -> None:
-    """Adds the bucket to ``weights`` if it matches its checksum. Raises WeightsRefused."""
-    bucket = weights.bucket(index)
-    if delta is not None and base is not None:
-        bucket.copy_(weights.manifest.bucket(base.flat, index))
-        apply_delta(bucket, delta)
-    _compare(weights.version, index, bucket, expected)
-    weights.add(expected, delta)
+    weights: ArrivingWeights | None,
+    reception: Reception,
+) -> list[Answer]:
+    """What each source answers. ``weights``: what is here of the version."""
+    for source, mesh in enumerate(sources):
+        share = Share(source, len(sources))
+        have, fingerprint = ([], "") if weights is None else weights.held_of(share)
+        held = "" if base is None else base.fingerprint_of(share)
+        reception.heard(source)
+        send_ask(mesh, Ask(offer.version, offer.publication, tuple(have), fingerprint, held))
+    answers = []
+    for source, mesh in enumerate(sources):
+        while (answer := recv_answer(mesh)) is None:
+            reception.heard(source)
+        reception.heard(source)
+        answers.append(answer)
+    return answers
 
 
-def _receive_direct(mesh: ProcessMesh, version: int, manifest: Manifest, flat: Tensor) -> None:
-    """Fills ``flat`` from the publisher's device. One bucket is checked while the next one arrives."""
-    before: tuple[int, Tensor, str] | None = None
-    for i in range(manifest.buckets):
-        record, bucket = recv_record(mesh, PUBLISHER), manifest.bucket(flat, i)
-        if record.size != WHOLE:
-            raise WeightsRefused("a bucket between devices travels whole")
-        receiving = mesh.recv_async(bucket, PUBLISHER)
-        if before is not None:
-            _compare(version, *before)
-        mesh.wait(receiving)
-        before = i, bucket, record.checksum
-    if before is not None:
-        _compare(version, *before)
-
-
-def _compare(version: int, index: int, bucket: Tensor, expected: str) -> None:
-    if checksum(bucket) != expected:
-        raise WeightsRefused(f"bucket {index} of version {version} was damaged on the way")
+def _coming(
+    sources: Sequence[ProcessMesh],
+    answers: Sequence[Answer],
+    offer: _Offer,
+    base: ReceiverBase | None,
+    weights: ArrivingWeights | None,
+    reception: Reception,
+) -> list[Coming]:
+    coming = []
+    for source, (mesh, answer) in enumerate(zip(sources, answers, strict=True)):
+        share = Share(source, len(sources))
+        here = set() if weights is None else set(weights.held_of(share)[0])
+        missing = [i for i in share.buckets(offer.manifest) if i not in here]
+        of = base if answer.base else None
+        heard, paid = partial(reception.heard, source), partial(reception.paid, source)
+        coming.append(Coming(mesh, missing, of, heard, paid))
+    return coming
 
 
 def _memory_bytes(device: torch.device) -> int:

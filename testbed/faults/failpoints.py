@@ -199,14 +199,14 @@ class Trap:
 
     def _send(self) -> None:
         def make(whole: Any) -> Any:
-            def send_snapshot(mesh: Any, *arguments: Any) -> Any:
+            def send_buckets(mesh: Any, *arguments: Any) -> Any:
                 self._during(type(mesh), "send_async")
                 return whole(mesh, *arguments)
 
-            return send_snapshot
+            return send_buckets
 
         _module("policy_worker.weight_publisher")
-        self._replace(_module("paceline.weights.sending_end"), "send_snapshot", make)
+        self._replace(_module("paceline.weights.weight_sending"), "_send_buckets", make)
 
     # -- rollout worker -----------------------------------------------------------------------
 
@@ -234,13 +234,14 @@ class Trap:
 
     def _receive(self) -> None:
         def make(whole: Any) -> Any:
-            def receive_snapshot(mesh: Any, **named: Any) -> Any:
-                self._during(type(mesh), "recv_async")
-                return whole(mesh, **named)
+            def receive_shares(weights: Any, coming: Any) -> Any:
+                self._during(type(coming[0].mesh), "recv_async")
+                return whole(weights, coming)
 
-            return receive_snapshot
+            return receive_shares
 
-        self._replace(_module("rollout_worker.weight_receiver"), "receive_snapshot", make)
+        _module("rollout_worker.weight_receiver")
+        self._replace(_module("paceline.weights.weight_transfer"), "receive_shares", make)
 
 
 def _module(name: str) -> Any:

@@ -22,8 +22,9 @@ import torch
 from paceline.mesh.elastic_mesh import ProcessMesh
 from paceline.v1 import worker_pb2
 from paceline.weights.bucket_record import WHOLE, BucketRecord, send_record
-from paceline.weights.frames import send_frame
 from paceline.weights.link_greeting import PUBLISHER, RECEIVER, await_hello
+from paceline.weights.share_request import Answer, recv_ask, send_answer
+from paceline.weights.weight_sending import announce
 from paceline.weights.weight_snapshot import WeightSnapshot
 from paceline.weights.weight_transfer import StagedWeights
 from rollout_worker.weight_receiver import WeightReceiver
@@ -103,8 +104,9 @@ def half_sender(args: argparse.Namespace) -> None:
     )
     await_hello(mesh)
     snapshot = WeightSnapshot.take(7, [("w", torch.ones(4096))], bucket_bytes=4096)
-    announcement = {"protocol": 3, "version": 7, "direct": False, "first": 0}
-    send_frame(mesh, {**announcement, "manifest": snapshot.manifest.to_json()}, RECEIVER)
+    announce(mesh, snapshot)
+    while recv_ask(mesh) is not True:
+        send_answer(mesh, Answer(ready=True, kept=True))
     send_record(mesh, BucketRecord(WHOLE, snapshot.checksum(0)), RECEIVER)
     mesh.send(snapshot.bucket(0), RECEIVER)
     say(sent="half")

@@ -78,7 +78,8 @@ class Dripping(SendingEnd):
     def drip(self, buckets: int) -> None:
         assert self.source is not None and self.snapshot is not None
         for _ in range(buckets):
-            self.source.add(self.snapshot.checksum(self.source.held), None)
+            index = self.source.held
+            self.source.add(index, self.snapshot.checksum(index), None)
 
 
 class Receiving:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
-from paceline.weights.frames import send_frame
+from paceline.weights.frames import recv_frame, send_frame
 from paceline.weights.link_greeting import (
     PUBLISHER,
     RECEIVER,
-    Hello,
     acknowledge,
     await_hello,
     say_hello,
@@ -22,7 +22,7 @@ from paceline.weights.link_greeting import (
 from paceline.weights.receiver_base import ReceiverBase
 from paceline.weights.tensor_checksum import weights_digest
 from paceline.weights.weight_manifest import WeightsRefused
-from paceline.weights.weight_sending import Sent, send_snapshot
+from paceline.weights.weight_sending import Sent, announce, send_share
 from paceline.weights.weight_snapshot import SnapshotPool, WeightSnapshot, WireDtype
 from paceline.weights.weight_transfer import StagedWeights, receive_snapshot
 
@@ -58,16 +58,17 @@ def link(url: str, request: pytest.FixtureRequest) -> Iterator[Pair]:
 class Sending(threading.Thread):
     """Sends in the background; what went wrong is in ``error``."""
 
-    def __init__(self, mesh: ProcessMesh, snapshot: WeightSnapshot, held: str = "") -> None:
+    def __init__(self, mesh: ProcessMesh, snapshot: WeightSnapshot) -> None:
         super().__init__(daemon=True)
-        self._mesh, self._snapshot, self._held = mesh, snapshot, held
+        self._mesh, self._snapshot = mesh, snapshot
         self.error: Exception | None = None
         self.sent: Sent | None = None
         self.start()
 
     def run(self) -> None:
         try:
-            self.sent = send_snapshot(self._mesh, self._snapshot, self._held)
+            announce(self._mesh, self._snapshot)
+            self.sent = send_share(self._mesh, lambda ask: self._snapshot)
         except (MeshError, EpochCancelled, WeightsRefused) as error:
             self.error = error
 
@@ -96,7 +97,7 @@ def test_every_kind_of_tensor_arrives_bit_for_bit(link: Pair, bucket_bytes: int)
     publisher, receiver = link
     weights = odd_weights()
     sending = Sending(publisher, WeightSnapshot.take(3, weights.items(), bucket_bytes=bucket_bytes))
-    staged = receive_snapshot(receiver)
+    staged = receive_snapshot([receiver])
     acknowledge(receiver, staged.version)
     sending.join(timeout=60)
     assert sending.error is None
@@ -113,7 +114,7 @@ def test_every_kind_of_tensor_arrives_bit_for_bit(link: Pair, bucket_bytes: int)
 def test_no_weights_at_all_arrive_too(link: Pair) -> None:
     publisher, receiver = link
     sending = Sending(publisher, WeightSnapshot.take(0, []))
-    staged = receive_snapshot(receiver)
+    staged = receive_snapshot([receiver])
     acknowledge(receiver, 0)
     sending.join(timeout=60)
     assert (staged.version, staged.tensors, sending.error) == (0, {}, None)
@@ -146,7 +147,7 @@ def test_a_damaged_bucket_is_refused(link: Pair) -> None:
     snapshot.flat[9000] ^= 1
     Sending(publisher, snapshot)
     with pytest.raises(WeightsRefused, match="bucket 2 of version 1 was damaged"):
-        receive_snapshot(receiver)
+        receive_snapshot([receiver])
 
 
 @pytest.mark.parametrize("offered", [4, 5])
@@ -154,14 +155,14 @@ def test_a_version_that_is_not_newer_is_refused(link: Pair, offered: int) -> Non
     publisher, receiver = link
     Sending(publisher, WeightSnapshot.take(offered, [("w", torch.ones(5))]))
     with pytest.raises(WeightsRefused, match="is here already"):
-        receive_snapshot(receiver, newer_than=5)
+        receive_snapshot([receiver], newer_than=5)
 
 
 def test_more_than_the_limit_is_refused(link: Pair) -> None:
     publisher, receiver = link
     Sending(publisher, WeightSnapshot.take(1, [("w", torch.ones(5000))]))
     with pytest.raises(WeightsRefused, match="more than the limit"):
-        receive_snapshot(receiver, limit_bytes=10_000)
+        receive_snapshot([receiver], limit_bytes=10_000)
 
 
 @pytest.mark.parametrize("length", [-1, 0, 1 << 40])
@@ -169,7 +170,7 @@ def test_a_message_of_absurd_length_is_refused(link: Pair, length: int) -> None:
     publisher, receiver = link
     publisher.send_async(torch.tensor([length], dtype=torch.int64), RECEIVER)
     with pytest.raises(WeightsRefused, match=f"a message of {length} bytes"):
-        receive_snapshot(receiver)
+        receive_snapshot([receiver])
 
 
 @pytest.mark.parametrize("raw", [b"\xff\xfe", b"[1]", b'{"version":"1"}', b'{"version":1}'])
@@ -178,16 +179,17 @@ def test_a_message_of_nonsense_is_refused(link: Pair, raw: bytes) -> None:
     publisher.send_async(torch.tensor([len(raw)], dtype=torch.int64), RECEIVER)
     publisher.send_async(torch.frombuffer(bytearray(raw), dtype=torch.uint8), RECEIVER)
     with pytest.raises(WeightsRefused):
-        receive_snapshot(receiver)
+        receive_snapshot([receiver])
 
 
 def test_the_receiver_tells_what_it_has(link: Pair) -> None:
     publisher, receiver = link
-    held = base_of(WeightSnapshot.take(41, [("w", torch.ones(5))]))
-    speaking = threading.Thread(target=say_hello, args=(receiver, 41, held))
+    sources: list[int] = []
+    speaking = threading.Thread(target=lambda: sources.append(say_hello(receiver, 41)))
     speaking.start()
-    assert await_hello(publisher) == Hello(41, held.fingerprint)
+    assert await_hello(publisher, 3) == 41
     speaking.join()
+    assert sources == [3]
 
 
 def test_a_receiver_of_another_release_is_told_so(link: Pair) -> None:
@@ -202,27 +204,49 @@ def test_a_receiver_of_another_release_is_told_so(link: Pair) -> None:
 
     publishing = threading.Thread(target=publish)
     publishing.start()
-    send_frame(receiver, {"protocol": 2, "version": 5, "base": ""}, PUBLISHER)
-    with pytest.raises(WeightsRefused, match=r"version 2 .* run the same release of Paceline"):
-        receive_snapshot(receiver)
+    send_frame(receiver, {"protocol": 3, "version": 5, "base": ""}, PUBLISHER)
+    answer = recv_frame(receiver, PUBLISHER, 1 << 16)
     publishing.join()
-    assert "the publisher version 3" in str(refusal[0])
+    assert "version 3 " in answer["refused"]
+    assert "run the same release of Paceline" in answer["refused"]
+    assert str(refusal[0]) == answer["refused"]
+
+
+def answering(publisher: ProcessMesh, answer: dict[str, Any]) -> threading.Thread:
+    """A publisher that answers the receiver's hello with this."""
+
+    def answer_it() -> None:
+        recv_frame(publisher, RECEIVER, 1 << 16)
+        send_frame(publisher, answer, RECEIVER)
+
+    thread = threading.Thread(target=answer_it, daemon=True)
+    thread.start()
+    return thread
 
 
 def test_a_publisher_of_another_release_is_refused(link: Pair) -> None:
     publisher, receiver = link
     snapshot = WeightSnapshot.take(1, [("w", torch.ones(5))])
     header = {"version": 1, "direct": False, "base": "", "manifest": snapshot.manifest.to_json()}
-    sending = threading.Thread(target=send_frame, args=(publisher, header, RECEIVER))
-    sending.start()
+    sending = answering(publisher, header)
     with pytest.raises(WeightsRefused, match="run the same release of Paceline"):
-        receive_snapshot(receiver)
+        say_hello(receiver, -1)
+    sending.join()
+
+
+def test_a_refusal_reaches_the_receiver(link: Pair) -> None:
+    publisher, receiver = link
+    refusal = {"protocol": 9, "refused": "another release"}
+    sending = answering(publisher, refusal)
+    with pytest.raises(WeightsRefused, match="another release"):
+        say_hello(receiver, -1)
     sending.join()
 
 
 def base_of(snapshot: WeightSnapshot) -> ReceiverBase:
     """What a receiver of this snapshot holds."""
-    return ReceiverBase(snapshot.manifest, snapshot.flat.clone(), snapshot.fingerprint)
+    sums = tuple(snapshot.checksum(i) for i in range(snapshot.manifest.buckets))
+    return ReceiverBase(snapshot.manifest, snapshot.flat.clone(), sums)
 
 
 def trained(weights: dict[str, Tensor], share: float) -> dict[str, Tensor]:
@@ -248,13 +272,13 @@ def send_second(
     link: Pair, new: WeightSnapshot, held: ReceiverBase | None
 ) -> tuple[StagedWeights, Sent]:
     publisher, receiver = link
-    sending = Sending(publisher, new, "" if held is None else held.fingerprint)
-    staged = receive_snapshot(receiver, newer_than=1, base=held)
+    sending = Sending(publisher, new)
+    staged = receive_snapshot([receiver], newer_than=1, base=held)
     acknowledge(receiver, staged.version)
     sending.join(timeout=60)
     assert sending.error is None and sending.sent is not None
     assert staged.base is not None and torch.equal(staged.base.flat, new.flat)
-    assert staged.base.fingerprint == sending.sent.fingerprint == new.fingerprint
+    assert staged.base.fingerprint == new.fingerprint
     return staged, sending.sent
 
 
@@ -300,9 +324,10 @@ def test_a_transfer_goes_on_with_its_base_while_the_next_version_is_published(li
 def test_deltas_for_a_base_that_is_not_here_are_refused(link: Pair) -> None:
     publisher, receiver = link
     old, new = two_versions(share=0.01)
-    Sending(publisher, new, base_of(old).fingerprint)
+    new.base_for = lambda held: old  # type: ignore[method-assign]
+    Sending(publisher, new)
     with pytest.raises(WeightsRefused, match="not here"):
-        receive_snapshot(receiver, base=base_of(new))
+        receive_snapshot([receiver])
 
 
 def test_a_base_that_was_damaged_in_memory_is_noticed(link: Pair) -> None:
@@ -310,9 +335,9 @@ def test_a_base_that_was_damaged_in_memory_is_noticed(link: Pair) -> None:
     old, new = two_versions(share=0.01)
     held = base_of(old)
     held.flat[9000] ^= 1
-    Sending(publisher, new, held.fingerprint)
+    Sending(publisher, new)
     with pytest.raises(WeightsRefused, match="bucket 1 of version 2 was damaged"):
-        receive_snapshot(receiver, base=held)
+        receive_snapshot([receiver], base=held)
 
 
 @pytest.mark.parametrize("size", [-1, 8192])
@@ -322,9 +347,9 @@ def test_a_delta_of_absurd_size_is_refused(
     publisher, receiver = link
     old, new = two_versions(share=0.01)
     monkeypatch.setattr(new, "delta", lambda index, base: LyingSize(size))
-    Sending(publisher, new, base_of(old).fingerprint)
+    Sending(publisher, new)
     with pytest.raises(WeightsRefused, match=f"a delta of {size} bytes"):
-        receive_snapshot(receiver, base=base_of(old))
+        receive_snapshot([receiver], base=base_of(old))
 
 
 class LyingSize:
@@ -341,7 +366,7 @@ class LyingSize:
 def test_float32_is_never_kept_as_a_base(link: Pair) -> None:
     publisher, receiver = link
     sending = Sending(publisher, WeightSnapshot.take(1, [("w", torch.ones(5000))]))
-    staged = receive_snapshot(receiver)
+    staged = receive_snapshot([receiver])
     acknowledge(receiver, 1)
     sending.join(timeout=60)
     assert staged.base is None, "a step changes nearly all of it, and the memory is the engine's"
@@ -352,7 +377,7 @@ def test_weights_travel_in_the_type_of_the_engine(link: Pair) -> None:
     weights = odd_weights()
     wire = WireDtype(torch.bfloat16, {"specials"})
     sending = Sending(publisher, WeightSnapshot.take(1, weights.items(), wire=wire))
-    staged = receive_snapshot(receiver)
+    staged = receive_snapshot([receiver])
     acknowledge(receiver, 1)
     sending.join(timeout=60)
     assert sending.error is None

@@ -41,12 +41,12 @@ class Receiving:
         self.loaded: list[int] = []
         came = iter([SimpleNamespace(version=1, seconds=0.1, base=None)])
 
-        def receive(mesh: Any, **named: Any) -> Any:
+        def receive(sources: Any, **named: Any) -> Any:
             for staged in came:
                 return staged
             raise EpochCancelled("over")
 
-        patch.setattr(weight_receiver, "say_hello", lambda mesh, *has: None)
+        patch.setattr(weight_receiver, "say_hello", lambda mesh, version: 1)
         patch.setattr(weight_receiver, "acknowledge", lambda mesh, version: None)
         patch.setattr(weight_receiver, "receive_snapshot", receive)
         receiver: Any = WeightReceiver(

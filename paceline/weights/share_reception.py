@@ -1,0 +1,163 @@
+"""Reception of shares: the buckets that each source of a link sends, into one buffer, all sources at once.
+
+source 0 ── buckets 0, n, ... ──► thread ─┐ checked against their checksums
+source 1 ── buckets 1, n + 1, ... ► thread ─┴──► ArrivingWeights
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from paceline.mesh.elastic_mesh import ProcessMesh
+from paceline.process import threads
+from paceline.weights.arriving_weights import ArrivingWeights
+from paceline.weights.bucket_delta import WORTH, apply_delta
+from paceline.weights.bucket_record import ENDS, PATIENCE, WHOLE, BucketRecord, recv_record
+from paceline.weights.link_greeting import PUBLISHER
+from paceline.weights.receiver_base import ReceiverBase
+from paceline.weights.tensor_checksum import checksum
+from paceline.weights.weight_manifest import Manifest, WeightsRefused
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Coming:
+    """What one source is about to send."""
+
+    mesh: ProcessMesh
+    buckets: Sequence[int]
+    base: ReceiverBase | None
+    """Of its deltas."""
+    heard: Callable[[], None]
+    """Called for everything that comes."""
+    done: Callable[[], None] = lambda: None
+
+
+def receive_shares(weights: ArrivingWeights, coming: Sequence[Coming]) -> bool:
+    """Fills ``weights``; False if the only source will never have the rest."""
+    try:
+        return all(at_once(coming, lambda one: _receive_buckets(weights, one)))
+    except Exception:
+        if not all(one.mesh.settled for one in coming):
+            weights.leave_memory()
+        raise
+
+
+def receive_direct(
+    version: int, manifest: Manifest, flat: Tensor, coming: Sequence[Coming]
+) -> None:
+    """Fills ``flat`` from the sources' devices."""
+    at_once(coming, lambda one: _receive_direct(version, manifest, flat, one))
+
+
+def at_once(coming: Sequence[Coming], work: Callable[[Coming], T]) -> list[T]:
+    """The results of ``work`` for all sources. The first that fails ends the meshes of the others, and its error is raised."""
+    if len(coming) == 1:
+        return [work(coming[0])]
+    ended: queue.SimpleQueue[tuple[int, T | Exception]] = queue.SimpleQueue()
+
+    def run(place: int) -> None:
+        try:
+            ended.put((place, work(coming[place])))
+        except Exception as error:
+            ended.put((place, error))
+
+    for place in range(len(coming)):
+        threads.start(run, f"receive-source-{place}", [place])
+    results: dict[int, T] = {}
+    failure: Exception | None = None
+    for _ in coming:
+        place, result = ended.get()
+        if not isinstance(result, Exception):
+            results[place] = result
+        elif failure is None:
+            failure = result
+            for one in coming:
+                one.mesh.abandon()
+    if failure is not None:
+        raise failure
+    return [results[place] for place in range(len(coming))]
+
+
+def _receive_buckets(weights: ArrivingWeights, coming: Coming) -> bool:
+    """Each bucket is checked while the next one arrives."""
+    checked: Future[None] | None = None
+    with ThreadPoolExecutor(1, "weights-check") as checking:
+        for i in coming.buckets:
+            record = _recv_record(coming)
+            if record.size == ENDS:
+                return False
+            delta = _recv_bucket(coming, weights.bucket(i), record)
+            coming.heard()
+            if checked is not None:
+                checked.result()
+            checked = checking.submit(_check, weights, i, record.checksum, delta, coming.base)
+        coming.done()
+        if checked is not None:
+            checked.result()
+    return True
+
+
+def _recv_record(coming: Coming) -> BucketRecord:
+    while (record := recv_record(coming.mesh, PUBLISHER)).size == PATIENCE:
+        coming.heard()
+    return record
+
+
+def _recv_bucket(coming: Coming, bucket: Tensor, record: BucketRecord) -> Tensor | None:
+    """Receives a whole bucket into its place, or returns the delta that came in its stead."""
+    if record.size == WHOLE:
+        coming.mesh.recv(bucket, PUBLISHER)
+        return None
+    if coming.base is None or not 0 < record.size <= WORTH * bucket.numel():
+        raise WeightsRefused(f"a delta of {record.size} bytes for a bucket of {bucket.numel()}")
+    delta = torch.empty(record.size, dtype=torch.uint8)
+    coming.mesh.recv(delta, PUBLISHER)
+    return delta
+
+
+def _check(
+    weights: ArrivingWeights,
+    index: int,
+    expected: str,
+    delta: Tensor | None,
+    base: ReceiverBase | None,
+) -> None:
+    """Adds the bucket to ``weights`` if it matches its checksum. Raises WeightsRefused."""
+    bucket = weights.bucket(index)
+    if delta is not None and base is not None:
+        bucket.copy_(weights.manifest.bucket(base.flat, index))
+        apply_delta(bucket, delta)
+    _compare(weights.version, index, bucket, expected)
+    weights.add(index, expected, delta)
+
+
+def _receive_direct(version: int, manifest: Manifest, flat: Tensor, coming: Coming) -> None:
+    """One bucket is checked while the next one arrives."""
+    before: tuple[int, Tensor, str] | None = None
+    for i in coming.buckets:
+        record, bucket = _recv_record(coming), manifest.bucket(flat, i)
+        if record.size != WHOLE:
+            raise WeightsRefused("a bucket between devices travels whole")
+        receiving = coming.mesh.recv_async(bucket, PUBLISHER)
+        if before is not None:
+            _compare(version, *before)
+        coming.mesh.wait(receiving)
+        coming.heard()
+        before = i, bucket, record.checksum
+    coming.done()
+    if before is not None:
+        _compare(version, *before)
+
+
+def _compare(version: int, index: int, bucket: Tensor, expected: str) -> None:
+    if checksum(bucket) != expected:
+        raise WeightsRefused(f"bucket {index} of version {version} was damaged on the way")
