@@ -133,6 +133,7 @@ def train(config, warm_up: int, path: Path) -> dict[str, float]:
     from paceline.v1 import rollout_pb2
     from policy_worker.step.totals import StepTotals
     from policy_worker.trainer import EpochMesh, Trainer
+    from testbed.groups_in_hand import add as add_groups
 
     data, batches = path.read_bytes(), []
     while data:
@@ -149,7 +150,7 @@ def train(config, warm_up: int, path: Path) -> dict[str, float]:
         tokens = sum(len(c.tokens) // 4 for c in completions)
         facts = StepTotals(step + 1, step, tokens, len(completions), ((0, 0),))
         trainer.begin(facts, [(g.task.task_id, g.task.attempt) for g in groups])
-        trainer.add(groups)
+        add_groups(trainer, groups)
         trainer.reduce()
         trainer.digest()
         trainer.commit(step + 1, config.train.lr)

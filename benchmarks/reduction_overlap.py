@@ -62,6 +62,7 @@ def member(arguments: argparse.Namespace) -> None:
     from paceline.config.schema import Config
     from policy_worker.step.totals import StepTotals
     from policy_worker.trainer import EpochMesh, Trainer
+    from testbed.groups_in_hand import add as add_groups
 
     torch.set_num_threads(1)
     settings = {
@@ -85,7 +86,7 @@ def member(arguments: argparse.Namespace) -> None:
             assert trainer._mesh is not None
             trainer._mesh.all_reduce(ready)  # both begin together
             begun = time.monotonic()
-            trainer.add(groups, last=kind == "during")
+            add_groups(trainer, groups, last=kind == "during")
             if kind != "backward":
                 trainer.reduce()
             if number:  # the first warms up

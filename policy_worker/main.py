@@ -5,14 +5,14 @@
                │                                                                  ▼
                │   ┌─────────────────────────────────────────────────────────── formed ◄──┐
                │   ▼                                                                      │
-               │  NextPlan ─► fetch ─► add ─► reduce ─► Vote ─┬─ COMMITTED ─► commit ─────┤─► publish,
-               │   (waits for   (its     │ (scratch   (waits  │                           │   checkpoint
-               │    groups)    groups)   │  copy)    for all) └─ RETRY: keep the local gradients,
+               │  NextPlan ─► take ──► add ─► reduce ─► Vote ─┬─ COMMITTED ─► commit ─────┤─► publish,
+               │   (waits for  (reads    │ (scratch   (waits  │                           │   checkpoint
+               │    groups)   payloads)  │  copy)    for all) └─ RETRY: keep the local gradients,
                │                         │                       wait for the next epoch
                │                         └─ RejectGroups: wait for the next epoch
                └─ STOPPED ────────► finish checkpoints, exit 0
 
-- NextPlan and fetch end early when a directive names another epoch; form, reduce and both ends of a
+- NextPlan and take end early when a directive names another epoch; form, reduce and both ends of a
   state transfer do so within 20 ms.
 - Vote ends only with its outcome, with a new incarnation, or 3 s after STOPPED: whether a step was
   committed is never guessed.
@@ -49,6 +49,7 @@ from paceline.rpc.side_channel import SideChannel
 from paceline.v1 import common_pb2, policy_pb2, worker_pb2
 from policy_worker.control_plane import BlockingControlPlane
 from policy_worker.held_out_evaluation import HeldOutEvaluation
+from policy_worker.payload_reader import StorePlace
 from policy_worker.publish_and_checkpoint import PublishAndCheckpoint
 from policy_worker.ranks.following import local_device
 from policy_worker.ranks.outside_ranks import OutsideRank
@@ -169,7 +170,8 @@ class PolicyWorker:
             reply = self.control.register(self.side)
         self.admitted = True
         self.rendezvous_url, self.run_id = reply.rendezvous_url, reply.run_id
-        self.trainer.attach(self.run_dir or Path(reply.run_dir))
+        store = StorePlace(list(reply.payload_urls), reply.run_id, reply.rendezvous_url)
+        self.trainer.attach(self.run_dir or Path(reply.run_dir), store)
         self.outlets = PublishAndCheckpoint(self.control, self.trainer, reply, self.host)
         self.control.on_directive(self.end_epochs)
         if (directive := self.control.directive) is not None:  # came before the line above
@@ -316,9 +318,7 @@ class PolicyWorker:
         plan = self.next_plan(mesh.epoch)
         if plan is None:
             return
-        shard = self.shard.compute(plan, lambda: self.epoch_is_over(mesh.epoch))
-        if shard is None:
-            return
+        shard = self.shard.compute(plan, lambda: self.groups_are_left(mesh.epoch))
         if not shard.complete:
             self.ended_epoch = mesh.epoch
             self.leave()
@@ -366,6 +366,9 @@ class PolicyWorker:
         """The run stops without the step that is computed, or has ended."""
         directive = self.control.directive
         return self.control.stopped or (directive is not None and directive.leave_step)
+
+    def groups_are_left(self, epoch: int) -> bool:
+        return self.epoch_is_over(epoch) or self.step_is_left()
 
     def next_plan(self, epoch: int) -> policy_pb2.StepPlan | None:
         """The open step's plan; None if there is none yet, or if none will come in this epoch."""

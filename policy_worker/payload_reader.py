@@ -1,4 +1,4 @@
-"""Reader of payloads: a shard's groups from the payload store, however long the store is away.
+"""Reader of payloads: groups from the payload store, however long the store is away.
 
 A payload that the store does not have is lost; a store that does not answer only delays. What has arrived is not
 asked for again.
@@ -8,16 +8,54 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import wait
+from dataclasses import dataclass
 
 from paceline.ids import TaskId
+from paceline.payloads.check_store import open_or_refuse
 from paceline.payloads.store import Payloads, PayloadStore, StoreUnavailable
+from paceline.process.asyncio_thread import BackgroundLoop
 from paceline.process.structured_log import event
 
 log = logging.getLogger(__name__)
 
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 2.0
+LOOK_S = 0.05
+"""Time after which a blocked reader asks again whether it is to give up."""
+
+
+@dataclass(frozen=True, slots=True)
+class StorePlace:
+    """Where the payloads of a run are: arguments of open_payloads()."""
+
+    urls: Sequence[str]
+    run_id: str
+    redis_url: str
+
+
+class PayloadReader:
+    """For the thread of a rank that has no session with the controller."""
+
+    def __init__(self, place: StorePlace) -> None:
+        """Raises BadInput if the store cannot be opened on this host."""
+        self._store = open_or_refuse(place.urls, place.run_id, place.redis_url)
+        self._background = BackgroundLoop("payloads")
+
+    def fetch(self, keys: Sequence[tuple[str, int]], over: Callable[[], bool]) -> Payloads | None:
+        """The payload of each of ``keys``, in their order, and None for one that is lost. None instead of a list if
+        ``over()`` turned true first."""
+        reading = self._background.submit(read_payloads(self._store, keys))
+        while not wait([reading], LOOK_S).done:
+            if over():
+                reading.cancel()
+                return None
+        return reading.result()
+
+    def close(self) -> None:
+        self._background.run(self._store.close())
+        self._background.close()
 
 
 async def read_payloads(store: PayloadStore, keys: Sequence[tuple[str, int]]) -> Payloads:

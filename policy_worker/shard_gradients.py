@@ -1,6 +1,6 @@
 """Gradients of a replica's shard: payloads are checked, suspects computed alone, bad groups rejected.
 
-fetch ─► check ─► add the others ─► each suspect: TryGroup ─► add it alone ─► complete
+take (each rank fetches and checks) ─► add the others ─► each suspect: TryGroup ─► add it alone ─► complete
            │             │
            │             └─ out of memory ─┬─ row of several groups: each of them alone
            │                               └─ row of one group ─┐
@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, waiting
-from paceline.v1 import common_pb2, policy_pb2, rollout_pb2
+from paceline.v1 import common_pb2, policy_pb2
 from policy_worker.control_plane import BlockingControlPlane
+from policy_worker.step.accepted_group import AcceptedGroup
 from policy_worker.step.batch import BadGroup, GroupKey
 from policy_worker.step.gradients import RowOutOfMemory
-from policy_worker.step.payload_check import read_groups
 from policy_worker.step.totals import StepTotals
-from policy_worker.trainer import Trainer
+from policy_worker.trainer import Taken, Trainer
 from policy_worker.worker_report import PolicyReport
 
 log = logging.getLogger(__name__)
@@ -49,49 +49,65 @@ class ShardGradients:
     _alone: set[GroupKey] = field(default_factory=set)
     """Groups of rows that did not fit into memory: each is computed by itself."""
 
-    def compute(self, plan: policy_pb2.StepPlan, over: Callable[[], bool]) -> ShardResult | None:
-        """Adds the groups of the plan's shard that are still missing; None if ``over()`` turned true
-        while they were fetched. Raises RequestRefused and what the trainer raises."""
+    def compute(self, plan: policy_pb2.StepPlan, over: Callable[[], bool]) -> ShardResult:
+        """Adds the groups of the plan's shard that are still missing. Raises EpochCancelled if ``over()`` turned true
+        while they were fetched, RequestRefused, and what the trainer raises."""
         keys = [_key(ref) for ref in plan.shard]
         planned = dict(zip(keys, plan.groups, strict=False))
+        suspects = {key for key, facts in planned.items() if facts.suspect}
         while True:
             missing = self.trainer.begin(StepTotals.of(plan), keys)
-            with waiting(WaitKind.PAYLOADS, f"fetching {len(missing)} groups of step {plan.step}"):
-                payloads = self.control.fetch(missing, over)
-            if payloads is None:
-                return None
-            fetched = time.monotonic()
-            self.report.work(f"step {plan.step}: computing {len(missing)} groups")
+            alone = suspects | self._alone
+            others = [key for key in missing if key not in alone]
+            batches = [others, *([key] for key in missing if key in alone)]
             try:
-                groups = read_groups(payloads, missing, planned, self.trainer.vocabulary)
-                complete = self._add(plan, groups, planned, over)
+                taken = [self._take(plan, batch, planned, over) for batch in batches]
+                fetched = time.monotonic()
+                self.report.work(f"step {plan.step}: computing {len(missing)} groups")
+                complete = self._add(plan, batches, taken, suspects, over)
             except RowOutOfMemory as error:
                 if len(error.groups) > 1:
                     event(log, "row out of memory", logging.WARNING, groups=len(error.groups))
                     self._alone.update(error.groups)
+                    self.report.rest(f"step {plan.step}: fetching groups again")
                     continue  # no gradient is left: all of them again
                 complete = self._reject(plan, BadGroup(str(error), error.groups, "out_of_memory"))
             except BadGroup as error:
+                fetched = time.monotonic()
                 complete = self._reject(plan, error)
             return ShardResult(complete, len(missing), fetched, time.monotonic())
+
+    def _take(
+        self,
+        plan: policy_pb2.StepPlan,
+        batch: list[GroupKey],
+        planned: Mapping[GroupKey, policy_pb2.PlannedGroup],
+        over: Callable[[], bool],
+    ) -> Taken | None:
+        """Has the ranks read ``batch``; None if it is empty."""
+        if not batch:
+            return None
+        none = policy_pb2.PlannedGroup()
+        groups = [AcceptedGroup.of(key, planned.get(key, none)) for key in batch]
+        with waiting(WaitKind.PAYLOADS, f"fetching {len(batch)} groups of step {plan.step}"):
+            return self.trainer.take(groups, lambda keys: self.control.fetch(keys, over))
 
     def _add(
         self,
         plan: policy_pb2.StepPlan,
-        groups: list[rollout_pb2.Group],
-        planned: dict[GroupKey, policy_pb2.PlannedGroup],
+        batches: Sequence[Sequence[GroupKey]],
+        taken: Sequence[Taken | None],
+        suspects: Collection[GroupKey],
         over: Callable[[], bool],
     ) -> bool:
-        suspects = {key for key, facts in planned.items() if facts.suspect}
-        alone = suspects | self._alone
-        others = [g for g in groups if _key(g.task) not in alone]
-        self.trainer.add(others, last=len(others) == len(groups))
-        for group in groups:
-            key = _key(group.task)
+        others, *alone = taken
+        if others is not None:
+            self.trainer.add(others, last=not alone)
+        for (key,), found in zip(batches[1:], alone, strict=True):
             if key in suspects and not self._try(plan, key[0], over):
                 return False
-            if key in alone:
-                self.trainer.add([group])
+            if found is not None:
+                self.trainer.add(found)
         self._alone.clear()
         # From here on no group can be the cause if this process dies.
         return not suspects or self._try(plan, "", over)

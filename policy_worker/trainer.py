@@ -1,8 +1,8 @@
 """Operations of a policy replica: rank 0 calls them, and every rank of the replica executes them.
 
-    form ──► restore | send_state | receive_state ──► begin ─► add ─► reduce ─► commit ──► save
-      ▲                                                 ▲        │       │
-      └─────────────────── abandon ◄────────────────────┴────────┴───────┘  (local gradients stay)
+    form ──► restore | send_state | receive_state ──► begin ─► take ─► add ─► reduce ─► commit ──► save
+      ▲                                                 ▲         │      │       │
+      └─────────────────── abandon ◄────────────────────┴─────────┴──────┴───────┘  (local gradients stay)
 
 - Nothing here talks to the controller. Each operation first announces itself to the other ranks, which
   call the same method, or the one that decodes its arguments from JSON: so all ranks execute the same
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NewType
 
 import torch
 from torch import Tensor
@@ -29,11 +29,13 @@ from torch import Tensor
 from paceline.config.schema import Config
 from paceline.ids import MeshEpoch, Step, Version
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
+from paceline.payloads.store import Payloads
 from paceline.v1 import rollout_pb2
 from paceline.weights.tensor_checksum import weights_digest
 from policy_worker.checkpoint.checkpoint import Checkpointer, CheckpointInfo
 from policy_worker.objectives.load import load_objective
 from policy_worker.objectives.part import POLICY
+from policy_worker.payload_reader import PayloadReader, StorePlace
 from policy_worker.ranks.rank_group import RankCommand, RankGroup
 from policy_worker.ranks.sharding import (
     gathered_weights,
@@ -44,13 +46,18 @@ from policy_worker.ranks.sharding import (
 )
 from policy_worker.state import NO_VERSION, TrainState
 from policy_worker.state_transfer import receive_state, send_state, state_tensors
+from policy_worker.step.accepted_group import AcceptedGroup
 from policy_worker.step.batch import BadGroup, GroupKey
 from policy_worker.step.gradients import Gradients, RowOutOfMemory
 from policy_worker.step.held_out import measure_held_out
 from policy_worker.step.optimizer import apply_update
 from policy_worker.step.reduction import Reduction
+from policy_worker.step.row_shares import Fetch, Share
 from policy_worker.step.stats import Stats
 from policy_worker.step.totals import StepTotals
+
+Taken = NewType("Taken", int)
+"""Names groups whose payloads the ranks have read: the first ones of a step have 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +108,18 @@ class Trainer:
         self._norms: dict[str, float] = {}
         self._sums: dict[str, float] = {}
         self._digest: tuple[Version, str] = (NO_VERSION, "")
+        self._taken: dict[Taken, Share | None] = {}
+        """Of the open step: what was read; None for what was added."""
+        self._payloads: PayloadReader | None = None
 
-    def attach(self, run_dir: str | Path) -> None:
-        """Sets the run directory for checkpoints, which the controller names."""
-        self.replica.announce(RankCommand.ATTACH, run_dir=str(run_dir))
+    def attach(self, run_dir: str | Path, store: StorePlace | None = None) -> None:
+        """Sets the run directory for checkpoints, and the payload store that ranks above 0 read from; the controller
+        names both."""
+        place = asdict(store) if store is not None else None
+        self.replica.announce(RankCommand.ATTACH, run_dir=str(run_dir), store=place)
         self._checkpointer = Checkpointer(Path(run_dir), self.config, self.replica, self.device)
+        if store is not None and not self.replica.leads:
+            self._payloads = PayloadReader(store)
 
     @property
     def checkpointer(self) -> Checkpointer:
@@ -233,6 +247,7 @@ class Trainer:
     def begin(self, spec: StepTotals, shard: Sequence[GroupKey]) -> list[GroupKey]:
         """Opens or continues a step; returns the groups of ``shard`` that are still to be added."""
         self.replica.announce(RankCommand.BEGIN, spec=asdict(spec), shard=list(shard))
+        self._taken.clear()
         return self.gradients.begin(spec, shard)
 
     @property
@@ -245,29 +260,47 @@ class Trainer:
         """Whether there is a policy whose weights rollout workers could load."""
         return POLICY in self.state.parts
 
-    def add(self, groups: Sequence[rollout_pb2.Group], last: bool = False) -> None:
-        """Adds the gradients of ``groups`` to the local ones.
+    def take(self, groups: Sequence[AcceptedGroup], fetch: Fetch) -> Taken:
+        """Has each rank read and check the groups that its rows need of ``groups``, for add(). Rank 0 reads with ``fetch``.
+
+        Raises BadGroup with the groups that a rank found lost or invalid, EpochCancelled if the epoch ended meanwhile,
+        and what ``fetch`` raises. Nothing was added then.
+        """
+        self.replica.announce(RankCommand.TAKE, accepted=[asdict(group) for group in groups])
+
+        def read(keys: Sequence[GroupKey]) -> Payloads | None:
+            payloads = None
+            try:
+                payloads = fetch(keys)
+                return payloads
+            finally:
+                if payloads is None:
+                    # Ranks that still wait for the store are freed without the controller.
+                    self.replica.end_epoch(self._epoch)
+
+        self._taken[Taken(len(self._taken))] = self.gradients.take(groups, read)
+        return Taken(len(self._taken) - 1)
+
+    def add(self, taken: Taken, last: bool = False) -> None:
+        """Adds the gradients of what take() returned ``taken`` for to the local ones, once.
 
         ``last``: nothing is added before reduce(), which begins during the last backward of this call.
 
-        Raises BadGroup if a payload contradicts itself; no rank has added anything then. Raises
-        RowOutOfMemory (of one rank) or EpochCancelled; the step has to begin again then.
+        Raises RowOutOfMemory (of one rank) or EpochCancelled; the step has to begin again then.
         """
-        if not groups:
-            return
-        self.replica.announce(RankCommand.ADD, groups=groups, last=last)
+        self.replica.announce(RankCommand.ADD, taken=taken, last=last)
+        share, self._taken[taken] = self._taken[taken], None
+        if share is None:
+            raise RuntimeError("added before")
         if not last or self._mesh is None:
-            self.gradients.add(groups)
+            self.gradients.add_share(share)
             return
         reduction = self._reduction = Reduction(self._mesh, self.gradients, self._scratch_buffer())
         try:
-            self.gradients.add(groups, reduction.during_backward)
+            self.gradients.add_share(share, reduction.during_backward)
         except RowOutOfMemory:
             if reduction.started:
                 self.abandon()  # the other members have a part of what is void now
-            self._reduction = None
-            raise
-        except BadGroup:
             self._reduction = None
             raise
 
@@ -387,8 +420,20 @@ class Trainer:
         if self._checkpointer is not None:
             self._checkpointer.close()
 
+    def _fetch(self, keys: Sequence[GroupKey]) -> Payloads | None:
+        """Ranks above 0: the payloads, unless the epoch ends before."""
+        if self._payloads is None:
+            raise RuntimeError("the trainer is attached to no payload store")
+        return self._payloads.fetch(keys, lambda: self.replica.epoch_over(self._epoch))
+
     def _operations(self) -> dict[RankCommand, Callable[..., object]]:
         """The operation behind each announcement; its arguments come as JSON values."""
+
+        def attach(run_dir: str, store: dict[str, Any] | None) -> None:
+            self.attach(run_dir, StorePlace(**store) if store is not None else None)
+
+        def take(accepted: list[dict[str, Any]]) -> None:
+            self.take([AcceptedGroup.from_json(group) for group in accepted], self._fetch)
 
         def form(epoch: dict[str, Any], timeout_s: float) -> None:
             over = functools.partial(self.replica.epoch_over, epoch["number"])
@@ -398,7 +443,7 @@ class Trainer:
             self.begin(StepTotals.from_json(spec), [(task, attempt) for task, attempt in shard])
 
         return {
-            RankCommand.ATTACH: self.attach,
+            RankCommand.ATTACH: attach,
             RankCommand.FORM: form,
             RankCommand.ABANDON: self.abandon,
             RankCommand.RESTORE: self.restore,
@@ -406,6 +451,7 @@ class Trainer:
             RankCommand.RECEIVE_STATE: self.receive_state,
             RankCommand.DIGEST: self.digest,
             RankCommand.BEGIN: begin,
+            RankCommand.TAKE: take,
             RankCommand.ADD: self.add,
             RankCommand.MEASURE: self.measure,
             RankCommand.REDUCE: self.reduce,
@@ -434,6 +480,7 @@ class Trainer:
         """Before the state is replaced."""
         self._before_change()
         self.gradients.clear()
+        self._taken.clear()
         self._digest = (NO_VERSION, "")
 
     def _before_change(self) -> None:

@@ -57,7 +57,7 @@ GUARDS = (
         (
             Patch(
                 "policy_worker/step/payload_check.py",
-                "    if planned is not None and found != (planned.sequences, planned.tokens):\n",
+                "    if accepted.sequences and found != (accepted.sequences, accepted.tokens):\n",
                 "    if False:\n",
             ),
         ),
@@ -70,7 +70,7 @@ GUARDS = (
         (
             Patch(
                 "policy_worker/step/payload_check.py",
-                "    if accepted is not None and accepted.digest and payload_digest(payload) != accepted.digest:\n",
+                "    if accepted.digest and payload_digest(payload) != accepted.digest:\n",
                 "    if False:\n",
             ),
         ),
@@ -83,7 +83,7 @@ GUARDS = (
         (
             Patch(
                 "policy_worker/step/payload_check.py",
-                "    if planned is not None and planned.facts and (why := _other_facts(group, planned)):\n",
+                "    if accepted.facts and (why := _other_facts(group, accepted)):\n",
                 "    if False:\n",
             ),
         ),
@@ -114,7 +114,7 @@ GUARDS = (
         "a row holds all completions of a group whose objective compares them",
         (
             Patch(
-                "policy_worker/step/gradients.py",
+                "policy_worker/step/row_shares.py",
                 "whole_groups=self.objective.whole_groups)",
                 "whole_groups=False)",
             ),

@@ -48,8 +48,8 @@ from policy_worker.ranks.follower_bootstrap import (
 from policy_worker.ranks.rank_life import AloneLife, RankLife
 
 COMMAND_BYTES = 256 << 20
-"""Groups of a command travel in messages of at most this size: protobuf reads none above 2 GiB, and the shard of a
-replica (512 groups of 6.3 MB) is larger."""
+"""Held-out groups travel in messages of at most this size: protobuf reads none above 2 GiB. Groups of a step do not
+travel: each rank reads its own."""
 FOREVER = timedelta(days=365)
 """Between two commands lies however long the rollouts take. Death is noticed by other means."""
 
@@ -65,6 +65,7 @@ class RankCommand(StrEnum):
     RECEIVE_STATE = auto()
     DIGEST = auto()
     BEGIN = auto()
+    TAKE = auto()
     ADD = auto()
     MEASURE = auto()
     REDUCE = auto()

@@ -19,23 +19,19 @@ from torch import Tensor, nn
 
 from paceline.mesh.elastic_mesh import EpochCancelled
 from paceline.v1 import rollout_pb2
-from policy_worker.objectives.columns import TokenColumns, trained_by_sequence
+from policy_worker.objectives.columns import TokenColumns
 from policy_worker.objectives.load import load_objective
 from policy_worker.objectives.objective import Loss, Mean, Objective
 from policy_worker.ranks.gradient_sync import drop_unreduced, reduce_next_backward
 from policy_worker.ranks.rank_group import RankGroup
 from policy_worker.state import TrainState, local_tensor
-from policy_worker.step.batch import (
-    GroupKey,
-    Ints,
-    TokenBatch,
-    check_vocabulary,
-    decode,
-)
+from policy_worker.step.accepted_group import AcceptedGroup
+from policy_worker.step.batch import GroupKey, Ints
 from policy_worker.step.logprobs import TokenScores
-from policy_worker.step.packing import MicroBatch, attended_tokens, plan_rows
+from policy_worker.step.packing import MicroBatch
 from policy_worker.step.router_balance import balance_of_sequences
 from policy_worker.step.row_forwards import RowForwards
+from policy_worker.step.row_shares import Fetch, RowShares, Share
 from policy_worker.step.stats import Stats, measure
 from policy_worker.step.totals import StepTotals
 
@@ -74,6 +70,7 @@ class Gradients:
         """Elements of this rank's parameters, then the objective's sums."""
         self._sums = torch.zeros(len(self.objective.summed), device=self.device)
         self.forwards = RowForwards(self.objective, self.state, self.frozen)
+        self._shares = RowShares(self.objective, self.state.config, self.replica)
         self._spec: StepTotals | None = None
         self._added: set[GroupKey] = set()
         self.stats = Stats()
@@ -100,46 +97,49 @@ class Gradients:
         self._spec = None
         self.stats = Stats()
 
+    def take(self, groups: Sequence[AcceptedGroup], fetch: Fetch) -> Share:
+        """This rank's share of ``groups``, for add_share(). Collective; see RowShares.take."""
+        return self._shares.take(groups, self._totals, self.vocabulary, fetch)
+
     def add(
         self,
         groups: Sequence[rollout_pb2.Group],
         around_last_row: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """Adds the gradients of ``groups``. Of a sharded replica all ranks call it, with the same.
+        """Adds the gradients of groups that are in hand; of a sharded replica all ranks call it, with the same.
+
+        Raises BadGroup on a payload that contradicts itself or the model; nothing is added then. For the rest see
+        add_share().
+        """
+        self.add_share(self._shares.of(groups, self._totals, self.vocabulary), around_last_row)
+
+    def add_share(
+        self,
+        share: Share,
+        around_last_row: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """Adds the gradients of this rank's rows; of a sharded replica all ranks call it, each with its share.
 
         ``around_last_row``: entered for the forward and backward after which the gradients are complete.
 
-        Raises BadGroup on a payload that contradicts itself or the model; nothing is added then.
-        Raises RowOutOfMemory (ReplicaBroken with several ranks) if a row does not fit into memory, and EpochCancelled on every rank if the
-        step was given up; all local gradients are dropped, and the step has to begin again.
+        Raises RowOutOfMemory (ReplicaBroken with several ranks) if a row does not fit into memory, and EpochCancelled on
+        every rank if the step was given up; all local gradients are dropped, and the step has to begin again.
         """
-        spec = self._spec
-        if spec is None:
-            raise RuntimeError("no step is open")
-        batch = decode(groups)
-        check_vocabulary(batch, groups, self.vocabulary)
-        columns = self.objective.columns(batch, spec)
-        keep = np.flatnonzero(self.objective.contributing(batch, columns))
-        rank, ranks = self.replica.rank, self.replica.size
-        limit = self.state.config.train.tokens_per_microbatch
-        if ranks > 1:
-            total = int(attended_tokens(batch, keep).sum())
-            limit = max(1, min(limit, -(-total // ranks)))
-        rows = plan_rows(batch, keep, limit, whole_groups=self.objective.whole_groups)
+        totals, ranks = self._totals, self.replica.size
         every_row = self.state.config.train.gradient_sync == "row"
-        for start in range(0, len(rows), ranks):
-            last = start + ranks >= len(rows)
+        for number in range(share.rounds):
+            last = number == share.rounds - 1
             reduce_next_backward(self.state.parts.values(), every_row or last)
-            mine = start + rank < len(rows)
+            mine = number < len(share.rows)
             # The forward of a sharded model is collective: a rank without a row of its own takes
             # part with one that counts nothing.
-            row = rows[start + rank] if mine else rows[start]
+            row = share.rows[number] if mine else share.filler
             try:
                 with around_last_row() if last else nullcontext():
-                    micro = self.forwards.pack(batch, row, self.device)
-                    self._add_row(columns, micro, counts=mine)
+                    micro = self.forwards.pack(share.batch, row, self.device)
+                    self._add_row(share.columns, micro, counts=mine)
             except torch.OutOfMemoryError as error:
-                refused = self._too_large(batch, row, groups, error)
+                refused = self._too_large(share, row, error)
                 if ranks > 1:
                     # The other ranks wait in a collective of their rows: the replica has to die as one. Its
                     # groups become suspects, and are computed one by one from then on.
@@ -149,19 +149,23 @@ class Gradients:
             # One integer over loopback for each micro-batch: ranks look at different moments.
             if not self.replica.agree(not self.left()):
                 self.clear()
-                raise EpochCancelled(f"step {spec.step} was given up")
-        self._added.update((g.task.task_id, g.task.attempt) for g in groups)
-        if rank == 0:
-            trained = np.count_nonzero(trained_by_sequence(columns.trained, batch.length))
-            self.stats.add("loss", 0.0, trained / max(spec.sequences, 1))
+                raise EpochCancelled(f"step {totals.step} was given up")
+        self._added.update(share.keys)
+        if self.replica.leads:
+            self.stats.add("loss", 0.0, share.trained / max(totals.sequences, 1))
 
-    def _too_large(
-        self, batch: TokenBatch, row: Ints, groups: Sequence[rollout_pb2.Group], error: Exception
-    ) -> RowOutOfMemory:
+    @property
+    def _totals(self) -> StepTotals:
+        if self._spec is None:
+            raise RuntimeError("no step is open")
+        return self._spec
+
+    def _too_large(self, share: Share, row: Ints, error: Exception) -> RowOutOfMemory:
         self.clear()  # a part of the row may be in the gradients
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        named = [groups[g].task for g in np.unique(batch.group_of[row])]
+        batch = share.batch
+        named = [share.groups[g].task for g in np.unique(batch.group_of[row])]
         tokens = int(batch.prompt_length[batch.group_of[row]].sum() + batch.length[row].sum())
         return RowOutOfMemory(
             f"a row of {len(row)} sequences with {tokens} tokens, prompts included: "

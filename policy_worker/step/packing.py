@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -50,8 +51,24 @@ class MicroBatch:
     """int64 [C], row position of each target; None if the last tokens of sequences are not in the row."""
 
 
+class Lengths(Protocol):
+    """Of G groups with S sequences: all that rows are planned by."""
+
+    @property
+    def prompt_length(self) -> Ints:
+        """[G]"""
+
+    @property
+    def length(self) -> Ints:
+        """[S]"""
+
+    @property
+    def group_of(self) -> Ints:
+        """[S]"""
+
+
 def plan_rows(
-    batch: TokenBatch, keep: Ints, tokens_per_microbatch: int, *, whole_groups: bool = False
+    batch: Lengths, keep: Ints, tokens_per_microbatch: int, *, whole_groups: bool = False
 ) -> list[Ints]:
     """Splits the sequences ``keep`` (indices, ascending) into rows of at most so many attended tokens.
 
@@ -93,7 +110,7 @@ def plan_rows(
     return rows
 
 
-def attended_tokens(batch: TokenBatch, sequences: Ints) -> Ints:
+def attended_tokens(batch: Lengths, sequences: Ints) -> Ints:
     """Input tokens of each of ``sequences``, with its prompt."""
     tokens: Ints = batch.length[sequences] - 1 + batch.prompt_length[batch.group_of[sequences]]
     return tokens

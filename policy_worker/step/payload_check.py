@@ -6,7 +6,7 @@ token outside the vocabulary ends a CUDA process: both are found here, and the g
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -17,8 +17,9 @@ from paceline.groups.limits import GroupLimits
 from paceline.groups.payload import decode as decode_payload
 from paceline.groups.payload import facts_digest, payload_digest
 from paceline.payloads.store import Payloads
-from paceline.v1 import policy_pb2, rollout_pb2
-from policy_worker.step.batch import BadGroup, GroupKey, check_vocabulary, decode
+from paceline.v1 import rollout_pb2
+from policy_worker.step.accepted_group import AcceptedGroup
+from policy_worker.step.batch import BadGroup, check_vocabulary, decode
 
 LISTED = 8
 """Groups whose contradiction is in the message of one error."""
@@ -27,28 +28,24 @@ ANY = 1 << 40
 
 
 def read_groups(
-    payloads: Payloads,
-    keys: Sequence[GroupKey],
-    planned: Mapping[GroupKey, policy_pb2.PlannedGroup],
-    vocabulary: int,
+    payloads: Payloads, accepted: Sequence[AcceptedGroup], vocabulary: int
 ) -> list[rollout_pb2.Group]:
-    """The groups in ``payloads``, which were fetched for ``keys``, in this order. ``vocabulary``: rows of the
+    """The groups in ``payloads``, which were fetched for ``accepted``, in this order. ``vocabulary``: rows of the
     embedding.
 
     Raises BadGroup with all groups whose payload is lost, or else with all whose payload is invalid.
     """
-    pairs = list(zip(keys, payloads, strict=True))
-    if lost := [key for key, payload in pairs if payload is None]:
+    pairs = list(zip(accepted, payloads, strict=True))
+    if lost := [group.key for group, payload in pairs if payload is None]:
         raise BadGroup("the payload store does not have the payload", lost, "payload_lost")
     groups = []
     wrong = {}
-    for key, payload in pairs:
-        accepted = planned.get(key)
-        group = _read(payload or b"", accepted)
+    for said, payload in pairs:
+        group = _read(payload or b"", said)
         if isinstance(group, str):
-            wrong[key] = f"the payload of {key[0]} {group}"
-        elif why := contradiction(group, key, accepted, vocabulary):
-            wrong[key] = why
+            wrong[said.key] = f"the payload of {said.key[0]} {group}"
+        elif why := contradiction(group, said, vocabulary):
+            wrong[said.key] = why
         else:
             groups.append(group)
     if wrong:
@@ -56,9 +53,9 @@ def read_groups(
     return groups
 
 
-def _read(payload: bytes, accepted: policy_pb2.PlannedGroup | None) -> rollout_pb2.Group | str:
+def _read(payload: bytes, accepted: AcceptedGroup) -> rollout_pb2.Group | str:
     """The group, or what is wrong with its bytes."""
-    if accepted is not None and accepted.digest and payload_digest(payload) != accepted.digest:
+    if accepted.digest and payload_digest(payload) != accepted.digest:
         return f"is not what was submitted: {len(payload)} bytes with another digest"
     try:
         return decode_payload(payload)
@@ -66,7 +63,7 @@ def _read(payload: bytes, accepted: policy_pb2.PlannedGroup | None) -> rollout_p
         return f"cannot be read: {len(payload)} bytes"
 
 
-def _other_facts(group: rollout_pb2.Group, accepted: policy_pb2.PlannedGroup) -> str:
+def _other_facts(group: rollout_pb2.Group, accepted: AcceptedGroup) -> str:
     """Why the facts that were accepted are not those of the group; empty if they are."""
     count = len(group.completions)
     try:
@@ -77,13 +74,9 @@ def _other_facts(group: rollout_pb2.Group, accepted: policy_pb2.PlannedGroup) ->
     return "" if facts_digest(facts) == accepted.facts else "its facts are not those submitted"
 
 
-def contradiction(
-    group: rollout_pb2.Group,
-    key: GroupKey,
-    planned: policy_pb2.PlannedGroup | None,
-    vocabulary: int,
-) -> str:
+def contradiction(group: rollout_pb2.Group, accepted: AcceptedGroup, vocabulary: int) -> str:
     """Why the payload cannot be trained; empty if it can."""
+    key = accepted.key
     if (group.task.task_id, group.task.attempt) != key:
         return f"the payload of {key[0]} is one of {group.task.task_id}/{group.task.attempt}"
     try:
@@ -97,11 +90,15 @@ def contradiction(
     if not all(np.isfinite(column).all() for column in batch.scored.values()):
         return f"group {key[0]} has log-probs of a scorer that are not finite"
     found = (len(batch.length), int(batch.trained.sum()))
-    if planned is not None and found != (planned.sequences, planned.tokens):
+    if accepted.sequences and found != (accepted.sequences, accepted.tokens):
         return (
             f"group {key[0]} has {found[0]} sequences with {found[1]} tokens to train on, accepted "
-            f"were {planned.sequences} with {planned.tokens}"
+            f"were {accepted.sequences} with {accepted.tokens}"
         )
-    if planned is not None and planned.facts and (why := _other_facts(group, planned)):
+    # Rows were planned by them.
+    lengths = int(batch.prompt_length[0]), tuple(batch.length.tolist())
+    if accepted.lengths and lengths != (accepted.prompt_tokens, accepted.lengths):
+        return f"group {key[0]} has sequences of other lengths than were accepted"
+    if accepted.facts and (why := _other_facts(group, accepted)):
         return f"group {key[0]}: {why}"
     return ""

@@ -18,7 +18,7 @@ import grpc.aio
 import numpy as np
 
 from paceline.config.sections.training import TrainConfig
-from paceline.groups.payload import encode
+from paceline.groups.payload import encode, facts_digest
 from paceline.payloads.redis_payloads import payload_key
 from paceline.process.asyncio_thread import BackgroundLoop
 from paceline.redis.client import connect_sync
@@ -27,6 +27,7 @@ from paceline.v1.policy_pb2_grpc import (
     PolicyServiceServicer,
     add_PolicyServiceServicer_to_server,
 )
+from tests.fixtures.group_facts import submitted
 
 
 class WatchedPayloads:
@@ -336,6 +337,7 @@ class SmallController(PolicyServiceServicer, worker_pb2_grpc.WorkerServiceServic
                 version=self.version,
                 next_version=self.version + 1,
                 shard=[groups[i].task for i in self.open.shards[name]],
+                groups=[_planned(groups[i]) for i in self.open.shards[name]],
                 total_tokens=sum(len(c.tokens) // 4 for g in groups for c in g.completions),
                 total_sequences=sum(len(g.completions) for g in groups),
                 total_groups=len(groups),
@@ -387,6 +389,18 @@ class SmallController(PolicyServiceServicer, worker_pb2_grpc.WorkerServiceServic
             self.checkpoint = (request.path, request.step)
             self._changed.notify_all()
         return policy_pb2.CheckpointReply()
+
+
+def _planned(group):
+    facts = submitted(group)
+    return policy_pb2.PlannedGroup(
+        tokens=sum(span.length for span in facts.token_versions),
+        sequences=len(facts.lengths),
+        digest=facts.digest,
+        facts=facts_digest(facts),
+        prompt_tokens=facts.prompt_tokens,
+        lengths=facts.lengths,
+    )
 
 
 def _reward_totals(groups):

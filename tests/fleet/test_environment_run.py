@@ -24,6 +24,7 @@ from rollout_worker.environments.base import EnvironmentTask, Sample
 from rollout_worker.main import RolloutWorker
 from testbed.fleets.controllers import addresses, config_of, running_controllers, until
 from testbed.fleets.local_run import Up, write_run
+from testbed.groups_in_hand import add as add_groups
 from testbed.workers.fake_workers import FakePolicy
 from tests.fixtures.chat_model import make_chat_model
 from tests.fixtures.engines import Reference, each_engine, make_test_engine
@@ -152,7 +153,7 @@ async def test_groups_with_masks_are_accepted_and_trained_on(tmp_path: Path) -> 
     trainer.restore("", 0, 0)
     keys = [(group.task.task_id, group.task.attempt) for group in trained]
     trainer.begin(StepTotals(1, 0, int(batch.trained.sum()), len(masks)), keys)
-    trainer.add(trained)
+    add_groups(trainer, trained)
     stats = trainer.reduce()
     # The same weights on both sides: the trainer finds the log-probs that were sampled with, at
     # every token of every turn, behind tokens that the environment said.

@@ -76,6 +76,9 @@ class PlannedGroup:
     """Of its payload; empty: the journal has none."""
     facts: str = ""
     """Digest of its facts."""
+    prompt_tokens: int = 0
+    lengths: tuple[int, ...] = ()
+    """Tokens of each completion, those that are not trained included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +298,8 @@ def plan(
                 x in suspects,
                 facts[x].digest,
                 facts[x].facts_digest,
+                facts[x].prompt_tokens,
+                facts[x].lengths,
             )
             for x in shard
         ),

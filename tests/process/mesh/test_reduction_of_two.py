@@ -13,6 +13,7 @@ from paceline.mesh.elastic_mesh import EpochCancelled, MeshError
 from policy_worker.step import reduction
 from policy_worker.step.totals import StepTotals
 from policy_worker.trainer import EpochMesh, Trainer
+from testbed.groups_in_hand import add as add_groups
 from testbed.tiny_model import make_tiny_model
 from tests.fixtures.policy_models import make_config, random_groups
 
@@ -57,7 +58,7 @@ def trainers(url: str, tmp_path, monkeypatch, request) -> Iterator[list[Trainer]
 
 def add(trainer: Trainer, groups: list[Any], *, last: bool) -> None:
     trainer.begin(TOTALS, [(g.task.task_id, g.task.attempt) for g in groups])
-    trainer.add(groups, last=last)
+    add_groups(trainer, groups, last=last)
 
 
 def alone(trainer: Trainer, epoch: int) -> torch.Tensor:

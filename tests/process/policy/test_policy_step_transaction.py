@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from paceline.mesh.elastic_mesh import MeshError
 from policy_worker.step.totals import StepTotals
 from policy_worker.trainer import EpochMesh, Trainer
+from testbed.groups_in_hand import add as add_groups
 from testbed.tiny_model import make_tiny_model
 from tests.fakes.policy_controller import SmallController
 from tests.fixtures import policy_process
@@ -73,7 +74,7 @@ def undisturbed(config, steps):
         tokens = sum(len(c.tokens) // 4 for g in groups for c in g.completions)
         keys = [(g.task.task_id, 1) for g in groups]
         trainer.begin(StepTotals(number + 1, number, tokens, 18), keys)
-        trainer.add(groups)
+        add_groups(trainer, groups)
         trainer.reduce()
         trainer.commit(number + 1, config.train.lr)
         after.append(policy_process.numbers_of(trainer.state))
@@ -329,7 +330,7 @@ def test_a_reduction_that_fails_halfway_leaves_the_local_gradients_alone(
     trainer.form(EpochMesh(1, 0, 1, "", "run", ""), lambda: False)
     trainer.restore("", 0, 0)
     trainer.begin(StepTotals(1, 0, 100, 18), [(g.task.task_id, 1) for g in steps[0]])
-    trainer.add(steps[0])
+    add_groups(trainer, steps[0])
     before = [p.grad.clone() for p in trainer.gradients.parameters]
     with monkeypatch.context() as patch:
         patch.setattr(trainer, "_need_mesh", HalfReduced)

@@ -268,6 +268,18 @@ def test_a_bad_group_ends_no_rank_and_is_in_nobodys_gradients(tmp_path):
     assert said["norm"] == pytest.approx(ranks.run(1, "bad_group", config=config)["norm"], rel=1e-4)
 
 
+def test_each_rank_reads_the_groups_of_its_rows_and_no_payload_travels_between_ranks(tmp_path):
+    config = tiny_config(tmp_path, tokens_per_microbatch=64)
+    said = ranks.run(2, "own_rows", config=config.model_dump_json())
+    assert len(said["read"]) == 2
+    mine, other = map(set, said["read"])
+    assert mine | other == {f"t{n}" for n in range(5, 10)}
+    assert mine != other and len(mine) < 5 and len(other) < 5
+    assert said["payloads"] > 100_000 > 10 * said["largest"]
+    alone = ranks.run(1, "own_rows", config=config.model_dump_json())
+    assert said["norm"] == pytest.approx(alone["norm"], rel=1e-3)
+
+
 def test_two_ranks_measure_held_out_pairs_as_one_does(tmp_path):
     """An odd number of rows: a rank without one of its own takes part and counts nothing."""
     settings = tiny_config(tmp_path, tokens_per_microbatch=30).model_dump(mode="json")

@@ -13,6 +13,7 @@ from policy_worker.step import reduction
 from policy_worker.step.gradients import RowOutOfMemory
 from policy_worker.step.totals import StepTotals
 from policy_worker.trainer import EpochMesh, Trainer
+from testbed.groups_in_hand import add as add_groups
 from testbed.tiny_model import make_tiny_model
 from tests.fixtures.policy_models import make_config, random_groups
 
@@ -66,7 +67,7 @@ def step(trainer: Trainer, side: Doubling | None = None, *, last: bool = True) -
     if side is not None:
         trainer._mesh = ProcessMesh(0, 2, CPU, lambda: False, side)  # type: ignore[arg-type]
     begin(trainer)
-    trainer.add(GROUPS, last=last)
+    add_groups(trainer, GROUPS, last=last)
 
 
 def begin(trainer: Trainer) -> None:

@@ -24,6 +24,7 @@ from policy_worker.step.packing import pack
 from policy_worker.step.totals import StepTotals
 from policy_worker.step.value_head import values
 from policy_worker.trainer import EpochMesh, Trainer
+from testbed.groups_in_hand import add as add_groups
 from testbed.tiny_model import make_tiny_model
 from tests.fixtures.policy_models import make_config, random_groups
 from tests.fixtures.train_states import all_bits, assert_same_bits
@@ -66,7 +67,7 @@ def train(trainer, step):
     groups = random_groups(4, group_size=3, seed=step, first=10 * step, vocab=15)
     tokens = sum(len(c.tokens) // 4 for g in groups for c in g.completions)
     trainer.begin(StepTotals(step, step - 1, tokens, 12), [(g.task.task_id, 1) for g in groups])
-    trainer.add(groups)
+    add_groups(trainer, groups)
     stats = trainer.reduce()
     trainer.commit(step, trainer.config.train.lr)
     return stats

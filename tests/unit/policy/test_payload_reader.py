@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 
 import pytest
 
+from paceline.errors import BadInput
+from paceline.payloads.file_payloads import FilePayloads
 from paceline.payloads.store import Ref, StoreUnavailable
 from policy_worker import payload_reader
-from policy_worker.payload_reader import read_payloads
+from policy_worker.payload_reader import PayloadReader, StorePlace, read_payloads
 
 KEYS = [(f"t{n}", 1) for n in range(4)]
 
@@ -38,3 +43,31 @@ async def test_payloads_that_have_arrived_are_not_asked_for_again(
     found = await read_payloads(store, KEYS)  # type: ignore[arg-type]
     assert found == [b"t0", b"t1", None, b"t3"]
     assert store.asked == [["t0", "t1", "t2", "t3"], ["t2", "t3"], ["t2", "t3"], ["t3"]]
+
+
+def test_a_rank_without_a_session_reads_the_store_that_it_is_told(tmp_path: Path) -> None:
+    asyncio.run(FilePayloads(tmp_path / "run").put({KEYS[0]: b"payload"}))  # type: ignore[dict-item]
+    reader = PayloadReader(StorePlace([f"file://{tmp_path}"], "run", ""))
+    assert reader.fetch(KEYS[:2], lambda: False) == [b"payload", None]
+    reader.close()
+
+
+def test_a_rank_whose_store_does_not_answer_is_freed_when_the_epoch_ends(tmp_path: Path) -> None:
+    reader = PayloadReader(StorePlace([f"file://{tmp_path}"], "run", ""))
+    store = FailingStore([0] * 1000)
+    reader._store = store  # type: ignore[assignment]
+    ended = threading.Event()
+
+    def over() -> bool:
+        if store.asked:
+            ended.set()
+        return ended.is_set()
+
+    assert reader.fetch(KEYS, over) is None
+    assert ended.is_set()
+    reader._background.close()
+
+
+def test_a_store_that_cannot_be_opened_on_the_host_of_a_rank_is_named() -> None:
+    with pytest.raises(BadInput, match=r"payloads\.url: nosuch://x cannot be opened"):
+        PayloadReader(StorePlace(["nosuch://x"], "run", ""))

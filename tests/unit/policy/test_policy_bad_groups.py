@@ -257,14 +257,12 @@ def test_a_group_whose_row_does_not_fit_into_memory_is_named_and_the_rest_is_tra
 def test_a_suspect_is_computed_by_itself_after_the_controller_knows(trainer, groups):
     expected = undisturbed(trainer, groups)
     control = Controller(groups)
-    added = []
     real = trainer.add
 
-    def add(some, last=False):
-        added.append(tuple(g.task.task_id for g in some))
-        control.heard.append(("add", added[-1]))
+    def add(taken, last=False):
+        control.heard.append(("add", tuple(task_id for task_id, _ in trainer._taken[taken].keys)))
         assert not last
-        real(some)
+        real(taken)
 
     trainer.add = add
     result, gradient = compute(trainer, control, plan_of(groups, suspects=("t1", "t4")))

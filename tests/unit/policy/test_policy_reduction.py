@@ -9,6 +9,7 @@ from paceline.mesh import elastic_mesh as mesh_module
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
 from policy_worker.step.totals import StepTotals
 from policy_worker.trainer import EpochMesh, Trainer
+from testbed.groups_in_hand import add as add_groups
 from testbed.tiny_model import make_tiny_model
 from tests.fixtures.policy_models import make_config, random_groups
 
@@ -57,7 +58,7 @@ def trainer(tmp_path, monkeypatch):
     groups = random_groups(4, group_size=3, seed=0, vocab=15)
     tokens = sum(len(c.tokens) // 4 for g in groups for c in g.completions)
     trainer.begin(StepTotals(1, 0, tokens, 12), [(g.task.task_id, 1) for g in groups])
-    trainer.add(groups)
+    add_groups(trainer, groups)
     yield trainer
     trainer.close()
 

@@ -22,6 +22,7 @@ from policy_worker.step.batch import decode
 from policy_worker.step.logprobs import TokenScores
 from policy_worker.step.totals import StepTotals
 from policy_worker.trainer import EpochMesh, Trainer
+from testbed.groups_in_hand import add as add_groups
 from testbed.tiny_model import make_tiny_model
 from tests.fixtures.policy_models import make_config, make_group, random_groups
 from tests.fixtures.train_states import all_bits, assert_same_bits
@@ -370,7 +371,7 @@ def take_step(trainer, step):
     groups = random_groups(4, group_size=3, seed=step, first=10 * step, vocab=15)
     tokens = sum(len(c.tokens) // 4 for g in groups for c in g.completions)
     trainer.begin(StepTotals(step, step - 1, tokens, 12), [(g.task.task_id, 1) for g in groups])
-    trainer.add(groups)
+    add_groups(trainer, groups)
     stats = trainer.reduce()
     trainer.commit(step, trainer.config.train.lr)
     return {
@@ -433,7 +434,7 @@ def test_a_critic_learns_the_returns(model):
         tokens = sum(len(c.tokens) // 4 for g in groups for c in g.completions)
         totals = StepTotals(step, step - 1, tokens, 12)
         trainer.begin(totals, [(g.task.task_id, 1) for g in groups])
-        trainer.add(groups)
+        add_groups(trainer, groups)
         losses.append(trainer.reduce().mean("value_loss"))
         trainer.commit(step, 1e-4)
     assert losses[-1] < 0.3 * losses[0]

@@ -22,6 +22,7 @@ from policy_worker.step.optimizer import build_optimizer
 from policy_worker.step.packing import attended_tokens, pack, plan_rows
 from policy_worker.step.totals import StepTotals
 from policy_worker.trainer import EpochMesh, Trainer
+from testbed.groups_in_hand import add as add_groups
 from testbed.tiny_model import make_tiny_model
 from tests.fixtures.policy_models import (
     RECORDED_PAIRS,
@@ -185,7 +186,7 @@ def trained(trainer: Trainer, steps: range) -> list[dict[str, Any]]:
             group.completions[0].reward, group.completions[1].reward = 1.0, 0.0
         keys = [(group.task.task_id, 1) for group in groups]
         trainer.begin(StepTotals(step, step - 1, 1, 8), keys)
-        trainer.add(groups)
+        add_groups(trainer, groups)
         found.append(trainer.reduce().entries)
         trainer.commit(step, trainer.config.train.lr)
     return found

@@ -1,0 +1,17 @@
+"""Groups in hand: given to a trainer as if a payload store had them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.groups.payload import encode
+from paceline.v1 import rollout_pb2
+from policy_worker.step.accepted_group import AcceptedGroup
+from policy_worker.trainer import Trainer
+
+
+def add(trainer: Trainer, groups: Sequence[rollout_pb2.Group], *, last: bool = False) -> None:
+    """Adds their gradients to the open step of a replica of one rank. Raises as take() and add() do."""
+    payloads = {(g.task.task_id, g.task.attempt): encode(g) for g in groups}
+    accepted = [AcceptedGroup(key) for key in payloads]
+    trainer.add(trainer.take(accepted, lambda keys: [payloads[key] for key in keys]), last)
