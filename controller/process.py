@@ -141,8 +141,10 @@ async def serve(
     finally:
         if rest is not None:
             await rest.stop()
-    await server.stop(GRACE_S)
-    await stores.close()
+        # Also before a refusal ends the process: a server that is freed while it answers corrupts memory, and the
+        # launcher sees a crash instead of the reason.
+        await server.stop(GRACE_S)
+        await stores.close()
 
 
 async def _run_until(stop: asyncio.Event, controller: Controller) -> None:

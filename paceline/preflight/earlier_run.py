@@ -14,6 +14,8 @@ from paceline.config.setting_rules import problem_of_divisor
 from paceline.errors import BadInput
 from paceline.preflight.check import Check, fail, ok
 from paceline.preflight.run_length import steps_of
+from paceline.run_view.files.json_lines import DamagedFile
+from paceline.run_view.run_records import RunRecords
 from paceline.run_view.summary import can_extend, read_summary
 
 NAME = "earlier run"
@@ -46,9 +48,10 @@ def earlier_run(config: Config, run_dir: Path) -> Iterator[Check]:
         return
     ours, theirs = run_digest(before)[1], run_digest(config)[1]
     if ours == theirs:
-        why = problem_of_divisor(before, config)
-        refused = fail(NAME, f"the run in {run_dir} cannot be continued", why)
-        yield refused if why else ok(NAME, continued)
+        found, why = f"the run in {run_dir} cannot be continued", problem_of_divisor(before, config)
+        if not why:
+            found, why = _fewer_steps(config, run_dir)
+        yield fail(NAME, found, why) if why else ok(NAME, continued)
         return
     found = f"the run in {run_dir} has another config: {differences(ours, theirs)}"
     remedy = (
@@ -56,6 +59,22 @@ def earlier_run(config: Config, run_dir: Path) -> Iterator[Check]:
         "begins with the weights of this one"
     )
     yield fail(NAME, found, remedy)
+
+
+def _fewer_steps(config: Config, run_dir: Path) -> tuple[str, str]:
+    """That the run has trained more steps than it may have, and the remedy; empty if it has not."""
+    try:
+        trained, steps = RunRecords.read(run_dir).history.step, steps_of(config)
+    except (DamagedFile, BadInput):
+        return (
+            "",
+            "",
+        )  # those who read the events say what is damaged, the check of the data what is wrong
+    if trained <= steps:
+        return "", ""
+    length = next(f"train.{n}" for n in LENGTHS if getattr(config.train, n) is not None)
+    found = f"the run in {run_dir} has trained {trained} steps already, and {length} allows {steps}"
+    return found, f"Raise {length}, so that the run has {trained} steps or more"
 
 
 def _extends(config: Config, summary: Mapping[str, Any] | None) -> bool:

@@ -95,6 +95,8 @@ class LocalRun:
         self._status: admin_pb2.StatusReply | None = None
         self._begun = self.earlier is not None
         """A leader has had a term. A controller that reads the journal again tells of none."""
+        self._accepted = self.earlier is not None
+        """A leader has begun its term with this config; a controller that refuses the config journals nothing."""
         self._stop: TimedStop | None = None
         """Set while the run is being stopped."""
         self._events = FileTail(self.run_dir / "events.jsonl")
@@ -176,6 +178,7 @@ class LocalRun:
     async def _note_events(self) -> None:
         """Prints the new lines of events.jsonl. The live view shows steps itself."""
         for _, event in await asyncio.to_thread(lambda: list(self._events.records())):
+            self._accepted |= event["type"] == "TermBegun"
             if event["type"] != "StepCommitted":
                 self.console.note(text_of(event))
 
@@ -307,8 +310,9 @@ class LocalRun:
             faults=report.faults if report else None,
             export=str(export) if export else None,
         )
-        if self._status is None and self._before.exists:
-            # No controller has accepted this start: the earlier record stays as it was.
+        self._accepted |= any(e["type"] == "TermBegun" for _, e in self._events.records())
+        if self._before.exists and not self._accepted:
+            # The earlier record stays as it was.
             self._before.restore()
         else:
             write_summary(self.run_dir, summary)

@@ -416,16 +416,22 @@ def test_an_unreadable_record_is_no_record(tmp_path: Path) -> None:
     assert FleetRecord.read(tmp_path) is None
 
 
+@pytest.mark.parametrize("known", [None, admin_pb2.StatusReply(term=7, step=5, total_steps=9)])
 async def test_a_start_that_no_controller_accepts_leaves_the_earlier_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: admin_pb2.StatusReply | None
 ) -> None:
-    """The run showed as failed, with settings that it had never trained with."""
+    """The run showed as failed, with settings that it had never trained with.
+
+    ``known``: a standby tells the journal's end before one of them leads and refuses the config.
+    """
     before = {"summary.json": '{"status": "interrupted"}', "config.toml": "[run]\n"}
     for name, text in before.items():
         (tmp_path / name).write_text(text)
-    (tmp_path / "events.jsonl").write_text("")
+    (tmp_path / "events.jsonl").write_text('{"type": "TermBegun", "position": "1-0"}\n')
+    run = LocalRun(settings(), tmp_path, open_console())
 
     def refuse(fleet: LocalFleet) -> None:
+        run._status = known
         fleet.failed.set_result("controller-0: the run is under way with another config")
 
     async def nothing(*_: object) -> None:
@@ -433,7 +439,7 @@ async def test_a_start_that_no_controller_accepts_leaves_the_earlier_record(
 
     monkeypatch.setattr(LocalRun, "_start_redis", nothing)
     monkeypatch.setattr(LocalFleet, "start_all", refuse)
-    outcome = await LocalRun(settings(), tmp_path, open_console()).run()
+    outcome = await run.run()
     assert outcome.status == "failed"
     assert {name: (tmp_path / name).read_text() for name in before} == before
 

@@ -14,6 +14,10 @@ import grpc
 import grpc.aio
 import pytest
 
+from controller import process
+from paceline.config.load import load_config
+from paceline.config.schema import Config
+from paceline.errors import BadInput
 from paceline.redis.server import stop_redis
 from paceline.rpc.client import ControlPlane, RequestRefused
 from paceline.v1 import admin_pb2
@@ -187,3 +191,32 @@ async def test_tls_encrypts_and_names_the_controller(tmp_path: Path) -> None:
             )
             with pytest.raises(grpc.aio.AioRpcError):
                 await call(admin_pb2.StatusRequest(), timeout=60)
+
+
+async def test_a_controller_that_cannot_lead_stops_its_server_before_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was freed while it answered corrupted memory: SIGSEGV in place of the reason, and a restart
+    without end."""
+    made = process.new_server
+    stopped: list[float | None] = []
+
+    def watched(config: Config) -> grpc.aio.Server:
+        server = made(config)
+        stop = server.stop
+
+        async def told(grace: float | None) -> None:
+            stopped.append(grace)
+            await stop(grace)
+
+        server.stop = told  # type: ignore[method-assign]
+        return server
+
+    monkeypatch.setattr(process, "new_server", watched)
+    # They concern the whole process, which is that of the tests.
+    monkeypatch.setattr(process, "_calm_garbage_collector", lambda: None)
+    monkeypatch.setattr(process.stacks, "install", lambda *_: None)
+    config = load_config(write_config(tmp_path, data={"prompt_field": "absent"}))
+    with pytest.raises(BadInput, match="absent"):
+        await process.serve(config, run_dir=tmp_path / "r", controller_id="controller-0")
+    assert stopped

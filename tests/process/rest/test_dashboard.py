@@ -14,8 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
+from paceline.v1 import admin_pb2
 from testbed.fleets.controller_processes import Controllers
-from testbed.fleets.controllers import addresses, config_of, running_controllers
+from testbed.fleets.controllers import addresses, config_of, control_of, running_controllers
 from testbed.workers.fake_workers import FakeRollout
 from tests.fixtures.browser import browser, errors_of
 from tests.fixtures.rest import HTML, bearer, rest_url, train
@@ -107,6 +108,41 @@ def test_the_banner_says_what_the_run_waits_for(served: Controllers, page: Any) 
     wait(lambda: found["culprit"]["name"] in text(page, "why"), "no banner")
     assert found["remedy"] in text(page, "why")
     assert errors_of(page) == []
+
+
+def test_faults_are_shown_with_their_cause_their_host_and_what_they_cost(
+    tmp_path: Path, page: Any
+) -> None:
+    """Faults of a machine "a" of which three processes fail, and one of which nothing is known."""
+    with running_controllers(tmp_path, 1) as controllers:
+        url = rest_url(controllers)
+        open_page(page, url, "fleet")
+        shown = "return document.getElementById('faults').checkVisibility()"
+        assert not page.execute_script(shown), "there was none yet"
+        told = [("redis", "out_of_memory"), ("controller-1", "killed"), ("controller-2", "killed")]
+
+        async def report() -> None:
+            control = control_of(controllers)
+            await train(controllers, 2)
+            for n, (name, cause) in enumerate(told):
+                fault = {"name": name, "cause": cause, "host": "a", "pid": 70 + n, "detail": cause}
+                request = admin_pb2.FaultReport(request_id=f"r{n}", **fault)
+                await control.call("AdminService.ReportFault", request)
+            await control.close()
+
+        asyncio.run(report())
+        wait(lambda: len(rows_of(page, "faults-table")) == 3, "no faults")
+        found = api(url, "faults")
+        assert found["suspected_hosts"] == ["a"]
+        assert text(page, "faults-sentence") == f"{found['sentence']}."
+        assert "host a is suspected" in found["sentence"]
+        assert text(page, "faults-hosts") == "by host: a 3"
+        newest = [row[1:5] for row in rows_of(page, "faults-table")]
+        assert newest[0] == ["controller-2", "killed", "a", "72"]
+        assert newest[2] == ["redis", "out of memory", "a", "70"]
+        accused = "return document.querySelector('#faults-table td.bad').textContent"
+        assert page.execute_script(accused) == "a"
+        assert errors_of(page) == []
 
 
 EXPLOITED = "the training score rises while truth/reward falls"
@@ -405,6 +441,34 @@ def test_nothing_is_wider_than_a_phone(served: Controllers, page: Any) -> None:
                 "return at('tabs').bottom > at('link').top + 1"
             )
             assert not cut, "the views share their line with what else there is to say"
+    finally:
+        page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert errors_of(page) == []
+
+
+def test_on_a_phone_versions_are_in_sight_and_the_chosen_group_too(
+    served: Controllers, page: Any
+) -> None:
+    """`versions` was cut off at the edge, and the group that was chosen stood below a hundred rows."""
+    phone = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+    try:
+        open_page(page, rest_url(served), "samples")
+        wait(lambda: rows_of(page, "groups-table"), "no groups")
+        edges = page.execute_script(
+            "return [...document.querySelectorAll('#groups-table thead th')]"
+            ".filter(th => th.checkVisibility()).map(th => "
+            "[th.textContent, th.getBoundingClientRect().right])"
+        )
+        assert "versions" in [title for title, _ in edges]
+        assert all(right <= 390 for _, right in edges), edges
+        page.execute_script("document.querySelector('#groups-table .link').click()")
+        wait(lambda: HTML in text(page, "group"), "no group")
+        top = "return document.getElementById('group').getBoundingClientRect().top"
+        wait(lambda: 0 <= page.execute_script(top) < 422, "the group is out of sight")
+        # Below what stays at the top of the page.
+        bar = "return document.querySelector('nav').getBoundingClientRect().bottom"
+        assert page.execute_script(top) >= page.execute_script(bar) - 1
     finally:
         page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     assert errors_of(page) == []

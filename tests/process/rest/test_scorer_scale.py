@@ -69,3 +69,10 @@ def test_the_dashboard_has_a_field_for_each_scorer(
         page.execute_script("document.getElementById('dialog-yes').click()")
         wait(lambda: api(url, "run")["desired"]["scorer:helpful"] == 2, "no effect")
         assert errors_of(page) == []
+        waiting = (
+            "const done = arguments[0]; import('/static/views/fleet.js').then(({ waitingText }) =>"
+            " done([{ queued: 1 }, { queued: 7 }, {}].map((gauges) =>"
+            " waitingText({ held_leases: 0, gauges }))))"
+        )
+        told = page.execute_async_script(waiting)
+        assert told == [" (1 completion waiting)", " (7 completions waiting)", ""]

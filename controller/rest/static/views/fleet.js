@@ -1,4 +1,4 @@
-// The view "Fleet": controllers and workers, scaling and draining.
+// The view "Fleet": controllers and workers, scaling and draining, faults.
 
 import { answeredByLeader, askLeader } from "../api.js";
 import { confirmCommand, notify } from "../dialog.js";
@@ -6,6 +6,7 @@ import { $, button, make, put } from "../dom.js";
 import { bytes, number, plural, seconds, whole } from "../format.js";
 import { state } from "../state.js";
 import { Table } from "../table.js";
+import { faults } from "./faults.js";
 
 const LOOKS = {
   running: "good",
@@ -46,6 +47,13 @@ function gpuText(gauges) {
   return bytes(gauges.gpu_memory_bytes) + share;
 }
 
+// What a worker has before it: completions that wait for a scorer, or tasks that it holds.
+export function waitingText({ held_leases, gauges }) {
+  const queued = Math.round(gauges.queued ?? 0);
+  if (queued) return ` (${plural(queued, "completion")} waiting)`;
+  return held_leases ? ` (${plural(held_leases, "task")})` : "";
+}
+
 function drainButton(worker) {
   const id = worker.worker_id;
   const newest = () => workersTable.data.find((w) => w.worker_id === id) || worker;
@@ -62,7 +70,7 @@ const workersTable = new Table(
     { title: "state", value: (w) => w.state, class: lookOf },
     {
       title: "doing",
-      value: (w) => w.activity + (w.held_leases ? ` (${w.held_leases} tasks)` : ""),
+      value: (w) => w.activity + waitingText(w),
     },
     {
       title: "heard",
@@ -105,6 +113,7 @@ export async function fleet() {
   const [workers, run] = await Promise.all([
     askLeader("workers"),
     answeredByLeader() ? state.run : askLeader("run"),
+    faults(),
   ]);
   const filter = $("fleet-filter").value.trim().toLowerCase();
   const textOf = (w) => `${w.worker_id} ${w.host} ${w.state} ${w.role}`.toLowerCase();

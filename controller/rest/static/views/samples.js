@@ -121,6 +121,9 @@ async function choose(id) {
     $("group").replaceChildren(make("p", "hint", text));
   }
   samples().catch(() => {});
+  // On a narrow page the group stands below the list.
+  const beside = $("group").offsetTop < $("groups-table").offsetTop + 100;
+  if (!beside) $("group").scrollIntoView({ block: "start" });
 }
 
 function showGroup(g) {
