@@ -43,7 +43,13 @@ from paceline.errors import UserError
 from paceline.ids import Step, Version
 from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, waiting
-from paceline.run_view.files.checkpoint_links import META, complete, is_checkpoint_name, unlink
+from paceline.run_view.files.checkpoint_links import (
+    META,
+    VOID,
+    complete,
+    is_checkpoint_name,
+    unlink,
+)
 from policy_worker import rng
 from policy_worker.checkpoint.atomic_directory import (
     fingerprint,
@@ -435,6 +441,10 @@ def meta_of(path: Path) -> dict[str, Any]:
         others = complete_checkpoints(path.absolute().parent.parent)
         hint = f"; the newest beside it is {others[-1]}" if others else ""
         raise CheckpointError(f"{path}: no such checkpoint directory{hint}")
+    if (path / VOID).exists():
+        raise CheckpointError(
+            f"{path} is void: the other replicas' weights differed. Use another one"
+        )
     try:
         meta: dict[str, Any] = json.loads((path / META).read_text())
     except FileNotFoundError:

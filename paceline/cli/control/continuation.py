@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import BadInput
-from paceline.run_view.files.checkpoint_links import complete
+from paceline.run_view.files.checkpoint_links import VOID, complete
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config
@@ -47,6 +47,10 @@ def check_begins_elsewhere(settings: Config, directory: Path) -> str:
         raise BadInput(
             f"model.initial_checkpoint: {path} is not a complete checkpoint: {error}"
         ) from error
+    if (path / VOID).exists():
+        raise BadInput(
+            f"--from: {path} is void: the weights of the other replicas of its run differed. Give another checkpoint"
+        )
     if directory in path.resolve().parents:
         raise BadInput(
             f"--from: {path} is a checkpoint of the run in {directory} itself. Give the new run another "

@@ -197,6 +197,11 @@ class EventHistory:
                     fault.mesh_s = round(event.t - fault.t, 3)
         elif event.type == "CheckpointRecorded":
             self._save(record, str(record.get("path", "")), event.t)
+        elif event.type == "CheckpointVoided":
+            path = str(record.get("path", ""))
+            self.checkpoints = [c for c in self.checkpoints if c.path != path]
+            if self.best is not None and self.best.path == path:
+                self.best = None
         elif event.type == "BestCheckpointChosen":
             self.best = BestCheckpoint(
                 int(record["step"]), str(record["path"]), float(record["reward_mean"])

@@ -20,6 +20,8 @@ from typing import Any
 BEST = "best"
 _NAME = re.compile(r"step-(\d{6,})(\..+)?")
 META = "meta.json"
+VOID = "void"
+"""File in a directory whose writer was outvoted about its weights: nobody picks it, or reads it, any more."""
 
 
 def follow(run_dir: Path, event: Mapping[str, Any]) -> None:
@@ -31,6 +33,8 @@ def follow(run_dir: Path, event: Mapping[str, Any]) -> None:
     link = directory.with_name(BEST if kind == "BestCheckpointChosen" else _link_name(directory))
     if kind == "CheckpointVoided":
         unlink(directory)
+        with contextlib.suppress(FileNotFoundError):  # its writer has deleted it already
+            (directory / VOID).touch()
     elif link != directory and (directory / META).is_file():
         _point(link, directory.name)
 
@@ -45,10 +49,11 @@ def unlink(directory: Path) -> None:
 
 def complete(directory: Path) -> list[Path]:
     """Complete checkpoints in ``directory``, oldest step first: the link of each step, or the newest directory
-    of a step without one (nothing recorded it yet)."""
+    of a step without one (nothing recorded it yet). Voided ones are left out."""
     found: dict[int, tuple[bool, float, Path]] = {}
     for path in directory.iterdir() if directory.is_dir() else ():
-        if (match := _NAME.fullmatch(path.name)) and (path / META).is_file():
+        match = _NAME.fullmatch(path.name)
+        if match and (path / META).is_file() and not (path / VOID).exists():
             candidate = (match[2] is None, path.stat().st_mtime, path)
             found[int(match[1])] = max(candidate, found.get(int(match[1]), candidate))
     return [found[step][2] for step in sorted(found)]

@@ -10,6 +10,7 @@ import pytest
 from paceline.cli.control.continuation import check_begins_elsewhere, from_override
 from paceline.config.schema import Config
 from paceline.errors import BadInput
+from paceline.run_view.files.checkpoint_links import VOID
 from paceline.run_view.summary import can_extend
 
 
@@ -80,3 +81,10 @@ def test_only_a_run_that_reached_its_last_step_is_extended(
     summary: dict[str, object] | None, extends: bool
 ) -> None:
     assert can_extend(summary, lambda: 150) is extends
+
+
+def test_a_voided_checkpoint_begins_no_run(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path / "a", 2)
+    (path / VOID).touch()
+    with pytest.raises(BadInput, match="is void"):
+        check_begins_elsewhere(config(begin_with=str(path)), tmp_path / "b")

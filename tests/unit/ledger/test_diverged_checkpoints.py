@@ -53,7 +53,9 @@ def test_a_checkpoint_that_came_before_the_vote_is_voided_and_never_restored() -
     assert run.state.steps.open is not None and run.state.steps.open.replay
 
 
-def test_a_checkpoint_whose_writer_died_before_it_could_be_outvoted_is_voided_by_the_others() -> None:
+def test_a_checkpoint_whose_writer_died_before_it_could_be_outvoted_is_voided_by_the_others() -> (
+    None
+):
     run = trained("p0", "p1", "p2")
     run.checkpoint("p0", "wrong")
     run.die("p0")

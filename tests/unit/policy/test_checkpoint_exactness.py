@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.run_view.files.checkpoint_links import VOID
 from policy_worker.checkpoint import checkpoint as checkpoint_module
 from policy_worker.checkpoint import shards as shards_module
 from policy_worker.checkpoint.checkpoint import (
@@ -216,6 +217,7 @@ def test_delete_removes_only_checkpoints_of_this_run(config, checkpointer, tmp_p
         (lambda p: p.rename(p.with_name("gone")), "no such checkpoint"),
         (lambda p: (p / META).unlink(), "not a complete checkpoint"),
         (lambda p: (p / META).write_text("{"), "cannot be read"),
+        (lambda p: (p / VOID).touch(), "is void"),
         (lambda p: next(p.glob("shard-*")).unlink(), "is missing"),
         (lambda p: _flip_byte(next(p.glob("shard-*")), -1), "is damaged"),
         (lambda p: _flip_byte(next(p.glob("shard-*")), 40), r"is damaged: shard-.* is \{"),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from paceline.run_view.files.checkpoint_links import complete, unlink
 from paceline.run_view.files.run_file_writer import RunFileWriter
+from paceline.run_view.run_records import RunRecords
 
 
 def written(run_dir: Path, name: str) -> Path:
@@ -19,6 +20,7 @@ def tell(run_dir: Path, *events: tuple[str, int, Path]) -> None:
     writer = RunFileWriter(run_dir)
     for number, (kind, step, path) in enumerate(events):
         record = {"type": kind, "text": kind, "step": step, "path": f"/elsewhere/{path.name}"}
+        record |= {"reward_mean": 0.5} if kind == "BestCheckpointChosen" else {}
         writer.record(f"{number + 1}-0", 1.0, record)
     writer.close()
 
@@ -41,13 +43,26 @@ def test_a_step_is_a_link_to_what_was_recorded_and_best_to_the_best(tmp_path: Pa
 
 
 def test_a_voided_or_deleted_checkpoint_has_no_link(tmp_path: Path) -> None:
-    bad, good = written(tmp_path, "step-000001.a-1"), written(tmp_path, "step-000001.b-1")
+    good, bad = written(tmp_path, "step-000001.b-1"), written(tmp_path, "step-000001.a-1")
     tell(tmp_path, ("CheckpointRecorded", 1, bad), ("CheckpointVoided", 1, bad))
     link = tmp_path / "checkpoints" / "step-000001"
     assert not link.is_symlink()
+    assert complete(link.parent) == [good], "nobody picks the voided one, which is still there"
     tell(tmp_path, ("CheckpointRecorded", 1, good), ("CheckpointRecorded", 1, good))
     assert link.resolve() == good
     unlink(bad)
     assert link.is_symlink(), "another directory's"
     unlink(good)
     assert not link.is_symlink()
+
+
+def test_neither_the_newest_nor_the_best_checkpoint_of_a_run_is_a_voided_one(
+    tmp_path: Path,
+) -> None:
+    good, bad = written(tmp_path, "step-000001.a-1"), written(tmp_path, "step-000002.a-2")
+    told = [("CheckpointRecorded", 1, good), ("CheckpointRecorded", 2, bad)]
+    told += [("BestCheckpointChosen", 2, bad), ("CheckpointVoided", 2, bad)]
+    tell(tmp_path, *told)
+    history = RunRecords.read(tmp_path).history
+    assert [Path(c.path).name for c in history.checkpoints] == [good.name]
+    assert history.best is None

@@ -51,6 +51,12 @@ def test_no_row_is_skipped_or_trained_twice_at_any_crash_and_resume_point(
     assert counts["settings changed"] > RUNS // CHUNKS // 2 and counts["extended"] > 0
 
 
+@pytest.mark.parametrize("seed", [237, 269])
+def test_points_that_once_failed(seed: int) -> None:
+    """A finished run was extended, and a task with which two owners had died was leased in company."""
+    run_crash_points(seed)
+
+
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_every_row_of_every_source_is_accounted_for_with_a_curriculum(
