@@ -226,7 +226,7 @@ def parse_roles(given: list[str], nodes: int) -> dict[str, tuple[int, ...]]:
             low, high = int(ends[0]), int(ends[1])
             if low > high or high >= nodes:
                 raise BadInput(
-                    f"--place {text}: there are {nodes} nodes, from 0 to {nodes - 1}: {part} is none of them"
+                    f"--place {text}: {part} is none of the nodes, whose numbers go from 0 to {nodes - 1}"
                 )
             numbers.update(range(low, high + 1))
         found[role] = tuple(sorted(numbers))

@@ -21,6 +21,7 @@ from controller.planner.system import (
 )
 
 H20 = Accelerator(96e9, 4.0e12, 148e12)
+GB200 = Accelerator(186e9, 8e12, 2_450e12)
 H100 = Accelerator(80e9, 3.35e12, 989e12)
 """An H800 has the same memory, bandwidth and arithmetic; its links between GPUs are slower."""
 
@@ -157,6 +158,14 @@ ONE_STEP_OFF = PublishedSystem(
     assumed="training scales as in verl 7B; lengths as there",
     like="verl 7B",
 )
+ONE_STEP_OFF_MEGATRON = replace(
+    ONE_STEP_OFF,
+    name="verl 7B one-step-off, Megatron",
+    source="verl, docs/advance/one_step_off.md, Megatron: by its steps (its hours give 1.40)",
+    batch=replace(VERL_7B_BATCH, lengths=Lengths(450, 1.1, 8_192)),
+    rows=(MeasuredStep(16, 207.0, 344.0, 119.0, 699.0),),
+    asynchronous=(replace(ONE_STEP_OFF.asynchronous[0], published=1.235),),
+)
 MARIN = PublishedSystem(
     name="marin",
     source="marin, issue 8936: 20 updates, asynchronous was slower by 68 s",
@@ -192,6 +201,16 @@ NEMO_V3 = PublishedSystem(
     assumed="half of a step is generation, 32 GPUs an engine, 10 s for weights",
     breakdown=False,
 )
+NEMO_V3_GB200 = replace(
+    NEMO_V3,
+    name="NeMo RL DeepSeek-V3, GB200",
+    source="NeMo RL, performance summary v0.6, GB200",
+    gpu=GB200,
+    tp=16,
+    rows=(_even(0.5, (128, 108.0)), _even(0.5, (256, 98.7))),
+    asynchronous=(Asynchronous("128 policy, 128 rollout, staleness 1", 128, 128, 1, 1.60),),
+    assumed="half of a step is generation, 16 GPUs an engine, 10 s for weights",
+)
 NEMO_235B = PublishedSystem(
     name="NeMo RL Qwen3-235B",
     source="NeMo RL, performance summary v0.6, H100",
@@ -209,7 +228,7 @@ NEMO_235B_GB200 = replace(
     NEMO_235B,
     name="NeMo RL Qwen3-235B, GB200",
     source="NeMo RL, performance summary v0.6, GB200",
-    gpu=Accelerator(186e9, 8e12, 2_450e12),
+    gpu=GB200,
     tp=8,
     rows=(_even(0.5, (64, 286.0)), _even(0.5, (128, 345.0))),
     asynchronous=(Asynchronous("64 policy, 64 rollout, staleness 1", 64, 64, 1, 1.24),),
@@ -220,13 +239,21 @@ NEMO_30B_GB200 = PublishedSystem(
     source="NeMo RL, performance summary v0.6, GB200: asynchronous was slower",
     batch=Batch(64, 32, 200, Lengths.of_mean(3_203, 4_096, 0.8)),
     model=ModelSize(30.5e9, 3.3e9, 98_304),
-    gpu=Accelerator(186e9, 8e12, 2_450e12),
+    gpu=GB200,
     tp=2,
     pause_s=5.0,
     rows=(_even(0.5, (16, 221.0)),),
     asynchronous=(Asynchronous("8 policy, 8 rollout, staleness 1", 8, 8, 1, 0.73),),
     assumed="half of a step is generation, 2 GPUs an engine, 5 s for weights",
     breakdown=False,
+)
+NEMO_30B = replace(
+    NEMO_30B_GB200,
+    name="NeMo RL Qwen3-30B-A3B",
+    source="NeMo RL, performance summary v0.6, H100",
+    gpu=H100,
+    rows=(_even(0.5, (32, 192.0)),),
+    asynchronous=(Asynchronous("16 policy, 16 rollout, staleness 1", 16, 16, 1, 1.26),),
 )
 AREAL = PublishedSystem(
     name="AReaL 1.5B",
@@ -250,6 +277,34 @@ AREAL = PublishedSystem(
         for eta, published in ((1, 2.09), (2, 2.77), (4, 2.77), (8, 2.89), (16, 3.08))
     ),
     assumed="all times: nothing but lengths is its own",
+)
+_AREAL_SIZES = {
+    "1.5B": (AREAL.model, 1, 128, 2.77),
+    "7B": (QWEN_7B, 1, 192, 2.27),
+    "14B": (ModelSize(14.8e9, 14.8e9, 196_608), 2, 256, 2.23),
+    "32B": (QWEN_32B, 4, 384, 1.64),
+}
+"""Model, GPUs of an engine, GPUs of the run, ratio to its own synchronous hours."""
+AREAL_HOURS = tuple(
+    replace(
+        AREAL,
+        name=f"AReaL {size}, whole run",
+        source="arXiv 2505.24298, table 1: hours of its own synchronous and asynchronous runs",
+        model=model,
+        tp=tp,
+        asynchronous=(
+            Asynchronous(
+                f"{gpus // 4} policy, {3 * gpus // 4} rollout, staleness 4",
+                gpus // 4,
+                3 * gpus // 4,
+                4,
+                published,
+                synchronous_log_prob=False,
+            ),
+        ),
+        assumed="all times, staleness 4, and lengths as those of the 1.5B model: 14B and 32B trained on code",
+    )
+    for size, (model, tp, gpus, published) in _AREAL_SIZES.items()
 )
 PIPELINE_RL = PublishedSystem(
     name="PipelineRL 7B",
@@ -275,8 +330,11 @@ class Kind:
 
 KINDS = (
     Kind("parts of a step at two or more sizes", (VERL_7B, DORA)),
-    Kind("controls", (ONE_STEP_OFF, MARIN)),
+    Kind("controls", (ONE_STEP_OFF, ONE_STEP_OFF_MEGATRON, MARIN)),
     Kind("parts of a step at one size", (VERL_30B,)),
-    Kind("whole steps only", (NEMO_V3, NEMO_235B, NEMO_235B_GB200, NEMO_30B_GB200)),
-    Kind("nothing of its own", (AREAL, PIPELINE_RL)),
+    Kind(
+        "whole steps only",
+        (NEMO_V3, NEMO_V3_GB200, NEMO_235B, NEMO_235B_GB200, NEMO_30B, NEMO_30B_GB200),
+    ),
+    Kind("nothing of its own", (AREAL, *AREAL_HOURS, PIPELINE_RL)),
 )

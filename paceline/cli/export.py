@@ -74,7 +74,13 @@ def _checkpoint(source: Path, *, best: bool) -> Path:
         if best:
             raise BadInput(f"{source}: --best needs the directory of a run, with its events.jsonl")
         # A policy worker that was started by hand may have a directory without the controller's events.
-        return next(reversed(complete(source / "checkpoints")), source)
+        found = next(reversed(complete(source / "checkpoints")), source)
+        if found == source and not (source / "meta.json").is_file():
+            raise BadInput(
+                f"{source} is neither a checkpoint (it has no meta.json) nor the directory of a run (it has no "
+                "events.jsonl and no complete checkpoint). Give one of them; `paceline runs` lists runs"
+            )
+        return found
     history = RunRecords.read(source).history
     if not history.checkpoints:
         raise BadInput(f"{source}: the run has no checkpoint yet")

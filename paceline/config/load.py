@@ -207,6 +207,10 @@ def _read(path: Path) -> str:
         raise ConfigError(
             f"{path}: no such file. Give the path of the run's TOML configuration"
         ) from None
+    except IsADirectoryError:
+        raise ConfigError(
+            f"{path} is a directory. Give the path of the run's TOML configuration"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
 

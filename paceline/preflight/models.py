@@ -13,7 +13,7 @@ from typing import Any
 from paceline.config.same_tokens import difference, misread
 from paceline.config.schema import Config
 from paceline.dataset.rows import DataError, Row, prompt_of
-from paceline.errors import seen_from
+from paceline.errors import BadInput, seen_from
 from paceline.preflight.check import Problem
 from paceline.preflight.deadline import NoAnswer, read_in_time
 from paceline.preflight.hub import CHECK_HUB, hub_silence
@@ -45,9 +45,7 @@ def model_problems(config: Config, first_row: Row | None) -> Iterator[Problem]:
     for setting, path, whole in used:
         what = f"{setting}: {path}"
         try:
-            problem = read_in_time(what, functools.partial(_model_problem, path, whole))
-            if problem is None and not Path(path).expanduser().exists():
-                problem = _hub_problem(path)
+            problem = _problem_of(what, path, whole)
         except NoAnswer as error:
             bad = True
             yield error.found, error.remedy
@@ -62,6 +60,25 @@ def model_problems(config: Config, first_row: Row | None) -> Iterator[Problem]:
         yield from _scorer_problems(config)
     if not bad and _needs_template(config, first_row):
         yield from _template_problem(config)
+
+
+def check_model_config(path: str) -> None:
+    """Raises BadInput if model.path has no config.json that can be read; its weights need not be there.
+
+    It takes seconds if the hub does not answer. The hub's own client tries for more than a minute.
+    """
+    what = f"model.path: {path}"
+    if problem := _problem_of(what, path, whole=False):
+        found, remedy = problem
+        raise BadInput(f"{what}{found}. {remedy}")
+
+
+def _problem_of(what: str, path: str, whole: bool) -> Problem | None:
+    """Of a directory or a name of the hub. Raises NoAnswer."""
+    problem = read_in_time(what, functools.partial(_model_problem, path, whole))
+    if problem is None and not Path(path).expanduser().exists():
+        return _hub_problem(path)
+    return problem
 
 
 def _critic_problem(config: Config, critic: str) -> Iterator[Problem]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import shlex
 from typing import Any
 
@@ -18,6 +17,7 @@ from paceline.errors import BadInput
 from paceline.render.pods import holds_run
 from paceline.render.request import Document, Pool, RenderRequest
 from paceline.render.shell import run_file_text, secrets_text
+from paceline.render.time_limit import minutes
 
 USES = frozenset(
     {
@@ -210,17 +210,3 @@ while :; do
 done
 wait "$worker"
 """
-
-
-def minutes(text: str) -> int:
-    """Minutes of a time limit as Slurm writes it: D-HH:MM:SS and its shorter forms. Raises BadInput."""
-    long = re.fullmatch(r"(\d+)-(\d+)(?::(\d+))?(?::(\d+))?", text)
-    short = re.fullmatch(r"(?:(\d+):)?(\d+):(\d+)|(\d+)", text)
-    if long:
-        days, hours, minute, seconds = (int(part or 0) for part in long.groups())
-    elif short:
-        days = 0
-        hours, minute, seconds = int(short[1] or 0), int(short[2] or short[4]), int(short[3] or 0)
-    else:
-        raise BadInput(f"--time-limit {text}: write D-HH:MM:SS, HH:MM:SS or minutes")
-    return max(1, (days * 24 + hours) * 60 + minute + math.ceil(seconds / 60))

@@ -8,6 +8,7 @@ import shlex
 from paceline.errors import BadInput
 from paceline.render.request import RenderRequest
 from paceline.render.shell import environment_text, run_file_text, secrets_text
+from paceline.render.time_limit import minutes
 
 USES = frozenset(
     {
@@ -16,6 +17,8 @@ USES = frozenset(
     }
 )
 SCRIPT = "job.sbatch"
+NO_LIMIT = ("0", "UNLIMITED", "INFINITE")
+"""As Slurm reads them."""
 SPARE_S = 60
 """Slurm may signal a job a minute early or late, and a stopped run must have ended before its time limit."""
 FIRST_PORT = 10240
@@ -32,6 +35,7 @@ def render(request: RenderRequest) -> dict[str, str]:
 def _directives(request: RenderRequest) -> str:
     options, nodes = request.options, request.nodes
     stop_s = math.ceil(request.config.fleet.stop_s) + SPARE_S
+    _check_time(options.time_limit, stop_s)
     found = {
         "job-name": request.name,
         "partition": options.partition,
@@ -53,6 +57,17 @@ def _directives(request: RenderRequest) -> str:
         if len(line.split()) != 2:
             raise BadInput(f"{line}: a value of a Slurm option has no space")
     return f"{_head(request)}{chr(10).join(lines)}\n"
+
+
+def _check_time(limit: str, stop_s: int) -> None:
+    """Raises BadInput for what sbatch does not take, or what leaves no time to train."""
+    if limit.upper() in NO_LIMIT:
+        return
+    if minutes(limit) * 60 <= stop_s:
+        raise BadInput(
+            f"--time-limit {limit}: the run is asked to stop {stop_s} s before its end (fleet.stop_s), so nothing would be "
+            "trained. Give more"
+        )
 
 
 def _head(request: RenderRequest) -> str:

@@ -17,7 +17,7 @@ from testbed.fleets.local_run import write_run
 from testbed.fleets.node_job import NamespacedNodes, NodeProcesses
 
 WHY_NOT = why_not()
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600)]
 
 TWO_GPUS = {"CUDA_VISIBLE_DEVICES": "0,1"}
 SLOWLY = {"functions": ["testbed.rewards.slow_reward:digit_first_later"]}
@@ -87,7 +87,6 @@ def test_a_replica_on_two_nodes_comes_back_after_the_death_of_any_of_its_ranks(
     assert_sound(job, 40)
 
 
-@pytest.mark.long
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 def test_a_replica_on_two_hosts_comes_back_after_the_loss_of_either(
     hosts: NamespacedNodes, tmp_path: Path
@@ -105,7 +104,6 @@ def test_a_replica_on_two_hosts_comes_back_after_the_loss_of_either(
     assert_sound(hosts, 40)
 
 
-@pytest.mark.long
 def test_a_node_that_is_stopped_takes_its_replica_along_and_brings_it_back(
     job: NodeProcesses, tmp_path: Path
 ) -> None:

@@ -39,10 +39,12 @@ def memory(
     from paceline.memory_plan.gpus import GIB, found_gpu, named_gpu
     from paceline.memory_plan.memory_plan import RESERVE, kv_sequences, memory_plan, problems
     from paceline.memory_plan.model_shape import read_shape
+    from paceline.preflight.models import check_model_config
 
     resolved = load_config(config, overrides or ())
     device = named_gpu(gpu) if gpu is not None else found_gpu()
     model = resolved.model
+    check_model_config(model.path)
     shape = read_shape(model.path, model.dtype, trust_remote_code=model.trust_remote_code)
     try:
         plans = memory_plan(resolved, shape)

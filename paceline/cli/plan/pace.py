@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,14 +14,25 @@ from paceline.cli.plan.memory import gpu_names
 from paceline.errors import BadInput
 
 if TYPE_CHECKING:
+    from controller.planner.lengths import Lengths
     from controller.planner.sizes import SizePlan
     from paceline.cli.plan.systems import Calibrated
+    from paceline.cli.plan.times import RunTimes, TimesFile
     from paceline.config.schema import Config
     from paceline.memory_plan.gpus import Gpu
     from paceline.memory_plan.model_shape import ModelShape
 
 PICTURE = Path("plan.png")
 MOST_GPUS = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Times that the user has: of a file, of runs, or none."""
+
+    file: TimesFile | None
+    runs: list[RunTimes]
+    lengths: Lengths
 
 
 class OldLogProb(StrEnum):
@@ -82,6 +94,7 @@ def pace(
     from paceline.memory_plan.gpus import named_gpu
     from paceline.memory_plan.memory_plan import memory_plan, problems
     from paceline.memory_plan.model_shape import read_shape
+    from paceline.preflight.models import check_model_config
 
     sizes = _sizes(gpus)
     if times is not None and from_run:
@@ -91,10 +104,11 @@ def pace(
     resolved = load_config(config, overrides or ())
     if resolved.recorded:
         raise BadInput(f"{config}: its data is recorded: it has no engines to plan")
-    model = resolved.model
+    model, device = resolved.model, named_gpu(gpu)
+    given = _given(resolved, device, times, from_run or [], mean_tokens)
+    check_model_config(model.path)
     shape = read_shape(model.path, model.dtype, trust_remote_code=model.trust_remote_code)
-    device = named_gpu(gpu)
-    known = _calibrated(resolved, shape, device, times, from_run or [], mean_tokens, max(sizes))
+    known = _calibrated(resolved, shape, device, given, max(sizes))
     found: list[SizePlan] = []
     notes = [
         f"does not fit: {wrong}. {remedy}"
@@ -128,22 +142,11 @@ def _sizes(text: str) -> list[int]:
     return sorted({int(part) for part in parts})
 
 
-def _calibrated(
-    config: Config,
-    shape: ModelShape,
-    gpu: Gpu,
-    times: Path | None,
-    runs: list[Path],
-    mean_tokens: float | None,
-    most_gpus: int,
-) -> Calibrated:
-    from paceline.cli.plan.systems import (
-        bare_system,
-        by_file,
-        by_published,
-        by_runs,
-        planned_lengths,
-    )
+def _given(
+    config: Config, gpu: Gpu, times: Path | None, runs: list[Path], mean_tokens: float | None
+) -> Given:
+    """Raises BadInput for what cannot be, before a model is looked for."""
+    from paceline.cli.plan.systems import planned_lengths
     from paceline.cli.plan.times import read_run, read_times
     from paceline.memory_plan.gpus import SPEEDS
 
@@ -153,18 +156,26 @@ def _calibrated(
         raise BadInput(
             "--mean-tokens: the measured times say the mean length already: leave it out"
         )
-    given = read_times(times) if times is not None else None
+    file = read_times(times) if times is not None else None
     measured = [read_run(run) for run in runs]
-    cap = config.rollout.max_tokens
-    lengths = planned_lengths(given.mean_tokens if given else mean_tokens, cap)
+    lengths = planned_lengths(file.mean_tokens if file else mean_tokens, config.rollout.max_tokens)
+    return Given(file, measured, lengths)
+
+
+def _calibrated(
+    config: Config, shape: ModelShape, gpu: Gpu, given: Given, most_gpus: int
+) -> Calibrated:
+    from paceline.cli.plan.systems import bare_system, by_file, by_published, by_runs
+    from paceline.memory_plan.gpus import SPEEDS
+
     speeds = SPEEDS[gpu.name]
-    bare = bare_system(config, shape, gpu, speeds, lengths)
-    if given is not None or measured:
+    bare = bare_system(config, shape, gpu, speeds, given.lengths)
+    if given.file is not None or given.runs:
         typer.echo("fitting the engine's time per token", err=True)
-    if given is not None:
-        return by_file(bare, given)
-    if measured:
-        return by_runs(bare, measured)
+    if given.file is not None:
+        return by_file(bare, given.file)
+    if given.runs:
+        return by_runs(bare, given.runs)
     return by_published(bare, speeds[1], most_gpus, shape.active_parameters)
 
 

@@ -253,6 +253,21 @@ def test_bad_input_is_one_message_and_nothing_is_started(
     assert not run_dir.exists()
 
 
+@pytest.mark.parametrize(
+    ("command", "remedy"),
+    [
+        (["export", ".", "--out", "e"], "neither a checkpoint"),
+        (["up", "."], "is a directory. Give the path of the run's TOML configuration"),
+    ],
+)
+def test_a_directory_of_another_kind_is_said_to_be_one(
+    tmp_path: Path, command: list[str], remedy: str
+) -> None:
+    shown = paceline(*command, cwd=tmp_path)
+    assert shown.returncode == 2
+    assert remedy in shown.stderr and "Traceback" not in shown.stderr
+
+
 def test_attach_without_a_fleet_makes_nothing(config: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     shown = paceline("up", str(config), "--attach", "--run-dir", str(run_dir))

@@ -93,7 +93,7 @@ def test_a_node_says_which_ranks_of_a_replica_on_several_nodes_are_its_own(tmp_p
     [
         ((), SECOND | {"RANK": "2"}, "ranks go from 0 to 1"),
         ((), {"RANK": "1", "WORLD_SIZE": "2"}, "no MASTER_ADDR"),
-        (("--place", "policy=2"), SECOND, "there are 2 nodes"),
+        (("--place", "policy=2"), SECOND, "2 is none of the nodes, whose numbers go from 0 to 1"),
         (("--gpus", "1"), SECOND, "this node sees 0 GPUs"),
         (("--set", "fleet.provider=none"), SECOND, "fleet.provider"),
     ],

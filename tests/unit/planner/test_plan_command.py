@@ -1,8 +1,10 @@
 """``paceline plan``: bad input at the door, measured files and runs, JSON and picture."""
 
 import json
+import socket
 
 import pytest
+from huggingface_hub import constants
 from typer.testing import CliRunner
 
 from paceline.cli import app
@@ -117,6 +119,34 @@ def test_a_run_of_ones_own_gives_the_times(plan, tmp_path):
 )  # fmt: skip
 def test_bad_input_is_named_at_the_door(plan, arguments, said):
     assert said in plan(*arguments)
+
+
+@pytest.fixture
+def no_hub(monkeypatch):
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        yield
+
+
+def test_a_mistyped_model_is_named_without_the_long_wait_of_the_hubs_client(plan, no_hub, tmp_path):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "other").mkdir()
+    config = tmp_path / "run.toml"
+    whole = config.read_text()
+    for path, said in (
+        ("modle", "nor in the hub's cache, and the hub"),
+        ("models/none", "no such directory, though models is one"),
+    ):
+        config.write_text(whole.replace('path = "model"', f'path = "{path}"'))
+        assert f"model.path: {path}" in (found := plan("--gpu", "h100", "--gpus", "8"))
+        assert said in found
+        assert said in str(
+            CliRunner().invoke(app, ["plan", "memory", "run.toml", "--gpu", "h100"]).exception
+        )
+        # What was typed here is looked at first.
+        assert "cannot be read" in plan("--gpu", "h100", "--times", "none.toml")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from paceline.errors import BadInput
 from tests.fixtures.rendered import EXAMPLES, IMAGE, render
 
 CPU, GPU = EXAMPLES / "digit_sort.toml", EXAMPLES / "qwen3_8b.toml"
+SLURM = ("--target", "slurm")
 K8S = ("--target", "kubernetes", "--image", IMAGE)
 
 
@@ -43,6 +44,11 @@ def refused(*words: str) -> str:
         ((str(CPU), *K8S, "--nccl-env", "WANDB_API_KEY=x"), "rendered files contain no secrets"),
         ((str(CPU), *K8S, "--rdma", "rdma/hca=0"), "--rdma rdma/hca=0: write the resource"),
         ((str(CPU), *K8S, "--host-network"), "give them as --node-cidr"),
+        ((str(CPU), *SLURM, "--time-limit", "soon"), "--time-limit soon: write D-HH:MM:SS"),
+        (
+            (str(CPU), *SLURM, "--time-limit", "0:30"),
+            "asked to stop 120 s before its end (fleet.stop_s)",
+        ),
         (
             (str(CPU), *K8S, "--set", "payloads.url=redis://:pw@h:6379/0"),
             "payloads.url contains a password",

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from paceline.cli import app
 from paceline.config.load import load_config
 from paceline.errors import BadInput
-from paceline.render.pai_dlc import minutes
+from paceline.render.time_limit import minutes
 from paceline.supervisor.nodes.job_file import NodeJob, write_job
 from tests.fixtures.rendered import (
     EXAMPLES,

@@ -1,0 +1,22 @@
+"""Time limit of a job, as Slurm writes it."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from paceline.errors import BadInput
+
+
+def minutes(text: str) -> int:
+    """Minutes of a time limit as Slurm writes it: D-HH:MM:SS and its shorter forms. Raises BadInput."""
+    long = re.fullmatch(r"(\d+)-(\d+)(?::(\d+))?(?::(\d+))?", text)
+    short = re.fullmatch(r"(?:(\d+):)?(\d+):(\d+)|(\d+)", text)
+    if long:
+        days, hours, minute, seconds = (int(part or 0) for part in long.groups())
+    elif short:
+        days = 0
+        hours, minute, seconds = int(short[1] or 0), int(short[2] or short[4]), int(short[3] or 0)
+    else:
+        raise BadInput(f"--time-limit {text}: write D-HH:MM:SS, HH:MM:SS or minutes")
+    return max(1, (days * 24 + hours) * 60 + minute + math.ceil(seconds / 60))
