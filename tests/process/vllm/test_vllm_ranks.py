@@ -202,9 +202,9 @@ async def test_where_loading_is_copying_a_swap_is_those_copies(
         for model in scene.models:
             await scene.load(model)
             assert await scene.serves(model)
-            for staged, whole in await engine._client.ranks("paceline_staged_slices"):
-                # Norms are on every rank whole.
-                assert 0.5 * whole <= staged < 0.52 * whole
+            slices = await engine._client.ranks("paceline_staged_slices")
+            assert all(staged < 0.55 * whole for staged, whole in slices)
+            assert sum(staged for staged, _ in slices) >= slices[0][1], "all of it on some rank"
         fault.write_text("model.layers.1.mlp.up_proj.weight")
         with pytest.raises(
             ParametersDiffer, match=r"differ in model\.layers\.1\.mlp\.up_proj\.weight$"
