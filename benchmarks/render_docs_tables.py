@@ -573,6 +573,32 @@ def attribution() -> str:
 
 def weight_relays() -> str:
     found = results("weight_relays")
+    rows = []
+    for trainers, fanout in dict.fromkeys((r["trainers"], r["fanout"]) for r in found["rows"]):
+        own = [r for r in found["rows"] if (r["trainers"], r["fanout"]) == (trainers, fanout)]
+        alone = next(r["seconds"] for r in own if r["receivers"] == 1)
+        last = max(own, key=lambda r: r["receivers"])
+        rows.append(
+            [
+                trainers,
+                fanout or "no relays",
+                *(f"{r['seconds']:.2f}" for r in own),
+                f"{last['seconds'] / alone:.2f}",
+                f"{last['most_of_a_trainer']:.2f}",
+                f"{last['trainer_copies']:.2f}",
+            ]
+        )
+    counts = sorted({r["receivers"] for r in found["rows"]})
+    head = ["replicas", "fanout", *(f"{n} receiver{'s' if n > 1 else ''}, s" for n in counts)]
+    head += [f"{counts[-1]} / 1", f"copies from a replica at {counts[-1]}", "from all"]
+    return (
+        f"{table(head, rows)}\n\nEach process sends {found['egress_mb_s']:g} MB/s; a version has {found['mib']} MiB in "
+        "bfloat16, sent whole. Copies: what the limit has counted, in versions."
+    )
+
+
+def weight_relays_hosts() -> str:
+    found = results("weight_relays_hosts")
     of = {(row["fanout"], row["deltas"], row["receivers"]): row for row in found["rows"]}
     ways = list(dict.fromkeys((row["fanout"], row["deltas"]) for row in found["rows"]))
     head = ["receivers"]
@@ -690,7 +716,14 @@ PAGES = {
     "vllm.md": (rollout,),
     "fault-tolerance.md": (chaos, simulator),
     "planner.md": (planner_errors, planner_parts, planner_fits, planner_assumed),
-    "scale.md": (scaling, scale_fleet, scale_snapshots, scale_meshes, weight_relays),
+    "scale.md": (
+        scaling,
+        scale_fleet,
+        scale_snapshots,
+        scale_meshes,
+        weight_relays,
+        weight_relays_hosts,
+    ),
     "../README.md": (headline,),
 }
 

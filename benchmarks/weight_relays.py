@@ -310,7 +310,7 @@ def main() -> None:
         return
     found: dict[str, Any] = {"machine": machine(), "mib": args.mib, "rows": measure(args)}
     found |= {"mbit": args.mbit} if args.mbit else {"egress_mb_s": args.egress_mb_s}
-    write("weight_relays", found, args.out)
+    write("weight_relays_hosts" if args.mbit else "weight_relays", found, args.out)
 
 
 if __name__ == "__main__":

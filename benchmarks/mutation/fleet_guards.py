@@ -67,4 +67,30 @@ GUARDS = (
         ("tests/unit/ledger/test_rejected_groups.py",),
         "kills_trainers",
     ),
+    Guard(
+        "former-senders",
+        "weights of an outvoted replica are taken back from receivers that have another source by now",
+        (
+            Patch(
+                "controller/ledger/state/fleet.py",
+                "        self.former.setdefault(link.publisher, {})[link.receiver] = None\n",
+                "",
+            ),
+        ),
+        ("tests/unit/ledger/test_weight_sources.py",),
+        "has_moved or does_not_hide",
+    ),
+    Guard(
+        "share-of-receivers",
+        "no replica sends weights to more than its share of the receivers",
+        (
+            Patch(
+                "controller/ledger/decisions/links.py",
+                "    over = [w for w in sources if fleet.sends_to(w.worker_id) > share]\n",
+                "    over: list[Worker] = []\n",
+            ),
+        ),
+        ("tests/unit/ledger/test_weight_sources.py",),
+        "takes_its_share or newest_state",
+    ),
 )

@@ -199,4 +199,29 @@ GUARDS = (
         ("tests/process/weights/test_weight_relays.py",),
         "taken_back",
     ),
+    Guard(
+        "failed-staging",
+        "a lack of memory for weights that arrive counts as a failed load",
+        (
+            Patch(
+                "rollout_worker/weight_receiver.py",
+                "            self._on_staging_failure(error)\n",
+                "            pass\n",
+            ),
+        ),
+        ("tests/process/rollout/test_failed_loads.py",),
+        "ends_and_is_named",
+    ),
+    Guard(
+        "idle-copies",
+        "a replica that feeds nobody keeps no copy of the weights",
+        (
+            Patch(
+                "policy_worker/publish_and_checkpoint.py",
+                "            self.publisher.free()\n",
+                "",
+            ),
+        ),
+        ("tests/unit/policy/test_publishing_replicas.py",),
+    ),
 )

@@ -47,7 +47,7 @@ REPEATS = 5
 class Fleet:
     """A run with ``rollouts`` workers and ``policies`` replicas, as its leader has it in memory."""
 
-    def __init__(self, rollouts: int, policies: int) -> None:
+    def __init__(self, rollouts: int, policies: int, relay_fanout: int = 0) -> None:
         self.ledger = Ledger()
         self.now = 1000.0
         self.sessions = Sessions(1, self._directive, self._grounds, self._owns)
@@ -56,7 +56,7 @@ class Fleet:
         self.policies = [f"policy-{n}" for n in range(policies)]
         self.seqs: dict[str, int] = {}
         self.do(cmd.BeginTerm(1, "controller-0"))
-        self.do(cmd.StartRun(_spec(rollouts, policies)))
+        self.do(cmd.StartRun(_spec(rollouts, policies, relay_fanout)))
         self.liveness.begin(self.ledger, self.now)
 
     def _directive(self, session: ServerSession) -> worker_pb2.Directive:
@@ -126,7 +126,7 @@ class Fleet:
             self.do(cmd.CastVote(worker_id, 1, step.step, MeshEpoch(mesh.epoch), "d", {}))
 
 
-def _spec(rollouts: int, policies: int) -> cmd.RunSpec:
+def _spec(rollouts: int, policies: int, relay_fanout: int) -> cmd.RunSpec:
     return cmd.RunSpec(
         run_id="scale",
         run_name="scale",
@@ -143,6 +143,7 @@ def _spec(rollouts: int, policies: int) -> cmd.RunSpec:
         filter_uninformative=False,
         shuffle=True,
         desired={"policy": policies, "rollout": rollouts},
+        relay_fanout=relay_fanout,
     )
 
 
@@ -152,9 +153,9 @@ def cpu_s(work: Callable[[], Any]) -> float:
     return time.process_time() - before
 
 
-def measure(rollouts: int, policies: int) -> dict[str, float]:
+def measure(rollouts: int, policies: int, relay_fanout: int = 0) -> dict[str, float]:
     """CPU times by the names of FLEET_COLUMNS."""
-    fleet = Fleet(rollouts, policies)
+    fleet = Fleet(rollouts, policies, relay_fanout)
     row: dict[str, float] = {"rollouts": rollouts, "policies": policies}
 
     def join(worker_id: str, role: Role) -> float:
@@ -210,6 +211,7 @@ def _median(work: Callable[[], Any]) -> float:
 def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.scale fleet", description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="*", default=[1, 2, 4, 8], help="eighths")
+    parser.add_argument("--relay-fanout", type=int, default=0)
     parser.add_argument("--snapshot-groups", type=int, nargs="*", default=[20_000, 1_000_000])
     parser.add_argument("--mesh-members", type=int, nargs="*", default=[4, 16, 64])
     parser.add_argument("--label", default="after", help="name of these figures in the results")
@@ -217,7 +219,7 @@ def main(argv: Sequence[str]) -> None:
     args = parser.parse_args(argv)
     found: dict[str, Any] = {"operations": [], "snapshots": [], "meshes": []}
     for eighths in args.sizes:
-        row = measure(125 * eighths, 8 * eighths)
+        row = measure(125 * eighths, 8 * eighths, args.relay_fanout)
         found["operations"].append(row)
         print({name: round(value, 4) for name, value in row.items()}, flush=True)
     for groups in args.snapshot_groups:

@@ -31,5 +31,16 @@ class UnpackedRank(PacelineRank):
             plan.views[key].copy_(memory)
         return error
 
+    def paceline_stages_apart(self: Any) -> bool:
+        """As if its device had memory of its own."""
+        return True
+
+    def paceline_staged_slices(self: Any) -> tuple[int, int]:
+        """Elements of the newest weights that this rank has staged apart, and of the whole; (0, 0): none are."""
+        staged = list(self._paceline_weights.staged.values())[-1]
+        slices = staged.slices or {}
+        whole = sum(t.numel() for t in staged.tensors.values()) if slices else 0
+        return sum(t.numel() for t in slices.values()), whole
+
     def paceline_planned(self: Any) -> bool:
         return self._paceline_weights.plan is not None

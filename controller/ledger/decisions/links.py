@@ -44,9 +44,11 @@ def settle_links(d: Decider) -> None:
     # A link ends with each of its ends.
     if failing or len(fleet.links) < fleet.count(Role.ROLLOUT):
         _link_the_rest(d, sources, {w.worker_id for w in failing})
+    # Once the whole mesh has the state, and not for each member that comes to it.
+    complete = len(sources) == len(fleet.members())
     if _fanout(d):
-        _reshape_trees(d, sources)
-    else:
+        _reshape_trees(d, sources, complete)
+    elif complete:
         _deal_out(d, sources)
 
 
@@ -112,14 +114,14 @@ def _deal_out(d: Decider, sources: Sequence[Worker]) -> None:
             _assign(d, tree.attach(receiver), receiver)
 
 
-def _reshape_trees(d: Decider, sources: Sequence[Worker]) -> None:
-    """One change for the better of the trees, if they need one."""
+def _reshape_trees(d: Decider, sources: Sequence[Worker], complete: bool) -> None:
+    """One change for the better of the trees, if they need one. ``complete``: no further source is about to come."""
     fleet, fanout = d.state.fleet, _fanout(d)
     sends = [fleet.sends_to(w.worker_id) for w in sources]
     most = max(sends)
     if most > fanout:
         _relieve(d, sources, sources[sends.index(most)])
-    elif 0 in sends and len(fleet.links) > len(sources) - sends.count(0):
+    elif complete and 0 in sends and len(fleet.links) > len(sources) - sends.count(0):
         receiver = subtree_to_hand_over(fleet, sources)
         at_once, newest = _publishes_at_once(d, sources), d.state.versions.version
         if receiver is not None and (at_once or receiver.loaded_version == newest):

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from paceline.weights.tensor_checksum import checksum, weights_digest
-from rollout_worker.engine.parameter_parity import ParameterPart
 
 
 class ParameterSlice(NamedTuple):
@@ -173,13 +172,8 @@ class Readback(TorchFunctionMode):
         return CopyPlan(self._views)
 
 
-def parts(views: Views, weights: Mapping[str, Tensor]) -> list[ParameterPart]:
-    """The recorded copies, with what they should have copied. ``weights``: with the names and shapes of
-    those that were recorded, row-major."""
-    return [ParameterPart(key[0], memory, part_of(weights, key)) for key, memory in views.items()]
-
-
 def part_of(weights: Mapping[str, Tensor], key: _Key) -> Tensor:
+    """``weights``: with the names and shapes of those that were recorded, row-major."""
     name, offset, size, stride, _ = key
     return weights[name].as_strided(size, stride, weights[name].storage_offset() + offset)
 
@@ -202,8 +196,11 @@ class CopyPlan:
 
     def apply(self, weights: Mapping[str, Tensor]) -> None:
         """``weights``: with the names and shapes of the plan, row-major."""
-        sources = [part_of(weights, key) for key in self.views]
-        torch._foreach_copy_(self._memory, sources, non_blocking=True)
+        self.copy([part_of(weights, key) for key in self.views])
+
+    def copy(self, sources: Sequence[Tensor]) -> None:
+        """``sources``: the parts of the weights, in the order of the views."""
+        torch._foreach_copy_(self._memory, list(sources), non_blocking=True)
 
 
 def _storages(model: nn.Module) -> set[int]:

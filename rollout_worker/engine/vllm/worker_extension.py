@@ -1,7 +1,7 @@
 """Weight staging and swaps on a vLLM rank. Mixed into vLLM's worker class (``worker_extension_cls``) and
 called through ``collective_rpc``.
 
-    paceline_stage ──► own thread: map, check, copy to the device ──► result through a pipe
+    paceline_stage ──► own thread: map, check, copy this rank's slices to its device ──► result through a pipe
     paceline_swap  ──► between two steps: into the model, fused and sharded by vLLM
     paceline_check ──► the weights that the parameters differ from, after a swap
     paceline_proof ──► checksums of the parameters after a swap with ``prove``
@@ -29,7 +29,8 @@ import torch
 from torch import Tensor, nn
 
 from rollout_worker.engine.parameter_parity import differing
-from rollout_worker.engine.vllm.readback import CopyPlan, ParameterSlice, Place, Readback, parts
+from rollout_worker.engine.vllm.rank_weights import RankWeights, stage_for
+from rollout_worker.engine.vllm.readback import CopyPlan, ParameterSlice, Place, Readback
 from rollout_worker.engine.vllm.shared_weights import read
 
 
@@ -50,13 +51,14 @@ class PacelineRank:
             error = ""
             # Caught and sent: the engine must not wait for an answer that never comes.
             try:
-                tensors = read(description)
-                if self.device.type != "cpu":
-                    tensors = _to_device(tensors, self.device)
+                staged = RankWeights(read(description))
+                if self.paceline_stages_apart():
+                    ranks = self.vllm_config.parallel_config.world_size
+                    staged = stage_for(self.device, staged.tensors, weights.plan, ranks=ranks)
                 with weights.lock:
                     # Late, when the engine has given them up, they are not kept.
                     if key in weights.wanted:
-                        weights.staged[key] = tensors
+                        weights.staged[key] = staged
             except Exception as problem:
                 error = f"{type(problem).__name__}: {problem}"
             answer = json.dumps({"rank": self.rank, "error": error[:500]})
@@ -66,6 +68,10 @@ class PacelineRank:
             os.close(pipe)
 
         threading.Thread(target=stage, name="stage-weights", daemon=True).start()
+
+    def paceline_stages_apart(self: Any) -> bool:
+        """Its device has memory of its own."""
+        return bool(self.device.type != "cpu")
 
     def paceline_swap(self: Any, key: int, note: bool = False, prove: bool = False) -> str:
         """The error; empty after success. Nothing else runs on the rank meanwhile.
@@ -78,12 +84,13 @@ class PacelineRank:
         # Caught, because the swap can be undone: see the module's docstring.
         try:
             weights = self._paceline_weights
-            tensors = weights.staged[key]
+            staged = weights.staged[key]
+            tensors = staged.tensors
             with set_current_vllm_config(self.vllm_config), torch.no_grad():
                 if prove:
                     self._paceline_fill_and_note(weights, tensors)
                 elif weights.plan is not None:
-                    weights.plan.apply(tensors)
+                    staged.apply(weights.plan)
                 elif note:
                     self._paceline_noted_fill(weights, tensors)
                 else:
@@ -155,8 +162,7 @@ class PacelineRank:
             left_out = sorted({name for name, *_ in weights.noted - weights.notes.places()})
             views = weights.notes.views
             del weights.notes
-        copies = parts(views, weights.staged[key])
-        return left_out + differing(copies, complete=complete)
+        return left_out + differing(weights.staged[key].parts(views), complete=complete)
 
     def paceline_proof(self: Any) -> list[ParameterSlice]:
         """The parameter slices of the last swap with ``prove``. Call it once per such swap."""
@@ -188,26 +194,12 @@ class _Weights:
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Of ``wanted`` and ``staged``."""
     wanted: set[int] = field(default_factory=set)
-    staged: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    staged: dict[int, RankWeights] = field(default_factory=dict)
     notes: Readback = field(init=False)
     """Of the newest swap that records copies, until they are compared."""
     noted: Counter[Place] = field(default_factory=Counter)
     """Parts of the weights that the first sync copied, each as often as it did."""
     plan: CopyPlan | None = None
-
-
-def _to_device(tensors: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """On the device if it has room for them besides the engine, else in host memory."""
-    size = sum(t.numel() * t.element_size() for t in tensors.values())
-    free, _ = torch.cuda.mem_get_info(device)
-    if size > free * 0.8:
-        return tensors
-    # A separate stream: on the engine's, the copies would delay its kernels.
-    stream = torch.cuda.Stream(device)
-    with torch.cuda.stream(stream):
-        moved = {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
-    stream.synchronize()
-    return moved
 
 
 def _repack_shared(model: nn.Module) -> None:

@@ -14,11 +14,14 @@ import torch
 
 from paceline.config.schema import Config
 from rollout_worker.engine.base import Completion, EngineDied, EngineError, Finish
+from rollout_worker.engine.parameter_parity import differing
 from rollout_worker.engine.vllm import worker_extension
 from rollout_worker.engine.vllm.client import VLLMClient, start_error
 from rollout_worker.engine.vllm.engine import VLLMEngine
 from rollout_worker.engine.vllm.outputs import complete, join
 from rollout_worker.engine.vllm.parity import tolerance
+from rollout_worker.engine.vllm.rank_weights import RankWeights, stage_for
+from rollout_worker.engine.vllm.readback import CopyPlan
 from rollout_worker.engine.vllm.worker_extension import PacelineRank
 
 
@@ -50,6 +53,59 @@ def test_weights_given_up_while_they_are_staged_are_not_kept(
     assert set(rank._paceline_weights.staged) == {2}
     rank.paceline_drop(2)
     assert not rank._paceline_weights.staged and not rank._paceline_weights.wanted
+
+
+class HalfOfRows:
+    """A rank that copies the last two of the four rows of a weight."""
+
+    def __init__(self) -> None:
+        self.weights = {"w": torch.arange(8.0).view(4, 2), "unused": torch.ones(100)}
+        self.expected = self.weights["w"][2:].clone()
+        self.memory = torch.zeros(2, 2)
+        self.plan = CopyPlan({("w", 4, (2, 2), (2, 1), self.memory.data_ptr()): self.memory})
+
+    def staged_on(self, device: str, plan: CopyPlan | None, ranks: int = 2) -> RankWeights:
+        return stage_for(torch.device(device), self.weights, plan, ranks=ranks)
+
+    def swaps(self, staged: RankWeights) -> bool:
+        staged.apply(self.plan)
+        same = not differing(staged.parts(self.plan.views), complete=True)
+        return same and torch.equal(self.memory, self.expected)
+
+
+def test_a_rank_stages_the_slices_that_it_copies_and_nothing_else() -> None:
+    rank = HalfOfRows()
+    staged = rank.staged_on("cpu", rank.plan)
+    assert [t.numel() for t in (staged.slices or {}).values()] == [4]
+    rank.weights["w"].zero_()
+    assert rank.swaps(staged), "from its own copy"
+
+
+def test_a_rank_without_room_takes_its_slices_from_host_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10, 1 << 30))
+    rank = HalfOfRows()
+    staged = rank.staged_on("cuda", rank.plan)
+    assert staged.slices is None and rank.swaps(staged)
+
+
+def test_slices_of_an_earlier_plan_are_not_used() -> None:
+    rank = HalfOfRows()
+    staged = rank.staged_on("cpu", CopyPlan(dict(rank.plan.views)))
+    rank.weights["w"][2:] = rank.expected = torch.full((2, 2), 7.0)
+    staged.apply(rank.plan)
+    assert torch.equal(rank.memory, rank.expected)
+
+
+@pytest.mark.parametrize(("ranks", "whole"), [(1, True), (2, False)])
+def test_without_a_plan_only_an_engine_of_one_rank_stages_the_whole(
+    ranks: int, whole: bool
+) -> None:
+    rank = HalfOfRows()
+    staged = rank.staged_on("cpu", None, ranks)
+    assert (staged.tensors["w"] is not rank.weights["w"]) == whole and staged.slices is None
+    assert rank.swaps(staged)
 
 
 def letters(tokens: Any) -> str:

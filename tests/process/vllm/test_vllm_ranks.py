@@ -198,9 +198,13 @@ async def test_where_loading_is_copying_a_swap_is_those_copies(
         scene = Faulty(engine, tmp_path, (Reference(models[0]), Reference(models[1])))
         await scene.load(Reference(models[2]))
         assert await engine._client.ranks("paceline_planned") == [True, True]
+        assert await engine._client.ranks("paceline_staged_slices") == [[0, 0], [0, 0]]
         for model in scene.models:
             await scene.load(model)
             assert await scene.serves(model)
+            slices = await engine._client.ranks("paceline_staged_slices")
+            assert all(staged < 0.55 * whole for staged, whole in slices)
+            assert sum(staged for staged, _ in slices) >= slices[0][1], "all of it on some rank"
         fault.write_text("model.layers.1.mlp.up_proj.weight")
         with pytest.raises(
             ParametersDiffer, match=r"differ in model\.layers\.1\.mlp\.up_proj\.weight$"
