@@ -241,8 +241,6 @@ def _request_stream(handlers: Mapping[str, Unary], largest: int) -> Streaming:
                 raise Invalid(f"the body is no {method.request.DESCRIPTOR.name}") from None
             body = _serialize(await handler(controller, request))
         except Exception as error:
-            # Not ``del``: it may not be bound.
-            request = frame = None
             return _refusal(number, failure_of(controller, method, error))
         if len(body) > largest:
             large = f"{method.name}: the reply has {len(body)} bytes, and {largest} are allowed"

@@ -130,7 +130,7 @@ class ControlPlane:
         while True:
             address = self.address
             attempt_s = min(patience, max(0.001, deadline - time.monotonic()))
-            call = self._attempt(address, method, request, attempt_s)
+            call = self.attempt(address, method, request, attempt_s)
             self._calls[call] = address
             try:
                 reply = await call
@@ -163,7 +163,7 @@ class ControlPlane:
                 )
             await backoff.wait(deadline)
 
-    def _attempt(self, address: str, method: str, request: Any, timeout_s: float) -> Any:
+    def attempt(self, address: str, method: str, request: Any, timeout_s: float) -> Any:
         """One request to one controller, begun: it can be awaited and cancelled."""
         if method not in STREAMED:
             return self.bind(address, method)(request, timeout=timeout_s, metadata=self.metadata)

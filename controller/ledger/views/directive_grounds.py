@@ -49,8 +49,8 @@ def directive_grounds(state: State) -> Callable[[str, int], Grounds]:
             return Grounds((incarnation, common), ())
         if worker.role is Role.POLICY:
             sent = fleet.links_of(worker_id)
-            firm = incarnation, _OWN(worker), worker.state_version, of_members, sent
-            return Grounds(firm, ())
+            of_policy = incarnation, _OWN(worker), worker.state_version, of_members, sent
+            return Grounds(of_policy, ())
         # A lease that comes to a worker raises its lease_seq; one that goes is missing here.
         held = tuple(worker.held)
         received = links.get(worker_id)

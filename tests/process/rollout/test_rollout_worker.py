@@ -684,7 +684,7 @@ async def test_lost_replies_and_a_lost_leader_lose_and_double_nothing(
 def lose_first_replies(worker: RolloutWorker, count: int) -> list[str]:
     """The worker's first ``count`` submissions take effect, and their replies never arrive."""
     lost: list[str] = []
-    bind = worker.control.bind
+    attempt = worker.control.attempt
 
     class LostReply:
         def __init__(self, call: Any) -> None:
@@ -703,11 +703,10 @@ def lose_first_replies(worker: RolloutWorker, count: int) -> list[str]:
         def cancel(self) -> Any:
             return self.call.cancel()
 
-    def losing(address: str, method: str) -> Any:
-        bound = bind(address, method)
-        if method != "RolloutService.SubmitGroups" or len(lost) >= count:
-            return bound
-        return lambda *args, **kwargs: LostReply(bound(*args, **kwargs))
+    def losing(address: str, method: str, request: Any, timeout_s: float) -> Any:
+        call = attempt(address, method, request, timeout_s)
+        wanted = method == "RolloutService.SubmitGroups" and len(lost) < count
+        return LostReply(call) if wanted else call
 
-    worker.control.bind = losing  # type: ignore[method-assign]
+    worker.control.attempt = losing  # type: ignore[method-assign]
     return lost
