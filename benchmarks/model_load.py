@@ -54,6 +54,11 @@ class Peak:
             self.largest = max(self.largest, allocated())
 
     @property
+    def so_far(self) -> int:
+        """Bytes above the start, while it is entered."""
+        return max(self.largest, allocated()) - self.start
+
+    @property
     def above(self) -> int:
         return self.largest - self.start
 

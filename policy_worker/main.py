@@ -440,7 +440,7 @@ class PolicyWorker:
 
     def report(self) -> worker_pb2.Report:
         """On the session's thread; there is no session before there is a trainer."""
-        links = self.outlets.publisher.formed_epochs() if self.outlets is not None else []
+        links = self.outlets.publisher.links.formed_epochs() if self.outlets is not None else []
         report = self.worker_report.report(self.trainer.state.version, links)
         report.waits.extend(messages(self.stuck_ranks.waits()))
         return report

@@ -12,22 +12,17 @@ of a newer term asks for it still: the record is posted again, because the files
 
 from __future__ import annotations
 
-import re
 import time
 from concurrent.futures import Future
-
-import torch
 
 from paceline.errors import BadInput
 from paceline.ids import Step, Version
 from paceline.v1 import policy_pb2, worker_pb2
-from paceline.weights.weight_snapshot import WireDtype
 from policy_worker.checkpoint.checkpoint import CheckpointInfo
 from policy_worker.control_plane import BlockingControlPlane
-from policy_worker.objectives.part import POLICY
+from policy_worker.ranks.replica_publisher import PublishingPlace
 from policy_worker.state import NO_VERSION
 from policy_worker.trainer import Trainer
-from policy_worker.weight_publisher import WeightPublisher
 
 RETRY_S = 10.0
 """Between a checkpoint that could not be written or recorded and the next try."""
@@ -45,18 +40,13 @@ class PublishAndCheckpoint:
     ) -> None:
         self._control = control
         self._trainer = trainer
-        self.publisher = WeightPublisher(
-            url=reply.rendezvous_url,
-            run_id=reply.run_id,
-            device=trainer.device,
-            wire=wire_dtype(trainer),
-            deltas=trainer.config.rollout.weight_deltas,
-            on_host=trainer.config.train.offload_publishing,
-            on_link_error=lambda epoch, why: control.report_failure(epoch, why, is_link=True),
-            host=host,
-            through_host=trainer.config.weights_through_host,
+        self.publisher = trainer.open_publisher(
+            PublishingPlace(reply.rendezvous_url, reply.run_id, host),
+            lambda epoch, why: control.report_failure(epoch, why, is_link=True),
         )
         self._published = NO_VERSION
+        self._keeps = False
+        """The ranks have memory of what was published."""
         self._saved = NO_VERSION
         """Version of the newest checkpoint that is being written or is recorded."""
         self._saved_step = Step(0)
@@ -104,7 +94,9 @@ class PublishAndCheckpoint:
         if directive is None or version < 0 or self._published == version:
             return
         if not self._own_links(directive):
-            self.publisher.free()
+            if self._keeps:
+                self._trainer.free_published()
+                self._keeps = False
             return
         if not self._trainer.publishes:
             # They would wait for ever.
@@ -112,16 +104,14 @@ class PublishAndCheckpoint:
                 "the objective trains no language model, and rollout workers wait for its weights: train it on recorded "
                 'data (rollout.source = "recorded"), where no engine runs'
             )
-        self.last_publish_s = self.publisher.publish(
-            version, self._trainer.whole_weights(), self._trainer.weight_layout()
-        )
-        self._published = version
+        self.last_publish_s = self._trainer.publish(version)
+        self._published, self._keeps = version, True
 
     def forget_from(self, version: Version) -> None:
         """This replica received the state of ``version`` from another one: what it published or saved as
         that version was outvoted, and later versions were never committed."""
         if self._published >= version:
-            self.publisher.forget()
+            self._trainer.forget_published()
             self._published = NO_VERSION
         if self._saved >= version:
             self._trainer.checkpointer.abandon(version)
@@ -204,17 +194,3 @@ class PublishAndCheckpoint:
         if self._saved == version:
             self._save_again_at = time.monotonic() + RETRY_S
             self._saved, self._saved_step = NO_VERSION, Step(0)
-
-
-def wire_dtype(trainer: Trainer) -> WireDtype:
-    """The engine's type. Some models keep a few tensors in float32 beside bfloat16 (a router's bias)."""
-    config, policy = trainer.config, trainer.state.parts.get(POLICY)
-    dtype = config.model.dtype if config.rollout.dtype == "auto" else config.rollout.dtype
-    if policy is None or dtype == "float32":
-        return WireDtype()
-    kept = getattr(policy, "_keep_in_fp32_modules_strict", None) or ()
-    pattern = re.compile(
-        "|".join(rf"(?:^|\.)(?:{module})(?:$|\.)" for module in sorted(kept)) or "$^"
-    )
-    names = [name for name, _ in trainer.state.weights_of(POLICY) if pattern.search(name)]
-    return WireDtype(getattr(torch, dtype), frozenset(names))

@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
@@ -37,8 +37,8 @@ from policy_worker.objectives.load import load_objective
 from policy_worker.objectives.part import POLICY
 from policy_worker.payload_reader import PayloadReader, StorePlace
 from policy_worker.ranks.rank_group import RankCommand, RankGroup
+from policy_worker.ranks.replica_publisher import PublishingPlace, ReplicaPublisher
 from policy_worker.ranks.sharding import (
-    gathered_weights,
     load_sharded,
     load_sharded_state,
     local_weights,
@@ -98,6 +98,7 @@ class Trainer:
             self.state, self.device, frozen, self.replica, self.on_progress, self.step_left
         )
         self._checkpointer: Checkpointer | None = None
+        self._publisher: ReplicaPublisher | None = None
         self._initial = True
         """The state is still the one that model.path gave."""
         self._mesh: ProcessMesh | None = None
@@ -385,17 +386,32 @@ class Trainer:
         self.replica.announce(RankCommand.SAVE, digest=digest)
         return self.checkpointer.save_async(self.state, digest)
 
-    def whole_weights(self) -> Iterable[tuple[str, Tensor]]:
-        """Full weights of the policy by Hugging Face name; to be exhausted before any other operation is called."""
-        self.replica.announce(RankCommand.GATHER)
-        return gathered_weights(self.state)
+    def open_publisher(
+        self,
+        place: PublishingPlace,
+        on_link_error: Callable[[int, str], None] = lambda epoch, why: None,
+    ) -> ReplicaPublisher:
+        """The publisher of the policy's weights, before the first publish()."""
+        self.replica.announce(RankCommand.OPEN_PUBLISHER, place=asdict(place))
+        self._publisher = ReplicaPublisher(
+            self.state, self.replica, self.device, place, on_link_error
+        )
+        return self._publisher
 
-    def weight_layout(self) -> list[tuple[str, Tensor]]:
-        """Names, shapes and types of whole_weights(), as tensors without data."""
-        return [
-            (name, torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"))
-            for name, tensor in self.state.weights_of(POLICY)
-        ]
+    def publish(self, version: Version) -> float:
+        """Hands the present weights, as ``version``, to the publisher; returns the seconds that it took."""
+        self.replica.announce(RankCommand.PUBLISH, version=version)
+        return self._need_publisher().publish(version)
+
+    def forget_published(self) -> None:
+        """What was published was never committed."""
+        self.replica.announce(RankCommand.FORGET_PUBLISHED)
+        self._need_publisher().forget()
+
+    def free_published(self) -> None:
+        """Nobody is to receive what was published: its memory is let go of."""
+        self.replica.announce(RankCommand.FREE_PUBLISHED)
+        self._need_publisher().free()
 
     def close(self) -> None:
         """Ends the mesh, waits for the checkpoints under way, and ends the other ranks."""
@@ -419,6 +435,8 @@ class Trainer:
         self._leave_mesh()
         if self._checkpointer is not None:
             self._checkpointer.close()
+        if self._publisher is not None:
+            self._publisher.close()
 
     def _fetch(self, keys: Sequence[GroupKey]) -> Payloads | None:
         """Ranks above 0: the payloads, unless the epoch ends before."""
@@ -457,7 +475,10 @@ class Trainer:
             RankCommand.REDUCE: self.reduce,
             RankCommand.COMMIT: self.commit,
             RankCommand.SAVE: lambda digest: self.checkpointer.save_async(self.state, digest),
-            RankCommand.GATHER: lambda: [None for _ in self.whole_weights()],
+            RankCommand.OPEN_PUBLISHER: lambda place: self.open_publisher(PublishingPlace(**place)),
+            RankCommand.PUBLISH: self.publish,
+            RankCommand.FORGET_PUBLISHED: self.forget_published,
+            RankCommand.FREE_PUBLISHED: self.free_published,
         }
 
     # -- inside an operation ------------------------------------------------------------------
@@ -495,6 +516,11 @@ class Trainer:
         mesh, self._mesh = self._mesh, None
         if mesh is not None:
             mesh.abandon()
+
+    def _need_publisher(self) -> ReplicaPublisher:
+        if self._publisher is None:
+            raise RuntimeError("the trainer has no publisher")
+        return self._publisher
 
     def _need_mesh(self) -> ProcessMesh:
         if self._mesh is None:

@@ -119,8 +119,7 @@ class WeightPublisher(SendingEnd):
 
     def free(self) -> None:
         """Keeps no memory of snapshots, except of one that is being sent."""
-        with self._changed:
-            self._newest = None
+        self.forget()
         self._pool = SnapshotPool()
 
     @property

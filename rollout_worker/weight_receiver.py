@@ -152,7 +152,7 @@ class WeightReceiver(LinkEnd):
 
         def form(source: int) -> None:
             try:
-                formed.put((source, self._form(link, source, self._stall_s)))
+                formed.put((source, self._form(link, source)))
             except Exception as error:
                 formed.put((source, error))
 

@@ -21,6 +21,9 @@ STATE = {"weights": 4, "gradients": 4, "optimizer moments": 8, "reduction scratc
 """Bytes per trained parameter on a rank, before they are divided by the ranks. All of it is float32."""
 MOMENTS_BUCKET = 8 << 24
 """Bytes of both moments that the device holds of parameters under way (policy_worker.offload.moments)."""
+PUBLISHING_BUFFERS = 2 << 24
+"""Bytes of the device's buffers through which slices of weights become shares, with several ranks
+(policy_worker.ranks.share_exchange)."""
 LOGITS_COPIES, COPIES_FOR_ENTROPY = 4, 1
 """Of a chunk in float32: logits, their log-softmax, and in the backward pass the gradients of both; one more for the
 gradient of the entropy."""
@@ -106,6 +109,8 @@ def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
         (host if config.train.offload_publishing else parts)["published weights"] = (
             publishing_bytes(config, shape)
         )
+        if ranks > 1:
+            parts["weights on their way to shares"] = PUBLISHING_BUFFERS
     remedies = ["fleet.policy_ranks: more ranks divide weights, gradients and moments"]
     if not config.model.gradient_checkpointing:
         remedies.insert(
@@ -131,7 +136,7 @@ def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
     if config.train.offload_activations:
         host["activations"] = trained * block_input_bytes(config, shape)
     if not config.recorded and config.rollout.weight_deltas:
-        host["encoded deltas"] = wire_bytes(config, shape)
+        host["encoded deltas"] = wire_bytes(config, shape) // ranks
     return ProcessPlan("policy rank", parts, host, tuple(remedies))
 
 
@@ -175,9 +180,8 @@ def logits_bytes(config: Config, shape: ModelShape) -> int:
 
 
 def publishing_bytes(config: Config, shape: ModelShape) -> int:
-    """Snapshots of the whole model that rank 0 holds: the newest, and the one before it, which links still send or compare
-    with. The whole tensors that are gathered for one are fewer bytes than a row's activations, which are gone by then."""
-    return 2 * wire_bytes(config, shape)
+    """A rank's share of two versions: of the newest, and of the one before it, which links still send or compare with."""
+    return 2 * wire_bytes(config, shape) // config.fleet.policy_ranks
 
 
 def wire_bytes(config: Config, shape: ModelShape) -> int:

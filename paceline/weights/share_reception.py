@@ -44,7 +44,11 @@ class Coming:
 def receive_shares(weights: ArrivingWeights, coming: Sequence[Coming]) -> bool:
     """Fills ``weights``; False if the only source will never have the rest."""
     try:
-        return all(at_once(coming, lambda one: _receive_buckets(weights, one)))
+        whole = all(at_once(coming, lambda one: _receive_buckets(weights, one)))
+        if not whole and len(coming) > 1:
+            # Ranks of a replica hold all of a version before they send any of it.
+            raise WeightsRefused(f"a rank ended version {weights.version} in the middle")
+        return whole
     except Exception:
         if not all(one.mesh.settled for one in coming):
             weights.leave_memory()

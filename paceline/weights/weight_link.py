@@ -132,7 +132,7 @@ class LinkEnd(ABC):
         """What is wrong with a link of which no operation has failed; empty for nothing."""
         return ""
 
-    def _form(self, link: WeightLink, source: int, timeout_s: float = FORM_S) -> ProcessMesh:
+    def _form(self, link: WeightLink, source: int) -> ProcessMesh:
         """The mesh of the receiver and this source. Raises EpochCancelled or MeshError."""
         key = f"paceline:{self.run_id}:rdv:link:{link.epoch}"
         return ProcessMesh.form(
@@ -142,7 +142,7 @@ class LinkEnd(ABC):
             size=2,
             device=torch.device("cpu") if self.through_host else self.device,
             cancelled=lambda: self._over(link),
-            timeout_s=timeout_s,
+            timeout_s=FORM_S,
             host=self.host,
         )
 

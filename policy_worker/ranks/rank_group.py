@@ -71,8 +71,10 @@ class RankCommand(StrEnum):
     REDUCE = auto()
     COMMIT = auto()
     SAVE = auto()
-    GATHER = auto()
-    """whole_weights(), to the end."""
+    OPEN_PUBLISHER = auto()
+    PUBLISH = auto()
+    FORGET_PUBLISHED = auto()
+    FREE_PUBLISHED = auto()
     STOP = auto()
     """The process exits."""
 
@@ -199,6 +201,18 @@ class RankGroup:
             with _replica_errors():
                 dist.all_reduce(tensor)
         return tensor
+
+    def all_to_all(
+        self,
+        received: torch.Tensor,
+        sent: torch.Tensor,
+        sizes_from: Sequence[int],
+        sizes_to: Sequence[int],
+    ) -> None:
+        """Collective. Sends each rank its part of ``sent`` and fills ``received``, both of one dimension on the replica's
+        device, with what the ranks send to this one; parts are in the order of ranks."""
+        with _replica_errors():
+            dist.all_to_all_single(received, sent, list(sizes_from), list(sizes_to))
 
     def end_epoch(self, epoch: int) -> None:
         """Any rank, any thread, without blocking: mesh epochs up to ``epoch`` are over for all."""

@@ -26,7 +26,6 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
-from torch.distributed.tensor import DTensor
 
 from paceline.config.same_tokens import difference
 from paceline.config.schema import Config
@@ -34,7 +33,7 @@ from paceline.ids import Step
 from paceline.process.structured_log import event, first_line
 from policy_worker.model import ModelError, blocks_of, empty_part, load_part
 from policy_worker.objectives.load import load_objective
-from policy_worker.objectives.part import POLICY, Part
+from policy_worker.objectives.part import Part
 from policy_worker.offload.frozen_weights import buffers_to, keep_on_host
 from policy_worker.ranks.rank_group import RankGroup
 from policy_worker.ranks.sliced_weights import SlicedWeights
@@ -195,18 +194,6 @@ def shard_model(
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
     return model
-
-
-def gathered_weights(state: TrainState) -> Iterator[tuple[str, Tensor]]:
-    """Collective: the policy's weights as whole tensors, on every rank, one at a time; none if there is no policy.
-
-    All ranks must exhaust it. What it yields is not to be written to; a whole tensor of a sharded
-    model lives only as long as the caller keeps it.
-    """
-    if POLICY not in state.parts:
-        return
-    for name, tensor in state.weights_of(POLICY):
-        yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def local_weights(state: TrainState) -> Iterator[tuple[str, Tensor]]:

@@ -82,7 +82,7 @@ class SlicedWeights:
                         _read_slice(stored.get_slice(name), tensors[name])
                         on_progress()
             if self.without_head:
-                _local(tensors[f"{HEAD}.weight"])[0].zero_()
+                local_slice(tensors[f"{HEAD}.weight"])[0].zero_()
 
 
 @contextlib.contextmanager
@@ -102,7 +102,7 @@ def _is_classifier(model: Any) -> bool:
 
 
 def _read_slice(stored: Any, target: Tensor) -> None:
-    local, offset = _local(target)
+    local, offset = local_slice(target)
     if local.ndim == 0:
         local.copy_(stored[:])
     elif local.numel():
@@ -111,7 +111,7 @@ def _read_slice(stored: Any, target: Tensor) -> None:
         )
 
 
-def _local(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+def local_slice(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     """This rank's slice and its offset in the whole tensor."""
     if isinstance(tensor, DTensor):
         local = tensor.to_local()

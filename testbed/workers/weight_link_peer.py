@@ -2,7 +2,8 @@
 
 ``python -m testbed.workers.weight_link_peer PART REDIS_URL RUN_ID EPOCH`` prints a line of JSON for what happens. A
 receiver stages every version; with ``--relays EPOCH ...`` it hands them on over these links. A half-sender sends the
-announcement and the first of several buckets, then hangs.
+announcement and the first of several buckets, then hangs. A half-source is a rank above 0 (``--share SOURCE SOURCES``) that
+sends its first bucket of shared_weights(1) and the record of the next one, then hangs.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from paceline.mesh.elastic_mesh import ProcessMesh
 from paceline.v1 import worker_pb2
@@ -25,12 +27,14 @@ from paceline.weights.bucket_record import WHOLE, BucketRecord, send_record
 from paceline.weights.link_greeting import PUBLISHER, RECEIVER, await_hello
 from paceline.weights.share_request import Answer, recv_ask, send_answer
 from paceline.weights.weight_sending import announce
+from paceline.weights.weight_share import Share
 from paceline.weights.weight_snapshot import WeightSnapshot
 from paceline.weights.weight_transfer import StagedWeights
 from rollout_worker.weight_receiver import WeightReceiver
 from testbed.faults.egress_limit import pace_sockets
 
 CPU = torch.device("cpu")
+SHARED_BUCKET_BYTES = 5120
 
 
 def start(
@@ -41,18 +45,20 @@ def start(
     *,
     relays: Sequence[int] | None = None,
     relayed: bool = False,
+    share: tuple[int, int] = (0, 1),
     stall_s: float = 30.0,
     host: str = "",
     pace: int = 0,
     on: Sequence[str] = (),
 ) -> subprocess.Popen[str]:
     """``relays``: epochs of the links over which a receiver hands weights on; None: relays are off. ``relayed``: its
-    publisher is a relay. ``stall_s``: as for WeightReceiver. ``host``: its address. ``pace``: bytes a
+    publisher is a relay. ``share``: of a source. ``stall_s``: as for WeightReceiver. ``host``: its address. ``pace``: bytes a
     second that each of its connections sends at most. ``on``: command in front of it."""
     command = [sys.executable, "-m", "testbed.workers.weight_link_peer", part, url, run_id]
     command += [str(epoch), "--stall-s", str(stall_s), "--host", host]
     command += ["--pace", str(pace)]
     command += ["--relayed"] if relayed else []
+    command += ["--share", *map(str, share)]
     if relays is not None:
         command += ["--relays", *map(str, relays)]
     return subprocess.Popen(
@@ -113,7 +119,39 @@ def half_sender(args: argparse.Namespace) -> None:
     threading.Event().wait()
 
 
-PARTS = {"receiver": receiver, "half-sender": half_sender}
+def half_source(args: argparse.Namespace) -> None:
+    share = Share(*args.share)
+    say(joins=args.epoch)
+    mesh = ProcessMesh.form(
+        url=args.url,
+        key=f"paceline:{args.run_id}:rdv:link:{args.epoch}:{share.source}",
+        rank=PUBLISHER,
+        size=2,
+        device=CPU,
+        cancelled=lambda: False,
+    )
+    named = shared_weights(1).items()
+    snapshot = WeightSnapshot.take(1, named, bucket_bytes=SHARED_BUCKET_BYTES)
+    while recv_ask(mesh) is not True:
+        send_answer(mesh, Answer(ready=True, kept=True))
+    first, second = share.buckets(snapshot.manifest)[:2]
+    send_record(mesh, BucketRecord(WHOLE, snapshot.checksum(first)), RECEIVER)
+    mesh.send(snapshot.bucket(first), RECEIVER)
+    send_record(mesh, BucketRecord(WHOLE, snapshot.checksum(second)), RECEIVER)
+    say(sent="half")
+    threading.Event().wait()
+
+
+def shared_weights(seed: int) -> dict[str, Tensor]:
+    """Weights of 12 buckets, of which the last is not full. Two are tied."""
+    generator = torch.Generator().manual_seed(seed)
+    embed = torch.randn(200, 70, generator=generator).bfloat16()
+    norm = torch.randn(70, generator=generator).bfloat16()
+    middle = torch.randn(90, 180, generator=generator).bfloat16()
+    return {"embed": embed, "norm": norm, "middle": middle, "head": embed}
+
+
+PARTS = {"receiver": receiver, "half-sender": half_sender, "half-source": half_source}
 
 
 def main() -> None:
@@ -125,6 +163,7 @@ def main() -> None:
     parser.add_argument(
         "--relays", type=int, nargs="*", help="links over which weights are handed on"
     )
+    parser.add_argument("--share", type=int, nargs=2, help="of a source, and of how many")
     parser.add_argument("--relayed", action="store_true", help="the publisher is a relay")
     parser.add_argument("--stall-s", type=float, help="silence after which a relay has failed")
     parser.add_argument("--host", default="", help="address at which the other ends reach this one")

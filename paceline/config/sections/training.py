@@ -366,8 +366,8 @@ class TrainConfig(Section):
     """Keep what a forward pass saves for its backward pass in host memory. With model.gradient_checkpointing, which it
     needs, this is the input of each block: 4 bytes a token, block and hidden dimension."""
     offload_publishing: bool = False
-    """Keep the weights that rollout workers fetch in host memory: two copies in the engine's type, on rank 0 of each replica
-    that publishes. The device then holds a few whole tensors while they are copied."""
+    """Keep the weights that rollout workers fetch in host memory: two copies in the engine's type, divided by the ranks of the
+    replica that publishes. With several ranks the device then holds 32 MiB of them while they are copied."""
     tokens_per_microbatch: Positive = 8192
     """Tokens of a micro-batch, to which sequences are packed without padding. A shared prompt counts
     once for each completion that attends to it, so this number bounds the memory."""

@@ -67,7 +67,8 @@ class RolloutConfig(Section):
     weights from host memory in any case, else 0."""
     relay_stall_s: Seconds = 30.0
     """Silence of a relay, in seconds, after which its receivers get their weights elsewhere, if a newer version
-    than theirs is known. It is longer than one bucket of 16 MiB takes."""
+    than theirs is known; and of a rank above 0 of a replica in the middle of a version. It is longer than one bucket of 16 MiB
+    takes."""
     partial_every_tokens: NonNegative = 64
     """A running sequence is reported to the controller every this many tokens. If its worker dies
     or leaves, another worker continues it from there. 0 disables it."""

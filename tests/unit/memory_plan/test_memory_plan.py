@@ -15,6 +15,7 @@ from paceline.memory_plan.gpus import named_gpu
 from paceline.memory_plan.memory_plan import activation_bytes, memory_plan
 from paceline.memory_plan.model_shape import read_shape, shape_of
 from paceline.preflight.gpu_memory import gpu_memory
+from paceline.weights.weight_snapshot import BUCKET_BYTES
 from policy_worker.offload import moments
 from policy_worker.step import attention
 from policy_worker.step.optimizer import build_optimizer
@@ -209,6 +210,17 @@ def test_published_weights_are_two_copies_where_they_are_kept():
     assert here.gpu["published weights"] == 2 * 4 * shape.parameters
     assert there.host["published weights"] == here.gpu["published weights"]
     assert "published weights" not in there.gpu
+
+
+def test_ranks_divide_what_is_published():
+    shape = shape_of(random_config("qwen3"), "float32")
+    one, four = (memory_plan(settings(fleet={"policy_ranks": ranks}), shape)[0] for ranks in (1, 4))
+    for part in ("published weights", "encoded deltas"):
+        held = [plan.gpu.get(part) or plan.host[part] for plan in (one, four)]
+        assert held[1] == held[0] // 4
+    buffers = "weights on their way to shares"
+    assert buffers not in one.gpu
+    assert four.gpu[buffers] == memory_plan_module.PUBLISHING_BUFFERS == 2 * BUCKET_BYTES
 
 
 @pytest.mark.parametrize("name", ["h1000", "0g", "-1g", "g", "80gb"])

@@ -17,7 +17,8 @@ from policy_worker.objectives.load import ObjectiveError, load_objective
 from policy_worker.objectives.objective import Objective
 from policy_worker.objectives.part import Part
 from policy_worker.ranks.rank_group import RankGroup
-from policy_worker.ranks.sharding import gathered_weights, load_sharded_state
+from policy_worker.ranks.replica_publisher import PublishingPlace
+from policy_worker.ranks.sharding import load_sharded_state
 from policy_worker.state_transfer import state_tensors
 from policy_worker.step.batch import decode
 from policy_worker.step.packing import pack
@@ -211,17 +212,26 @@ def test_a_joiner_is_sent_the_tensors_of_all_parts(model):
 
 
 def test_only_the_policy_is_published(model):
-    state = trained(config_of(model), steps=0).state
+    both = trained(config_of(model), steps=0)
     wanted = {
         name
         for name, _ in load_sharded_state(
             config_of(model, "grpo"), RankGroup(), CPU
         ).named_weights()
     }
-    assert {name for name, _ in gathered_weights(state)} == wanted
+    assert published_by(both) == wanted
     alone = trained(config_of(model, ALONE))
     assert not alone.publishes
-    assert list(alone.whole_weights()) == []
+    assert published_by(alone) == set()
+
+
+def published_by(trainer: Trainer) -> set[str]:
+    """Names of the weights in its newest snapshot."""
+    publisher = trainer.open_publisher(PublishingPlace("redis://nowhere", "r", "127.0.0.1"))
+    trainer.publish(1)
+    newest = publisher.links._newest
+    assert newest is not None
+    return {spec.name for spec in newest.manifest.specs}
 
 
 def test_a_run_begins_with_the_policy_of_a_run_that_had_no_critic(model, tmp_path):

@@ -49,6 +49,8 @@ class Writer:
         self.config = make_config()
         self.state = SimpleNamespace(step=0, version=0, parts={})
         self.device = None
+        self.open_publisher = lambda *a: SimpleNamespace(set_links=lambda links: None)
+        self.publish = lambda version: 0.0
         self.saves: list[tuple[int, int, Future[CheckpointInfo]]] = []
         self.checkpointer = SimpleNamespace(delete=lambda paths: None)
 
@@ -69,8 +71,6 @@ class Writer:
 @pytest.fixture
 def due(monkeypatch):
     """(outlets, desk, trainer) after step 3, with a checkpoint of step 2 wanted."""
-    idle = SimpleNamespace(publish=lambda *a: 0.0, set_links=lambda links: None, free=lambda: None)
-    monkeypatch.setattr(publish_and_checkpoint, "WeightPublisher", lambda **_: idle)
     desk, trainer = Desk(), Writer()
     reply = worker_pb2.RegisterReply(rendezvous_url="redis://", run_id="r")
     out = publish_and_checkpoint.PublishAndCheckpoint(desk, trainer, reply, "127.0.0.1")
@@ -167,7 +167,7 @@ def test_what_was_published_and_saved_as_the_version_that_came_from_another_is_f
     """This replica was outvoted about version 3, and has received it from another one."""
     out, _, trainer = due
     forgotten: list[object] = []
-    out.publisher.forget = lambda: forgotten.append("weights")
+    trainer.forget_published = lambda: forgotten.append("weights")
     trainer.checkpointer.abandon = forgotten.append
     out._published = 3
     out.save_checkpoint()

@@ -11,27 +11,42 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.ids import Version
 from paceline.v1 import common_pb2, worker_pb2
+from policy_worker.objectives.part import POLICY
 from policy_worker.publish_and_checkpoint import PublishAndCheckpoint
+from policy_worker.ranks.rank_group import RankGroup
+from policy_worker.ranks.replica_publisher import PublishingPlace, ReplicaPublisher
 from tests.fixtures.policy_models import make_config
 
+CPU = torch.device("cpu")
 OWN, OTHER = 7, 8
 """Incarnations of replicas."""
 
 
 class Trainer:
-    rank, publishes, device = 0, True, torch.device("cpu")
+    """One rank, and weights that are changed by hand."""
+
+    rank, publishes = 0, True
 
     def __init__(self) -> None:
-        self.config = make_config()
-        self.state = SimpleNamespace(step=0, version=0, parts={})
         self.weights = [("w", torch.zeros(1000))]
+        self.state: Any = SimpleNamespace(
+            config=make_config(), step=0, version=0, parts={POLICY: None}, weights_of=self.whole
+        )
 
-    def whole_weights(self) -> list[tuple[str, torch.Tensor]]:
+    def whole(self, part: str) -> list[tuple[str, torch.Tensor]]:
         return self.weights
 
-    def weight_layout(self) -> list[tuple[str, torch.Tensor]]:
-        return [("w", torch.empty(1000, device="meta"))]
+    def open_publisher(self, place: PublishingPlace, on_link_error: Any) -> ReplicaPublisher:
+        self.made = ReplicaPublisher(self.state, RankGroup(), CPU, place, on_link_error)
+        return self.made
+
+    def publish(self, version: int) -> float:
+        return self.made.publish(Version(version))
+
+    def free_published(self) -> None:
+        self.made.free()
 
 
 class Replica:
@@ -58,7 +73,7 @@ class Replica:
         self.out.publish()
 
     def copies(self) -> list[weakref.ref[torch.Tensor]]:
-        newest = self.out.publisher._newest
+        newest = self.out.publisher.links._newest
         return [] if newest is None else [weakref.ref(newest.flat)]
 
 
@@ -80,7 +95,7 @@ def test_a_replica_that_gets_receivers_publishes_what_it_holds(replica: Replica)
     replica.feed(OTHER, OWN)
     assert replica.out.work_due()
     replica.out.serve()
-    assert replica.out.publisher.version == 1
+    assert replica.out.publisher.links.version == 1
 
 
 def test_a_replica_that_has_lost_its_receivers_lets_go_of_its_copies(replica: Replica) -> None:
@@ -92,7 +107,7 @@ def test_a_replica_that_has_lost_its_receivers_lets_go_of_its_copies(replica: Re
     replica.commit()
     gc.collect()
     assert copy() is None and not replica.copies()
-    assert not replica.out.publisher._pool._free, "nor is one kept for later"
+    assert not replica.out.publisher.links._pool._free, "nor is one kept for later"
     replica.feed(OWN)
     replica.commit()
-    assert replica.out.publisher.version == 5
+    assert replica.out.publisher.links.version == 5

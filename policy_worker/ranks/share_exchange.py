@@ -1,0 +1,207 @@
+"""Exchange of slices for shares: each rank of a replica stores slices of every weight, and publishes whole buckets.
+
+    rank 0: slices ─┐                             ┌─► rank 0: buckets 0, n, 2n, ...
+    rank 1: slices ─┴─ all-to-all, part by part ──┴─► rank 1: buckets 1, n + 1, ...
+
+- A slice is a run of elements of the flattened weight, so both sides know what goes where from the layout alone.
+- Weights are cast to the type in which they travel before they are sent, and only to the rank that keeps them.
+- A round moves one n-th of a bucket to each of n ranks. So a rank holds, beyond its slices and its share, what it sends in a
+  round (one bucket at most) and what it receives (one n-th).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from paceline.weights.weight_manifest import DTYPES, Manifest
+from paceline.weights.weight_share import Share
+
+Extent = tuple[int, int]
+"""First element of a slice in the flattened weight, and number of elements."""
+AllToAll = Callable[[Tensor, Tensor, Sequence[int], Sequence[int]], None]
+"""Fills the first uint8 buffer with what the ranks send to this one, in their order, and sends the second, in the order of the
+ranks that it is for. Then the sizes of both, by rank."""
+
+_ALIGNMENT = 8
+"""Of pieces in the buffers of a round: they are seen as elements of the weights' types."""
+_PART_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A run of elements of one weight that one rank stores and one keeps."""
+
+    weight: int
+    """Place in the manifest."""
+    first: int
+    """Its first element in the flattened weight."""
+    elements: int
+    at: int
+    """Byte in the buffer of the round: of the sender, or of the rank that keeps it; of what needs no sending, in the share."""
+    to: int = 0
+    """Byte in the share. For the rank that keeps it."""
+
+
+@dataclass(slots=True)
+class _Round:
+    """What this rank does in one."""
+
+    own: list[_Piece] = field(default_factory=list)
+    """From its slices to its share."""
+    sent: list[_Piece] = field(default_factory=list)
+    received: list[_Piece] = field(default_factory=list)
+    sizes_to: list[int] = field(default_factory=list)
+    sizes_from: list[int] = field(default_factory=list)
+
+
+class ShareExchange:
+    """One rank's part. All ranks have the same manifest and extents, and run at the same time."""
+
+    def __init__(
+        self, manifest: Manifest, share: Share, extents: Sequence[Sequence[Extent]]
+    ) -> None:
+        """``extents``: by rank and by weight, in the manifest's order; a weight that every rank stores whole is in no slices.
+
+        Raises ValueError if slices leave a gap or overlap, or if bucket_bytes is no multiple of 8.
+        """
+        self.manifest, self.share = manifest, share
+        if manifest.bucket_bytes % _ALIGNMENT:
+            raise ValueError(f"bucket_bytes = {manifest.bucket_bytes} is no multiple of 8")
+        self._extents = extents
+        self._everywhere = [self._check(place) for place in range(len(manifest.specs))]
+        self._weights = [i for i, spec in enumerate(manifest.specs) if not spec.same_as]
+        self._starts = [manifest.offsets[i] for i in self._weights]
+        part = -(-manifest.bucket_bytes // share.sources)
+        self._part_bytes = -(-part // _PART_ALIGNMENT) * _PART_ALIGNMENT
+        self._rounds = [
+            self._round(group, start)
+            for group in range(-(-manifest.buckets // share.sources))
+            for start in range(0, manifest.bucket_bytes, self._part_bytes)
+        ]
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Largest memory of a round."""
+        return self._largest("sizes_to") + self._largest("sizes_from")
+
+    def fill(self, flat: Tensor, slices: Sequence[Tensor], all_to_all: AllToAll) -> None:
+        """Writes this rank's share, in the manifest's types, to uint8 ``flat``.
+
+        ``slices``: this rank's flattened slice of each weight, in the manifest's order, on the device of all_to_all's buffers.
+        """
+        device = slices[0].device if slices else flat.device
+        out = torch.empty(self._largest("sizes_to"), dtype=torch.uint8, device=device)
+        back = torch.empty(self._largest("sizes_from"), dtype=torch.uint8, device=device)
+        for work in self._rounds:
+            for piece in work.own:
+                self._copy(flat, piece, slices)
+            if self.share.sources == 1:
+                continue
+            for piece in work.sent:
+                self._copy(out, piece, slices)
+            sent, received = sum(work.sizes_to), sum(work.sizes_from)
+            all_to_all(back[:received], out[:sent], work.sizes_from, work.sizes_to)
+            for piece in work.received:
+                size = piece.elements * self._itemsize(piece.weight)
+                target = flat[piece.to : piece.to + size]
+                target.copy_(back[piece.at : piece.at + size], non_blocking=True)
+
+    def _largest(self, sizes: str) -> int:
+        return max((sum(getattr(work, sizes)) for work in self._rounds), default=0)
+
+    def _copy(self, buffer: Tensor, piece: _Piece, slices: Sequence[Tensor]) -> None:
+        """The piece, cast, to its place in uint8 ``buffer``."""
+        dtype = DTYPES[self.manifest.specs[piece.weight].dtype]
+        start = piece.first - self._extents[self.share.source][piece.weight][0]
+        source = slices[piece.weight][start : start + piece.elements]
+        target = buffer[piece.at : piece.at + piece.elements * dtype.itemsize].view(dtype)
+        target.copy_(source, non_blocking=True)
+
+    # -- the plan -----------------------------------------------------------------------------
+
+    def _check(self, weight: int) -> bool:
+        """Whether every rank stores the whole weight. Raises ValueError if its slices are not exactly the weight."""
+        spec = self.manifest.specs[weight]
+        elements = _elements(spec.shape)
+        found = [extents[weight] for extents in self._extents]
+        if all(extent == (0, elements) for extent in found):
+            return True
+        end = 0
+        for first, count in sorted(extent for extent in found if extent[1]):
+            if first != end:
+                break
+            end += count
+        else:
+            if end == elements:
+                return False
+        raise ValueError(f"slices of {spec.name} leave a gap or overlap: {found}")
+
+    def _itemsize(self, weight: int) -> int:
+        return int(DTYPES[self.manifest.specs[weight].dtype].itemsize)
+
+    def _round(self, group: int, part: int) -> _Round:
+        """Of buckets ``group`` × n to ``group`` × n + n - 1, their bytes from ``part`` on."""
+        mine, work = self.share.source, _Round()
+        for rank in range(self.share.sources):
+            pieces = self._pieces(group, part, keeper=rank, storer=mine)
+            if rank == mine:
+                work.own = [_Piece(p.weight, p.first, p.elements, at=p.to, to=p.to) for p in pieces]
+                work.sizes_to.append(0)
+            else:
+                work.sizes_to.append(_place(pieces, sum(work.sizes_to), self._itemsize, work.sent))
+        for rank in range(self.share.sources):
+            pieces = self._pieces(group, part, keeper=mine, storer=rank)
+            if rank == mine:
+                work.sizes_from.append(0)
+            else:
+                begin = sum(work.sizes_from)
+                work.sizes_from.append(_place(pieces, begin, self._itemsize, work.received))
+        return work
+
+    def _pieces(self, group: int, part: int, *, keeper: int, storer: int) -> list[_Piece]:
+        """What ``storer`` has of what ``keeper`` gets in the round, in the order of the bytes."""
+        manifest, keeping = self.manifest, Share(keeper, self.share.sources)
+        bucket = group * self.share.sources + keeper
+        if bucket >= manifest.buckets:
+            return []
+        begin = bucket * manifest.bucket_bytes
+        start = begin + part
+        end = min(start + self._part_bytes, begin + manifest.bucket_bytes, manifest.total_bytes)
+        pieces = []
+        for place in range(max(0, bisect_right(self._starts, start) - 1), len(self._weights)):
+            weight, offset = self._weights[place], self._starts[place]
+            if offset >= end:
+                break
+            if self._everywhere[weight] and storer != keeper:
+                continue
+            size = self._itemsize(weight)
+            held_first, held = self._extents[storer][weight]
+            first = max(held_first, -(-(start - offset) // size))
+            last = min(held_first + held, -(-(end - offset) // size))
+            if first < last:
+                to = keeping.place(manifest, bucket) + offset + first * size - begin
+                pieces.append(_Piece(weight, first, last - first, at=0, to=to))
+        return pieces
+
+
+def _place(
+    pieces: Sequence[_Piece], begin: int, itemsize: Callable[[int], int], into: list[_Piece]
+) -> int:
+    """Lays the pieces out one after the other from byte ``begin`` on; returns the bytes that they take."""
+    at = begin
+    for p in pieces:
+        into.append(_Piece(p.weight, p.first, p.elements, at, p.to))
+        at += -(-p.elements * itemsize(p.weight) // _ALIGNMENT) * _ALIGNMENT
+    return at - begin
+
+
+def _elements(shape: Sequence[int]) -> int:
+    count = 1
+    for length in shape:
+        count *= length
+    return count

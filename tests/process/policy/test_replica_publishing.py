@@ -1,0 +1,157 @@
+"""A replica of two ranks publishes to a real receiver: each rank sends its buckets, and what arrives are its weights."""
+
+from __future__ import annotations
+
+import json
+import queue
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from paceline.v1 import worker_pb2
+from paceline.weights.weight_manifest import Manifest
+from paceline.weights.weight_share import Share
+from paceline.weights.weight_transfer import StagedWeights
+from rollout_worker.weight_receiver import WeightReceiver
+from tests.fixtures import ranks
+from tests.fixtures.train_states import assert_same_bits, tiny_config
+from tests.process.weights.test_weights_links import until
+
+BUCKET_BYTES = 1024
+STALL_S = 10.0
+
+pytestmark = pytest.mark.timeout(600)
+
+
+class Replica:
+    """A process of two ranks, with their weights in ``folder``."""
+
+    def __init__(self, folder: Path, url: str, **options: Any) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True)
+        model = tiny_config(folder).model_dump_json()
+        self.process = ranks.start(
+            2,
+            "publishing",
+            config=model,
+            url=url,
+            run_dir=str(folder),
+            bucket_bytes=BUCKET_BYTES,
+            **options,
+        )
+
+    def asks(self, **line: Any) -> dict[str, int]:
+        """Has rank 0 do it; returns the bytes that it has sent so far, and transfers that went on."""
+        process: subprocess.Popen[str] = self.process
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(json.dumps(line) + "\n")
+        process.stdin.flush()
+        answer = process.stdout.readline()
+        assert answer, process.stderr and process.stderr.read()
+        return dict(json.loads(answer))
+
+    def weights(self, version: int) -> dict[str, torch.Tensor]:
+        return load_file(self.folder / f"{version}.safetensors")
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+class Receiving:
+    def __init__(self, url: str) -> None:
+        self.staged: queue.Queue[StagedWeights] = queue.Queue()
+        self.errors: queue.Queue[tuple[int, str]] = queue.Queue()
+        self.receiver = WeightReceiver(
+            url=url,
+            run_id="ranks",
+            device=torch.device("cpu"),
+            on_weights=self.staged.put,
+            on_link_error=lambda epoch, detail: self.errors.put((epoch, detail)),
+            stall_s=STALL_S,
+        )
+
+    def links(self, epoch: int) -> None:
+        self.receiver.set_link(worker_pb2.WeightsLink(epoch=epoch))
+
+    def gets(self, version: int, weights: dict[str, torch.Tensor]) -> None:
+        staged = self.staged.get(timeout=60)
+        assert staged.version == version
+        assert_same_bits(staged.tensors, weights)
+
+
+@pytest.fixture
+def receiving(url: str) -> Iterator[Receiving]:
+    made = Receiving(url)
+    yield made
+    made.receiver.close()
+
+
+def test_two_ranks_publish_the_weights_that_they_train(
+    tmp_path: Path, url: str, receiving: Receiving
+) -> None:
+    replica = Replica(tmp_path / "replica", url)
+    try:
+        replica.asks(links=[1])
+        receiving.links(1)
+        replica.asks(publish=1)
+        first = replica.weights(1)
+        receiving.gets(1, first)
+        manifest = Manifest.of(first.items(), bucket_bytes=BUCKET_BYTES)
+        replica.asks(step=True, publish=2)
+        receiving.gets(2, replica.weights(2))
+        assert any(not torch.equal(t, first[n]) for n, t in replica.weights(2).items())
+        # Links come and go while nothing is published.
+        replica.asks(links=[2])
+        receiving.links(2)
+        sent = replica.asks(step=True, publish=3)["sent"]
+        receiving.gets(3, replica.weights(3))
+        own = Share(0, 2).size_bytes(manifest)
+        assert own < 0.6 * manifest.total_bytes
+        assert sent <= 3 * own, "the other half came from the other rank"
+        assert receiving.errors.empty()
+        _, err = replica.process.communicate(timeout=60)
+        assert replica.process.returncode == 0, err
+    finally:
+        replica.close()
+
+
+@pytest.mark.parametrize("fault", ["SIGKILL", "SIGSTOP"])
+def test_a_rank_that_fails_in_the_middle_of_a_bucket_costs_a_link_and_the_rest_comes_from_another_replica(
+    tmp_path: Path, url: str, receiving: Receiving, fault: str
+) -> None:
+    replica = Replica(tmp_path / "failing", url, fails=fault, fails_at=4)
+    other = Replica(tmp_path / "other", url)
+    try:
+        replica.asks(links=[1], publish=1)
+        other.asks(publish=1)
+        receiving.links(1)
+        epoch, detail = receiving.errors.get(timeout=60)
+        assert epoch == 1
+        if fault == "SIGSTOP":
+            assert "rank 1 of" in detail and "sent nothing for 10 s" in detail
+        else:
+            assert replica.process.wait(60) == -9, "a replica dies as one"
+        assert receiving.staged.empty()
+        begun = receiving.receiver._reception.begun
+        assert begun is not None
+        held, of_failed = (begun.held_of(Share(source, 2))[0] for source in (0, 1))
+        assert len(of_failed) == 3
+        other.asks(links=[2])
+        receiving.links(2)
+        weights = other.weights(1)
+        receiving.gets(1, weights)
+        manifest = Manifest.of(weights.items(), bucket_bytes=BUCKET_BYTES)
+        layout = torch.empty(manifest.total_bytes, device="meta")
+        missing = [i for i in Share(0, 2).buckets(manifest) if i not in held]
+        size = sum(manifest.bucket(layout, i).numel() for i in missing)
+        until(lambda: other.asks()["sent"] == size)
+        assert other.asks()["resumed"] == (len(held) > 0)
+    finally:
+        replica.close()
+        other.close()

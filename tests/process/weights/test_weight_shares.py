@@ -1,0 +1,433 @@
+"""Weights from several sources: each sends its buckets, and a fault of one costs a resume and never wrong weights."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.mesh.elastic_mesh import ProcessMesh
+from paceline.v1 import worker_pb2
+from paceline.weights import weight_link, weight_transfer
+from paceline.weights.arriving_weights import GivenUp
+from paceline.weights.weight_manifest import Manifest
+from paceline.weights.weight_share import Share
+from paceline.weights.weight_snapshot import WeightSnapshot
+from paceline.weights.weight_transfer import StagedWeights
+from policy_worker.weight_publisher import WeightPublisher
+from rollout_worker.weight_receiver import WeightReceiver
+from testbed.workers import weight_link_peer
+from testbed.workers.weight_link_peer import SHARED_BUCKET_BYTES, shared_weights
+from tests.process.weights.test_weights_links import until
+
+CPU = torch.device("cpu")
+STALL_S = 3.0
+
+
+class Replica:
+    """Publishers as the ranks of a replica have them, here all in this process but those that are left out."""
+
+    def __init__(self, url: str, run_id: str, sources: int, without: int | None = None) -> None:
+        self.errors: queue.Queue[int] = queue.Queue()
+        self.ranks = [
+            WeightPublisher(
+                url=url,
+                run_id=run_id,
+                device=CPU,
+                bucket_bytes=SHARED_BUCKET_BYTES,
+                share=Share(source, sources),
+                on_link_error=lambda epoch, detail: self.errors.put(epoch),
+            )
+            for source in range(sources)
+            if source != without
+        ]
+
+    def set_links(self, *links: worker_pb2.WeightsLink) -> None:
+        for rank in self.ranks:
+            rank.set_links(links)
+
+    def publish(self, version: int, named: dict[str, Tensor], only: int | None = None) -> None:
+        for rank in self.ranks:
+            if only is None or rank.share.source == only:
+                publish_share(rank, version, named)
+
+    def sent(self) -> list[int]:
+        return [rank.sent_bytes for rank in self.ranks]
+
+    def close(self) -> None:
+        for rank in self.ranks:
+            rank.close()
+
+
+def publish_share(rank: WeightPublisher, version: int, named: dict[str, Tensor]) -> None:
+    whole = WeightSnapshot.take(version, named.items(), bucket_bytes=SHARED_BUCKET_BYTES)
+
+    def fill(flat: Tensor) -> None:
+        for index in rank.share.buckets(whole.manifest):
+            rank.share.bucket(whole.manifest, flat, index).copy_(whole.bucket(index))
+
+    rank.publish_share(version, whole.manifest, fill)
+
+
+class Receiving:
+    def __init__(
+        self, url: str, run_id: str, *, relays: bool = False, stall_s: float = 60.0
+    ) -> None:
+        self.staged: queue.Queue[StagedWeights] = queue.Queue()
+        self.errors: queue.Queue[tuple[int, str]] = queue.Queue()
+        self.receiver = WeightReceiver(
+            url=url,
+            run_id=run_id,
+            device=CPU,
+            on_weights=self.staged.put,
+            on_link_error=lambda epoch, detail: self.errors.put((epoch, detail)),
+            stall_s=stall_s,
+            relays=relays,
+        )
+
+    @property
+    def buckets(self) -> int:
+        """Intact ones of the transfer that is under way."""
+        begun = self.receiver._reception.begun
+        return 0 if begun is None else begun.held
+
+    def gets(self, version: int, named: dict[str, Tensor]) -> None:
+        staged = self.staged.get(timeout=60)
+        assert staged.version == version
+        assert list(staged.tensors) == list(named)
+        for name, tensor in named.items():
+            assert torch.equal(staged.tensors[name], tensor), name
+
+
+class Sharing:
+    def __init__(self, url: str, run_id: str) -> None:
+        self.url, self.run_id = url, run_id
+        self.ends: list[Callable[[], None]] = []
+        self.receiving = self.receiver()
+
+    def receiver(self, *, relays: bool = False, stall_s: float = 60.0) -> Receiving:
+        made = Receiving(self.url, self.run_id, relays=relays, stall_s=stall_s)
+        self.ends.append(made.receiver.close)
+        return made
+
+    def replica(self, sources: int, without: int | None = None) -> Replica:
+        made = Replica(self.url, self.run_id, sources, without)
+        self.ends.append(made.close)
+        return made
+
+    def source(self, epoch: int, source: int, sources: int) -> subprocess.Popen[str]:
+        """A rank in a process of its own that sends one bucket of version 1, and the record of another, then hangs."""
+        process = weight_link_peer.start(
+            "half-source", self.url, self.run_id, epoch, share=(source, sources)
+        )
+
+        def end() -> None:
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+            process.wait()
+
+        self.ends.append(end)
+        assert weight_link_peer.next_line(process) == {"joins": epoch}
+        return process
+
+
+@pytest.fixture
+def sharing(url: str, request: pytest.FixtureRequest) -> Iterator[Sharing]:
+    made = Sharing(url, request.node.name)
+    yield made
+    for end in made.ends:
+        end()
+
+
+def link(epoch: int, **fields: int) -> worker_pb2.WeightsLink:
+    return worker_pb2.WeightsLink(epoch=epoch, **fields)  # type: ignore[arg-type]
+
+
+def manifest_of(named: dict[str, Tensor]) -> Manifest:
+    return Manifest.of(named.items(), bucket_bytes=SHARED_BUCKET_BYTES)
+
+
+def stepped(named: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
+    """The weights after a step that changed a hundredth of them."""
+    generator = torch.Generator().manual_seed(seed)
+    stepped = {
+        name: torch.where(torch.rand(t.shape, generator=generator) < 0.01, -t, t)
+        for name, t in named.items()
+        if name != "head"
+    }
+    return stepped | {"head": stepped["embed"]}
+
+
+@pytest.mark.parametrize("sources", [1, 2, 3, 4])
+def test_every_source_sends_its_buckets_and_all_bits_arrive(sharing: Sharing, sources: int) -> None:
+    replica, named = sharing.replica(sources), shared_weights(1)
+    replica.set_links(link(1))
+    sharing.receiving.receiver.set_link(link(1))
+    replica.publish(1, named)
+    sharing.receiving.gets(1, named)
+    assert named["head"] is named["embed"], "they are tied"
+    manifest = manifest_of(named)
+    shares = [rank.share.size_bytes(manifest) for rank in replica.ranks]
+    until(lambda: replica.sent() == shares)
+    assert sum(shares) == manifest.total_bytes
+    assert sources == 1 or len(set(shares)) > 1, "shares are uneven"
+
+
+def test_deltas_come_from_every_source(sharing: Sharing, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    replica, named = sharing.replica(3), shared_weights(1)
+    replica.set_links(link(1))
+    sharing.receiving.receiver.set_link(link(1))
+    for version in (1, 2):
+        replica.publish(version, named)
+        sharing.receiving.gets(version, named)
+        named = stepped(named, version)
+    until(lambda: all(rank.last_transfer_s for rank in replica.ranks))
+    # The base outlives the link.
+    replica.set_links(link(2))
+    sharing.receiving.receiver.set_link(link(2))
+    before = replica.sent()
+    replica.publish(3, named)
+    sharing.receiving.gets(3, named)
+    until(lambda: all(now > was for now, was in zip(replica.sent(), before, strict=True)))
+    total = manifest_of(named).total_bytes
+    assert sum(replica.sent()) - sum(before) < 0.1 * total
+    assert sum(before) < 1.1 * total, "version 2 came as deltas, too"
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_source_that_fails_in_the_middle_of_a_bucket_is_noticed_and_the_rest_comes_elsewhere(
+    sharing: Sharing, fault: signal.Signals
+) -> None:
+    receiving = sharing.receiver(stall_s=STALL_S if fault == signal.SIGSTOP else 60)
+    replica, named = sharing.replica(2, without=1), shared_weights(1)
+    half = sharing.source(1, 1, 2)
+    replica.set_links(link(1))
+    receiving.receiver.set_link(link(1))
+    replica.publish(1, named)
+    assert weight_link_peer.next_line(half) == {"sent": "half"}
+    manifest = manifest_of(named)
+    mine = len(Share(0, 2).buckets(manifest))
+    until(lambda: receiving.buckets == mine + 1)
+    half.send_signal(fault)
+    epoch, detail = receiving.errors.get(timeout=60)
+    assert epoch == 1
+    if fault == signal.SIGSTOP:
+        assert "owes weights and sent nothing for" in detail
+    assert receiving.staged.empty()
+    # Another replica, with another number of ranks, has what is missing.
+    other = sharing.replica(3)
+    other.publish(1, named)
+    other.set_links(link(2))
+    receiving.receiver.set_link(link(2))
+    receiving.gets(1, named)
+    missing = [i for i in Share(1, 2).buckets(manifest) if i != 1]
+    sizes = [manifest.bucket(torch.empty(manifest.total_bytes, device="meta"), i) for i in missing]
+    until(lambda: sum(other.sent()) == sum(bucket.numel() for bucket in sizes))
+
+
+def test_a_rank_that_never_joins_a_link_is_reported_with_its_number(
+    sharing: Sharing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_link, "FORM_S", 3.0)
+    replica = sharing.replica(2, without=1)
+    replica.publish(1, shared_weights(1))
+    replica.set_links(link(1))
+    sharing.receiving.receiver.set_link(link(1))
+    epoch, detail = sharing.receiving.errors.get(timeout=60)
+    assert epoch == 1 and detail.startswith("rank 1 of ")
+
+
+def test_a_damaged_bucket_of_one_source_ends_the_link(sharing: Sharing) -> None:
+    replica, named = sharing.replica(3), shared_weights(1)
+    replica.publish(1, named)
+    newest = replica.ranks[2]._newest
+    assert newest is not None
+    newest.checksum(5)
+    newest.bucket(5)[7] ^= 1
+    replica.set_links(link(1))
+    sharing.receiving.receiver.set_link(link(1))
+    assert sharing.receiving.errors.get(timeout=60) == (
+        1,
+        "bucket 5 of version 1 was damaged on the way",
+    )
+    assert sharing.receiving.staged.empty()
+
+
+def test_a_rank_that_gives_up_in_the_middle_ends_the_link(sharing: Sharing) -> None:
+    replica = sharing.replica(2)
+    replica.publish(1, shared_weights(1))
+
+    def give_up(index: int, timeout_s: float) -> bool:
+        if index == 5:
+            raise GivenUp("lost")
+        return True
+
+    newest = replica.ranks[1]._newest
+    assert newest is not None
+    newest.wait_bucket = give_up  # type: ignore[method-assign]
+    replica.set_links(link(1))
+    sharing.receiving.receiver.set_link(link(1))
+    epoch, detail = sharing.receiving.errors.get(timeout=60)
+    assert (epoch, detail) == (1, "a rank ended version 1 in the middle")
+
+
+def test_a_version_that_one_source_has_no_more_is_passed_over(sharing: Sharing) -> None:
+    """Rank 1 is ahead: rank 0 announces version 1 when rank 1 has published version 2 already."""
+    replica, first, second = sharing.replica(2), shared_weights(1), shared_weights(2)
+    replica.publish(1, first, only=1)
+    replica.publish(2, second, only=1)
+    replica.publish(1, first, only=0)
+    replica.set_links(link(1))
+    sharing.receiving.receiver.set_link(link(1))
+    until(lambda: sharing.receiving.receiver.formed_epochs() == [1])
+    replica.publish(2, second, only=0)
+    sharing.receiving.gets(2, second)
+    assert sharing.receiving.errors.empty()
+
+
+def test_a_source_that_is_late_is_waited_for(sharing: Sharing) -> None:
+    replica, named = sharing.replica(2), shared_weights(1)
+    replica.set_links(link(1))
+    sharing.receiving.receiver.set_link(link(1))
+    replica.publish(1, named, only=0)
+    (there,) = sharing.receiving.receiver._links.values()
+    until(lambda: 1 in there.owing)
+    replica.publish(1, named, only=1)
+    sharing.receiving.gets(1, named)
+
+
+def test_weights_published_again_under_their_version_are_never_mixed(sharing: Sharing) -> None:
+    """The first were never committed. Rank 0 has still announced them when rank 1 has the second ones."""
+    replica, lost, right = sharing.replica(2), shared_weights(8), shared_weights(9)
+    replica.publish(1, lost)
+    replica.ranks[1].forget()
+    replica.publish(1, right, only=1)
+    replica.set_links(link(1))
+    sharing.receiving.receiver.set_link(link(1))
+    until(lambda: sharing.receiving.receiver.formed_epochs() == [1])
+    replica.ranks[0].forget()
+    replica.publish(1, right, only=0)
+    sharing.receiving.gets(1, right)
+
+
+def test_what_a_broken_link_brought_of_other_weights_is_not_kept(sharing: Sharing) -> None:
+    """Some of its buckets are the same: only the whole can be judged."""
+    replica, lost = sharing.replica(2, without=1), shared_weights(1)
+    other_embed = lost["embed"].clone()
+    other_embed[0, 0] += 1
+    right = lost | {"embed": other_embed, "head": other_embed}
+    half = sharing.source(1, 1, 2)
+    replica.publish(1, lost)
+    replica.set_links(link(1))
+    sharing.receiving.receiver.set_link(link(1))
+    assert weight_link_peer.next_line(half) == {"sent": "half"}
+    manifest = manifest_of(lost)
+    until(lambda: sharing.receiving.buckets == len(Share(0, 2).buckets(manifest)) + 1)
+    half.kill()
+    assert sharing.receiving.errors.get(timeout=60)[0] == 1
+    other = sharing.replica(2)
+    other.publish(1, right)
+    other.set_links(link(2))
+    sharing.receiving.receiver.set_link(link(2))
+    sharing.receiving.gets(1, right)
+    until(lambda: sum(other.sent()) == manifest.total_bytes)
+
+
+def test_a_relay_hands_on_what_comes_from_several_sources(sharing: Sharing) -> None:
+    relay, child = sharing.receiver(relays=True), sharing.receiver(relays=True)
+    replica, named = sharing.replica(3), shared_weights(1)
+    for rank in replica.ranks:
+        rank.through_host = True
+    replica.set_links(link(1))
+    relay.receiver.set_link(link(1))
+    assert relay.receiver.relay is not None
+    relay.receiver.relay.set_links([link(2)])
+    child.receiver.set_link(worker_pb2.WeightsLink(epoch=2, relayed=True))
+    for version in (1, 2):
+        replica.publish(version, named)
+        relay.gets(version, named)
+        child.gets(version, named)
+        named = stepped(named, version)
+
+
+def test_versions_pass_by_a_receiver_that_is_busy(sharing: Sharing) -> None:
+    replica, versions = sharing.replica(2), {v: shared_weights(v) for v in range(1, 5)}
+    replica.set_links(link(1))
+    sharing.receiving.receiver.set_link(link(1))
+    for version, named in versions.items():
+        replica.publish(version, named)
+    got = []
+    while not got or got[-1] != 4:
+        staged = sharing.receiving.staged.get(timeout=60)
+        got.append(staged.version)
+        for name, tensor in versions[staged.version].items():
+            assert torch.equal(staged.tensors[name], tensor)
+    assert got == sorted(got) and sharing.receiving.errors.empty()
+
+
+@pytest.mark.parametrize("sources", [1, 3])
+def test_whole_buckets_go_from_device_to_device_if_the_mesh_joins_them(
+    sharing: Sharing, sources: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The two ends take the mesh for one of NCCL. Its operations are the same, and here move host memory."""
+    monkeypatch.setattr(ProcessMesh, "joins_devices", True)
+    direct: list[int] = []
+    receive = weight_transfer.receive_direct
+
+    def receive_direct(version: int, *arguments: Any) -> None:
+        direct.append(version)
+        receive(version, *arguments)
+
+    monkeypatch.setattr(weight_transfer, "receive_direct", receive_direct)
+    replica, named = sharing.replica(sources), shared_weights(1)
+    replica.set_links(link(1))
+    sharing.receiving.receiver.set_link(link(1))
+    for version in (1, 2):
+        replica.publish(version, named)
+        sharing.receiving.gets(version, named)
+        named = stepped(named, version)
+    assert direct == [1, 2]
+    total = manifest_of(named).total_bytes
+    until(lambda: sum(replica.sent()) == 2 * total)
+
+
+def test_what_came_over_the_host_is_not_gone_on_with_between_devices(
+    sharing: Sharing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica, named = sharing.replica(2, without=1), shared_weights(1)
+    half = sharing.source(1, 1, 2)
+    replica.publish(1, named)
+    replica.set_links(link(1))
+    sharing.receiving.receiver.set_link(link(1))
+    assert weight_link_peer.next_line(half) == {"sent": "half"}
+    until(lambda: sharing.receiving.buckets > 1)
+    half.kill()
+    assert sharing.receiving.errors.get(timeout=60)[0] == 1
+    monkeypatch.setattr(ProcessMesh, "joins_devices", True)
+    other = sharing.replica(2)
+    other.publish(1, named)
+    other.set_links(link(2))
+    sharing.receiving.receiver.set_link(link(2))
+    sharing.receiving.gets(1, named)
+    until(lambda: sum(other.sent()) == manifest_of(named).total_bytes)
+
+
+def test_memory_of_the_version_before_is_used_again_where_no_delta_needs_it(url: str) -> None:
+    publisher = WeightPublisher(
+        url=url, run_id="r", device=CPU, share=Share(1, 2), on_link_error=print, deltas=False
+    )
+    memory = set()
+    for version in (1, 2, 3):
+        publish_share(publisher, version, shared_weights(version))
+        assert publisher._newest is not None
+        memory.add(publisher._newest.flat.data_ptr())
+    assert len(memory) == 1
+    publisher.close()

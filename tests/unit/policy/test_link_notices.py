@@ -1,0 +1,85 @@
+"""Ranks hear of every change of links, whatever their training threads do, and the store keeps none of it."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from paceline.mesh.tcp_store import host_store
+from paceline.v1 import worker_pb2
+from policy_worker.ranks.link_notices import LinkNotices
+from tests.process.weights.test_weights_links import until
+
+SIZE = 3
+
+
+@pytest.fixture
+def store() -> dist.Store:
+    return dist.PrefixStore("replica", host_store("127.0.0.1", timedelta(minutes=1)))
+
+
+@pytest.fixture
+def leader(store: dist.Store) -> Iterator[LinkNotices]:
+    made = LinkNotices(store, 0, SIZE)
+    made.start(lambda links: None)
+    yield made
+    made.close()
+
+
+def reader(store: dist.Store, rank: int) -> queue.Queue[list[int]]:
+    heard: queue.Queue[list[int]] = queue.Queue()
+    LinkNotices(store, rank, SIZE).start(lambda links: heard.put([k.epoch for k in links]))
+    return heard
+
+
+def links(*epochs: int) -> Sequence[worker_pb2.WeightsLink]:
+    return [worker_pb2.WeightsLink(epoch=epoch) for epoch in epochs]
+
+
+def last(heard: queue.Queue[list[int]], wanted: list[int]) -> int:
+    """Waits for this list; returns how many came until then."""
+    count = 1
+    while heard.get(timeout=60) != wanted:
+        count += 1
+    return count
+
+
+def test_every_rank_ends_with_the_newest_links(store: dist.Store, leader: LinkNotices) -> None:
+    first, second = reader(store, 1), reader(store, 2)
+    for epoch in range(20):
+        leader.tell(links(epoch, epoch + 1))
+    leader.tell(links())
+    assert last(first, []) == last(second, []) <= 21
+
+
+def test_one_that_was_late_hears_what_was_said_before(
+    store: dist.Store, leader: LinkNotices
+) -> None:
+    early = reader(store, 1)
+    leader.tell(links(7))
+    assert early.get(timeout=60) == [7]
+    assert reader(store, 2).get(timeout=60) == [7]
+
+
+def test_what_all_have_read_is_deleted(store: dist.Store, leader: LinkNotices) -> None:
+    keys = store.num_keys()
+    heard = [reader(store, 1), reader(store, 2)]
+    for epoch in range(5):
+        leader.tell(links(epoch))
+        assert [one.get(timeout=60) for one in heard] == [[epoch], [epoch]]
+    until(lambda: store.num_keys() == keys)
+
+
+def test_links_that_have_not_changed_are_not_told_again(
+    store: dist.Store, leader: LinkNotices
+) -> None:
+    heard = reader(store, 1)
+    for told in (links(1), links(1), links(1), links(2)):
+        leader.tell(told)
+        if told[0].epoch == 1:
+            until(lambda: leader._links is None)
+    assert [heard.get(timeout=60), heard.get(timeout=60)] == [[1], [2]]
