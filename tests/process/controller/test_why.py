@@ -107,7 +107,9 @@ async def test_a_full_redis_is_named(tmp_path: Path) -> None:
             assert "redis.maxmemory_mb" in found.remedy and "nobody dead" in found.next
 
 
-async def test_a_stopped_leader_is_named_by_its_standby_before_it_takes_over(tmp_path: Path) -> None:
+async def test_a_stopped_leader_is_named_by_its_standby_before_it_takes_over(
+    tmp_path: Path,
+) -> None:
     with running_controllers(tmp_path, 2, controller={"leader_lease_s": 20.0}) as controllers:
         await until(lambda: leads(controllers))
         leader = (await status_of(controllers)).leader
@@ -297,7 +299,8 @@ async def test_a_leader_fetches_stacks_through_a_session_and_refuses_a_strangers
             done = await asyncio.to_thread(
                 paceline, "stacks", "rollout-9", "--run-dir", str(controllers.run_dir)
             )
-            assert done.returncode == 2 and "rollout-9" in done.stderr
+            assert done.returncode == 2 and "there is no worker 'rollout-9'" in done.stderr
+            assert "there are policy-0, rollout-0, rollout-1" in done.stderr
         await control.close()
 
 
