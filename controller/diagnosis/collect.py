@@ -158,6 +158,7 @@ def _lease(controller: Controller) -> LeaseEvidence:
         holder.host,
         holder.pid,
         left_s,
+        max(0.0, controller.config.controller.leader_lease_s - left_s),
         _local_kernel(holder.host, holder.pid),
     )
 

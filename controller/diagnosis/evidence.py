@@ -72,6 +72,8 @@ class LeaseEvidence:
     host: str = ""
     pid: int = 0
     left_s: float = 0.0
+    silent_s: float = 0.0
+    """Since it was renewed, by its length."""
     kernel: KernelState | None = None
 
 

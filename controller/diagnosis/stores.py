@@ -93,6 +93,7 @@ def leadership(e: Evidence) -> Diagnosis | None:
             "the run",
             leader,
             because="stopped while it leads",
+            since_s=lease.silent_s,
             next=f"its lease runs out in {seconds(lease.left_s)}, and {e.controller_id} takes over",
             remedy=f"Continue it: kill -CONT {lease.pid} on {lease.host}",
             severity=Urgency.STUCK,

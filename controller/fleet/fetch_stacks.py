@@ -19,13 +19,16 @@ from paceline.process.stacks import read_stacks
 from paceline.refusal_code import RefusalCode
 from paceline.v1 import admin_pb2
 
+SHOWN = 8
+"""Names in a refusal."""
+
 
 async def stacks_of(leader: Leader, controller: Controller, worker_id: str) -> admin_pb2.StacksOf:
     """Raises CommandRefused for a worker that is not known. Takes seconds at most."""
     worker = leader.ledger.state.fleet.workers.get(worker_id)
     noted = controller.without_session.present(controller.clock.monotonic()).get(worker_id)
     if worker is None and noted is None:
-        raise CommandRefused(RefusalCode.UNKNOWN, f"there is no worker {worker_id!r}")
+        raise CommandRefused(RefusalCode.UNKNOWN, _unknown(leader, worker_id))
     host, pid = (worker.host, worker.pid) if worker is not None else (noted[1].host, noted[1].pid)  # type: ignore[index]
     reply = admin_pb2.StacksOf(worker_id=worker_id, host=host, pid=pid)
     if host == socket.gethostname() and kernel_state(pid, worker_id) is not None:
@@ -45,6 +48,15 @@ async def stacks_of(leader: Leader, controller: Controller, worker_id: str) -> a
             f"it did not answer within {ANSWER_S:g} s: log in to {host} and look at pid {pid}"
         )
     return reply
+
+
+def _unknown(leader: Leader, worker_id: str) -> str:
+    known = sorted(leader.ledger.state.fleet.workers)
+    more = f" and {len(known) - SHOWN} more" if len(known) > SHOWN else ""
+    there = (
+        f"; there are {', '.join(known[:SHOWN])}{more}" if known else "; none has registered yet"
+    )
+    return f"there is no worker {worker_id!r}{there}"
 
 
 async def _ask_session(leader: Leader, worker_id: str, incarnation: int) -> str:

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from controller.leader import Leader
-from controller.ledger.commands import AcceptGroup, LeaseResult, LeaseTasks, ReturnTask, Verdict
+from controller.ledger.commands import (
+    AcceptGroup,
+    LeasedTask,
+    LeaseResult,
+    LeaseTasks,
+    ReturnTask,
+    Verdict,
+)
 from controller.ledger.enums import EmptyReason, Kind, ReturnKind, VerdictCode
 from controller.ledger.events import Topic
 from controller.ledger.views import views
@@ -25,6 +34,8 @@ from paceline.payloads.store import Ref
 from paceline.v1 import rollout_pb2
 
 MAX_LEASED = 256
+LEASE_BYTES = 1024
+"""Of a lease in a reply, without its row and its partial work: at most."""
 MAX_GROUPS = 1024
 
 _KINDS = wire_values(Kind, rollout_pb2.TaskKind, "TASK_KIND")
@@ -72,15 +83,17 @@ async def lease_tasks(
         else:
             await polls[0].wait(seen, left_s)
     return rollout_pb2.LeaseReply(
-        leases=await _with_rows(leader, result), empty_reason=_EMPTY[result.empty_reason]
+        leases=await _with_rows(leader, caller, result), empty_reason=_EMPTY[result.empty_reason]
     )
 
 
-async def _with_rows(leader: Leader, result: LeaseResult) -> list[rollout_pb2.Lease]:
-    rows = await leader.rows.of(result.leases)
-    # Half of the message may be partial work. The rest, rows of the data set, is small.
+async def _with_rows(
+    leader: Leader, caller: tuple[str, int], result: LeaseResult
+) -> list[rollout_pb2.Lease]:
+    # Half of the message may be partial work, and the other half rows of the data set.
     room = leader.context.config.controller.max_message_mb << 19
-    partials = await leader.partials.of(result.leases, room)
+    tasks, rows = await _fitting(leader, caller, result.leases, room - MAX_LEASED * LEASE_BYTES)
+    partials = await leader.partials.of(tasks, room)
     group_size, run = leader.limits.group_size, leader.ledger.state.run
     config = leader.settings.config
     settings = rollout_pb2.TaskSettings(
@@ -92,7 +105,7 @@ async def _with_rows(leader: Leader, result: LeaseResult) -> list[rollout_pb2.Le
         reward_timeout_s=config.reward.timeout_s,
     )
     leases = []
-    for lease, row in zip(result.leases, rows, strict=True):
+    for lease, row in zip(tasks, rows, strict=True):
         message = rollout_pb2.Lease(
             kind=_KINDS[lease.kind],
             epoch=lease.epoch,
@@ -109,6 +122,31 @@ async def _with_rows(leader: Leader, result: LeaseResult) -> list[rollout_pb2.Le
             message.partial.CopyFrom(partials[lease.task_id])
         leases.append(message)
     return leases
+
+
+async def _fitting(
+    leader: Leader, caller: tuple[str, int], leases: Sequence[LeasedTask], room: int
+) -> tuple[list[LeasedTask], list[str]]:
+    """The first leases, with their rows, whose rows have at most ``room`` bytes together; the others are handed
+    back. A row that is larger alone is dropped: no reply could carry it."""
+    tasks, rows, left = [], [], room
+    for lease, row in zip(leases, await leader.rows.of(leases), strict=True):
+        size = len(row) if row.isascii() else len(row.encode())
+        held = (*caller, lease.task_id, lease.attempt)
+        if size > room:
+            limit = leader.context.config.controller.max_message_mb
+            detail = f"its row has {size:,} bytes, and controller.max_message_mb = {limit} allows {room:,}"
+            leader.decide(ReturnTask(*held, ReturnKind.DROP, "prompt_too_long", detail))
+        elif size > left:
+            left = 0  # in their order: a small row does not overtake a large one
+            leader.decide(ReturnTask(*held, ReturnKind.HAND_BACK, "reply_full"))
+        else:
+            left -= size
+            tasks.append(lease)
+            rows.append(row)
+    if len(tasks) < len(leases):
+        await leader.group_commit.durable()
+    return tasks, rows
 
 
 async def submit_groups(

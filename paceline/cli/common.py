@@ -208,6 +208,15 @@ def default_run() -> Path:
     return (running or found)[0].path
 
 
+def given_or_default(run_dir: Path | None) -> Path:
+    """``run_dir``, or without it the run of ./runs, which is named on standard error. Raises BadInput."""
+    if run_dir is not None:
+        return run_dir
+    found = default_run()
+    typer.echo(f"run: {found}", err=True)
+    return found
+
+
 def takes_target(command: Callable[..., None], *, optional: bool = False) -> Callable[..., None]:
     """Adds the options that find a run; ``command`` gets them as its argument ``target``.
 
@@ -222,8 +231,7 @@ def takes_target(command: Callable[..., None], *, optional: bool = False) -> Cal
     def run(**given: Any) -> None:
         target = Target(**{name: given.pop(name) for name in options})
         if not optional and target.run_dir is None and target.controllers is None:
-            target = replace(target, run_dir=default_run())
-            typer.echo(f"run: {target.run_dir}", err=True)
+            target = replace(target, run_dir=given_or_default(None))
         command(target=target, **given)
 
     # typer reads both.

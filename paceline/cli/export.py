@@ -54,10 +54,18 @@ def export(
 
     Example: paceline export runs/ppo --part critic --out critic
     """
-    checkpoint = _checkpoint(source, best=best)
+    # Before the choice: this import takes seconds, in which a run that goes on may delete what was chosen.
     from policy_worker.checkpoint.export import export as write
 
-    write(checkpoint, model, out, dtype, part=part, trust_remote_code=trust_remote_code)
+    while True:
+        checkpoint = _checkpoint(source, best=best)
+        try:
+            write(checkpoint, model, out, dtype, part=part, trust_remote_code=trust_remote_code)
+            break
+        except (BadInput, OSError):
+            if checkpoint.is_dir() or _checkpoint(source, best=best) == checkpoint:
+                raise
+            typer.echo(f"{checkpoint} was deleted meanwhile: exporting the next one", err=True)
     if as_json:
         print_json({"checkpoint": str(checkpoint), "out": str(out)})
     else:

@@ -20,6 +20,7 @@ from paceline.cli.common import (
     JsonOption,
     RunDirOption,
     Target,
+    given_or_default,
     print_json,
     print_json_line,
     takes_target,
@@ -210,8 +211,7 @@ def logs(
     """
     from paceline.run_view.files.log_files import last_lines, log_files, new_lines
 
-    if run_dir is None:
-        raise BadInput("give --run-dir DIR: logs are in the directory of a run")
+    run_dir = given_or_default(run_dir)
     if not run_dir.is_dir():
         raise BadInput(f"--run-dir: {run_dir}: no such directory")
     known = log_files(run_dir)

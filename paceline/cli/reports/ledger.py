@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.common import JsonOption, RunDirOption, print_json
+from paceline.cli.common import JsonOption, RunDirOption, given_or_default, print_json
 from paceline.errors import BadInput
 
 if TYPE_CHECKING:
@@ -51,8 +51,10 @@ def verify(
     """
     from controller.store.journal_audit import verify as replay
 
-    if (run_dir is None) == (redis_url is None):
+    if run_dir is not None and redis_url is not None:
         raise BadInput("give either --run-dir DIR or --redis-url URL")
+    if redis_url is None:
+        run_dir = given_or_default(run_dir)
     with redis_of(run_dir, redis_url) as url:
         name = run or (_settings(run_dir)[0] if run_dir else _only_run(url))
         report = replay(url, name)

@@ -12,6 +12,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from paceline.cli import app
+from paceline.errors import BadInput
 from paceline.run_view.events.run_end import run_end
 from paceline.run_view.runs import read_run
 
@@ -103,3 +104,58 @@ def test_the_run_of_this_directory_needs_no_option(here: Path) -> None:
     assert done.exit_code == 0
     assert "policy-0 died" in done.stdout
     assert "run: runs/one" in done.output
+
+
+@pytest.mark.parametrize(
+    ("command", "words"), [("logs", "policy-0"), ("ledger verify", "holds no Redis data")]
+)
+def test_every_command_of_a_run_takes_the_run_of_this_directory(
+    here: Path, command: str, words: str
+) -> None:
+    """`logs` and `ledger verify` asked for --run-dir."""
+    run_dir = write_run(here / "runs" / "one")
+    (run_dir / "config.toml").write_text('[run]\nname = "one"\n')
+    (run_dir / "logs").mkdir()
+    (run_dir / "logs" / "policy-0.log").write_text("begun\n")
+    done = invoke(*command.split())
+    assert "run: runs/one" in done.stderr
+    assert words in f"{done.stdout} {done.exception}"
+
+
+def test_an_export_goes_on_to_the_checkpoint_that_a_running_run_has_written_meanwhile(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chosen one was deleted while torch was imported, and the command failed."""
+    from policy_worker.checkpoint import export
+
+    run_dir = here / "run"
+    run_dir.mkdir()
+
+    def record(step: int) -> Path:
+        path = run_dir / "checkpoints" / f"step-{step}"
+        path.mkdir(parents=True)
+        event = {"type": "CheckpointRecorded", "step": step, "path": str(path), "version": step}
+        commit = {"type": "StepCommitted", "step": step, "version": step}
+        with (run_dir / "events.jsonl").open("a") as file:
+            for n, one in enumerate((commit, event)):
+                file.write(
+                    json.dumps({"position": f"{step}-0", "n": n, "t": step, "text": "", **one})
+                    + "\n"
+                )
+        return path
+
+    written: list[str] = []
+
+    def as_in_a_fast_run(checkpoint: Path, *_: Any, **__: Any) -> None:
+        if not written:
+            written.append("")
+            checkpoint.rmdir()
+            record(20)
+            raise BadInput(f"{checkpoint}: no such checkpoint directory")
+        written.append(checkpoint.name)
+
+    monkeypatch.setattr(export, "export", as_in_a_fast_run)
+    record(10)
+    done = invoke("export", str(run_dir), "--out", str(here / "out"))
+    assert done.exit_code == 0, done.exception
+    assert written[1:] == ["step-20"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -68,12 +69,16 @@ async def until_named(
     return last
 
 
-async def leads(controllers: Controllers) -> bool:
+async def status_of(controllers: Controllers) -> admin_pb2.StatusReply:
     control = control_of(controllers)
     try:
-        return bool((await status(control)).leader)
+        return await status(control)
     finally:
         await control.close()
+
+
+async def leads(controllers: Controllers) -> bool:
+    return bool((await status_of(controllers)).leader)
 
 
 async def test_a_stopped_redis_is_named_by_every_controller(tmp_path: Path) -> None:
@@ -100,6 +105,31 @@ async def test_a_full_redis_is_named(tmp_path: Path) -> None:
                     controllers, where, "redis", lambda reply: "full" in reply.because
                 )
             assert "redis.maxmemory_mb" in found.remedy and "nobody dead" in found.next
+
+
+async def test_a_stopped_leader_is_named_by_its_standby_before_it_takes_over(
+    tmp_path: Path,
+) -> None:
+    with running_controllers(tmp_path, 2, controller={"leader_lease_s": 20.0}) as controllers:
+        await until(lambda: leads(controllers))
+        leader = (await status_of(controllers)).leader
+        first, standby = sorted(controllers.started, key=lambda c: c.id != leader)
+        first.freeze()
+        try:
+            found = await until_named(
+                controllers, standby.address, "controller", lambda r: "stopped" in r.because
+            )
+            assert (found.culprit.name, found.culprit.pid) == (first.id, first.pid)
+            assert re.search(rf"runs out in [\d.]+ s, and {standby.id} takes over", found.next)
+            assert f"kill -CONT {first.pid}" in found.remedy
+            assert not found.leads, "its lease has not run out"
+
+            async def taken_over() -> bool:
+                return (await why(controllers, standby.address)).leads
+
+            await until(taken_over)
+        finally:
+            first.thaw()
 
 
 async def test_a_silent_worker_is_named_over_grpc_and_rest_and_then_dead(tmp_path: Path) -> None:
@@ -269,7 +299,8 @@ async def test_a_leader_fetches_stacks_through_a_session_and_refuses_a_strangers
             done = await asyncio.to_thread(
                 paceline, "stacks", "rollout-9", "--run-dir", str(controllers.run_dir)
             )
-            assert done.returncode == 2 and "rollout-9" in done.stderr
+            assert done.returncode == 2 and "there is no worker 'rollout-9'" in done.stderr
+            assert "there are policy-0, rollout-0, rollout-1" in done.stderr
         await control.close()
 
 

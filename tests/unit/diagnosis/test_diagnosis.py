@@ -291,10 +291,11 @@ def test_a_role_without_any_process_is_named() -> None:
 
 
 def test_a_standby_names_a_stopped_leader_and_when_it_takes_over() -> None:
-    lease = LeaseEvidence("controller-0", "b", 70, 0.6, STOPPED)
+    lease = LeaseEvidence("controller-0", "b", 70, left_s=0.6, silent_s=0.4, kernel=STOPPED)
     found = diagnose(Evidence(fleet().state, LIMITS, "controller-1", leads=False, lease=lease))
     assert found.culprit.name == "controller-0" and found.severity is Urgency.STUCK
     assert "lease runs out in 0.6 s, and controller-1 takes over" in found.next
+    assert "waits 0.4 s for controller-0" in found.sentence
 
 
 def test_a_broken_epoch_names_the_member_that_has_not_reported() -> None:
