@@ -21,6 +21,7 @@ from paceline.config.schema import Config
 from paceline.config.sections.evaluation import measures_truth
 from paceline.redis.client import parse_sentinel
 from paceline.redis.leader_lease import LeaderIdentity
+from paceline.token_texts.text_decoder import TextDecoder
 from paceline.worker_pools import desired_workers
 
 
@@ -39,10 +40,13 @@ class ControllerContext:
     run_digest: str = field(init=False)
     """Of the settings that are fixed for the run."""
     run_json: str = field(init=False)
+    texts: TextDecoder = field(init=False)
+    """Of payloads that have tokens alone."""
 
     def __post_init__(self) -> None:
         self.config_digest, self.config_json = fleet_digest(self.config)
         self.run_digest, self.run_json = run_digest(self.config)
+        self.texts = TextDecoder(self.config)
 
     def open_exports(self) -> tuple[RunFiles, Exporters]:
         """What a term writes beside the journal, as long as it holds the lease."""
@@ -50,7 +54,13 @@ class ControllerContext:
         def may_write() -> bool:
             return self.stores.election.holds_lease
 
-        exporters = Exporters(self.config, self.run_dir, self.stores.payloads, may_write=may_write)
+        exporters = Exporters(
+            self.config,
+            self.run_dir,
+            self.stores.payloads,
+            fill_texts=self.texts.fill,
+            may_write=may_write,
+        )
         return RunFiles(self.run_dir, may_write=may_write), exporters
 
     async def survives_failover(self) -> bool:

@@ -52,7 +52,7 @@ from policy_worker.step.gradients import Gradients, RowOutOfMemory
 from policy_worker.step.held_out import measure_held_out
 from policy_worker.step.optimizer import apply_update
 from policy_worker.step.reduction import Reduction
-from policy_worker.step.row_shares import Fetch, Share
+from policy_worker.step.row_shares import Fetch, RowShare
 from policy_worker.step.stats import Stats
 from policy_worker.step.totals import StepTotals
 
@@ -109,7 +109,7 @@ class Trainer:
         self._norms: dict[str, float] = {}
         self._sums: dict[str, float] = {}
         self._digest: tuple[Version, str] = (NO_VERSION, "")
-        self._taken: dict[Taken, Share | None] = {}
+        self._taken: dict[Taken, RowShare | None] = {}
         """Of the open step: what was read; None for what was added."""
         self._payloads: PayloadReader | None = None
 

@@ -36,6 +36,7 @@ import logging
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -184,7 +185,8 @@ class RolloutWorker:
             reply = await self.session.register()
         self.admitted = True
         store = open_payloads(reply.payload_urls, reply.run_id, reply.rendezvous_url)
-        self.outbox.upload = GroupUpload.of(self.config, store)
+        texts = not reply.decodes_texts
+        self.outbox.upload = GroupUpload.of(self.config, store, texts=texts)
         if self.side is not None:
             self.side.registered()
         self.lifecycle.state = worker_pb2.LIFECYCLE_RUNNING
@@ -333,6 +335,9 @@ class RolloutWorker:
     def rejoin(self, reply: worker_pb2.RegisterReply) -> None:
         """Everything that was held belongs to other workers by now."""
         self.tasks.drop_all()
+        # The leader may be another one, on a host without the tokenizer.
+        if self.outbox.upload is not None:
+            self.outbox.upload = replace(self.outbox.upload, texts=not reply.decodes_texts)
         # The lease request of the incarnation that is over is sent again by the new one.
         self.held.room.set()
         self.loading.new_incarnation()

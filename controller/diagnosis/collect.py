@@ -28,6 +28,7 @@ from controller.status import trouble_of
 from paceline.process import waits
 from paceline.process.kernel.kernel_state import KernelState, kernel_state
 from paceline.process.waits import Wait, WaitKind
+from paceline.redis.client import without_password
 from paceline.redis.server import embedded_pid
 from paceline.v1 import admin_pb2, worker_pb2
 from paceline.worker_pools import desired_workers
@@ -86,6 +87,7 @@ def evidence_of(controller: Controller, pace: str = "") -> Evidence:
         trouble=trouble,
         trouble_s=0.0 if leader is not None else controller.troubled_s,
         redis=_redis_name(controller),
+        payloads=_payloads_name(controller),
         redis_kernel=kernel_state(redis_pid) if redis_pid else None,
         redis_pid=redis_pid,
         lease=_lease(controller),
@@ -176,6 +178,13 @@ def _redis_name(controller: Controller) -> str:
     if controller.config.redis.url is None:
         return "the run's own Redis"
     return f"Redis at {controller.config.redis.url.rpartition('@')[2].rpartition('//')[2]}"
+
+
+def _payloads_name(controller: Controller) -> str:
+    """Without passwords."""
+    urls = controller.config.payloads.urls
+    named = ", ".join(map(without_password, urls)) or _redis_name(controller)
+    return f"the payload store ({named})"
 
 
 def _waits_for_store(own: tuple[Wait, ...]) -> bool:

@@ -99,6 +99,7 @@ def _at_work(e: Evidence) -> Diagnosis:
 RULES: tuple[Callable[[Evidence], Diagnosis | None], ...] = (
     over,
     stores.redis,
+    stores.payloads,
     stores.dataset,
     stores.leadership,
     paused,

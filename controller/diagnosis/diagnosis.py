@@ -17,6 +17,7 @@ class CulpritKind(StrEnum):
     STARTING_WORKER = "starting_worker"  # it has not registered
     CONTROLLER = "controller"
     REDIS = "redis"
+    PAYLOADS = "payloads"  # their store
     DATASET = "dataset"
     HUB = "hub"
     MODEL = "model"

@@ -87,6 +87,7 @@ class Evidence:
     """Why this controller can decide nothing now."""
     trouble_s: float = 0.0
     redis: str = "Redis"
+    payloads: str = "the payload store"
     redis_kernel: KernelState | None = None
     """Of the embedded server."""
     redis_pid: int = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from controller.diagnosis.diagnosis import Culprit, CulpritKind, Diagnosis, Urgency, seconds
 from controller.diagnosis.evidence import Evidence, WorkerEvidence
 from controller.diagnosis.silent_workers import at, quietest, silent_worker, slow_worker
+from controller.diagnosis.stores import of_payloads
 from controller.ledger.enums import Role
 from paceline.process.waits import WaitKind
 
@@ -95,23 +96,9 @@ def step(e: Evidence) -> Diagnosis | None:
     waited = [w.waits_for(WaitKind.COLLECTIVE, WaitKind.VOTES) for w in members if w is not worker]
     wait = worker.waits[0] if worker.waits else None
     if wait is not None and wait.kind is WaitKind.PAYLOADS:
-        return _payloads(e, subject, worker)
+        return of_payloads(e, subject, worker, wait)
     waited_s = max([w.age_s for w in waited if w is not None], default=worker.still_s)
     return slow_worker(e, worker, subject, wait, waited_s)
-
-
-def _payloads(e: Evidence, subject: str, worker: WorkerEvidence) -> Diagnosis:
-    wait = worker.waits[0]
-    late = wait.age_s > e.late_s
-    return Diagnosis(
-        subject,
-        Culprit(CulpritKind.CONTROLLER, "the payloads of its groups"),
-        because=f"{worker.worker_id} is {wait.what} from {e.controller_id}",
-        since_s=wait.age_s,
-        next="the worker asks again, at another controller if need be",
-        remedy="Check the store of the payloads: Redis, or payloads.url" if late else "",
-        severity=Urgency.SLOW if late else Urgency.OK,
-    )
 
 
 def _network(

@@ -1,10 +1,10 @@
-"""Diagnoses of the controller's own side: Redis, the data set, the leader's lease."""
+"""Diagnoses of the controller's own side: Redis, payloads, the data set, the leader's lease."""
 
 from __future__ import annotations
 
 from controller.diagnosis.diagnosis import Culprit, CulpritKind, Diagnosis, Urgency, seconds
-from controller.diagnosis.evidence import Evidence
-from paceline.process.waits import WaitKind
+from controller.diagnosis.evidence import Evidence, WorkerEvidence
+from paceline.process.waits import Wait, WaitKind
 from paceline.redis.trouble import FULL, remedy_of
 
 STORE_S = 1.0
@@ -39,6 +39,31 @@ def redis(e: Evidence) -> Diagnosis | None:
         else "this controller follows the journal again as soon as it answers",
         remedy=remedy,
         severity=Urgency.STUCK,
+    )
+
+
+def payloads(e: Evidence) -> Diagnosis | None:
+    """Workers wait for the store of payloads for longer than is usual."""
+    kinds = WaitKind.STORE, WaitKind.PAYLOADS
+    found = [(worker, wait) for worker in e.workers if (wait := worker.waits_for(*kinds))]
+    worker, wait = max(found, key=lambda each: each[1].age_s, default=(None, None))
+    if worker is None or wait is None or wait.age_s <= e.late_s or e.silent(worker):
+        return None
+    return of_payloads(e, "the run", worker, wait)
+
+
+def of_payloads(e: Evidence, subject: str, worker: WorkerEvidence, wait: Wait) -> Diagnosis:
+    late = wait.age_s > e.late_s
+    return Diagnosis(
+        subject,
+        Culprit(CulpritKind.PAYLOADS, e.payloads),
+        because=f"{worker.worker_id} is {wait.what}",
+        since_s=wait.age_s,
+        next="it goes on when the store answers: nothing is lost, and no attempt fails",
+        remedy="Check that the store runs, has room and can be reached from the workers' hosts: payloads.url"
+        if late
+        else "",
+        severity=Urgency.SLOW if late else Urgency.OK,
     )
 
 

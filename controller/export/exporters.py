@@ -18,6 +18,7 @@ from redis.exceptions import RedisError
 from controller.export.alert_thread import AlertThread, RunPace
 from controller.export.otel_traces import Traces
 from controller.export.sample_archiver import SampleArchiver
+from controller.rest.replies.group_replies import FillTexts
 from controller.store.journal import START, Journal
 from paceline.config.schema import Config
 from paceline.payloads.store import PayloadStore
@@ -40,6 +41,7 @@ class Exporters:
         run_dir: Path,
         payloads: PayloadStore,
         *,
+        fill_texts: FillTexts,
         may_write: Callable[[], bool],
     ) -> None:
         self._config = config
@@ -53,7 +55,9 @@ class Exporters:
         self.alerts: AlertThread | None = None
         self.archive: SampleArchiver | None = None
         if config.archive.enabled:
-            self.archive = SampleArchiver(config.archive, run_dir, payloads, may_write=may_write)
+            self.archive = SampleArchiver(
+                config.archive, run_dir, payloads, fill_texts=fill_texts, may_write=may_write
+            )
 
     def start(self, started_t: float, progress: Callable[[], RunPace]) -> None:
         """``started_t``: the run's start in its ledger, unix seconds. ``progress``: of the run, read in

@@ -24,7 +24,7 @@ from typing import Any
 
 from controller.ledger.state.state import State
 from controller.ledger.views.group_views import place_of
-from controller.rest.replies.group_replies import content_of, facts_of
+from controller.rest.replies.group_replies import FillTexts, content_of, facts_of
 from paceline.config.sections.services import ArchiveConfig
 from paceline.dataset.row_sampler import mix
 from paceline.ids import Step, TaskId
@@ -43,7 +43,7 @@ WRITTEN_S = 30.0
 SLICE, SLICE_BYTES = 64, 1 << 20
 """Payloads that are turned into text in one go, at most, and about how many bytes."""
 _TOKEN_BYTES = 12
-"""About what a token takes in a payload: id, log-prob and text."""
+"""About what a token takes: id and log-prob in the payload, and its text."""
 
 Rows = list[dict[str, Any]]
 
@@ -57,6 +57,7 @@ class SampleArchiver:
         run_dir: Path,
         payloads: PayloadStore,
         *,
+        fill_texts: FillTexts,
         may_write: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -67,6 +68,7 @@ class SampleArchiver:
         self._config = config
         self._run_dir = run_dir
         self._payloads = payloads
+        self._fill_texts = fill_texts
         self._may_write = may_write
         self._queue: queue.SimpleQueue[Rows | threading.Event | None] = queue.SimpleQueue()
         """Rows; an event to set once those before it are written; None to end."""
@@ -163,7 +165,9 @@ class SampleArchiver:
                 names = [group["group_id"] for group in wanted]
                 async for payloads in _slices(self._payloads.stream(refs)):
                     # A thread for each group would cost the event loop more than all else here.
-                    texts = await asyncio.to_thread(lambda found: [*map(_content, found)], payloads)
+                    texts = await asyncio.to_thread(
+                        lambda found: [_content(p, self._fill_texts) for p in found], payloads
+                    )
                     for name, text in zip(names, texts, strict=False):
                         rows[name] |= text
                     names = names[len(texts) :]
@@ -231,10 +235,10 @@ async def _slices(payloads: AsyncIterator[bytes | None]) -> AsyncIterator[list[b
         yield found
 
 
-def _content(payload: bytes | None) -> dict[str, str]:
+def _content(payload: bytes | None, fill_texts: FillTexts) -> dict[str, str]:
     """As text at once: the objects of a minute's completions would make every garbage collection a pause. Empty if the
     payload is gone."""
     if payload is None:
         return {}
-    content = content_of(payload)
+    content = content_of(payload, fill_texts)
     return {"prompt": content["prompt"], "completions": json.dumps(content["completions"])}

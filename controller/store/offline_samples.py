@@ -19,12 +19,14 @@ from paceline.payloads.open_store import open_payloads
 from paceline.payloads.store import PayloadStore
 from paceline.redis.client import connect, without_password
 from paceline.redis.server import NoRedis
+from paceline.token_texts.text_decoder import TextDecoder
 
 
 async def kept_groups(
     redis_url: str,
     run_id: str,
     run_dir: Path,
+    texts: TextDecoder,
     wanted: samples.Filter,
     sort: str,
     limit: int,
@@ -52,7 +54,7 @@ async def kept_groups(
         details = []
         for summary in found.groups:
             try:
-                group = await samples.read_group(state, payloads, summary.group_id)
+                group = await samples.read_group(state, payloads, texts.fill, summary.group_id)
             except Problem:  # deleted, because a checkpoint covers it
                 group = archive.group(summary.group_id) or GroupReply(
                     **summary.model_dump(), prompt="", completions=[]
@@ -65,6 +67,7 @@ async def kept_groups(
         ) from error
     finally:
         await client.aclose()
+        texts.close()
         if payloads is not None:
             await payloads.close()
 

@@ -23,7 +23,7 @@ from paceline.payloads.store import (
     StoreUnavailable,
     parse_ref,
 )
-from paceline.payloads.transfer_limits import SLICE_BYTES, in_time, limit_s
+from paceline.payloads.transfer_limits import SLICE_BYTES, Patience, limit_s
 from paceline.redis.client import connect, without_password
 
 T = TypeVar("T")
@@ -45,6 +45,7 @@ class RedisPayloads:
     def __init__(self, urls: Sequence[str], run_id: str) -> None:
         self._run_id = run_id
         self._urls = list(urls)
+        self._patience = Patience()
         # Its sockets wait for the largest transfer; the limit of each request follows its size.
         self._servers = [connect(url, timeout_s=limit_s(LARGEST)) for url in urls]
 
@@ -53,7 +54,7 @@ class RedisPayloads:
             sized = ((ref, len(payloads[ref])) for ref in refs)
             for part in slices(sized, SLICE_BYTES):
                 named = {self._key(*ref): payloads[ref] for ref in part}
-                async with in_time(sum(map(len, named.values()))):
+                async with self._patience.in_time(sum(map(len, named.values()))):
                     await server.mset(named)
 
         await self._on_servers(list(payloads), write)
@@ -75,7 +76,7 @@ class RedisPayloads:
             sized = ((ref, sizes[ref]) for ref in some)
             for part in slices(sized, SLICE_BYTES * len(self._servers)):
                 try:
-                    async with in_time(sum(sizes[ref] for ref in part)):
+                    async with self._patience.in_time(sum(sizes[ref] for ref in part)):
                         found = await self.get(part)
                 except TimeoutError as error:
                     raise self._unavailable(error) from error
@@ -86,7 +87,7 @@ class RedisPayloads:
         async def unlink(server: Any, some: Refs) -> None:
             for start in range(0, len(some), NAMES_AT_ONCE):
                 names = [self._key(*ref) for ref in some[start : start + NAMES_AT_ONCE]]
-                async with in_time(0):
+                async with self._patience.in_time(0):
                     await server.unlink(*names)
 
         await self._on_servers(refs, unlink)
@@ -123,7 +124,7 @@ class RedisPayloads:
                 pipe = server.pipeline(transaction=False)
                 for ref in part:
                     ask(pipe, self._key(*ref))
-                async with in_time(0):
+                async with self._patience.in_time(0):
                     found.update(zip(part, await pipe.execute(), strict=True))
 
         await self._on_servers(refs, query)

@@ -7,7 +7,9 @@ would be repeated unchanged for ever. A slice of 8 MiB needs 4 MB/s of Redis to 
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractAsyncContextManager
+import time
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 SLICE_BYTES = 8 << 20
 """Several values go together up to this size; a larger one goes alone."""
@@ -25,3 +27,28 @@ def limit_s(size: int) -> float:
 def in_time(size: int) -> AbstractAsyncContextManager[object]:
     """Raises TimeoutError if the block takes longer than a transfer of ``size`` bytes may."""
     return asyncio.timeout(limit_s(size))
+
+
+MOST_PATIENCE = 16.0
+"""Times its usual limit that a request may take at most: 250 kB/s, and 32 s for a small one."""
+
+
+class Patience:
+    """Time limits of one store. A request that runs out of time is repeated with twice as much: on a slow store the same
+    limit would end every attempt. Requests that need a quarter of their time at most make it shorter again."""
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+
+    @asynccontextmanager
+    async def in_time(self, size: int) -> AsyncIterator[None]:
+        """Raises TimeoutError if the block takes longer than a transfer of ``size`` bytes may."""
+        allowed_s, began = self.factor * limit_s(size), time.monotonic()
+        try:
+            async with asyncio.timeout(allowed_s):
+                yield
+        except TimeoutError:
+            self.factor = min(2 * self.factor, MOST_PATIENCE)
+            raise
+        if time.monotonic() - began < allowed_s / 4:
+            self.factor = max(self.factor / 2, 1.0)

@@ -31,7 +31,7 @@ from policy_worker.step.logprobs import TokenScores
 from policy_worker.step.packing import MicroBatch
 from policy_worker.step.router_balance import balance_of_sequences
 from policy_worker.step.row_forwards import RowForwards
-from policy_worker.step.row_shares import Fetch, RowShares, Share
+from policy_worker.step.row_shares import Fetch, RowShare, RowShares
 from policy_worker.step.stats import Stats, measure
 from policy_worker.step.totals import StepTotals
 
@@ -97,7 +97,7 @@ class Gradients:
         self._spec = None
         self.stats = Stats()
 
-    def take(self, groups: Sequence[AcceptedGroup], fetch: Fetch) -> Share:
+    def take(self, groups: Sequence[AcceptedGroup], fetch: Fetch) -> RowShare:
         """This rank's share of ``groups``, for add_share(). Collective; see RowShares.take."""
         return self._shares.take(groups, self._totals, self.vocabulary, fetch)
 
@@ -115,7 +115,7 @@ class Gradients:
 
     def add_share(
         self,
-        share: Share,
+        share: RowShare,
         around_last_row: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """Adds the gradients of this rank's rows; of a sharded replica all ranks call it, each with its share.
@@ -160,7 +160,7 @@ class Gradients:
             raise RuntimeError("no step is open")
         return self._spec
 
-    def _too_large(self, share: Share, row: Ints, error: Exception) -> RowOutOfMemory:
+    def _too_large(self, share: RowShare, row: Ints, error: Exception) -> RowOutOfMemory:
         self.clear()  # a part of the row may be in the gradients
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

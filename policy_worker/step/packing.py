@@ -51,7 +51,7 @@ class MicroBatch:
     """int64 [C], row position of each target; None if the last tokens of sequences are not in the row."""
 
 
-class Lengths(Protocol):
+class RowLengths(Protocol):
     """Of G groups with S sequences: all that rows are planned by."""
 
     @property
@@ -68,7 +68,7 @@ class Lengths(Protocol):
 
 
 def plan_rows(
-    batch: Lengths, keep: Ints, tokens_per_microbatch: int, *, whole_groups: bool = False
+    batch: RowLengths, keep: Ints, tokens_per_microbatch: int, *, whole_groups: bool = False
 ) -> list[Ints]:
     """Splits the sequences ``keep`` (indices, ascending) into rows of at most so many attended tokens.
 
@@ -110,7 +110,7 @@ def plan_rows(
     return rows
 
 
-def attended_tokens(batch: Lengths, sequences: Ints) -> Ints:
+def attended_tokens(batch: RowLengths, sequences: Ints) -> Ints:
     """Input tokens of each of ``sequences``, with its prompt."""
     tokens: Ints = batch.length[sequences] - 1 + batch.prompt_length[batch.group_of[sequences]]
     return tokens

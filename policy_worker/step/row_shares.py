@@ -42,7 +42,7 @@ Fetch = Callable[[Sequence[GroupKey]], Payloads | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class RowShare:
     """One rank's part of some groups."""
 
     keys: tuple[GroupKey, ...]
@@ -76,7 +76,7 @@ class RowShares:
         totals: StepTotals,
         vocabulary: int,
         fetch: Fetch,
-    ) -> Share:
+    ) -> RowShare:
         """Collective, with the same groups on all ranks. Reads and checks what this rank's rows need.
 
         Raises BadGroup with the groups that any rank found lost, or else with those that any found invalid;
@@ -101,7 +101,9 @@ class RowShares:
                 self._read(held, more[self.replica.rank], (), fetch)
         return self._share(held, dealt, trained)
 
-    def of(self, groups: Sequence[rollout_pb2.Group], totals: StepTotals, vocabulary: int) -> Share:
+    def of(
+        self, groups: Sequence[rollout_pb2.Group], totals: StepTotals, vocabulary: int
+    ) -> RowShare:
         """The share of groups that every rank has. Raises BadGroup if one contradicts itself or the model."""
         keys = [AcceptedGroup((g.task.task_id, g.task.attempt)) for g in groups]
         held = _Held(keys, self.objective, totals, vocabulary)
@@ -145,11 +147,11 @@ class RowShares:
             raise _merged(faults, held.accepted)
         return everything
 
-    def _share(self, held: _Held, dealt: Sequence[Sequence[Ints]], trained: int) -> Share:
+    def _share(self, held: _Held, dealt: Sequence[Sequence[Ints]], trained: int) -> RowShare:
         here = dealt[self.replica.rank]
         rows = [held.local(row) for row in here]
         last = next((rows[-1] for rows in (here, *reversed(dealt)) if rows), None)
-        return Share(
+        return RowShare(
             keys=tuple(group.key for group in held.accepted),
             groups=[*held.groups.values()],
             batch=held.batch,

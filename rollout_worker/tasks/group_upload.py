@@ -38,10 +38,12 @@ class Encoded:
 class GroupUpload:
     limits: GroupLimits
     store: PayloadStore
+    texts: bool = True
+    """False: the controller decodes tokens for people, and payloads are stored without texts."""
 
     @classmethod
-    def of(cls, config: Config, store: PayloadStore) -> GroupUpload:
-        return cls(replace(GroupLimits.of(config), max_sequence_tokens=ANY), store)
+    def of(cls, config: Config, store: PayloadStore, *, texts: bool = True) -> GroupUpload:
+        return cls(replace(GroupLimits.of(config), max_sequence_tokens=ANY), store, texts)
 
     async def encode(
         self, groups: Sequence[rollout_pb2.Group]
@@ -61,12 +63,24 @@ class GroupUpload:
             return returned(group.task, "invalid_group", str(error))
         if group.kind == rollout_pb2.TASK_KIND_EVAL:
             return Encoded(facts, b"")
+        if not self.texts:
+            group = _without_texts(group)
         payload = encode(group)
         if len(payload) > self.store.largest:
             detail = f"{len(payload)} bytes, the payload store takes {self.store.largest}"
             return returned(group.task, "group_too_large", detail)
         facts.digest = payload_digest(payload)
         return Encoded(facts, payload)
+
+
+def _without_texts(group: rollout_pb2.Group) -> rollout_pb2.Group:
+    """They follow from the tokens, and would be a third of the payload."""
+    bare = rollout_pb2.Group()
+    bare.CopyFrom(group)
+    bare.ClearField("prompt_text")
+    for completion in bare.completions:
+        completion.ClearField("text")
+    return bare
 
 
 def _ref(task: common_pb2.TaskRef) -> Ref:

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from paceline.byte_slices import slices
 from paceline.payloads.store import StoreUnavailable
 from paceline.payloads.transfer_limits import SLICE_BYTES
-from paceline.process.structured_log import event
+from paceline.process.structured_log import event, first_line
 from paceline.process.waits import WaitKind, waiting
 from paceline.rpc.client import RequestRefused
 from paceline.rpc.session import WorkerSession
@@ -45,6 +47,9 @@ class Outbox:
     _queue: dict[str, Outcome] = field(default_factory=dict)
     """By request id."""
     _filled: asyncio.Event = field(default_factory=asyncio.Event)
+    _away_since: float | None = None
+    """Since the store takes no payloads, by time.monotonic(); None: it does."""
+    _away_why: str = ""
     submitted: int = 0
     """Groups acknowledged, accepted or not."""
 
@@ -80,7 +85,8 @@ class Outbox:
             with waiting(WaitKind.VERDICT, "submitting groups"):
                 while self._queue:
                     if not await self._send():
-                        await asyncio.sleep(_RETRY_S)
+                        with self._storing() if self._away_since else nullcontext():
+                            await asyncio.sleep(_RETRY_S)
 
     async def _send(self) -> bool:
         """One request of each kind. False if the store or the controller cannot take it at the moment."""
@@ -133,15 +139,23 @@ class Outbox:
         sized = ((item, len(item[1].payload)) for item in ready.items())
         try:
             for part in slices(sized, SLICE_BYTES):
-                with waiting(WaitKind.STORE, "storing payloads", "the payload store"):
+                with self._storing():
                     await upload.put([group for _, group in part])
+                self._away_since = None
                 for key, kept in part:
                     if self._queue.get(key) is kept:
                         self._queue[key] = kept.facts
         except StoreUnavailable as error:
+            self._away_since = self._away_since or time.monotonic()
+            self._away_why = first_line(error)
             event(logger, "payloads not stored", logging.WARNING, groups=len(ready), why=str(error))
             return False
         return True
+
+    def _storing(self) -> AbstractContextManager[None]:
+        """Marks the wait for the payload store, from the first attempt that failed."""
+        what = f"storing payloads ({self._away_why})" if self._away_since else "storing payloads"
+        return waiting(WaitKind.STORE, what, "the payload store", since=self._away_since)
 
     def _settle(
         self, caller: common_pb2.Caller, results: Sequence[rollout_pb2.SubmitResult]

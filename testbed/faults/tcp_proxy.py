@@ -6,6 +6,7 @@ with TcpProxy(("127.0.0.1", 6379)) as proxy:
     proxy.heal()         # what was held back arrives, as after retransmission
     proxy.cut()          # every connection is reset, new ones are refused until heal()
     proxy.delay_s = 0.2  # one way
+    proxy.bytes_per_s = 1e5  # of each connection, each way
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ class TcpProxy:
     def __init__(self, target: tuple[str, int]) -> None:
         self.target = target
         self.delay_s = 0.0
+        self.bytes_per_s = 0.0
+        """0: no limit."""
         self._loop = BackgroundLoop("tcp-proxy")
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -113,6 +116,8 @@ class TcpProxy:
         while data := await reader.read(CHUNK):
             if self.delay_s:
                 await asyncio.sleep(self.delay_s)
+            if self.bytes_per_s:
+                await asyncio.sleep(len(data) / self.bytes_per_s)
             await self._open.wait()
             writer.write(data)
             await writer.drain()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from statistics import fmean, pstdev
 from typing import Any
 
@@ -15,6 +16,8 @@ from controller.rest.schemas import CompletionReply, GroupReply, GroupSummary
 from paceline.ids import Step
 from paceline.v1 import rollout_pb2
 
+FillTexts = Callable[[rollout_pb2.Group], None]
+"""Decodes the texts that a payload lacks; blocks."""
 MOST_TOKENS = 8192
 """Longest list of tokens and log-probs of one completion."""
 FACTS = (
@@ -45,9 +48,10 @@ def facts_of(state: State, task: Task, facts: GroupFacts, step: Step) -> dict[st
     }
 
 
-def detailed(summary: GroupSummary, payload: bytes) -> GroupReply:
+def detailed(summary: GroupSummary, payload: bytes, fill_texts: FillTexts) -> GroupReply:
     """With the prompt and the completions. Raises DecodeError."""
     message = rollout_pb2.Group.FromString(payload)
+    fill_texts(message)
     return GroupReply(
         **summary.model_dump(),
         prompt=message.prompt_text,
@@ -60,10 +64,11 @@ def detailed(summary: GroupSummary, payload: bytes) -> GroupReply:
     )
 
 
-def content_of(payload: bytes) -> dict[str, Any]:
+def content_of(payload: bytes, fill_texts: FillTexts) -> dict[str, Any]:
     """Prompt and completions as JSON values, without tokens and log-probs: these would take a hundred times
     as long. Raises DecodeError."""
     message = rollout_pb2.Group.FromString(payload)
+    fill_texts(message)
     return {"prompt": message.prompt_text, "completions": _completions(message)}
 
 

@@ -179,7 +179,9 @@ def router(controller: Controller, index: RunIndex, rate: StepRate) -> APIRouter
     )
     async def group(group_id: Annotated[str, Path(max_length=64)]) -> schemas.GroupReply:
         try:
-            return await samples.read_group(controller.state, controller.payloads, group_id)
+            return await samples.read_group(
+                controller.state, controller.payloads, controller.context.texts.fill, group_id
+            )
         except Problem:
             archived = await asyncio.to_thread(archive.group, group_id)
             if archived is not None and archived.completions:

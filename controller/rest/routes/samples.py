@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -13,7 +14,7 @@ from controller.ledger.state.state import State
 from controller.ledger.views import views
 from controller.ledger.views.group_views import step_of_task
 from controller.rest.problem_details import Problem
-from controller.rest.replies.group_replies import detailed, summary_of
+from controller.rest.replies.group_replies import FillTexts, detailed, summary_of
 from controller.rest.routes.query_parameters import Reward, StepNumber
 from controller.rest.schemas import GroupReply, GroupsReply, GroupSummary
 from paceline.ids import Step, TaskId
@@ -75,7 +76,9 @@ def listed(found: Iterable[GroupSummary], chosen: Filter, sort: str, limit: int)
     return GroupsReply(groups=matching[:limit], total=len(matching))
 
 
-async def read_group(state: State, payloads: PayloadStore, group_id: str) -> GroupReply:
+async def read_group(
+    state: State, payloads: PayloadStore, fill_texts: FillTexts, group_id: str
+) -> GroupReply:
     """One group with its completions. Raises Problem if its payload is deleted."""
     task_id = TaskId(group_id)
     ref = views.payload_ref(state, task_id)
@@ -88,7 +91,7 @@ async def read_group(state: State, payloads: PayloadStore, group_id: str) -> Gro
     if payload is None:
         raise Problem(404, f"a checkpoint has just covered group {group_id}: its samples are gone")
     try:
-        return detailed(summary, payload)
+        return await asyncio.to_thread(detailed, summary, payload, fill_texts)
     except DecodeError:
         raise Problem(404, f"the stored payload of group {group_id} cannot be decoded") from None
 

@@ -164,13 +164,16 @@ def _from_journal(run_dir: Path, query: dict[str, Any]) -> dict[str, Any]:
     from controller.store.offline_samples import archived_groups, kept_groups
     from paceline.cli.reports.ledger import redis_of
     from paceline.redis.server import NoRedis
+    from paceline.token_texts.text_decoder import TextDecoder
 
-    name = run_config(run_dir).run.name
+    config = run_config(run_dir)
     chosen = Filter(step=query["step"], row=query["row"])
     how = chosen, query["sort"], query["limit"], query.get("grep")
     try:
         with redis_of(run_dir) as url:
-            return asyncio.run(kept_groups(url, name, run_dir, *how))
+            return asyncio.run(
+                kept_groups(url, config.run.name, run_dir, TextDecoder(config), *how)
+            )
     except NoRedis:
         found = archived_groups(run_dir, *how)
         if not found["total"]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -97,3 +99,28 @@ def test_time_limits_grow_with_the_size() -> None:
 
 def test_slices_are_bounded_and_keep_the_order() -> None:
     assert list(slices([("a", 3), ("b", 3), ("c", 9), ("d", 1)], 6)) == [["a", "b"], ["c"], ["d"]]
+
+
+async def test_a_request_that_ran_out_of_time_gets_twice_as_much_and_a_fast_store_the_usual_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the same limit a slow store would end every attempt at the same payload, for ever."""
+    monkeypatch.setattr(transfer_limits, "ANSWER_S", 0.02)
+    patience, attempts = transfer_limits.Patience(), 0
+    while True:
+        attempts += 1
+        with suppress(TimeoutError):
+            async with patience.in_time(0):
+                await asyncio.sleep(0.1)
+            break
+    assert attempts > 1 and patience.factor >= 4
+    for _ in range(10):
+        async with patience.in_time(0):
+            pass
+    assert patience.factor == 1.0
+    never = asyncio.Event()
+    for _ in range(6):
+        with suppress(TimeoutError):
+            async with patience.in_time(0):
+                await never.wait()
+    assert patience.factor == transfer_limits.MOST_PATIENCE

@@ -1,4 +1,4 @@
-"""A payload store of its own that is killed, stops, is full, loses payloads or returns other bytes."""
+"""A payload store of its own that is killed, stops, is full, slow or cut off, loses payloads or returns other bytes."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from controller.store.journal_audit import verify
 from controller.store.redis_keys import Keys
 from paceline.redis.client import connect_sync
 from paceline.rpc.ports import free_ports
+from testbed.faults.tcp_proxy import TcpProxy
 from testbed.fleets.controllers import running_controllers, status, until, working_fleet
 from testbed.redis.external_redis import Server
 
@@ -82,6 +83,32 @@ async def test_a_payload_store_that_is_away_delays_the_run_and_fails_nothing(
                 mended(server)
                 done = policies[0].timings.steps
                 await until(lambda: policies[0].timings.steps >= done + 3)
+                assert [w.rejoins for w in (*policies, *rollouts)] == [0, 0, 0]
+            report = verify(controllers.redis_url, "load")
+            assert report.ok, report.problems
+            assert report.counts["dropped"] == {}
+
+
+async def test_a_slow_payload_store_slows_the_run_and_fails_nothing(tmp_path: Path) -> None:
+    """Each answer takes longer than a heartbeat, and a payload many times as long as it usually does."""
+    with payload_server(tmp_path) as server, TcpProxy(("127.0.0.1", server.port)) as proxy:
+        config = {"payloads": {"url": f"redis://{proxy.address}/0"}}
+        with running_controllers(tmp_path, 1, **config) as controllers:
+            async with working_fleet(controllers) as (policies, rollouts):
+                policies[0].fetch = True
+                await until(lambda: policies[0].timings.steps >= 2)
+                # Even a small request runs out of its usual time, which is 2 s.
+                proxy.delay_s, proxy.bytes_per_s = 1.1, 20_000.0
+                slow = policies[0].timings.steps
+                await until(lambda: policies[0].timings.steps >= slow + 2, 240.0)
+                proxy.delay_s = proxy.bytes_per_s = 0.0
+                proxy.partition()
+                waiting = policies[0].timings.steps
+                await asyncio.sleep(1.0)  # nothing is to happen: there is no event to wait for
+                assert policies[0].timings.steps <= waiting + 1
+                proxy.heal()
+                await until(lambda: policies[0].timings.steps >= waiting + 3)
+                assert (await status(policies[0].control)).phase == "running"
                 assert [w.rejoins for w in (*policies, *rollouts)] == [0, 0, 0]
             report = verify(controllers.redis_url, "load")
             assert report.ok, report.problems

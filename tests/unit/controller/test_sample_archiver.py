@@ -36,7 +36,9 @@ class SlowPayloads:
 
 
 def started(run_dir: Path, payloads: Any) -> SampleArchiver:
-    archiver = SampleArchiver(ArchiveConfig(), run_dir, payloads, may_write=lambda: True)
+    archiver = SampleArchiver(
+        ArchiveConfig(), run_dir, payloads, fill_texts=lambda group: None, may_write=lambda: True
+    )
     archiver.start(1)
     return archiver
 
@@ -115,7 +117,12 @@ async def test_steps_that_come_too_fast_keep_the_content_of_a_part_and_the_facts
     config = ArchiveConfig(read_mb_s=tokens * 12 / 40 / 2 / 2**20)
     now, payloads = [0.0], Groups()
     archiver = SampleArchiver(
-        config, tmp_path, payloads, may_write=lambda: True, clock=lambda: now[0]
+        config,
+        tmp_path,
+        payloads,
+        fill_texts=lambda group: None,
+        may_write=lambda: True,
+        clock=lambda: now[0],
     )
     archiver._room = 0.0  # nothing is saved up from the time before
     archiver.start(1)

@@ -258,6 +258,32 @@ def test_an_append_that_does_not_return_is_named_before_it_fails() -> None:
     assert_names(diagnose(evidence(fleet(), own_waits=(append,))), "Redis", CulpritKind.REDIS)
 
 
+@pytest.mark.parametrize("open_step", [True, False])
+@pytest.mark.parametrize(
+    ("name", "waits_for"),
+    [
+        ("p1", wait(WaitKind.PAYLOADS, "fetching 2 groups of step 1", age_s=20.0)),
+        ("r1", wait(WaitKind.STORE, "storing payloads (it is full)", "the payload store", 20.0)),
+    ],
+)
+def test_a_payload_store_is_named_and_not_the_workers_that_wait_for_it(
+    name: str, waits_for: Wait, open_step: bool
+) -> None:
+    submitting = wait(WaitKind.VERDICT, "submitting groups", age_s=21.0)
+    store = "the payload store (redis://b:1/0)"
+    run = fleet(open_step)
+    found = diagnose(evidence(run, worker(name, waits=(submitting, waits_for)), payloads=store))
+    assert_names(found, store, CulpritKind.PAYLOADS)
+    assert f"{name} is {waits_for.what}" in found.sentence
+    assert "payloads.url" in found.remedy
+
+
+def test_a_payload_that_is_read_or_stored_as_usual_accuses_nobody() -> None:
+    for name, kind in (("p1", WaitKind.PAYLOADS), ("r1", WaitKind.STORE)):
+        found = diagnose(evidence(fleet(), worker(name, waits=(wait(kind, "at it", age_s=2.0),))))
+        assert found.severity is Urgency.OK
+
+
 def test_a_data_set_on_a_dead_mount_is_named_by_a_controller_that_cannot_lead() -> None:
     opening = wait(WaitKind.DATASET, "opening the data set /mnt/a.jsonl", "/mnt/a.jsonl", 30.0)
     alone = Evidence(Driven().state, LIMITS, leads=False, own_waits=(opening,))

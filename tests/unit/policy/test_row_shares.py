@@ -16,7 +16,7 @@ from paceline.mesh.elastic_mesh import EpochCancelled
 from policy_worker.objectives.load import load_objective
 from policy_worker.step.accepted_group import AcceptedGroup
 from policy_worker.step.batch import BadGroup
-from policy_worker.step.row_shares import RowShares, Share, deal_rows, wanted_groups
+from policy_worker.step.row_shares import RowShare, RowShares, deal_rows, wanted_groups
 from policy_worker.step.totals import StepTotals
 from tests.fixtures.group_facts import submitted
 from tests.fixtures.policy_models import make_config, random_groups
@@ -57,12 +57,12 @@ class Reading:
         self.read: list[list[str]] = [[] for _ in range(ranks)]
         self.fetch: dict[int, Callable[[Any], Any]] = {}
 
-    def take(self, limit: int, train: dict[str, Any] | None = None) -> list[Share | Exception]:
+    def take(self, limit: int, train: dict[str, Any] | None = None) -> list[RowShare | Exception]:
         """The share of each rank, or its error. ``limit``: tokens of a row."""
         ranks = Ranks(len(self.read))
         config = make_config(train={"tokens_per_microbatch": limit, **(train or {})})
 
-        def one(rank: int) -> Share | Exception:
+        def one(rank: int) -> RowShare | Exception:
             shares = RowShares(load_objective(config), config, Rank(ranks, rank))  # type: ignore[arg-type]
             try:
                 return shares.take(

@@ -9,6 +9,7 @@ import pytest
 
 from policy_worker.objectives.conformance.toy_step import totals_of
 from policy_worker.objectives.grpo import Grpo
+from policy_worker.step.accepted_group import AcceptedGroup
 from policy_worker.step.batch import BadGroup, decode
 from policy_worker.step.payload_check import contradiction
 from tests.fixtures.policy_models import make_config, make_group
@@ -156,7 +157,7 @@ def test_truncated_completions_give_no_gradient_and_count_in_the_totals():
 )
 def test_a_payload_with_rewards_of_no_token_is_named(steps, said):
     group = with_steps("t0", [1.0, 0.0], [2, 2], [steps, {}])
-    assert said in contradiction(group, ("t0", 1), None, 10)
+    assert said in contradiction(group, AcceptedGroup(("t0", 1)), 10)
     if said == "does not have":
         with pytest.raises(BadGroup):
             decode([group])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from paceline.groups.limits import GroupLimits
 from paceline.groups.payload import encode, payload_digest
 from paceline.payloads.store import Ref, StoreFull, StoreUnavailable
+from paceline.process import waits
 from paceline.v1 import common_pb2, rollout_pb2
 from rollout_worker.tasks import outbox as outbox_module
 from rollout_worker.tasks.group_upload import GroupUpload
@@ -29,8 +31,18 @@ class Store:
         self.failures = list(failures)
         self.largest = largest
         self.payloads: dict[Ref, bytes] = {}
+        self.waits: list[waits.Wait] = []
+        """Of this process at the last attempt."""
+        self._left: dict[int, asyncio.Event] = {}
+
+    async def tried(self, times: int) -> None:
+        """Returns after so many more attempts."""
+        await self._left.setdefault(len(self.failures) - times, asyncio.Event()).wait()
 
     async def put(self, payloads: Mapping[Ref, bytes]) -> None:
+        self.waits = waits.present(0.0)
+        if reached := self._left.get(len(self.failures)):
+            reached.set()
         if self.failures:
             raise self.failures.pop(0)
         self.payloads.update(payloads)
@@ -156,3 +168,23 @@ async def test_a_group_that_is_withdrawn_while_it_is_stored_is_not_submitted(
             box.put(group(name, held))
         await held.until(lambda: len(held) == 1)
     assert [facts.task.task_id for facts in session.submitted] == ["t1"]
+
+
+async def test_the_wait_for_a_store_that_refuses_at_once_lasts_from_the_first_refusal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each attempt is short: without it nobody would see that the worker waits."""
+    store = Store(*[StoreFull("the store is full")] * 1000)
+    async with sending(store, monkeypatch) as (box, _, held):
+        box.put(group("t0", held))
+        await store.tried(10)
+        since = box._away_since
+        assert since is not None
+        await store.tried(100)
+        assert box._away_since == since
+        (seen,) = [w for w in store.waits if w.kind is waits.WaitKind.STORE]
+        assert seen.what == "storing payloads (the store is full)"
+        assert seen.age_s >= time.monotonic() - since - 1.0
+        store.failures.clear()
+        await held.until(lambda: not len(held))
+        assert box._away_since is None

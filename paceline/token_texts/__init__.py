@@ -1,0 +1,1 @@
+"""Texts of tokens, for programs that must not import transformers."""
