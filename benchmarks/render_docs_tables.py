@@ -16,6 +16,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.attribution import verdict as attribution_verdict
@@ -164,6 +165,36 @@ def control_plane() -> str:
     ]
     head = ["payload (completions × tokens)", "clients", "groups", "groups/s", "tokens/s"]
     return table([*head, "p50, ms", "p99, ms", "memory, MB"], rows)
+
+
+def control_plane_against() -> str:
+    rows, loads = [], []
+    for name in ("control_plane_against", "control_plane_against_batched"):
+        found = results(name)
+        for payload, compared in found["against"].items():
+            loads += [run["load_average"] for pair in compared["pairs"] for run in pair.values()]
+            cells: list[object] = [
+                payload.replace("x", " × "),
+                found["machine"]["groups_a_submit"],
+                len(compared["pairs"]),
+            ]
+            for measure in ("groups_per_cpu_s", "groups_per_s", "p99_ms"):
+                before, now = (
+                    median(pair[which][measure] for pair in compared["pairs"])
+                    for which in ("other", "this")
+                )
+                ratios = compared["ratios"][measure]
+                cells.append(
+                    f"{before:,.0f} → {now:,.0f}, × {median(ratios):.2f} "
+                    f"({min(ratios):.2f} to {max(ratios):.2f})"
+                )
+            rows.append(cells)
+    head = ["payload", "groups a submission", "pairs", "groups per second of the leader's CPU"]
+    lines = [table([*head, "groups/s", "p99, ms"], rows), ""]
+    lines.append(
+        f"The machine's 2 cores had other work: load averages of {min(loads):.0f} to {max(loads):.0f}."
+    )
+    return "\n".join(lines)
 
 
 def failover() -> str:
@@ -707,6 +738,7 @@ PAGES = {
         overlap,
         waiting,
         control_plane,
+        control_plane_against,
         failover,
         mesh,
         weights,
