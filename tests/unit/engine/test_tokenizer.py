@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from paceline.prompt_tokenizer import BadPrompt, PromptTokenizer, TokenizerError
+from rollout_worker.engine.base import Finish, Request, SamplingParams
 from testbed.tiny_model import make_tiny_model
+from tests.fixtures.engines import Reference, make_test_engine, tiny_config
 from tests.fixtures.environment_fixture import stage_config
 
 
@@ -80,3 +83,28 @@ def test_the_longest_message_is_truncated(model: Path) -> None:
     row = {"prompt": [{"role": "system", "content": "s1"}, {"role": "user", "content": "234567"}]}
     assert tokenizer.prompt(row).text == "s12345"
     assert row["prompt"][1]["content"] == "234567", "the row stays as it is"
+
+
+async def test_a_model_without_end_and_padding_tokens_generates_to_the_length_limit(
+    tmp_path: Path,
+) -> None:
+    model = make_tiny_model(tmp_path / "model", hidden=32)
+    for file in "tokenizer_config.json", "config.json", "generation_config.json":
+        settings = json.loads((model / file).read_text())
+        names = ("eos_token", "pad_token", "eos_token_id", "pad_token_id")
+        kept = {name: value for name, value in settings.items() if name not in names}
+        (model / file).write_text(json.dumps(kept))
+    config = tiny_config(model, max_tokens=12)
+    tokenizer = PromptTokenizer(config)
+    assert tokenizer.end_tokens == ()
+    engine = make_test_engine("fused", config)
+    await engine.start()
+    try:
+        weights = {name: w.detach() for name, w in Reference(model).model.named_parameters()}
+        await engine.load_weights(0, weights)
+        prompt = tokenizer.prompt({"prompt": "s21="}).tokens
+        made = await engine.generate(Request("r", prompt, SamplingParams(12), 3))
+    finally:
+        await engine.close()
+    assert [len(completion.tokens) for completion in made] == [12, 12, 12]
+    assert {completion.finish for completion in made} == {Finish.LENGTH}
