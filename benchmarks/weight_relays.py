@@ -59,7 +59,7 @@ def parent_of(receiver: int, fanout: int, trainers: int) -> int:
 
 
 class Trainer:
-    """Publishes a version for each line of its input, over the links that the line names."""
+    """Takes the links that a line of its input names, trains a version, and publishes it with the line after that."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
@@ -82,9 +82,12 @@ class Trainer:
             self._publisher = self._publishing(line["deltas"])
             self._publisher.set_links([worker_pb2.WeightsLink(epoch=k) for k in line["links"]])
         assert self._publisher is not None
-        self._weights.grad = torch.randn(self._weights.numel(), generator=self._generator)
-        self._optimizer.step()
-        self._version += 1
+        if "publish" not in line:
+            self._weights.grad = torch.randn(self._weights.numel(), generator=self._generator)
+            self._optimizer.step()
+            self._version += 1
+            say(trained=self._version)
+            return
         at = time.time()
         self._publisher.publish(self._version, [("w", self._weights)])
         say(at=at, version=self._version)
@@ -208,9 +211,14 @@ class Members:
         for _ in range(VERSIONS):
             before = self._sent()
             # All of them train every version: their weights are equal.
-            published = [tell(self._by_name[f"trainer{n}"], **x) for n, x in enumerate(lines)]
+            for number, line in enumerate(lines):
+                tell(self._by_name[f"trainer{number}"], **line)
             lines = [{} for _ in lines]
-            version, at = published[0]["version"], max(x["at"] for x in published[:trainers])
+            own = [self._by_name[f"trainer{number}"] for number in range(trainers)]
+            for process in own:
+                write_line(process, publish=True)
+            published = [answer(process) for process in own]
+            version, at = published[0]["version"], min(x["at"] for x in published)
             ends = [arrival(p, version) for p in self._receivers[:receivers]]
             seconds.append(max(ends) - at)
             sent.append([after - was for after, was in zip(self._sent(), before, strict=True)])

@@ -19,6 +19,9 @@ from paceline.mesh.gloo_backend import GlooBackend, Handle
 
 VARIABLE = "PACELINE_EGRESS_MB_S"
 """Rate in 10**6 bytes a second."""
+BURST_BYTES = 1 << 20
+"""What a process that sent nothing for a moment may send at once, as of any token bucket: a process that the machine's
+other work holds up for 20 ms makes up for it."""
 _SO_MAX_PACING_RATE = 47
 """Linux; the socket module does not name it."""
 
@@ -36,7 +39,8 @@ class EgressLimit:
         """Returns once a message of ``size`` bytes has left."""
         with self._lock:
             self.sent_bytes += size
-            self._free_at = max(self._free_at, time.monotonic()) + size / self._bytes_per_s
+            earliest = time.monotonic() - BURST_BYTES / self._bytes_per_s
+            self._free_at = max(self._free_at, earliest) + size / self._bytes_per_s
             mine = self._free_at
         time.sleep(max(0.0, mine - time.monotonic()))
 
