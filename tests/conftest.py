@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_timeout
 from hypothesis import settings
 
 from paceline.process.worker_command import without_collection
+from testbed.patience import patient
 from tests.fixtures import skips
 from tests.fixtures.shared import record_failure
 
@@ -42,6 +44,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=1000,
         help="seeded fault schedules that the simulator runs (default 1000)",
     )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> object:
+    """A test may take as much longer as the machine is slower."""
+    mine = settings._replace(timeout=patient(settings.timeout))
+    return pytest_timeout.pytest_timeout_set_timer(item, mine)
 
 
 @pytest.hookimpl(wrapper=True)
