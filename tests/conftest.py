@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Generator
 from pathlib import Path
@@ -30,6 +31,11 @@ def pytest_collection() -> Generator[None, object, object]:
     """Test modules import torch, transformers and more: see ``without_collection``."""
     with without_collection():
         return (yield)
+
+
+def pytest_unconfigure() -> None:
+    """What stays is collected at the end of the process: Triton would report it as leaked."""
+    gc.unfreeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
