@@ -2,7 +2,7 @@
 
     python -m tests [pytest options]           all tests that are marked neither long nor slow
     python -m tests --long [pytest options]    those marked long: fleets and engines, up to two minutes each
-    python -m tests --fast [pytest options]    tests/unit without vLLM, and 100 fault schedules
+    python -m tests --fast [pytest options]    tests/unit without vLLM and heavy ones, and 100 fault schedules
     python -m tests tests/process/rest -x      what is named, one test after the other
 
 Fleets and processes mostly wait, for time-outs of their peers above all: two more workers than
@@ -80,7 +80,7 @@ def run(words: list[str]) -> int:
 def main(arguments: list[str]) -> int:
     match arguments:
         case ["--fast", *more]:
-            return run(["-m", "not slow", "-n", str(workers()), *FAST, *more])
+            return run(["-m", "not slow and not heavy", "-n", str(workers()), *FAST, *more])
         case ["--long", *more]:
             words = ["-m", "long and not slow", "-n", str(workers(more=1)), *BY_FILE]
             return run([*words, *more])

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_timeout
 from hypothesis import settings
 
 from paceline.process.worker_command import without_collection
+from testbed.patience import patient
 from tests.fixtures import skips
 from tests.fixtures.shared import record_failure
 
@@ -30,6 +33,11 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
 
 
+def pytest_unconfigure() -> None:
+    """What stays is collected at the end of the process: Triton would report it as leaked."""
+    gc.unfreeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     root = Path(__file__).parent
     items.sort(key=lambda i: [not i.path.is_relative_to(root / f) for f in LONGEST_FIRST])
@@ -42,6 +50,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=1000,
         help="seeded fault schedules that the simulator runs (default 1000)",
     )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> object:
+    """A test may take as much longer as the machine is slower."""
+    mine = settings._replace(timeout=patient(settings.timeout))
+    return pytest_timeout.pytest_timeout_set_timer(item, mine)
 
 
 @pytest.hookimpl(wrapper=True)

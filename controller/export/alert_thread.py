@@ -62,6 +62,7 @@ class AlertThread:
         *,
         may_write: Callable[[], bool],
         first_pause_s: float = FIRST_PAUSE_S,
+        poll_s: float = POLL_S,
     ) -> None:
         """``may_write`` returns whether this process still leads."""
         self._config = config
@@ -70,6 +71,7 @@ class AlertThread:
         self._progress = progress
         self._may_write = may_write
         self._first_pause_s = first_pause_s
+        self._poll_s = poll_s
         self._rules = AlertRules(frozenset(config.on), config.reward_drop)
         self._delivery = Delivery.of(config)
         self._cursor_path = run_dir / "alerts.json"
@@ -96,7 +98,7 @@ class AlertThread:
         closing = False
         while not closing:
             # Read before the files: the lines that came before the call to close are sent.
-            closing = self._closing.wait(POLL_S)
+            closing = self._closing.wait(self._poll_s)
             for name, tail in tails.items():
                 for _, record in tail.records():
                     self._survive(self._take, name, record)

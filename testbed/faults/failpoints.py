@@ -28,6 +28,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from testbed.patience import Patience
+
 ROOT = Path(__file__).resolve().parents[2]
 VARIABLE = "PACELINE_INSTANTS"
 POLICY = ("idle", "forward", "reduce", "vote", "commit", "state_transfer", "send")
@@ -55,9 +57,9 @@ def fall(
     _ask(directory, pid, {"instant": instant, "signal": int(number)})
 
     def wait(limit_s: float) -> float:
-        deadline = time.monotonic() + limit_s
+        patience = Patience(limit_s)
         while not fallen.exists():
-            if time.monotonic() > deadline:
+            if not patience.left():
                 raise TimeoutError(f"process {pid} did not come to {instant} in {limit_s} s")
             time.sleep(0.005)
         return float(fallen.read_text())

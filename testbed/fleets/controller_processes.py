@@ -16,8 +16,9 @@ import tomli_w
 
 from paceline.redis.server import stop_redis
 from paceline.redis.users import CONTROLLER, user_url
+from testbed.patience import Patience
 
-START_LIMIT_S = 300.0
+START_LIMIT_S = 100.0
 
 
 def write_config(directory: Path, rows: int = 100, **sections: dict[str, Any]) -> Path:
@@ -87,9 +88,9 @@ class Controllers:
                 stderr=stream,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
             )
-        deadline = time.monotonic() + START_LIMIT_S
+        patience = Patience(START_LIMIT_S)
         while not where.exists():
-            if process.poll() is not None or time.monotonic() > deadline:
+            if process.poll() is not None or not patience.left():
                 process.kill()
                 raise RuntimeError(log.read_text())
             time.sleep(0.005)

@@ -14,6 +14,7 @@ from paceline.rpc.auth import TOKEN_FILE
 from paceline.rpc.client import ControlPlane
 from paceline.v1 import admin_pb2
 from testbed.fleets.controller_processes import Controllers, write_config
+from testbed.patience import Patience, patient
 from testbed.workers.fake_workers import FakePolicy, FakeRollout, FakeWorker
 
 SMALL = {"group_size": 4, "max_tokens": 16}
@@ -57,14 +58,17 @@ async def status(control: ControlPlane) -> admin_pb2.StatusReply:
 
 async def until(condition: Callable[[], Any], timeout_s: float = 60.0) -> None:
     """Returns once ``condition`` (maybe async) holds; TimeoutError otherwise."""
-    async with asyncio.timeout(timeout_s):
-        while True:
+    patience = Patience(timeout_s)
+    while patience.left():
+        # A condition that hangs ends too.
+        async with asyncio.timeout(patient(timeout_s)):
             found = condition()
             if asyncio.iscoroutine(found):
                 found = await found
-            if found:
-                return
-            await asyncio.sleep(0.02)
+        if found:
+            return
+        await asyncio.sleep(0.02)
+    raise TimeoutError
 
 
 @asynccontextmanager

@@ -18,6 +18,7 @@ from paceline.process.asyncio_thread import BackgroundLoop
 from paceline.redis.client import connect_sync
 from paceline.rpc.client import ControlPlane
 from paceline.v1 import admin_pb2
+from testbed.patience import Patience
 
 Event = Mapping[str, Any]
 RUN = "tiny"
@@ -97,10 +98,10 @@ class Fleet:
         return {w.worker_id: w for w in self.status().workers if w.state != "dead"}
 
     def until(self, true: Callable[[], object], limit_s: float = 60.0) -> None:
-        deadline = time.monotonic() + limit_s
+        patience = Patience(limit_s)
         while not true():
             self.check()
-            assert time.monotonic() < deadline, f"it never became true:\n{self.said()}"
+            assert patience.left(), f"it never became true:\n{self.said()}"
             time.sleep(0.05)
 
     def mark(self) -> int:
@@ -115,7 +116,7 @@ class Fleet:
         self, true: Callable[[Event], bool], since: int, limit_s: float = 60.0
     ) -> tuple[float, Event, int]:
         """(time, event, index) of the first event from index ``since`` on for which it holds."""
-        deadline = time.monotonic() + limit_s
+        patience = Patience(limit_s)
         at = since
         while True:
             while at < len(self.tail.events):
@@ -123,7 +124,7 @@ class Fleet:
                 at += 1
                 if true(event):
                     return t, event, at
-            assert time.monotonic() < deadline, f"it never happened:\n{self.said()}"
+            assert patience.left(), f"it never happened:\n{self.said()}"
             self.check()
             self.tail.read(0.1)
 

@@ -16,6 +16,7 @@ from typing import Any
 import tomli_w
 
 from paceline.run_view.files.fleet_file import FleetRecord, ProcessId
+from testbed.patience import Patience, patient
 from testbed.tiny_model import make_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,10 +95,12 @@ class Up:
 
     def wait(self, limit_s: float = 240.0) -> int:
         """Exit status; what was printed is in the failure if it takes too long."""
-        try:
-            return self.process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"no end within {limit_s} s:\n{self.said()}") from None
+        patience = Patience(limit_s)
+        while True:
+            try:
+                return self.process.wait(1.0)
+            except subprocess.TimeoutExpired:
+                assert patience.left(), f"no end within {limit_s} s:\n{self.said()}"
 
     def said(self) -> str:
         text = self.output.read_text(errors="replace")
@@ -107,10 +110,10 @@ class Up:
 
     def until(self, true: Callable[[], object], limit_s: float = 150.0) -> None:
         """Polls until ``true()``; fails if the run ends or the time runs out first."""
-        deadline = time.monotonic() + limit_s
+        patience = Patience(limit_s)
         while not true():
             assert self.process.poll() is None, f"the run ended:\n{self.said()}"
-            assert time.monotonic() < deadline, f"it never became true:\n{self.said()}"
+            assert patience.left(), f"it never became true:\n{self.said()}"
             time.sleep(0.1)
 
     def step(self) -> int:
@@ -176,5 +179,5 @@ def paceline(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[s
         capture_output=True,
         text=True,
         cwd=cwd,
-        timeout=120,
+        timeout=patient(120),
     )

@@ -17,6 +17,7 @@ from paceline.rpc.ports import free_ports
 from paceline.run_view.files.fleet_file import FleetRecord, ProcessId
 from testbed.faults.network_namespaces import Hosts
 from testbed.fleets.local_run import ROOT, paceline
+from testbed.patience import Patience, patient
 
 
 class NodeProcesses:
@@ -62,7 +63,7 @@ class NodeProcesses:
     def wait(self, rank: int, limit_s: float = 240.0) -> int:
         """Exit status of the node."""
         try:
-            return self._processes[rank].wait(limit_s)
+            return self._processes[rank].wait(patient(limit_s))
         except subprocess.TimeoutExpired:
             raise AssertionError(f"node {rank} does not end:\n{self.said()}") from None
 
@@ -80,13 +81,13 @@ class NodeProcesses:
 
     def until(self, true: Callable[[], object], limit_s: float = 180.0) -> None:
         """Polls until ``true()``; fails if a node ends or the time runs out first."""
-        deadline = time.monotonic() + limit_s
+        patience = Patience(limit_s)
         while not true():
             ended = [
                 rank for rank, process in self._processes.items() if process.returncode is None
             ]
             assert all(self._processes[rank].poll() is None for rank in ended), self.said()
-            assert time.monotonic() < deadline, f"it never became true:\n{self.said()}"
+            assert patience.left(), f"it never became true:\n{self.said()}"
             time.sleep(0.1)
 
     def steps(self, more: int) -> None:

@@ -11,12 +11,13 @@ import redis
 
 from paceline.redis.server import find_server
 from paceline.rpc.ports import free_ports
+from testbed.patience import Patience
 
 
 def until(true: Callable[[], object], limit_s: float = 30.0) -> None:
-    deadline = time.monotonic() + limit_s
+    patience = Patience(limit_s)
     while not true():
-        assert time.monotonic() < deadline, "it never became true"
+        assert patience.left(), "it never became true"
         time.sleep(0.02)
 
 

@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from testbed.patience import patient
+
 _ANSWER_S = 60.0
 
 
@@ -43,7 +45,7 @@ class Member:
 
     def answer(self, timeout_s: float = _ANSWER_S) -> dict[str, Any]:
         """The next answer; queue.Empty if there is none within ``timeout_s``."""
-        return self._answers.get(timeout=timeout_s)
+        return self._answers.get(timeout=patient(timeout_s))
 
     def outcome(self, timeout_s: float = _ANSWER_S) -> dict[str, Any]:
         """As ``answer``, without the one that a reduction is under way."""

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from testbed.patience import patient
+
 ROOT = Path(__file__).resolve().parents[2]
 HIDDEN = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
 
@@ -23,7 +25,7 @@ def test_every_part_runs_on_the_cpu_and_the_run_survives_both_kills(tmp_path: Pa
         env=HIDDEN,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=patient(600),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no GPU: a toy model on the CPU" in done.stdout
@@ -50,7 +52,7 @@ def test_a_part_that_fails_is_named_and_the_others_run(tmp_path: Path) -> None:
         env=HIDDEN,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=patient(600),
     )
     assert done.returncode == 1
     assert "failed: parity" in done.stderr

@@ -18,6 +18,7 @@ from paceline.redis.server import ensure_redis, stop_redis
 from paceline.rpc.ports import free_ports
 from paceline.run_view.files.fleet_file import FleetRecord
 from testbed.fleets.local_run import ROOT, Up, paceline, write_run
+from testbed.patience import patient
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -195,7 +196,7 @@ def test_every_role_started_by_hand(tmp_path: Path) -> None:
             processes["wait"] = subprocess.Popen(command, stdout=out, stderr=out, cwd=ROOT)
         said = tmp_path / "out"
         for name in ("rollout", "policy", "wait"):
-            assert processes[name].wait(240) == 0, said.read_text()
+            assert processes[name].wait(patient(240)) == 0, said.read_text()
         summary = json.loads((run_dir / "summary.json").read_text())
         assert (summary["status"], summary["steps"], summary["samples_lost"]) == ("finished", 2, 0)
         assert (run_dir / "export" / "config.json").is_file()
@@ -206,7 +207,7 @@ def test_every_role_started_by_hand(tmp_path: Path) -> None:
         assert "trainer" in {w["worker_id"] for w in status["workers"]}
         for name in ("first", "second"):
             processes[name].terminate()
-            assert processes[name].wait(60) == 0, said.read_text()
+            assert processes[name].wait(patient(60)) == 0, said.read_text()
         # Nobody answers any more: the run's files say how it ended.
         (run_dir / "summary.json").unlink()
         late = paceline("wait", *common)

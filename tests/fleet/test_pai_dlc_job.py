@@ -16,6 +16,7 @@ import pytest
 from paceline.rpc.ports import free_ports
 from paceline.run_view.files.fleet_file import FleetRecord
 from testbed.fleets.local_run import ROOT, write_run
+from testbed.patience import Patience
 from tests.fixtures.rendered import base_environment, render
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -71,10 +72,10 @@ class Pods:
             raise AssertionError(f"{kind} does not end:\n{self.said()}") from None
 
     def steps(self, more: int, limit_s: float = 180.0) -> None:
-        goal, deadline = self.step() + more, time.monotonic() + limit_s
+        goal, patience = self.step() + more, Patience(limit_s)
         while self.step() < goal:
             assert self._processes["Controller"].poll() is None, self.said()
-            assert time.monotonic() < deadline, self.said()
+            assert patience.left(), self.said()
             time.sleep(0.1)
 
     def step(self) -> int:

@@ -17,6 +17,7 @@ import pytest
 from paceline.rpc.ports import free_ports
 from paceline.run_view.files.fleet_file import FleetRecord
 from testbed.fleets.local_run import write_run
+from testbed.patience import Patience, patient
 from tests.fixtures.ray_head import RayHead
 from tests.fixtures.rendered import base_environment, render
 
@@ -64,9 +65,9 @@ class Job:
             )
 
     def steps(self, goal: int, limit_s: float = 240.0) -> None:
-        deadline = time.monotonic() + limit_s
+        patience = Patience(limit_s)
         while self.step() < goal:
-            assert self.process.poll() is None and time.monotonic() < deadline, self.said()
+            assert self.process.poll() is None and patience.left(), self.said()
             time.sleep(0.1)
 
     def step(self) -> int:
@@ -132,7 +133,11 @@ def places_left(head: RayHead, where: Path) -> list[str]:
     )
     environment = {**os.environ, **base_environment(where), "RAY_ADDRESS": head.address}
     done = subprocess.run(
-        ["python", "-c", code], env=environment, capture_output=True, text=True, timeout=120
+        ["python", "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=patient(120),
     )
     assert done.returncode == 0, done.stderr
     return [state for state in json.loads(done.stdout.splitlines()[-1]) if state != "REMOVED"]

@@ -25,6 +25,7 @@ from paceline.redis.server import stop_redis
 from paceline.rpc.ports import free_ports
 from paceline.v1 import admin_pb2, common_pb2
 from testbed.fleets.local_run import ROOT, paceline, write_run
+from testbed.patience import Patience
 from tests.fixtures.ray_head import RayHead
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
@@ -226,13 +227,13 @@ def test_a_run_whose_workers_ray_places(cluster: str, tmp_path: Path) -> None:
     command += ["--controllers", ",".join(addresses)]
 
     def wait_for(true: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-        deadline = time.monotonic() + 150
+        patience = Patience(150)
         while True:
             shown = paceline("status", "--json", *target)
             status: dict[str, Any] = json.loads(shown.stdout) if shown.returncode == 0 else {}
             if true(status):
                 return status
-            assert time.monotonic() < deadline, (tmp_path / "out").read_text()[-4000:] + str(status)
+            assert patience.left(), (tmp_path / "out").read_text()[-4000:] + str(status)
             time.sleep(0.5)
 
     processes = []
@@ -291,7 +292,7 @@ async def placed_or_more(provider: RayProvider, count: int) -> None:
 
 
 async def _until(condition: Callable[[], object], limit_s: float = 120.0) -> None:
-    deadline = time.monotonic() + limit_s
+    patience = Patience(limit_s)
     while not condition():
-        assert time.monotonic() < deadline, "it never became true"
+        assert patience.left(), "it never became true"
         await asyncio.sleep(0.05)

@@ -22,6 +22,7 @@ import pytest
 
 from paceline.run_view.files.fleet_file import FleetRecord
 from testbed.fleets.local_run import ROOT
+from testbed.patience import Patience, patient
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -39,10 +40,10 @@ class Pipeline:
             )
 
     def until(self, true: Callable[[], object], limit_s: float = 300.0) -> None:
-        deadline = time.monotonic() + limit_s
+        patience = Patience(limit_s)
         while not true():
             assert self.process.poll() is None, self.output.read_text()
-            assert time.monotonic() < deadline, self.output.read_text()
+            assert patience.left(), self.output.read_text()
             time.sleep(0.05)
 
     def kill(self) -> None:
@@ -82,7 +83,7 @@ def test_a_pipeline_that_is_killed_goes_on_in_the_middle_of_a_stage(tmp_path: Pa
         sft = (root / "sft" / "summary.json").stat().st_mtime_ns
         pairs = (root / "preferences" / "pairs.jsonl").stat().st_mtime_ns
         second = Pipeline(root)
-        assert second.process.wait(700) == 0, second.output.read_text()
+        assert second.process.wait(patient(700)) == 0, second.output.read_text()
     finally:
         if first.process.poll() is None:
             first.kill()

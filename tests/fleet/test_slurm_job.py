@@ -22,6 +22,7 @@ from paceline.redis.server import stop_redis
 from paceline.rpc.ports import free_ports
 from paceline.run_view.files.fleet_file import FleetRecord, ProcessId
 from testbed.fleets.local_run import ROOT, write_run
+from testbed.patience import Patience, patient
 from tests.fixtures.rendered import base_environment, render
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -91,10 +92,10 @@ class SlurmJob:
 
     def steps(self, goal: int, limit_s: float = 180.0) -> None:
         """Waits for so many steps."""
-        deadline = time.monotonic() + limit_s
+        patience = Patience(limit_s)
         while self.step() < goal:
             assert self.process is not None and self.process.poll() is None, self.said()
-            assert time.monotonic() < deadline, self.said()
+            assert patience.left(), self.said()
             time.sleep(0.1)
 
     def step(self) -> int:
@@ -255,13 +256,13 @@ def test_roles_in_jobs_of_their_own_end_with_the_run(tmp_path: Path) -> None:
 
     try:
         submit(controllers)
-        deadline = time.monotonic() + 60
+        patience = Patience(60)
         while not (run_dir / "addresses").exists():
-            assert time.monotonic() < deadline, (tmp_path / "out").read_text()
+            assert patience.left(), (tmp_path / "out").read_text()
             time.sleep(0.1)
         submit(worker)
         submit(worker.replace("paceline rollout", "paceline policy").replace("rollout-", "policy-"))
-        assert [job.wait(240) for job in jobs] == [0, 0, 0], (tmp_path / "out").read_text()
+        assert [job.wait(patient(240)) for job in jobs] == [0, 0, 0], (tmp_path / "out").read_text()
         summary = json.loads((run_dir / "summary.json").read_text())
         assert (summary["status"], summary["steps"]) == ("finished", 6)
         assert (Path(summary["export"]) / "config.json").is_file()

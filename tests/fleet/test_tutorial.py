@@ -25,6 +25,7 @@ from transformers import AutoModelForCausalLM
 
 from paceline.run_view.files.fleet_file import FleetRecord
 from testbed.fleets.local_run import ROOT
+from testbed.patience import Patience, patient
 from tests.fixtures.engines import needs_vllm
 from tests.unit.sinks.test_sink_tensorboard import read_as_tensorboard_does
 
@@ -78,7 +79,7 @@ class Reader:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=600,
+            timeout=patient(600),
         )
         assert done.returncode == 0, f"{block.text}{done.stdout}{done.stderr}{self.said()}"
         return done.stdout
@@ -98,10 +99,10 @@ class Reader:
         return process
 
     def until(self, process: subprocess.Popen[bytes], true: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 300
+        patience = Patience(300)
         while not true():
             assert process.poll() is None, self.said()
-            assert time.monotonic() < deadline, self.said()
+            assert patience.left(), self.said()
             time.sleep(0.1)
 
     def said(self) -> str:
@@ -144,7 +145,7 @@ def test_the_page_leads_from_the_data_to_a_served_model(reader: Reader) -> None:
     dashboard = re.search(r"http://127\.0\.0\.1:\d+", status)
     assert dashboard is not None, status
     assert "<title>" in httpx.get(dashboard.group()).text
-    assert training.wait(300) == 0, reader.said()
+    assert training.wait(patient(300)) == 0, reader.said()
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["status"], summary["ledger_ok"]) == ("finished", True)
     assert (summary["samples_lost"], summary["samples_duplicated"]) == (0, 0)
@@ -165,7 +166,7 @@ def test_the_page_leads_from_the_data_to_a_served_model(reader: Reader) -> None:
     assert len(called.splitlines()) == 2 and all(r"\boxed{" in line for line in called.splitlines())
     sampling_parameters_count()
     os.killpg(server.pid, signal.SIGINT)
-    assert server.wait(60) in (0, 130, -signal.SIGINT), reader.said()
+    assert server.wait(patient(60)) in (0, 130, -signal.SIGINT), reader.said()
     assert next(blocks, None) is None, "a block of the page is not tried"
 
 

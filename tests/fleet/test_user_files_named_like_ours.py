@@ -15,6 +15,7 @@ import pytest
 
 from paceline.process.user_code import python_module
 from testbed.fleets.local_run import ROOT, Up, write_run
+from testbed.patience import patient
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -69,7 +70,7 @@ def python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, tree)
     build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet"]
-    subprocess.run([*build, "-w", str(where), str(tree)], check=True, timeout=300)
+    subprocess.run([*build, "-w", str(where), str(tree)], check=True, timeout=patient(300))
     venv.create(where / "venv", with_pip=False, symlinks=True)
     site = next((where / "venv" / "lib").glob("python*/site-packages"))
     (wheel,) = where.glob("paceline-*.whl")

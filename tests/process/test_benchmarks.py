@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from testbed.faults.network_namespaces import why_not
+from testbed.patience import patient
 
 ROOT = Path(__file__).resolve().parents[2]
 WHY_NOT = why_not()
@@ -20,7 +21,7 @@ def test_the_control_plane_is_measured(tmp_path: Path) -> None:
     out = tmp_path / "row.json"
     short = ["--clients", "1", "--payloads", "16x16", "--seconds", "0.5", "--warm-up", "0.5"]
     command = [sys.executable, "-m", "benchmarks.control_plane", *short, "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=patient(120))
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(out.read_text())["rows"]
     assert (row["payload"], row["clients"]) == ("16x16", 1)
@@ -41,7 +42,7 @@ def test_reading_of_payloads_is_measured(tmp_path: Path) -> None:
         "1",
     ]
     command = [sys.executable, "-m", "benchmarks.scale", "fetch", *short, "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=patient(120))
     assert done.returncode == 0, done.stderr
     assert set(json.loads(out.read_text())["median_s"]) == {"raw", "fetch", "checked"}
 
@@ -73,7 +74,7 @@ def test_the_throughput_of_a_fleet_on_emulated_gpus_is_measured(tmp_path: Path) 
     out = tmp_path / "scaling.json"
     short = ["--workers", "1", "--staleness", "2", "--groups", "4", "--window", "2"]
     command = [sys.executable, "-m", "benchmarks.scaling", *short, "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=280)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=patient(280))
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())
     (run,) = found["runs"]
@@ -91,7 +92,7 @@ def test_injected_faults_get_the_causes_that_were_injected(tmp_path: Path) -> No
     kinds = ["worker: error exit", "worker: SIGKILL, again before it registers", "leader: SIGKILL"]
     short = ["--rounds", "1", "--calm-s", "1", "--kinds", *kinds]
     command = [sys.executable, "-m", "benchmarks.attribution", *short, "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=380)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=patient(380))
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(out.read_text())
     assert sorted(injection["kind"] for injection in found["injections"]) == sorted(kinds)
@@ -101,7 +102,7 @@ def test_injected_faults_get_the_causes_that_were_injected(tmp_path: Path) -> No
 def test_the_planner_is_compared_with_a_published_run(tmp_path: Path) -> None:
     out = tmp_path / "planner.json"
     command = [sys.executable, "-m", "benchmarks.planner", "--only", "DORA 32B", "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=patient(240))
     assert done.returncode == 0, done.stderr
     rows = json.loads(out.read_text())["rows"]
     assert [row["system"] for row in rows] == ["DORA 32B"] * 2

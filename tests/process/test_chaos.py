@@ -17,6 +17,7 @@ import pytest
 from paceline.run_view.files.fleet_file import FleetRecord, ProcessId, ProcessRecord
 from testbed.faults.fault_schedule import Fault, Mayhem, Target, pick, plan, send, targets
 from testbed.fleets.local_run import ROOT
+from testbed.patience import patient
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def record_of(run_dir: Path, **ids: ProcessId) -> None:
 
 def chaos(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "testbed.faults.chaos", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=patient(120))
 
 
 def test_a_seed_gives_the_same_schedule_and_another_seed_another() -> None:

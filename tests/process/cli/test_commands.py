@@ -27,6 +27,7 @@ from paceline.rpc.ports import free_ports
 from paceline.rpc.rest_client import RestRefused, RestUnavailable
 from paceline.run_view.files.json_lines import DamagedFile
 from policy_worker.checkpoint.export import ExportError
+from testbed.patience import patient
 
 
 def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -51,7 +52,7 @@ def paceline(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedPr
         capture_output=True,
         text=True,
         cwd=cwd,
-        timeout=60,
+        timeout=patient(60),
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
     )
 
@@ -395,7 +396,7 @@ def test_a_reader_that_has_read_enough_is_no_failure(tmp_path: Path) -> None:
         assert told.stdout is not None and told.stderr is not None
         assert json.loads(told.stdout.readline())["type"] == "Paused"
         told.stdout.close()
-        assert told.wait(timeout=60) == 0
+        assert told.wait(timeout=patient(60)) == 0
         assert told.stderr.read() == ""
 
 

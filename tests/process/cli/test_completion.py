@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from paceline.cli import app
 from paceline.cli.setup.completion import VARIABLE
+from testbed.patience import patient
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -33,7 +34,7 @@ def complete(words: str, directory: Path | None = None) -> list[str]:
         cwd=directory,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patient(60),
         check=True,
     )
     return done.stdout.split()
@@ -59,7 +60,7 @@ def test_each_shell_has_a_script_it_can_read(shell: str) -> None:
     text = script(shell)
     assert VARIABLE in text
     if shutil.which(shell):
-        subprocess.run([shell, "-n"], input=text, text=True, check=True, timeout=60)
+        subprocess.run([shell, "-n"], input=text, text=True, check=True, timeout=patient(60))
 
 
 def test_a_real_bash_completes_with_the_script(tmp_path: Path) -> None:
@@ -80,7 +81,7 @@ def test_a_real_bash_completes_with_the_script(tmp_path: Path) -> None:
         env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patient(60),
         check=True,
     )
     assert done.stdout.split() == ["compare", "completion"], done.stderr

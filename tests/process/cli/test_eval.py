@@ -22,6 +22,7 @@ from paceline.errors import UserError
 from paceline.evaluation.estimators import pass_at_k
 from policy_worker.checkpoint.checkpoint import Checkpointer
 from testbed.fleets.local_run import ROOT, write_run
+from testbed.patience import patient
 from testbed.tiny_model import make_tiny_reward_model
 from tests.fixtures.train_states import synthetic_step, tiny_state
 
@@ -154,7 +155,7 @@ def test_an_interrupt_shows_what_is_scored_by_then(run_dir: Path) -> None:
             if " of 40000 prompts" in line:
                 break
         process.send_signal(signal.SIGINT)
-        shown, said = process.communicate(timeout=120)
+        shown, said = process.communicate(timeout=patient(120))
     finally:
         if process.poll() is None:
             process.kill()

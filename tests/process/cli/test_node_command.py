@@ -30,6 +30,7 @@ from paceline.supervisor.nodes.job_file import (
 )
 from paceline.supervisor.nodes.meeting import Meeting
 from testbed.fleets.local_run import ROOT, write_run
+from testbed.patience import patient
 
 SECOND = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 JOB = NodeJob("s", "tiny", 2, 0, {}, "digest", ("127.0.0.1:1",))
@@ -44,7 +45,7 @@ def node(config: Path, *options: str, **environ: str) -> subprocess.CompletedPro
         text=True,
         cwd=ROOT,
         env=clean | environ,
-        timeout=120,
+        timeout=patient(120),
     )
 
 

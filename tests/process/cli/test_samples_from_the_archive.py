@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from paceline.cli import app
 from paceline.run_view.files.sample_archive import ArchiveReader
 from testbed.fleets.controllers import running_controllers
+from testbed.patience import Patience
 from tests.fixtures.rest import train
 
 SETTINGS = {
@@ -34,12 +35,12 @@ def steps_of(found: Any) -> set[int]:
 
 def until_listed(target: list[str], last: int) -> Any:
     """The samples, once those of steps 1 to ``last`` are listed with their completions."""
-    deadline = time.monotonic() + 90.0
+    patience = Patience(90.0)
     while True:
         found = asked("samples", "--limit", "500", "--sort", "oldest", *target)
         if steps_of(found) >= set(range(1, last + 1)):
             return found
-        assert time.monotonic() < deadline, steps_of(found)
+        assert patience.left(), steps_of(found)
         time.sleep(0.2)
 
 

@@ -22,6 +22,7 @@ from paceline.payloads.open_store import open_payloads
 from paceline.payloads.store import PayloadStore, Ref, StoreUnavailable
 from paceline.redis.client import connect_sync
 from paceline.rpc.ports import free_ports
+from testbed.patience import Patience
 from testbed.redis.redis_process import throwaway_redis
 
 
@@ -47,9 +48,9 @@ def s3() -> Iterator[subprocess.Popen[bytes]]:
 
 def await_server(server: subprocess.Popen[bytes], port: int) -> None:
     """Returns once it listens; it says nothing of it, and takes seconds on a busy machine."""
-    deadline = time.monotonic() + 120
+    patience = Patience(120)
     while True:
-        assert server.poll() is None and time.monotonic() < deadline
+        assert server.poll() is None and patience.left()
         with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
             return
         time.sleep(0.05)

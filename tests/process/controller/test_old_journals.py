@@ -23,6 +23,7 @@ from paceline.errors import BadInput
 from paceline.redis.client import connect
 from paceline.run_view.runs import find_runs
 from testbed.fleets.controller_processes import write_config
+from testbed.patience import patient
 from testbed.redis.redis_process import throwaway_redis
 
 KEYS = Keys("load")
@@ -161,7 +162,7 @@ async def test_a_controller_does_not_start_on_it(redis: Any, url: str, tmp_path:
     command = [sys.executable, "-m", "controller", str(config), "--id", "controller-0"]
     command += ["--run-dir", str(tmp_path / "run")]
     ended = await asyncio.to_thread(
-        subprocess.run, command, capture_output=True, text=True, timeout=60
+        subprocess.run, command, capture_output=True, text=True, timeout=patient(60)
     )
     assert ended.returncode == 2, ended.stderr
     assert REMEDY in ended.stderr.splitlines()[-1]

@@ -30,6 +30,7 @@ from testbed.fleets.controllers import (
     status,
     until,
 )
+from testbed.patience import patient
 from tests.fixtures.certificates import self_signed
 
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -41,7 +42,7 @@ def start(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "controller", str(config), *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patient(60),
     )
 
 
@@ -190,7 +191,7 @@ async def test_tls_encrypts_and_names_the_controller(tmp_path: Path) -> None:
                 response_deserializer=admin_pb2.StatusReply.FromString,
             )
             with pytest.raises(grpc.aio.AioRpcError):
-                await call(admin_pb2.StatusRequest(), timeout=60)
+                await call(admin_pb2.StatusRequest(), timeout=patient(60))
 
 
 async def test_a_controller_that_cannot_lead_stops_its_server_before_it_ends(

@@ -29,6 +29,7 @@ from testbed.fleets.controllers import (
     until,
     working_fleet,
 )
+from testbed.patience import patient
 from testbed.redis.full_redis import full_redis
 from testbed.workers.fake_workers import FakePolicy
 from tests.fixtures.rest import rest_url
@@ -263,7 +264,7 @@ async def _hub_named(
         return last.culprit.kind == "hub" and f"{role}-0" in last.because
 
     try:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(patient(120)):
             await until(named, 120)
     except TimeoutError:
         raise AssertionError(f"the last answer was: {last}") from None
@@ -277,7 +278,7 @@ def paceline(*arguments: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=120,
+        timeout=patient(120),
     )
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from testbed.patience import patient
+
 DOING = ("forming", "receiving", "reducing", "idle")
 PROGRAM = """
 import contextlib, json, os, signal, sys, threading, torch
@@ -72,7 +74,7 @@ def ended(url: str, folder: Path) -> dict[str, int]:
         [sys.executable, "-c", PROGRAM, url, str(folder), *DOING],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patient(120),
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
@@ -103,6 +105,10 @@ def work():
 threads.start(work, "worker")
 """
     ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=patient(60),
+        check=True,
     )
     assert ended.stdout == "finished\n"

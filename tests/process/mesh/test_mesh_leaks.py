@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import psutil
 import torch
 
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
+from testbed.patience import Patience, patient
 from testbed.redis.redis_process import throwaway_redis
 
 CPU = torch.device("cpu")
@@ -53,7 +53,7 @@ def rebuild(url: str, epoch: int) -> None:
     for end in ends:
         end.start()
     for end in ends:
-        end.join(timeout=60)
+        end.join(timeout=patient(60))
     assert results == [3.0, 3.0]
 
 
@@ -65,7 +65,7 @@ def member(url: str, epoch: int, rank: int, both: threading.Barrier, results: li
     mesh.all_reduce(scratch)
     results.append(scratch[-1].item())
     # Who abandons too early spoils the other's all-reduce.
-    both.wait(timeout=60)
+    both.wait(timeout=patient(60))
     if rank == 0:
         assert fails(MeshError, lambda: mesh.all_reduce(scratch))
     else:
@@ -85,7 +85,7 @@ def fails(kind: type[Exception], operation: Callable[[], None]) -> bool:
 
 def dropped(others: set[threading.Thread]) -> None:
     """Waits until no thread of an abandoned group is left. ``others``: those of earlier tests."""
-    deadline = time.monotonic() + 60
+    patience = Patience(60)
     while any(t.name.startswith("mesh-") for t in set(threading.enumerate()) - others):
-        assert time.monotonic() < deadline
+        assert patience.left()
         threading.Event().wait(0.05)

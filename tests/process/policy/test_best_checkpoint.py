@@ -18,6 +18,7 @@ from paceline.v1 import rollout_pb2
 from policy_worker.checkpoint.checkpoint import Checkpointer, read_meta
 from testbed.fleets.controller_processes import Controllers
 from testbed.fleets.controllers import addresses, config_of, running_controllers
+from testbed.patience import patient
 from testbed.tiny_model import make_tiny_model
 from testbed.workers.fake_workers import FakeRollout
 from tests.fixtures.train_states import tiny_state
@@ -44,7 +45,7 @@ async def _generate_until_it_ends(
     worker = RewardsTheBest(config_of(controllers), addresses(controllers), "rollout-0", tokens=8)
     await worker.start()
     working = asyncio.create_task(worker.work(lambda: False))
-    async with asyncio.timeout(240):
+    async with asyncio.timeout(patient(240)):
         assert await asyncio.to_thread(trainer.wait, 240) == 0
     working.cancel()
     await asyncio.gather(working, return_exceptions=True)
@@ -53,7 +54,10 @@ async def _generate_until_it_ends(
 
 def _paceline(*arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "paceline", *arguments], capture_output=True, text=True, timeout=240
+        [sys.executable, "-m", "paceline", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=patient(240),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -14,6 +14,7 @@ from policy_worker.checkpoint.atomic_directory import (
     put_in_place,
     remove_unlocked,
 )
+from testbed.patience import patient
 
 HERE = Path(__file__).resolve().parents[2] / "fixtures"
 
@@ -23,7 +24,7 @@ def test_kill_mid_save_leaves_only_complete_checkpoints(tmp_path):
         [sys.executable, HERE / "kill_while_saving.py", tmp_path, "40", "1"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patient(120),
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])},
     )
     assert done.returncode == 0, done.stderr

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from paceline.rpc.ports import free_ports
+from testbed.patience import patient
 from tests.fixtures import ranks
 from tests.fixtures.train_states import tiny_config
 
@@ -61,7 +62,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=patient(120))
     return process.returncode, err
 
 
@@ -76,7 +77,7 @@ def met(job: Job) -> list[subprocess.Popen[str]]:
 
 def test_ranks_from_outside_do_what_ranks_of_rank_0_do(job: Job) -> None:
     processes = [job.start(rank, "talk") for rank in range(SIZE)]
-    out, err = processes[0].communicate(timeout=120)
+    out, err = processes[0].communicate(timeout=patient(120))
     assert processes[0].returncode == 0, err
     said = json.loads(out)
     assert said["heard"] == [["attach", {"words": ["ä", 1, None]}]] * SIZE
@@ -171,7 +172,7 @@ def test_torchrun_starts_the_ranks_and_serves_their_store(job: Job) -> None:
         cwd=ranks.ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patient(120),
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr

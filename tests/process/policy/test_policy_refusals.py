@@ -14,6 +14,7 @@ from paceline.config.load import to_toml
 from paceline.errors import UserError
 from paceline.rpc.client import RequestRefused
 from policy_worker.refusal_limit import RefusalLimit
+from testbed.patience import patient
 from testbed.redis.redis_process import throwaway_redis
 from testbed.tiny_model import make_tiny_model
 from tests.fakes.policy_controller import SmallController
@@ -76,7 +77,7 @@ def test_a_worker_refused_for_good_ends_instead_of_joining_for_ever(tmp_path) ->
                 ],
                 capture_output=True,
                 text=True,
-                timeout=170,
+                timeout=patient(170),
             )
         finally:
             controller.close()
@@ -103,7 +104,9 @@ def test_a_worker_process_ends_as_soon_as_it_is_done(role, tmp_path) -> None:
         "print(json.dumps({'t': time.time()}))\n"
         "leave(3)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=patient(60)
+    )
     assert done.returncode == 3, done.stderr
     assert time.time() - json.loads(done.stdout)["t"] < 1.0
 
@@ -118,6 +121,8 @@ def test_a_worker_that_fails_ends_although_a_thread_is_stuck() -> None:
         "    raise RuntimeError('an operation does not end')\n"
         "leave_after(main)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=patient(60)
+    )
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "RuntimeError: an operation does not end"

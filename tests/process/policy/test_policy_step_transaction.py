@@ -21,6 +21,7 @@ from paceline.mesh.elastic_mesh import MeshError
 from policy_worker.step.totals import StepTotals
 from policy_worker.trainer import EpochMesh, Trainer
 from testbed.groups_in_hand import add as add_groups
+from testbed.patience import Patience, patient
 from testbed.tiny_model import make_tiny_model
 from tests.fakes.policy_controller import SmallController
 from tests.fixtures import policy_process
@@ -97,16 +98,16 @@ class Fleet:
 
     def await_stopped(self, name):
         """Returns once the process has stopped itself; it is the fork server's child, not ours."""
-        process, deadline = psutil.Process(self.pid(name)), time.monotonic() + 60
+        process, patience = psutil.Process(self.pid(name)), Patience(60)
         while process.is_running() and process.status() != psutil.STATUS_STOPPED:
-            assert time.monotonic() < deadline, self.logs()
+            assert patience.left(), self.logs()
             time.sleep(0.01)
         assert process.is_running(), self.logs()
 
     def finish(self, *names):
         """Waits for these to exit 0; their weights."""
         for name in names:
-            self.processes[name].join(100)
+            self.processes[name].join(patient(100))
             assert self.processes[name].exitcode == 0, self.logs()
         return [load_file(self.out / f"{name}.safetensors") for name in names]
 

@@ -6,12 +6,12 @@ import contextlib
 import json
 import os
 import signal
-import time
 
 import psutil
 import pytest
 
 from policy_worker.ranks.rank_group import RankCommand, RankGroup, ReplicaBroken, start_ranks
+from testbed.patience import Patience, patient
 from tests.fixtures import ranks
 
 
@@ -70,14 +70,14 @@ def test_killing_any_rank_ends_the_whole_replica(victim):
     with pytest.raises(psutil.TimeoutExpired):
         psutil.Process(pids[1]).wait(0.2)
     os.kill(pids[victim], signal.SIGKILL)
-    assert process.wait(60) == -signal.SIGKILL
+    assert process.wait(patient(60)) == -signal.SIGKILL
     _gone(pids)
 
 
 def test_a_stopped_follower_dies_with_its_leader():
     process, pids = _idle_replica(stopped=1)
     process.kill()
-    process.wait(60)
+    process.wait(patient(60))
     _gone(pids)
 
 
@@ -90,9 +90,9 @@ def _idle_replica(**arguments):
 
 def _gone(pids) -> None:
     """Waits until none of the processes runs any more."""
-    deadline = time.monotonic() + 60
+    patience = Patience(60)
     while running := [pid for pid in pids if _runs(pid)]:
-        assert time.monotonic() < deadline, f"{running} still run"
+        assert patience.left(), f"{running} still run"
         with contextlib.suppress(psutil.Error):
             psutil.Process(running[-1]).wait(0.01)
 

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from paceline.config.schema import Config
 from policy_worker.checkpoint.checkpoint import Checkpointer, read_meta
 from policy_worker.checkpoint.export import export
+from testbed.patience import patient
 from testbed.redis.redis_process import throwaway_redis
 from tests.fakes.policy_controller import SmallController
 from tests.fixtures import ranks
@@ -62,7 +63,7 @@ def runs(tmp_path_factory):
             )
             for rank in range(2)
         ]
-        out, err = members[0].communicate(timeout=150)
+        out, err = members[0].communicate(timeout=patient(150))
         assert members[0].returncode == 0, err
         mesh = [json.loads(out), json.loads(members[1].stdout.readline())]
         members[1].kill()  # hung on purpose
@@ -170,12 +171,12 @@ def test_death_of_one_rank_costs_its_replica_and_not_the_step(runs, tmp_path):
                 victims.extend(psutil.Process(workers[1].pid).children())
                 begun = time.monotonic()
                 victims[0].kill()
-                assert workers[1].wait(60) == -signal.SIGKILL, "as its rank: killed"
+                assert workers[1].wait(patient(60)) == -signal.SIGKILL, "as its rank: killed"
                 seconds.append(time.monotonic() - begun)
                 raise ConnectionResetError("the voter is dead")
 
         controller.on_vote = kill
-        assert workers[0].wait(150) == 0
+        assert workers[0].wait(patient(150)) == 0
         controller.close()
     assert len(victims) == 1
     assert not victims[0].is_running()
@@ -299,7 +300,7 @@ def test_a_row_that_does_not_fit_ends_the_replica_at_once_and_is_named(tmp_path,
     """The other rank is in a collective of the same row and would wait there for half an hour."""
     config = tiny_config(tmp_path, tokens_per_microbatch=64).model_dump_json()
     process = ranks.start(2, "out_of_memory", config=config, at=rank)
-    _, err = process.communicate(timeout=150)
+    _, err = process.communicate(timeout=patient(150))
     assert process.returncode == 1, err
     (said,) = [line for line in err.splitlines() if "80.00 GiB" in line]
     assert f"rank {rank}" in said and "t6" in said and "tokens, prompts included" in said, said

@@ -30,6 +30,7 @@ from rollout_worker.engine.base import Completion, Finish, Request, SamplingPara
 from rollout_worker.main import RolloutWorker
 from rollout_worker.tasks.task_messages import partial_group, prefixes_of
 from testbed.fleets.controllers import addresses, config_of, running_controllers, until
+from testbed.patience import patient
 from testbed.tiny_model import make_endless_model
 from testbed.workers.fake_workers import FakePolicy
 from tests.fakes.engine import FakeEngine
@@ -106,7 +107,7 @@ async def test_a_worker_killed_late_in_a_sample_costs_less_than_one_report(
         running = asyncio.create_task(survivor.run())
         try:
             assert victim.stdout is not None
-            async with asyncio.timeout(300):  # the start of two engines
+            async with asyncio.timeout(patient(300)):  # the start of two engines
                 # vLLM prints lines of its own.
                 while not (said := await victim.stdout.readline()).startswith(b'{"tokens"'):
                     assert said, "it ended before it stood still"
@@ -122,7 +123,7 @@ async def test_a_worker_killed_late_in_a_sample_costs_less_than_one_report(
                 # The engine's process, which stands still, its ranks, perhaps a resource tracker.
                 assert len(of_victim) >= 1 + ranks
             victim.kill()
-            _, left = await asyncio.to_thread(psutil.wait_procs, of_victim, timeout=60)
+            _, left = await asyncio.to_thread(psutil.wait_procs, of_victim, timeout=patient(60))
             for process in left:
                 process.kill()
             assert not left
@@ -205,7 +206,7 @@ async def scene(model: Path) -> AsyncIterator[Scene]:
         yield scene
     finally:
         scene.worker.lifecycle.stop()
-        await asyncio.wait([scene.ended], timeout=60)
+        await asyncio.wait([scene.ended], timeout=patient(60))
         await controller.close()
 
 

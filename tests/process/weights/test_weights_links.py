@@ -6,7 +6,6 @@ import logging
 import queue
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -17,6 +16,7 @@ from paceline.weights.tensor_checksum import weights_digest
 from paceline.weights.weight_transfer import StagedWeights
 from policy_worker.weight_publisher import WeightPublisher
 from rollout_worker.weight_receiver import WeightReceiver
+from testbed.patience import Patience, patient
 from testbed.workers import weight_link_peer
 
 CPU = torch.device("cpu")
@@ -54,7 +54,7 @@ class ReceivingEnd:
 
     def _take(self, weights: StagedWeights) -> None:
         self.at_engine = weights.version
-        self.engine_free.wait(60)
+        self.engine_free.wait(patient(60))
         self.staged.put(weights)
 
     def next_version(self, timeout_s: float = 60.0) -> int:
@@ -86,9 +86,9 @@ def link(epoch: int) -> worker_pb2.WeightsLink:
 
 
 def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
+    patience = Patience(timeout_s)
     while not condition():
-        assert time.monotonic() < deadline
+        assert patience.left()
         threading.Event().wait(0.005)
 
 
@@ -118,7 +118,7 @@ class Trained:
         self._publishing.publisher.publish(version, [("w", self.weights)])
 
     def arrives(self, version: int) -> None:
-        staged = self._receiving.staged.get(timeout=60)
+        staged = self._receiving.staged.get(timeout=patient(60))
         assert staged.version == version
         assert torch.equal(staged.tensors["w"], self.weights)
 
@@ -163,7 +163,7 @@ def test_a_damaged_base_costs_one_link_and_then_the_whole(
     assert base is not None
     base.flat[5] ^= 1
     trained.publish(2)
-    assert receiving.errors.get(timeout=60) == 1
+    assert receiving.errors.get(timeout=patient(60)) == 1
     publishing.publisher.set_links([link(2)])
     receiving.receiver.set_link(link(2))
     trained.arrives(2)
@@ -265,12 +265,12 @@ def test_an_engine_that_fails_to_load_ends_the_link_and_not_the_receiver(
     publishing.publish(1)
     publishing.publisher.set_links([link(1)])
     receiver.set_link(link(1))
-    assert errors.get(timeout=60) == 1
-    assert publishing.errors.get(timeout=60) == 1
+    assert errors.get(timeout=patient(60)) == 1
+    assert publishing.errors.get(timeout=patient(60)) == 1
     assert receiver.version == -1
     publishing.publisher.set_links([link(2)])
     receiver.set_link(link(2))
-    assert staged.get(timeout=60) == 1
+    assert staged.get(timeout=patient(60)) == 1
     receiver.close()
 
 
@@ -291,7 +291,7 @@ def test_a_damaged_transfer_leaves_the_old_version(
     newest.checksum(0)
     newest.flat[100] ^= 1
     receiving.engine_free.set()
-    assert receiving.errors.get(timeout=60) == 1
+    assert receiving.errors.get(timeout=patient(60)) == 1
     assert receiving.receiver.version in (1, 2)
 
 
@@ -312,7 +312,7 @@ def test_a_publisher_killed_mid_send_leaves_the_old_version_and_a_usable_receive
     finally:
         sender.kill()
         sender.wait()
-    assert receiving.errors.get(timeout=60) == 2
+    assert receiving.errors.get(timeout=patient(60)) == 2
     assert receiving.receiver.version == 3
     assert receiving.staged.empty()
     publishing.publisher.set_links([link(3)])
@@ -354,11 +354,11 @@ def test_a_stopped_receiver_delays_nobody(
     try:
         publish_large(publishing, 1)
         assert weight_link_peer.next_line(stopped)["version"] == 1
-        assert receiving.staged.get(timeout=60).version == 1
+        assert receiving.staged.get(timeout=patient(60)).version == 1
         stopped.send_signal(signal.SIGSTOP)
         for version in range(2, 6):
             assert publish_large(publishing, version) < 1.0
-            assert receiving.staged.get(timeout=60).version == version
+            assert receiving.staged.get(timeout=patient(60)).version == version
         # What the stopped one was being sent arrives when it wakes up, then the newest.
         stopped.send_signal(signal.SIGCONT)
         arrived = [weight_link_peer.next_line(stopped)["version"]]
@@ -368,7 +368,7 @@ def test_a_stopped_receiver_delays_nobody(
         # Stopped for good: withdrawing its link ends the thread that waits for it.
         stopped.send_signal(signal.SIGSTOP)
         publish_large(publishing, 6)
-        assert receiving.staged.get(timeout=60).version == 6
+        assert receiving.staged.get(timeout=patient(60)).version == 6
         publishing.publisher.set_links([link(2)])
         until(lambda: not any(t.name == "publish-1" for t in threading.enumerate()))
         assert publishing.errors.empty()
@@ -388,7 +388,7 @@ def test_a_killed_receiver_is_reported_once(
     victim.kill()
     victim.wait()
     publishing.publish(2)
-    assert publishing.errors.get(timeout=60) == 1
+    assert publishing.errors.get(timeout=patient(60)) == 1
     # The controller has not reacted yet: the same directive again changes nothing.
     publishing.publisher.set_links([link(1)])
     publishing.publish(3)

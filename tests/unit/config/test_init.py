@@ -62,6 +62,7 @@ def test_the_tiny_one_starts_as_it_is(
     assert {check.state for check in inputs(load_config(out))} == {"ok"}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("algorithm", ["sft", "dpo", "reward_model"])
 def test_the_tiny_one_of_recorded_data_passes_the_whole_check(
     algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

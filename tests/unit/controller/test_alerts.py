@@ -141,6 +141,7 @@ class Run:
             lambda: self.progress,
             may_write=lambda: True,
             first_pause_s=0.01,
+            poll_s=0.02,
         )
 
 

@@ -74,6 +74,7 @@ def test_a_name_that_is_neither_ours_nor_a_class_is_refused() -> None:
         )
 
 
+@pytest.mark.heavy
 def test_a_run_with_such_an_engine_is_refused_before_it_starts(tmp_path: Path) -> None:
     from paceline.config.load import load_config
 

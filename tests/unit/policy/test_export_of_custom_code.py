@@ -54,6 +54,7 @@ def run(tmp_path, monkeypatch):
     return Config.model_validate(dumped), run_dir, checkpoint
 
 
+@pytest.mark.heavy
 def test_the_final_export_trusts_what_the_run_trusted(run):
     config, run_dir, _ = run
 

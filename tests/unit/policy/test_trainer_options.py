@@ -70,6 +70,7 @@ def test_the_configured_attention_is_the_models(tmp_path):
         assert model.config._attn_implementation == expected
 
 
+@pytest.mark.heavy
 def test_compiled_blocks_score_as_others(tmp_path):
     config = tiny_config(tmp_path).model
     found = []

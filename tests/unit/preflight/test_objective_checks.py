@@ -79,6 +79,7 @@ def test_the_example_leaves_no_doubt() -> None:
     assert doubts(config_of(example, objective={"weight_cap": 4.0})) == []
 
 
+@pytest.mark.heavy
 def test_the_checks_before_a_start_say_both() -> None:
     """In processes of their own, as for a user."""
     (failed,) = objective_checks(config_of(f"{THERE}:NormalisedOverTheBatch"))

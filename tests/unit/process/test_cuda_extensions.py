@@ -39,6 +39,7 @@ def python(code: str, site: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.heavy
 def test_a_model_is_imported_beside_an_extension_that_cannot_be(tmp_path: Path) -> None:
     install(tmp_path, "0.28.0")
     without = python("from transformers import image_utils", tmp_path)

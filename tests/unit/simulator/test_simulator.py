@@ -130,13 +130,16 @@ def test_every_event_survives_the_journals_json_exactly() -> None:
         ev.ProcessFault("e", "redis", "h0", 7, FaultCause.OUT_OF_MEMORY, "by the kernel", 2.5),
         ev.HostBlamed("h0", 3, ("p0", "r0"), 600.0, 2.5),
     ]
-    for seed in range(60):
-        events.extend(e for entry in run_schedule(seed).redis.entries for e in entry.events)
     # Their settings change, and they are extended.
     for seed in (10, 13):
         events.extend(e for entry in run_crash_points(seed).redis.entries for e in entry.events)
     passing_over = run_crash_points(0, sources=True)
     events.extend(e for entry in passing_over.redis.entries for e in entry.events)
+    # The first five have rare events; the others are for the case that they no longer do.
+    for count, seed in enumerate((16, 4, 7, 33, 34, *range(60))):
+        if count >= 10 and {type(event).__name__ for event in events} == set(ev.TYPES):
+            break
+        events.extend(e for entry in run_schedule(seed).redis.entries for e in entry.events)
     for event in events:
         assert ev.from_json(json.loads(json.dumps(ev.to_json(event)))) == event
     assert {type(event).__name__ for event in events} == set(ev.TYPES)
