@@ -110,41 +110,6 @@ def test_the_banner_says_what_the_run_waits_for(served: Controllers, page: Any) 
     assert errors_of(page) == []
 
 
-def test_faults_are_shown_with_their_cause_their_host_and_what_they_cost(
-    tmp_path: Path, page: Any
-) -> None:
-    """Faults of a machine "a" of which three processes fail, and one of which nothing is known."""
-    with running_controllers(tmp_path, 1) as controllers:
-        url = rest_url(controllers)
-        open_page(page, url, "fleet")
-        shown = "return document.getElementById('faults').checkVisibility()"
-        assert not page.execute_script(shown), "there was none yet"
-        told = [("redis", "out_of_memory"), ("controller-1", "killed"), ("controller-2", "killed")]
-
-        async def report() -> None:
-            control = control_of(controllers)
-            await train(controllers, 2)
-            for n, (name, cause) in enumerate(told):
-                fault = {"name": name, "cause": cause, "host": "a", "pid": 70 + n, "detail": cause}
-                request = admin_pb2.FaultReport(request_id=f"r{n}", **fault)
-                await control.call("AdminService.ReportFault", request)
-            await control.close()
-
-        asyncio.run(report())
-        wait(lambda: len(rows_of(page, "faults-table")) == 3, "no faults")
-        found = api(url, "faults")
-        assert found["suspected_hosts"] == ["a"]
-        assert text(page, "faults-sentence") == f"{found['sentence']}."
-        assert "host a is suspected" in found["sentence"]
-        assert text(page, "faults-hosts") == "by host: a 3"
-        newest = [row[1:5] for row in rows_of(page, "faults-table")]
-        assert newest[0] == ["controller-2", "killed", "a", "72"]
-        assert newest[2] == ["redis", "out of memory", "a", "70"]
-        accused = "return document.querySelector('#faults-table td.bad').textContent"
-        assert page.execute_script(accused) == "a"
-        assert errors_of(page) == []
-
-
 EXPLOITED = "the training score rises while truth/reward falls"
 AS_IF_EXPLOITED = """
 const real = window.fetch;
@@ -660,3 +625,38 @@ const pair = [light(paper, over.backgroundColor), light(over.color)].sort((a, b)
 box.remove();
 return (pair[0] + 0.05) / (pair[1] + 0.05);
 """
+
+
+def test_faults_are_shown_with_their_cause_their_host_and_what_they_cost(
+    tmp_path: Path, page: Any
+) -> None:
+    """Faults of a machine "a" of which three processes fail, and one of which nothing is known."""
+    with running_controllers(tmp_path, 1) as controllers:
+        url = rest_url(controllers)
+        open_page(page, url, "fleet")
+        shown = "return document.getElementById('faults').checkVisibility()"
+        assert not page.execute_script(shown), "there was none yet"
+        told = [("redis", "out_of_memory"), ("controller-1", "killed"), ("controller-2", "killed")]
+
+        async def report() -> None:
+            control = control_of(controllers)
+            await train(controllers, 2)
+            for n, (name, cause) in enumerate(told):
+                fault = {"name": name, "cause": cause, "host": "a", "pid": 70 + n, "detail": cause}
+                request = admin_pb2.FaultReport(request_id=f"r{n}", **fault)
+                await control.call("AdminService.ReportFault", request)
+            await control.close()
+
+        asyncio.run(report())
+        wait(lambda: len(rows_of(page, "faults-table")) == 3, "no faults")
+        found = api(url, "faults")
+        assert found["suspected_hosts"] == ["a"]
+        assert text(page, "faults-sentence") == f"{found['sentence']}."
+        assert "host a is suspected" in found["sentence"]
+        assert text(page, "faults-hosts") == "by host: a 3"
+        newest = [row[1:5] for row in rows_of(page, "faults-table")]
+        assert newest[0] == ["controller-2", "killed", "a", "72"]
+        assert newest[2] == ["redis", "out of memory", "a", "70"]
+        accused = "return document.querySelector('#faults-table td.bad').textContent"
+        assert page.execute_script(accused) == "a"
+        assert errors_of(page) == []
