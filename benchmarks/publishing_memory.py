@@ -162,6 +162,7 @@ def main() -> None:
     parser.add_argument("--how", choices=WAYS, default="share", help=argparse.SUPPRESS)
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    torch.set_num_threads(1)
     if arguments.rank:
         leave_after(rank, "publishing_memory")
     if arguments.one:

@@ -268,6 +268,40 @@ def model_load() -> str:
     return table(["ranks", "reading", "shards, MiB", "peak, MiB", "peak / shards", "seconds"], rows)
 
 
+def publishing_memory() -> str:
+    ways = {
+        "share": "a share on each rank",
+        "share_deltas": "a share on each rank, and the one before for deltas",
+        "whole": "all on rank 0",
+    }
+    rows = []
+    for row in results("publishing_memory")["rows"]:
+        most = max(row["by_rank"], key=lambda rank: rank["peak_mib"])
+        beyond = (most["peak_mib"] - most["share_mib"]) / row["bucket_mib"]
+        rows.append(
+            [
+                row["ranks"],
+                ways[row["how"]],
+                f"{most['slices_mib']:,.0f}",
+                f"{most['share_mib']:,.0f}",
+                f"{most['peak_mib']:,.0f}",
+                f"{beyond:.1f}" if row["how"] == "share" else "",
+                f"{row['seconds']:.1f}",
+            ]
+        )
+    head = [
+        "ranks",
+        "kept",
+        "slices of the rank with the highest peak, MiB",
+        "kept of one version, MiB",
+        "peak, MiB",
+        "beyond its share, buckets",
+        "seconds",
+    ]
+    size = sum(rank["share_mib"] for rank in row["by_rank"])
+    return f"{table(head, rows)}\n\nThe model has {size:,.0f} MiB in bfloat16."
+
+
 def reduction_overlap() -> str:
     rows = [
         [
@@ -732,6 +766,7 @@ PAGES = {
     "diagnosis.md": (attribution, bottleneck),
     "asynchrony.md": (staleness,),
     "checkpoints.md": (model_load,),
+    "trainer-memory.md": (publishing_memory,),
     "payloads.md": (payload_fetch,),
     "performance.md": (
         peer,

@@ -17,7 +17,7 @@ from torch import Tensor
 from paceline.weights.sending_end import SendingEnd
 from paceline.weights.weight_link import WeightLink
 from paceline.weights.weight_manifest import Manifest
-from paceline.weights.weight_share import WHOLE_SHARE, Share
+from paceline.weights.weight_share import WHOLE_SHARE, WeightShare
 from paceline.weights.weight_snapshot import BUCKET_BYTES, SnapshotPool, WeightSnapshot, WireDtype
 
 
@@ -33,7 +33,7 @@ class WeightPublisher(SendingEnd):
         deltas: bool = True,
         on_host: bool = False,
         bucket_bytes: int = BUCKET_BYTES,
-        share: Share = WHOLE_SHARE,
+        share: WeightShare = WHOLE_SHARE,
         **ends: Any,
     ) -> None:
         """``wire``: the type in which weights travel; default: the tensors' own. ``deltas``: keep the version before,

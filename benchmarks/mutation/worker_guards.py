@@ -153,8 +153,8 @@ GUARDS = (
         (
             Patch(
                 "paceline/weights/weight_transfer.py",
-                "        if version <= newer_than:\n",
-                "        if False:\n",
+                "    if version <= newer_than:\n",
+                "    if False:\n",
             ),
         ),
         ("tests/process/weights/test_weights_transfer.py",),
@@ -165,7 +165,7 @@ GUARDS = (
         "weights damaged on the way are refused",
         (
             Patch(
-                "paceline/weights/weight_transfer.py",
+                "paceline/weights/share_reception.py",
                 "    if checksum(bucket) != expected:\n",
                 "    if False:\n",
             ),
@@ -179,8 +179,8 @@ GUARDS = (
         (
             Patch(
                 "paceline/weights/weight_sending.py",
-                "    return begun.buckets if same else 0\n",
-                "    return begun.buckets\n",
+                "    return fingerprint([source.checksum(i) for i in ask.have]) == ask.have_fingerprint\n",
+                "    return True\n",
             ),
         ),
         ("tests/process/weights/test_weight_relays.py",),

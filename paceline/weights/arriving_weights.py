@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from paceline.weights.weight_manifest import Manifest
-from paceline.weights.weight_share import WHOLE_SHARE, Share
+from paceline.weights.weight_share import WHOLE_SHARE, WeightShare
 
 
 class GivenUp(Exception):
@@ -36,7 +36,7 @@ class WeightSource(Protocol):
     """Counts what a trainer published, equally on all ranks of its replica: a version that was taken back may come
     again, with other bits."""
     manifest: Manifest
-    share: Share
+    share: WeightShare
     flat: Tensor
     """The buckets of the share."""
 
@@ -118,7 +118,7 @@ class ArrivingWeights:
         """Of all buckets in their order, once they are complete."""
         return tuple(self._checksums[i] for i in range(self.manifest.buckets))
 
-    def held_of(self, share: Share) -> tuple[list[int], str]:
+    def held_of(self, share: WeightShare) -> tuple[list[int], str]:
         """The buckets of the share that are here, and the fingerprint of their checksums."""
         with self._moved:
             here = [i for i in share.buckets(self.manifest) if i in self._checksums]

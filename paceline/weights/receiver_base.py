@@ -8,7 +8,7 @@ from torch import Tensor
 
 from paceline.weights.arriving_weights import fingerprint
 from paceline.weights.weight_manifest import Manifest
-from paceline.weights.weight_share import Share
+from paceline.weights.weight_share import WeightShare
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,6 @@ class ReceiverBase:
         """Of all bits."""
         return fingerprint(self.checksums)
 
-    def fingerprint_of(self, share: Share) -> str:
+    def fingerprint_of(self, share: WeightShare) -> str:
         """Of the bits of the share."""
         return fingerprint([self.checksums[i] for i in share.buckets(self.manifest)])

@@ -28,7 +28,7 @@ from paceline.weights.share_request import Ask
 from paceline.weights.weight_link import LinkEnd, WeightLink
 from paceline.weights.weight_manifest import WeightsRefused
 from paceline.weights.weight_sending import LifeSign, Sent, announce, send_life_sign, send_share
-from paceline.weights.weight_share import WHOLE_SHARE, Share
+from paceline.weights.weight_share import WHOLE_SHARE, WeightShare
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class SendingEnd(LinkEnd):
     """The sending end of any number of links."""
 
     rank = PUBLISHER
-    share: Share = WHOLE_SHARE
+    share: WeightShare = WHOLE_SHARE
     """Of this process."""
     life = LifeSign()
     sent_bytes = 0

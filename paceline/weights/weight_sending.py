@@ -135,7 +135,7 @@ def _send_buckets(mesh: ProcessMesh, granted: _Granted, life: LifeSign) -> Sent 
         send_record(mesh, BucketRecord(size, source.checksum(i)), RECEIVER)
         bucket = bucket if delta is None else delta
         sending = mesh.send_async(bucket if direct else bucket.cpu(), RECEIVER)
-        if following is not None and source.wait_bucket(following, 0):
+        if following is not None and _is_there(source, following):
             # A snapshot computes these when it is first asked: while the bucket before is on its way.
             source.checksum(following)
             if base is not None:
@@ -146,6 +146,13 @@ def _send_buckets(mesh: ProcessMesh, granted: _Granted, life: LifeSign) -> Sent 
     if staged != source.version:
         raise WeightsRefused(f"version {source.version} was sent, {staged} acknowledged")
     return Sent(source.version, wire_bytes, granted.kept)
+
+
+def _is_there(source: WeightSource, index: int) -> bool:
+    try:
+        return source.wait_bucket(index, 0)
+    except GivenUp:
+        return False  # and the receiver is told when its turn comes
 
 
 def _beat(mesh: ProcessMesh) -> None:

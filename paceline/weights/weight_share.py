@@ -14,7 +14,7 @@ from paceline.weights.weight_manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class WeightShare:
     source: int = 0
     sources: int = 1
 
@@ -41,5 +41,5 @@ class Share:
         return flat[start : start + manifest.bucket_bytes]
 
 
-WHOLE_SHARE = Share()
+WHOLE_SHARE = WeightShare()
 """Of the only source."""

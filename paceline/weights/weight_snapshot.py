@@ -16,7 +16,7 @@ from paceline.weights.arriving_weights import fingerprint
 from paceline.weights.bucket_delta import encode_delta
 from paceline.weights.tensor_checksum import checksum
 from paceline.weights.weight_manifest import Manifest, TensorSpec, WeightsRefused
-from paceline.weights.weight_share import WHOLE_SHARE, Share
+from paceline.weights.weight_share import WHOLE_SHARE, WeightShare
 
 BUCKET_BYTES = 16 << 20
 BATCH_BYTES = 256 << 20
@@ -47,7 +47,7 @@ class WeightSnapshot:
         manifest: Manifest,
         flat: Tensor,
         source: torch.device | None = None,
-        share: Share = WHOLE_SHARE,
+        share: WeightShare = WHOLE_SHARE,
     ) -> None:
         """``source``: the device that fills ``flat`` in the order of its current stream; default: that of ``flat``."""
         self.version = version
@@ -104,7 +104,7 @@ class WeightSnapshot:
         cls,
         version: int,
         manifest: Manifest,
-        share: Share,
+        share: WeightShare,
         source: torch.device,
         fill: Callable[[Tensor], None],
         pool: SnapshotPool | None = None,
@@ -212,7 +212,7 @@ def _batches(
 @dataclass(frozen=True)
 class _Slot:
     manifest: Manifest
-    share: Share
+    share: WeightShare
     flat: Tensor
 
 
@@ -225,7 +225,12 @@ class SnapshotPool:
         self._lock = threading.Lock()
 
     def take(
-        self, manifest: Manifest, share: Share, device: torch.device, *, page_locked: bool = False
+        self,
+        manifest: Manifest,
+        share: WeightShare,
+        device: torch.device,
+        *,
+        page_locked: bool = False,
     ) -> _Slot:
         with self._lock:
             for i, slot in enumerate(self._free):

@@ -44,7 +44,7 @@ from paceline.weights.share_reception import Coming, receive_direct, receive_sha
 from paceline.weights.share_request import Answer, Ask, recv_answer, send_ask, send_go
 from paceline.weights.tensor_checksum import weights_digest
 from paceline.weights.weight_manifest import Manifest, WeightsRefused
-from paceline.weights.weight_share import Share
+from paceline.weights.weight_share import WeightShare
 
 _HEADER_FRAME = 128 << 20
 
@@ -204,7 +204,7 @@ def _ask_all(
 ) -> list[Answer]:
     """What each source answers. ``weights``: what is here of the version."""
     for source, mesh in enumerate(sources):
-        share = Share(source, len(sources))
+        share = WeightShare(source, len(sources))
         have, fingerprint = ([], "") if weights is None else weights.held_of(share)
         held = "" if base is None else base.fingerprint_of(share)
         reception.heard(source)
@@ -228,7 +228,7 @@ def _coming(
 ) -> list[Coming]:
     coming = []
     for source, (mesh, answer) in enumerate(zip(sources, answers, strict=True)):
-        share = Share(source, len(sources))
+        share = WeightShare(source, len(sources))
         here = set() if weights is None else set(weights.held_of(share)[0])
         missing = [i for i in share.buckets(offer.manifest) if i not in here]
         of = base if answer.base else None

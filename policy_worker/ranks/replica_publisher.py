@@ -20,7 +20,7 @@ from paceline.config.schema import Config
 from paceline.ids import Version
 from paceline.v1 import worker_pb2
 from paceline.weights.weight_manifest import Manifest
-from paceline.weights.weight_share import Share
+from paceline.weights.weight_share import WeightShare
 from paceline.weights.weight_snapshot import BUCKET_BYTES, WireDtype
 from policy_worker.objectives.part import POLICY
 from policy_worker.ranks.link_notices import LinkNotices
@@ -66,7 +66,7 @@ class ReplicaPublisher:
             deltas=config.rollout.weight_deltas,
             on_host=config.train.offload_publishing,
             bucket_bytes=place.bucket_bytes,
-            share=Share(replica.rank, replica.size),
+            share=WeightShare(replica.rank, replica.size),
             on_link_error=on_link_error,
             host=replica.host or place.host,
             through_host=config.weights_through_host,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from paceline.weights.weight_manifest import DTYPES, Manifest
-from paceline.weights.weight_share import Share
+from paceline.weights.weight_share import WeightShare
 
 Extent = tuple[int, int]
 """First element of a slice in the flattened weight, and number of elements."""
@@ -63,7 +63,7 @@ class ShareExchange:
     """One rank's part. All ranks have the same manifest and extents, and run at the same time."""
 
     def __init__(
-        self, manifest: Manifest, share: Share, extents: Sequence[Sequence[Extent]]
+        self, manifest: Manifest, share: WeightShare, extents: Sequence[Sequence[Extent]]
     ) -> None:
         """``extents``: by rank and by weight, in the manifest's order; a weight that every rank stores whole is in no slices.
 
@@ -165,7 +165,7 @@ class ShareExchange:
 
     def _pieces(self, group: int, part: int, *, keeper: int, storer: int) -> list[_Piece]:
         """What ``storer`` has of what ``keeper`` gets in the round, in the order of the bytes."""
-        manifest, keeping = self.manifest, Share(keeper, self.share.sources)
+        manifest, keeping = self.manifest, WeightShare(keeper, self.share.sources)
         bucket = group * self.share.sources + keeper
         if bucket >= manifest.buckets:
             return []

@@ -27,7 +27,7 @@ from paceline.weights.bucket_record import WHOLE, BucketRecord, send_record
 from paceline.weights.link_greeting import PUBLISHER, RECEIVER, await_hello
 from paceline.weights.share_request import Answer, recv_ask, send_answer
 from paceline.weights.weight_sending import announce
-from paceline.weights.weight_share import Share
+from paceline.weights.weight_share import WeightShare
 from paceline.weights.weight_snapshot import WeightSnapshot
 from paceline.weights.weight_transfer import StagedWeights
 from rollout_worker.weight_receiver import WeightReceiver
@@ -120,7 +120,7 @@ def half_sender(args: argparse.Namespace) -> None:
 
 
 def half_source(args: argparse.Namespace) -> None:
-    share = Share(*args.share)
+    share = WeightShare(*args.share)
     say(joins=args.epoch)
     mesh = ProcessMesh.form(
         url=args.url,

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from paceline.v1 import worker_pb2
 from paceline.weights.weight_manifest import Manifest
-from paceline.weights.weight_share import Share
+from paceline.weights.weight_share import WeightShare
 from paceline.weights.weight_transfer import StagedWeights
 from rollout_worker.weight_receiver import WeightReceiver
 from tests.fixtures import ranks
@@ -111,7 +111,7 @@ def test_two_ranks_publish_the_weights_that_they_train(
         receiving.links(2)
         sent = replica.asks(step=True, publish=3)["sent"]
         receiving.gets(3, replica.weights(3))
-        own = Share(0, 2).size_bytes(manifest)
+        own = WeightShare(0, 2).size_bytes(manifest)
         assert own < 0.6 * manifest.total_bytes
         assert sent <= 3 * own, "the other half came from the other rank"
         assert receiving.errors.empty()
@@ -140,7 +140,7 @@ def test_a_rank_that_fails_in_the_middle_of_a_bucket_costs_a_link_and_the_rest_c
         assert receiving.staged.empty()
         begun = receiving.receiver._reception.begun
         assert begun is not None
-        held, of_failed = (begun.held_of(Share(source, 2))[0] for source in (0, 1))
+        held, of_failed = (begun.held_of(WeightShare(source, 2))[0] for source in (0, 1))
         assert len(of_failed) == 3
         other.asks(links=[2])
         receiving.links(2)
@@ -148,7 +148,7 @@ def test_a_rank_that_fails_in_the_middle_of_a_bucket_costs_a_link_and_the_rest_c
         receiving.gets(1, weights)
         manifest = Manifest.of(weights.items(), bucket_bytes=BUCKET_BYTES)
         layout = torch.empty(manifest.total_bytes, device="meta")
-        missing = [i for i in Share(0, 2).buckets(manifest) if i not in held]
+        missing = [i for i in WeightShare(0, 2).buckets(manifest) if i not in held]
         size = sum(manifest.bucket(layout, i).numel() for i in missing)
         until(lambda: other.asks()["sent"] == size)
         assert other.asks()["resumed"] == (len(held) > 0)

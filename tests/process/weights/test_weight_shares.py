@@ -18,7 +18,7 @@ from paceline.v1 import worker_pb2
 from paceline.weights import weight_link, weight_transfer
 from paceline.weights.arriving_weights import GivenUp
 from paceline.weights.weight_manifest import Manifest
-from paceline.weights.weight_share import Share
+from paceline.weights.weight_share import WeightShare
 from paceline.weights.weight_snapshot import WeightSnapshot
 from paceline.weights.weight_transfer import StagedWeights
 from policy_worker.weight_publisher import WeightPublisher
@@ -42,7 +42,7 @@ class Replica:
                 run_id=run_id,
                 device=CPU,
                 bucket_bytes=SHARED_BUCKET_BYTES,
-                share=Share(source, sources),
+                share=WeightShare(source, sources),
                 on_link_error=lambda epoch, detail: self.errors.put(epoch),
             )
             for source in range(sources)
@@ -214,7 +214,7 @@ def test_a_source_that_fails_in_the_middle_of_a_bucket_is_noticed_and_the_rest_c
     replica.publish(1, named)
     assert weight_link_peer.next_line(half) == {"sent": "half"}
     manifest = manifest_of(named)
-    mine = len(Share(0, 2).buckets(manifest))
+    mine = len(WeightShare(0, 2).buckets(manifest))
     until(lambda: receiving.buckets == mine + 1)
     half.send_signal(fault)
     epoch, detail = receiving.errors.get(timeout=60)
@@ -228,7 +228,7 @@ def test_a_source_that_fails_in_the_middle_of_a_bucket_is_noticed_and_the_rest_c
     other.set_links(link(2))
     receiving.receiver.set_link(link(2))
     receiving.gets(1, named)
-    missing = [i for i in Share(1, 2).buckets(manifest) if i != 1]
+    missing = [i for i in WeightShare(1, 2).buckets(manifest) if i != 1]
     sizes = [manifest.bucket(torch.empty(manifest.total_bytes, device="meta"), i) for i in missing]
     until(lambda: sum(other.sent()) == sum(bucket.numel() for bucket in sizes))
 
@@ -330,7 +330,7 @@ def test_what_a_broken_link_brought_of_other_weights_is_not_kept(sharing: Sharin
     sharing.receiving.receiver.set_link(link(1))
     assert weight_link_peer.next_line(half) == {"sent": "half"}
     manifest = manifest_of(lost)
-    until(lambda: sharing.receiving.buckets == len(Share(0, 2).buckets(manifest)) + 1)
+    until(lambda: sharing.receiving.buckets == len(WeightShare(0, 2).buckets(manifest)) + 1)
     half.kill()
     assert sharing.receiving.errors.get(timeout=60)[0] == 1
     other = sharing.replica(2)
@@ -422,7 +422,7 @@ def test_what_came_over_the_host_is_not_gone_on_with_between_devices(
 
 def test_memory_of_the_version_before_is_used_again_where_no_delta_needs_it(url: str) -> None:
     publisher = WeightPublisher(
-        url=url, run_id="r", device=CPU, share=Share(1, 2), on_link_error=print, deltas=False
+        url=url, run_id="r", device=CPU, share=WeightShare(1, 2), on_link_error=print, deltas=False
     )
     memory = set()
     for version in (1, 2, 3):

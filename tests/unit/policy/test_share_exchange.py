@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.weights.weight_manifest import Manifest
-from paceline.weights.weight_share import Share
+from paceline.weights.weight_share import WeightShare
 from paceline.weights.weight_snapshot import WeightSnapshot, WireDtype
 from policy_worker.ranks.share_exchange import Extent, ShareExchange
 
@@ -92,13 +92,13 @@ def shares_of(named: dict[str, Tensor], size: int, wire: WireDtype) -> tuple[lis
     sliced = [[slice_of(t, rank, size) for t in named.values()] for rank in range(size)]
     extents = [[extent for _, extent in row] for row in sliced]
     flats = [
-        torch.zeros(Share(rank, size).size_bytes(manifest), dtype=torch.uint8)
+        torch.zeros(WeightShare(rank, size).size_bytes(manifest), dtype=torch.uint8)
         for rank in range(size)
     ]
     ranks = Ranks(size)
 
     def work(rank: int) -> None:
-        exchange = ShareExchange(manifest, Share(rank, size), extents)
+        exchange = ShareExchange(manifest, WeightShare(rank, size), extents)
         exchange.fill(flats[rank], [local for local, _ in sliced[rank]], _of(ranks, rank))
         assert exchange.buffer_bytes <= 2 * BUCKET_BYTES + 64 * size
 
@@ -118,7 +118,7 @@ def test_shares_are_the_buckets_of_the_whole(size: int, wire: WireDtype) -> None
     flats, ranks = shares_of(named, size, wire)
     held = []
     for rank, flat in enumerate(flats):
-        share = Share(rank, size)
+        share = WeightShare(rank, size)
         for index in share.buckets(whole.manifest):
             held.append(index)
             assert torch.equal(share.bucket(whole.manifest, flat, index), whole.bucket(index))
@@ -142,8 +142,8 @@ def test_tied_weights_are_exchanged_once() -> None:
     assert whole.manifest.specs[2].same_as == "embed"
     flats, _ = shares_of(named, 2, WireDtype())
     for rank, flat in enumerate(flats):
-        for index in Share(rank, 2).buckets(whole.manifest):
-            got = Share(rank, 2).bucket(whole.manifest, flat, index)
+        for index in WeightShare(rank, 2).buckets(whole.manifest):
+            got = WeightShare(rank, 2).bucket(whole.manifest, flat, index)
             assert torch.equal(got, whole.bucket(index))
 
 
@@ -151,10 +151,10 @@ def test_tied_weights_are_exchanged_once() -> None:
 def test_slices_that_are_not_exactly_the_weight_are_refused(extents: list[Extent]) -> None:
     manifest = Manifest.of([("w", torch.ones(10))], bucket_bytes=64)
     with pytest.raises(ValueError, match="slices of w leave a gap or overlap"):
-        ShareExchange(manifest, Share(0, 2), [[extent] for extent in extents])
+        ShareExchange(manifest, WeightShare(0, 2), [[extent] for extent in extents])
 
 
 def test_buckets_that_cut_through_elements_are_refused() -> None:
     manifest = Manifest.of([("w", torch.ones(10))], bucket_bytes=100)
     with pytest.raises(ValueError, match="no multiple of 8"):
-        ShareExchange(manifest, Share(), [[(0, 10)]])
+        ShareExchange(manifest, WeightShare(), [[(0, 10)]])
