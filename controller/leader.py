@@ -45,6 +45,7 @@ from controller.ledger.views.directive_grounds import Grounds, directive_grounds
 from controller.ledger.views.views import may_need, owns_all
 from controller.long_poll import LongPolls
 from controller.proto_encoding import directive_of
+from controller.renewals import Renewals
 from controller.run_settings import RunSettings
 from controller.store.group_commit import CommitBatch, GroupCommit
 from controller.store.journal import Deposed, LedgerSnapshot
@@ -114,6 +115,7 @@ class Leader:
         self.housekeeping = Housekeeping(
             context, term, self.ledger, self.group_commit, replica.snapshot_at
         )
+        self.renewals = Renewals(context.clock, config.controller.leader_lease_s)
         self.flow = FlowAverage()
         """How the rollout workers spend their time; filled by the autoscaler's loop."""
         self.proposal: Proposal | None = None
@@ -292,14 +294,20 @@ class Leader:
         lease_s = self.context.config.controller.leader_lease_s
         lapsed = False
         while True:
+            self.renewals.begin()
             await asyncio.sleep(lease_s / 4)
+            self.renewals.paused(lease_s / 4)
+            self.renewals.begin()
             try:
                 async with asyncio.timeout(lease_s):
                     if self.election.released:
                         return
-                    if not await self.election.renew(self.term):
-                        raise Deposed("the lease is another controller's")
+                    renewed = await self.election.renew(self.term)
+                self.renewals.asked(renewed=renewed)
+                if not renewed:
+                    raise Deposed("the lease is another controller's")
             except (RedisError, OSError, TimeoutError) as error:
+                self.renewals.asked(renewed=False)
                 if not self.election.holds_lease and not lapsed:
                     lapsed = True
                     event(log, "lease lapsed", logging.WARNING, **log_fields(trouble_of(error)))

@@ -27,7 +27,8 @@ from controller.dataset_rows import DatasetRows
 from controller.errors import NotLeading
 from controller.fleet.without_session import WithoutSession
 from controller.leader import Leader
-from controller.ledger.commands import CommandRefused
+from controller.ledger.commands import CommandRefused, RecordFault
+from controller.ledger.enums import FaultCause
 from controller.ledger.state.state import State
 from controller.long_poll import WakeUps
 from controller.run_settings import RunSettings
@@ -46,6 +47,8 @@ PRESENCE_S = 1.0
 EDITED_S = 30.0
 """How long a standby's config may differ from the leader's: a new leader takes its own over at once."""
 STALE_PEER_S = 3600.0
+LATE_SAID_S = 30.0
+"""How long a controller that has lost the lead says why."""
 READING = "reading the journal"
 """Trouble of a controller that has led, until it has a copy of the ledger again."""
 
@@ -71,6 +74,8 @@ class Controller:
         self.leader: Leader | None = None
         self.replica: LedgerFollower | None = None
         self.peers: dict[str, dict[str, Any]] = {}
+        self._late: dict[str, Any] = {}
+        """Term that this controller has lost last, why, and when."""
         self.hint = ""
         """Address of the leader, as the lease names it."""
         self.trouble = "waiting for Redis"
@@ -130,7 +135,13 @@ class Controller:
                     term = await self._stand_by()
                     await self._lead(term)
                 except Deposed as why:
-                    event(log, "stepping down", why=str(why), level=logging.WARNING)
+                    event(
+                        log,
+                        "stepping down",
+                        why=str(why),
+                        late=self._late.get("why", ""),
+                        level=logging.WARNING,
+                    )
                 except (RedisError, OSError, JournalGap) as error:
                     self._say_trouble(trouble_of(error))
                     await self._revive_redis()
@@ -200,6 +211,13 @@ class Controller:
         self._topic.wake()
         try:
             await leader.run()
+        except Deposed:
+            self._late = {
+                "term": term,
+                "why": leader.renewals.why_late(),
+                "t": self.clock.time(),
+            }
+            raise
         except CommandRefused as refusal:
             if refusal.code is RefusalCode.FENCED:
                 # Stopped between winning the term and reading the journal, and succeeded meanwhile.
@@ -226,13 +244,29 @@ class Controller:
                 "host": self.identity.host,
                 "rest": self.rest_url,
                 "t": self.clock.time(),
+                "late": self._late,
             }
             self.peers[me] = mine
             with contextlib.suppress(RedisError, OSError):
                 peers = await self.context.stores.registry.announce(me, mine)
                 recent = self.clock.time() - STALE_PEER_S
                 self.peers = {name: peer for name, peer in peers.items() if peer["t"] > recent}
+                self._note_late_leaders()
             await asyncio.sleep(PRESENCE_S)
+
+    def _note_late_leaders(self) -> None:
+        """A leader that lost its lease and lives says itself why: nobody has seen it end or stop."""
+        leader = self.leader
+        if leader is None or not leader.active:
+            return
+        for name, peer in self.peers.items():
+            late = peer.get("late") or {}
+            if not late.get("why") or self.clock.time() - late["t"] > LATE_SAID_S:
+                continue
+            request_id = f"late-{name}-{late['term']}"
+            fault = (request_id, name, peer["host"], peer["pid"], FaultCause.LATE, late["why"])
+            with contextlib.suppress(CommandRefused, NotLeading):
+                leader.decide(RecordFault(*fault))
 
     async def _revive_redis(self) -> None:
         """The embedded server has no other guardian where roles are started by hand."""

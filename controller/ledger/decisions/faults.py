@@ -48,6 +48,10 @@ def cause_of_death(d: Decider, worker: Worker, c: cmd.DeclareDead, now: float) -
 def record_fault(d: Decider, c: cmd.RecordFault, now: float) -> None:
     if d.state.ended or c.request_id in d.state.requests:
         return
+    if c.cause is FaultCause.LATE:
+        seen = d.state.faults.last_of(c.name, now)
+        if seen is None or seen.cause in ATTRIBUTED:
+            return  # nobody has missed it, or its launcher has said more
     worker = d.state.fleet.workers.get(c.name)
     if worker is not None and (worker.pid, worker.host) == (c.pid, c.host) and not worker.alive:
         # The word was slower than the lease.

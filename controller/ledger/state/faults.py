@@ -109,6 +109,8 @@ class Faults:
             return bool(before.pid)  # it had ended when its registration came
         if before.cause not in ATTRIBUTED:
             return True
+        if before.cause == FaultCause.LATE and fault.cause == FaultCause.STOPPED:
+            return True  # it has taken its stop for a slow machine, and its launcher knows better
         return before.cause == fault.cause == FaultCause.STOPPED and fault.incarnation > 0
 
     def last_of(self, name: str, now: float) -> Fault | None:

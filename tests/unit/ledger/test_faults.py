@@ -337,6 +337,46 @@ def test_a_cause_that_is_found_later_takes_the_lost_time_along() -> None:
     assert report.attributed_share == 1.0 and list(report.causes) == ["network_partition"]
 
 
+def late(run: Driven, name: str, pid: int = 5) -> None:
+    run.do(cmd.RecordFault(f"late-{name}", name, "a", pid, FaultCause.LATE, "Redis was slow"))
+
+
+def test_a_leader_that_was_late_explains_its_failover_once() -> None:
+    run = Driven()
+    join(run, "p0")
+    first = run.state.leader
+    run.failover()
+    assert causes(run) == {"unattributed": 1}
+    late(run, first)
+    late(run, first)
+    assert causes(run) == {"late": 1}
+    assert run.state.faults.by_host == {"a": 1}
+
+
+def test_the_word_of_a_launcher_goes_before_that_of_a_late_leader() -> None:
+    run = Driven()
+    join(run, "p0")
+    first = run.state.leader
+    stopped(run, first, 5)
+    run.failover()
+    late(run, first)
+    assert causes(run) == {"stopped": 1}
+
+    run = Driven()
+    join(run, "p0")
+    run.failover()
+    late(run, first)
+    stopped(run, first, 5)
+    assert causes(run) == {"stopped": 1}
+
+
+def test_a_late_leader_that_nobody_has_succeeded_is_no_fault() -> None:
+    run = Driven()
+    join(run, "p0")
+    late(run, run.state.leader)
+    assert run.state.faults.count == 0
+
+
 def test_a_symptom_is_no_cause() -> None:
     assert FaultCause.HEARTBEAT_SILENCE not in ATTRIBUTED
     assert FaultCause.UNATTRIBUTED not in ATTRIBUTED
