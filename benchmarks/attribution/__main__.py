@@ -182,6 +182,7 @@ def _totals(fleet: TwoHosts, found: dict[str, Any], seconds: float) -> dict[str,
     return {
         "share": attributed_share(injections, others),
         "faults": report.faults,
+        "known": report.attributed,
         "other_faults": others,
         "seconds": seconds,
         "lost_s": report.lost_s,

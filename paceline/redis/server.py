@@ -72,9 +72,10 @@ class RedisEndpoint:
         return f"{credentials}@{shown}:{place.rpartition(':')[2]}"
 
 
-_children: dict[Path, subprocess.Popen[bytes]] = {}
-"""The newest server of each directory that this process has started. A child that nobody holds is reaped by the start of any
-other process, and its exit status is lost to the one who reports what it has ended of."""
+_children: dict[Path, list[subprocess.Popen[bytes]]] = {}
+"""The last two servers of each directory that this process has started. A child that nobody holds is reaped at once, or by the
+start of any other process, and its exit status is lost to the one who reports what it has ended of. The second may run before
+that one has looked at the first."""
 
 
 def ensure_redis(run_dir: Path, cfg: RedisConfig) -> RedisEndpoint:
@@ -188,7 +189,7 @@ def _start(home: Path, cfg: RedisConfig, port: int | None) -> RedisEndpoint:
             start_new_session=True,
             umask=0o077,
         )
-    _children[home] = child
+    _children[home] = [*_children.get(home, [])[-1:], child]
     process = psutil.Process(child.pid)
     _write_pid(home, process)
     _wait_until_ready(home, port, process)

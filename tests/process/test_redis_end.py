@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from paceline.config.sections.services import RedisConfig
-from paceline.redis.server import ensure_redis
+from paceline.redis.server import ensure_redis, stop_redis
 from paceline.run_view.files.fleet_file import ProcessId
 from paceline.supervisor.child import until_gone
 from paceline.supervisor.fault_reports import FaultReports
@@ -44,3 +44,25 @@ async def test_a_redis_that_was_killed_is_said_to_be_though_another_process_star
     fault = await control.told.get()
     assert (fault.name, fault.pid, fault.cause) == ("redis", pid, "killed")
     await reports.close()
+
+
+async def test_a_redis_that_was_killed_is_said_to_be_though_its_successor_runs_already(
+    tmp_path: Path,
+) -> None:
+    """On a busy machine the launcher starts the next one before it has looked at what the first has ended of."""
+    config = RedisConfig()
+    pid = ensure_redis(tmp_path, config).pid
+    assert pid is not None
+    identity = ProcessId.of(pid)
+    os.kill(pid, signal.SIGKILL)
+    await until_gone(identity)
+    try:
+        assert ensure_redis(tmp_path, config).started
+        control = Recorder()
+        reports = FaultReports(control)  # type: ignore[arg-type]
+        await reports.await_redis(identity)
+        fault = await control.told.get()
+        assert (fault.name, fault.pid, fault.cause) == ("redis", pid, "killed")
+        await reports.close()
+    finally:
+        stop_redis(tmp_path)
