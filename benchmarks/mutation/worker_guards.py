@@ -218,7 +218,7 @@ GUARDS = (
         (
             Patch(
                 "policy_worker/publish_and_checkpoint.py",
-                "            self.publisher.free()\n",
+                "                self._trainer.free_published()\n",
                 "",
             ),
         ),

@@ -301,6 +301,10 @@ class Oracle:
                 raise Violation(f"the held-out loss of step {e.step} is of another state: {e}")
             self.counts["evaluated"] += e.count
             return
+        if self.facts.recorded:
+            if e.step >= self.ledger.state.versions.step:
+                raise Violation(f"the state after step {e.step} is there, and is not measured: {e}")
+            return
         if e.score is not None and e.version in doubtful:
             raise Violation(f"the round of step {e.step} is scored with weights in doubt: {e}")
         if [result.name for result in e.sets] != [each.name for each in self.rounds[e.step]]:

@@ -79,6 +79,8 @@ def settle_evals(d: Decider, now: float) -> None:
         if due:
             rows = sum(each.rows for each in due)
             d.emit(ev.EvalScheduled(step, s.versions.version_of(step), rows, due))
+    if run.recorded:
+        _close_missed(d)
     for round_ in [r for r in s.evals.rounds.values() if r.open == 0]:
         had_fallen, known = s.evals.fallen, exploited_by_set(s)
         recorded = _recorded(s, round_)
@@ -87,6 +89,15 @@ def settle_evals(d: Decider, now: float) -> None:
             judge(d, had_fallen=had_fallen)
         warn_of_hacking(d, known)
     settle_best(d)
+
+
+def _close_missed(d: Decider) -> None:
+    """Ends rounds of recorded data whose state is no more. The replica measured it before its vote, but a failover of Redis
+    lost the record: nobody would measure it again, and the end of the run would wait for it."""
+    s = d.state
+    for round_ in [r for r in s.evals.rounds.values() if r.step < s.versions.step]:
+        version = s.versions.version_of(round_.step)
+        d.emit(ev.EvalRecorded(round_.step, version, None, 0, round_.rows))
 
 
 def _recorded(s: State, round_: EvalRound) -> ev.EvalRecorded:

@@ -68,6 +68,18 @@ def test_metrics_have_no_age_and_no_reward() -> None:
     assert not [n for n in metrics if n.startswith(("staleness", "token_age", "reward", "late"))]
 
 
+def test_a_measurement_whose_record_a_failover_lost_does_not_hold_up_the_end() -> None:
+    run = Recorded(eval_rows=4, eval_every=3, steps=1)
+    # The replica had the reply before Redis lost the record, so it votes.
+    run.train()
+    lost = run.event(ev.EvalRecorded)
+    assert (lost.step, lost.count, lost.left_out, lost.ranking) == (0, 0, 4, None)
+    assert list(run.state.evals.rounds) == [1], "the state after step 1 is there"
+    run.checkpoint()
+    run.measure("p0", 2.0)
+    assert run.state.ended
+
+
 def test_the_first_rank_measures_the_held_out_rows_before_its_next_step() -> None:
     run = Recorded(eval_rows=4, eval_every=1)
     assert (run.ask("p0"), run.ask("p1")) == (PlanState.EVALUATE, PlanState.WAIT)

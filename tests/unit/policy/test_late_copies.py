@@ -18,6 +18,7 @@ from policy_worker.checkpoint.checkpoint import Checkpointer
 from policy_worker.checkpoint.named_tensors import named_tensors
 from policy_worker.step.totals import StepTotals
 from policy_worker.trainer import EpochMesh, Trainer
+from testbed import groups_in_hand
 from testbed.tiny_model import make_tiny_model
 from tests.fixtures.policy_models import make_config, random_groups
 from tests.fixtures.train_states import all_bits, assert_same_bits
@@ -114,7 +115,7 @@ def update(trainer: Trainer) -> None:
     tokens = sum(len(c.tokens) // 4 for g in GROUPS for c in g.completions)
     keys = [(g.task.task_id, 1) for g in GROUPS]
     trainer.begin(StepTotals(1, 0, tokens, 6), keys)
-    trainer.add(GROUPS, last=True)
+    groups_in_hand.add(trainer, GROUPS, last=True)
     trainer.reduce()
     trainer.commit(1, 0.1)
 
