@@ -20,6 +20,7 @@ class Short:
 
     def __init__(self, *_: object) -> None:
         self.long_polls = SimpleNamespace(wake_all=lambda: None)
+        self.renewals = SimpleNamespace(why_late=lambda: "")
 
     async def run(self) -> None:
         raise Deposed("term 2 is over")
@@ -33,7 +34,7 @@ async def test_an_empty_ledger_is_never_told_as_the_run(monkeypatch: pytest.Monk
         config=Config.model_validate({"model": {"path": "m"}, "data": {"path": "d"}}),
         run_dir=None,
         identity=SimpleNamespace(controller_id="c"),
-        clock=SimpleNamespace(monotonic=lambda: 7.0),
+        clock=SimpleNamespace(monotonic=lambda: 7.0, time=lambda: 7.0),
         stores=SimpleNamespace(journal=None, payloads=None),
     )
     rows: Any = asyncio.get_running_loop().create_future()
