@@ -190,7 +190,9 @@ class Oracle:
                 self.deaths[task_id] += 1
                 self.isolated_deaths[task_id] += len(buried) == 1
             alone = self.isolated_deaths[task_id]
-            if condemned and task_id not in self.guilty and alone < self.facts.max_attempts:
+            # A group that had to be generated again was a failed attempt, too.
+            failed = alone + sum(again == task_id for again, _ in self.again)
+            if condemned and task_id not in self.guilty and failed < self.facts.max_attempts:
                 raise Violation(f"innocent {task_id} is quarantined, {alone} died of it alone")
 
     def _on_WorkerChanged(self, e: ev.WorkerChanged) -> None:

@@ -18,6 +18,7 @@ from paceline.weights.weight_manifest import Manifest
 from paceline.weights.weight_share import WeightShare
 from paceline.weights.weight_transfer import StagedWeights
 from rollout_worker.weight_receiver import WeightReceiver
+from testbed.redis.redis_process import throwaway_redis
 from tests.fixtures import ranks
 from tests.fixtures.train_states import assert_same_bits, tiny_config
 from tests.process.weights.test_weights_links import until
@@ -83,6 +84,13 @@ class Receiving:
         staged = self.staged.get(timeout=60)
         assert staged.version == version
         assert_same_bits(staged.tensors, weights)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    """A Redis for each test: epochs of links begin anew."""
+    with throwaway_redis(tmp_path / "redis") as url:
+        yield url
 
 
 @pytest.fixture
