@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 
@@ -92,3 +93,5 @@ def wait_until_dropped(others: set[threading.Thread]) -> None:
     for thread in set(threading.enumerate()) - others:
         if thread.name == "mesh-drop":
             thread.join(60)
+    # The exception of the operation and its frames refer to each other.
+    gc.collect()
