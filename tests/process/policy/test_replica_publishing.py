@@ -159,7 +159,8 @@ def test_a_rank_that_fails_in_the_middle_of_a_bucket_costs_a_link_and_the_rest_c
         missing = [i for i in WeightShare(0, 2).buckets(manifest) if i not in held]
         size = sum(manifest.bucket(layout, i).numel() for i in missing)
         until(lambda: other.asks()["sent"] == size)
-        assert other.asks()["resumed"] == (len(held) > 0)
+        # Rank 0 of the first replica may have sent all of its share before the other rank failed.
+        assert other.asks()["resumed"] == (bool(held) and bool(missing))
     finally:
         replica.close()
         other.close()
