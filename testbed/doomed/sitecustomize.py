@@ -34,21 +34,21 @@ class Finder(importlib.abc.MetaPathFinder):
 def doom(gradients, fates):
     import torch
 
-    add, add_row = gradients.add, gradients._add_row
+    add_share, add_row = gradients.add_share, gradients._add_row
 
-    def doomed_add(self, groups, *arguments, **named):
-        met = {fates.get(group.task.task_id) for group in groups}
+    def doomed_add_share(self, share, *arguments, **named):
+        met = {fates.get(task_id) for task_id, _ in share.keys}
         if "kill" in met:
             os.kill(os.getpid(), signal.SIGKILL)
         self.too_large = "memory" in met or ("follower_memory" in met and self.replica.rank > 0)
-        add(self, groups, *arguments, **named)
+        add_share(self, share, *arguments, **named)
 
     def doomed_row(self, *arguments, **named):
         if self.too_large:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80.00 GiB.")
         add_row(self, *arguments, **named)
 
-    gradients.add, gradients._add_row = doomed_add, doomed_row
+    gradients.add_share, gradients._add_row = doomed_add_share, doomed_row
 
 
 if "PACELINE_DOOMED" in os.environ:
