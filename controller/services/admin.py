@@ -68,9 +68,8 @@ async def watch_events(
                 # If a connection ends within an entry, the reader gets the whole entry again.
                 reached = entry.at.entry if number == last else position
                 record = record_of(from_json(event), event)
-                yield admin_pb2.EventRecord(
-                    position=reached, json=json.dumps({**record, "at": entry.t})
-                )
+                own = {"position": entry.at.entry, **record, "at": entry.t}
+                yield admin_pb2.EventRecord(position=reached, json=json.dumps(own))
             position = entry.at.entry
         if entries:
             continue
