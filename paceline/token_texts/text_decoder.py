@@ -78,16 +78,16 @@ class TextDecoder:
 
     def _decoded(self, file: Path, tokens: bytes, *, special: bool) -> str:
         child = self._child or self._started(file)
-        assert child.stdin is not None
-        child.stdin.write(REQUEST.pack(special, len(tokens) // 4) + tokens)
-        child.stdin.flush()
         deadline = time.monotonic() + ANSWER_S
+        _write(child, REQUEST.pack(special, len(tokens) // 4) + tokens, deadline)
         (size,) = REPLY.unpack(_read(child, REPLY.size, deadline))
         return _read(child, size, deadline).decode(errors="replace")
 
     def _started(self, file: Path) -> subprocess.Popen[bytes]:
         command = [*python_module("paceline.token_texts.decode"), str(file)]
         self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self._child.stdin is not None
+        os.set_blocking(self._child.stdin.fileno(), False)
         _read(self._child, len(READY), time.monotonic() + LOAD_S)
         return self._child
 
@@ -96,6 +96,18 @@ class TextDecoder:
         if child is not None:
             child.kill()
             child.communicate()
+
+
+def _write(child: subprocess.Popen[bytes], data: bytes, deadline: float) -> None:
+    """All of ``data``, which may be more than the pipe holds while the child is stopped. Raises DecoderFailed."""
+    assert child.stdin is not None
+    left = memoryview(data)
+    with selectors.DefaultSelector() as ready:
+        ready.register(child.stdin, selectors.EVENT_WRITE)
+        while left:
+            if not ready.select(max(0.0, deadline - time.monotonic())):
+                raise DecoderFailed("the decoder did not take its input in time")
+            left = left[os.write(child.stdin.fileno(), left) :]
 
 
 def _read(child: subprocess.Popen[bytes], size: int, deadline: float) -> bytes:

@@ -70,6 +70,25 @@ def test_texts_that_were_sent_stay(model: Path) -> None:
     texts.close()
 
 
+@pytest.mark.timeout(60)
+def test_a_stopped_decoder_does_not_hold_up_more_tokens_than_a_pipe_takes(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = TextDecoder(make_config(model=model))
+    texts.fill(group_of(model))
+    child = texts._child
+    assert child is not None
+    os.kill(child.pid, signal.SIGSTOP)
+    long = group_of(model)
+    long.prompt_tokens = bytes(4 * 100_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(text_decoder, "ANSWER_S", 0.2)
+        texts.fill(long)
+    assert not long.prompt_text
+    assert child.poll() is not None
+    texts.close()
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_decoder_that_dies_or_hangs_costs_texts_and_is_replaced(
     model: Path, how: int, monkeypatch: pytest.MonkeyPatch
