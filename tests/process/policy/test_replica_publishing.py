@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import queue
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +15,9 @@ from safetensors.torch import load_file
 from paceline.v1 import worker_pb2
 from paceline.weights.weight_manifest import Manifest
 from paceline.weights.weight_share import WeightShare
-from paceline.weights.weight_transfer import StagedWeights
-from rollout_worker.weight_receiver import WeightReceiver
 from testbed.redis.redis_process import throwaway_redis
 from tests.fixtures import ranks
+from tests.fixtures.receiving_end import ReceivingEnd
 from tests.fixtures.train_states import assert_same_bits, tiny_config
 from tests.process.weights.test_weights_links import until
 
@@ -64,18 +62,9 @@ class Replica:
         self.process.communicate()
 
 
-class Receiving:
+class Receiving(ReceivingEnd):
     def __init__(self, url: str) -> None:
-        self.staged: queue.Queue[StagedWeights] = queue.Queue()
-        self.errors: queue.Queue[tuple[int, str]] = queue.Queue()
-        self.receiver = WeightReceiver(
-            url=url,
-            run_id="ranks",
-            device=torch.device("cpu"),
-            on_weights=self.staged.put,
-            on_link_error=lambda epoch, detail: self.errors.put((epoch, detail)),
-            stall_s=STALL_S,
-        )
+        super().__init__(url, "ranks", stall_s=STALL_S)
 
     def links(self, epoch: int) -> None:
         self.receiver.set_link(worker_pb2.WeightsLink(epoch=epoch))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import signal
 import socket
 import struct
@@ -16,10 +15,9 @@ import torch
 
 from paceline.mesh import severable_sockets
 from paceline.v1 import worker_pb2
-from paceline.weights.weight_transfer import StagedWeights
 from policy_worker.weight_publisher import WeightPublisher
-from rollout_worker.weight_receiver import WeightReceiver
 from testbed.workers import weight_link_peer
+from tests.fixtures.receiving_end import ReceivingEnd
 
 CPU = torch.device("cpu")
 BUCKET, BUCKETS = 24 << 20, 5
@@ -50,26 +48,9 @@ def received() -> int:
     return max(counts)
 
 
-class Child:
+class Child(ReceivingEnd):
     def __init__(self, url: str, run_id: str) -> None:
-        self.staged: queue.Queue[StagedWeights] = queue.Queue()
-        self.errors: queue.Queue[tuple[int, str]] = queue.Queue()
-        self.receiver = WeightReceiver(
-            url=url,
-            run_id=run_id,
-            device=CPU,
-            on_weights=self.staged.put,
-            on_link_error=lambda epoch, detail: self.errors.put((epoch, detail)),
-            relays=True,
-            stall_s=STALL_S,
-            host="127.0.0.1",
-        )
-
-    @property
-    def buckets(self) -> int:
-        """Intact ones of the version that comes."""
-        begun = self.receiver._reception.begun
-        return 0 if begun is None else begun.held
+        super().__init__(url, run_id, relays=True, stall_s=STALL_S, host="127.0.0.1")
 
 
 class Tree:

@@ -18,9 +18,8 @@ from paceline.weights.arriving_weights import ArrivingWeights
 from paceline.weights.sending_end import SendingEnd
 from paceline.weights.weight_link import LinkKey, WeightLink
 from paceline.weights.weight_snapshot import WeightSnapshot
-from paceline.weights.weight_transfer import StagedWeights
-from rollout_worker.weight_receiver import WeightReceiver
 from testbed.workers import weight_link_peer
+from tests.fixtures.receiving_end import ReceivingEnd
 from tests.process.weights.test_weights_links import PublishingEnd, until
 
 CPU = torch.device("cpu")
@@ -82,33 +81,16 @@ class Dripping(SendingEnd):
             self.source.add(index, self.snapshot.checksum(index), None)
 
 
-class Receiving:
+class Receiving(ReceivingEnd):
     """A rollout worker's ends."""
 
     def __init__(self, url: str, run_id: str, *, deltas: bool = True) -> None:
-        self.staged: queue.Queue[StagedWeights] = queue.Queue()
-        self.errors: queue.Queue[tuple[int, str]] = queue.Queue()
-        self.receiver = WeightReceiver(
-            url=url,
-            run_id=run_id,
-            device=CPU,
-            on_weights=self.staged.put,
-            on_link_error=lambda epoch, detail: self.errors.put((epoch, detail)),
-            relays=True,
-            stall_s=STALL_S,
-            deltas=deltas,
-        )
+        super().__init__(url, run_id, relays=True, stall_s=STALL_S, deltas=deltas)
 
     @property
     def relay(self) -> SendingEnd:
         assert self.receiver.relay is not None
         return self.receiver.relay
-
-    @property
-    def buckets(self) -> int:
-        """Intact ones of the transfer that is under way."""
-        begun = self.receiver._reception.begun
-        return 0 if begun is None else begun.held
 
     def gets(self, version: int, seed: int = 0) -> None:
         staged = self.staged.get(timeout=60)

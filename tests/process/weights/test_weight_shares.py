@@ -20,11 +20,10 @@ from paceline.weights.arriving_weights import GivenUp
 from paceline.weights.weight_manifest import Manifest
 from paceline.weights.weight_share import WeightShare
 from paceline.weights.weight_snapshot import WeightSnapshot
-from paceline.weights.weight_transfer import StagedWeights
 from policy_worker.weight_publisher import WeightPublisher
-from rollout_worker.weight_receiver import WeightReceiver
 from testbed.workers import weight_link_peer
 from testbed.workers.weight_link_peer import SHARED_BUCKET_BYTES, shared_weights
+from tests.fixtures.receiving_end import ReceivingEnd
 from tests.process.weights.test_weights_links import until
 
 CPU = torch.device("cpu")
@@ -76,28 +75,7 @@ def publish_share(rank: WeightPublisher, version: int, named: dict[str, Tensor])
     rank.publish_share(version, whole.manifest, fill)
 
 
-class Receiving:
-    def __init__(
-        self, url: str, run_id: str, *, relays: bool = False, stall_s: float = 60.0
-    ) -> None:
-        self.staged: queue.Queue[StagedWeights] = queue.Queue()
-        self.errors: queue.Queue[tuple[int, str]] = queue.Queue()
-        self.receiver = WeightReceiver(
-            url=url,
-            run_id=run_id,
-            device=CPU,
-            on_weights=self.staged.put,
-            on_link_error=lambda epoch, detail: self.errors.put((epoch, detail)),
-            stall_s=stall_s,
-            relays=relays,
-        )
-
-    @property
-    def buckets(self) -> int:
-        """Intact ones of the transfer that is under way."""
-        begun = self.receiver._reception.begun
-        return 0 if begun is None else begun.held
-
+class Receiving(ReceivingEnd):
     def gets(self, version: int, named: dict[str, Tensor]) -> None:
         staged = self.staged.get(timeout=60)
         assert staged.version == version
