@@ -10,57 +10,17 @@ peak is that of the sum over the ranks, sampled every 5 ms, above what they had 
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks import measured_replica
+from benchmarks.measured_replica import Peak, make_model
 from benchmarks.runs import child, machine, write
-from paceline.process.lifetime.process_exit import leave_after
-from policy_worker.ranks.rank_group import RankGroup, join_ranks, start_ranks
-
-SAMPLE_S = 0.005
-
-
-def allocated() -> int:
-    """Bytes of anonymous memory of this process."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) << 10
-    raise OSError("/proc/self/status has no RssAnon")
-
-
-class Peak:
-    """Largest allocation of this process while it is entered, above that at the start."""
-
-    def __enter__(self) -> Peak:
-        self.start = self.largest = allocated()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-        self.largest = max(self.largest, allocated())
-
-    def _run(self) -> None:
-        while not self._over.wait(SAMPLE_S):
-            self.largest = max(self.largest, allocated())
-
-    @property
-    def so_far(self) -> int:
-        """Bytes above the start, while it is entered."""
-        return max(self.largest, allocated()) - self.start
-
-    @property
-    def above(self) -> int:
-        return self.largest - self.start
+from policy_worker.ranks.rank_group import RankGroup
 
 
 def load(replica: RankGroup, path: str, whole: bool) -> dict[str, Any]:
@@ -96,41 +56,6 @@ def load(replica: RankGroup, path: str, whole: bool) -> dict[str, Any]:
     }
 
 
-def make_model(path: Path, hidden: int, layers: int) -> None:
-    from transformers import AutoModelForCausalLM, Qwen3Config
-
-    shape = Qwen3Config(
-        vocab_size=8192,
-        hidden_size=hidden,
-        intermediate_size=3 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=hidden // 8,
-        tie_word_embeddings=True,
-    )
-    AutoModelForCausalLM.from_config(shape, dtype=torch.bfloat16).save_pretrained(path)
-
-
-def one(arguments: argparse.Namespace) -> int:
-    """One measurement, in this process and those of the other ranks."""
-    handed = json.dumps([arguments.path, arguments.whole])
-    replica = start_ranks(
-        arguments.one, config_json=handed, worker=("benchmarks.model_load", "--rank")
-    )
-    print(json.dumps(load(replica, arguments.path, arguments.whole)), flush=True)
-    replica.close()
-    return 0
-
-
-def rank() -> int:
-    replica, handed = join_ranks()
-    load(replica, *json.loads(handed))
-    replica.next_command()
-    replica.close()
-    return 0
-
-
 def measure(arguments: argparse.Namespace) -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -148,15 +73,13 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--ranks", default="1,2,4")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    measured_replica.add_arguments(parser)
     parser.add_argument("--path", default="", help=argparse.SUPPRESS)
     parser.add_argument("--whole", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.rank:
-        leave_after(rank, "model_load")
-    if arguments.one:
-        leave_after(lambda: one(arguments), "model_load")
+    measured_replica.take_part(
+        arguments, "benchmarks.model_load", load, [arguments.path, arguments.whole]
+    )
     measure(arguments)
 
 

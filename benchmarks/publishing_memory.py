@@ -11,7 +11,6 @@ on rank 0, as before each rank kept its share.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -19,10 +18,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.model_load import Peak, make_model
+from benchmarks import measured_replica
+from benchmarks.measured_replica import Peak, make_model
 from benchmarks.runs import child, machine, write
-from paceline.process.lifetime.process_exit import leave_after
-from policy_worker.ranks.rank_group import RankGroup, join_ranks, start_ranks
+from policy_worker.ranks.rank_group import RankGroup
 
 VERSIONS = 3
 WAYS = ("share", "share_deltas", "whole")
@@ -118,25 +117,6 @@ def _on_rank_0(state: Any, replica: RankGroup, publisher: Any) -> Callable[[int]
     return publish_whole
 
 
-def one(arguments: argparse.Namespace) -> int:
-    """One measurement, in this process and those of the other ranks."""
-    handed = json.dumps([arguments.path, arguments.how])
-    replica = start_ranks(
-        arguments.one, config_json=handed, worker=("benchmarks.publishing_memory", "--rank")
-    )
-    print(json.dumps(publish(replica, arguments.path, arguments.how)), flush=True)
-    replica.close()
-    return 0
-
-
-def rank() -> int:
-    replica, handed = join_ranks()
-    publish(replica, *json.loads(handed))
-    replica.next_command()
-    replica.close()
-    return 0
-
-
 def measure(arguments: argparse.Namespace) -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -157,16 +137,14 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=42)
     parser.add_argument("--ranks", default="1,2,4")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    measured_replica.add_arguments(parser)
     parser.add_argument("--path", default="", help=argparse.SUPPRESS)
     parser.add_argument("--how", choices=WAYS, default="share", help=argparse.SUPPRESS)
-    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    if arguments.rank:
-        leave_after(rank, "publishing_memory")
-    if arguments.one:
-        leave_after(lambda: one(arguments), "publishing_memory")
+    measured_replica.take_part(
+        arguments, "benchmarks.publishing_memory", publish, [arguments.path, arguments.how]
+    )
     measure(arguments)
 
 

@@ -97,7 +97,7 @@ def member(arguments: argparse.Namespace) -> None:
 
 
 def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    from benchmarks.model_load import make_model
+    from benchmarks.measured_replica import make_model
 
     make_model(folder / "model", arguments.hidden, arguments.layers)
     with contextlib.ExitStack() as stack:

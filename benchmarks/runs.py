@@ -212,9 +212,12 @@ def machine() -> dict[str, Any]:
 
 def child(module: str, *arguments: object, timeout_s: float = 1800.0) -> dict[str, Any]:
     """Runs ``python -m module arguments`` and returns the JSON object it prints last."""
+    # What it starts itself has ``-P``, and would not find the benchmarks in the start directory.
+    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         [sys.executable, "-m", module, *map(str, arguments)],
         cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
         timeout=timeout_s,

@@ -1,4 +1,4 @@
-"""Share of injected faults whose cause the ledger names, and what they cost: real processes on two hosts.
+"""Attribution of injected faults, and their cost: real processes on two hosts.
 
     python -m benchmarks.attribution --seed 1 --rounds 3
     python -m benchmarks.attribution --kinds "worker: SIGKILL" "host: lost"
