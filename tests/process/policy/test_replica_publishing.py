@@ -104,8 +104,9 @@ def test_two_ranks_publish_the_weights_that_they_train(
         receiving.gets(2, replica.weights(2))
         assert any(not torch.equal(t, first[n]) for n, t in replica.weights(2).items())
         # Links come and go while nothing is published.
-        replica.asks(links=[2])
+        # The receiver lets go of link 1 first: whoever is left behind sees it break.
         receiving.links(2)
+        replica.asks(links=[2])
         sent = replica.asks(step=True, publish=3)["sent"]
         receiving.gets(3, replica.weights(3))
         own = WeightShare(0, 2).size_bytes(manifest)
@@ -148,8 +149,8 @@ def test_a_rank_that_fails_in_the_middle_of_a_bucket_costs_a_link_and_the_rest_c
         missing = [i for i in WeightShare(0, 2).buckets(manifest) if i not in held]
         size = sum(manifest.bucket(layout, i).numel() for i in missing)
         until(lambda: other.asks()["sent"] == size)
-        # Rank 0 of the first replica may have sent all of its share before the other rank failed.
-        assert other.asks()["resumed"] == (bool(held) and bool(missing))
+        # Counted once the receiver has acknowledged, maybe after the bytes.
+        until(lambda: other.asks()["resumed"] == (len(held) > 0))
     finally:
         replica.close()
         other.close()
