@@ -7,27 +7,30 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.scaling.device_times import DeviceTimes
-from paceline.v1 import rollout_pb2
-
-TOKEN_BYTES = 4
 
 
 def take_device_time(trainer: Any, times: DeviceTimes) -> None:
     """Makes ``add`` and ``commit`` of the class ``trainer`` take at least the times of ``times.policy_gpus`` GPUs."""
-    add, commit = trainer.add, trainer.commit
+    take, add, commit = trainer.take, trainer.add, trainer.commit
+    tokens: dict[Any, int] = {}
+    """Of what each take() returned."""
 
-    def timed_add(self: Any, groups: Sequence[rollout_pb2.Group], last: bool = False) -> None:
+    def counted_take(self: Any, groups: Sequence[Any], fetch: Any) -> Any:
+        taken = take(self, groups, fetch)
+        tokens[taken] = sum(sum(group.lengths) for group in groups)
+        return taken
+
+    def timed_add(self: Any, taken: Any, last: bool = False) -> None:
         began = time.monotonic()
-        add(self, groups, last)
-        tokens = sum(len(c.tokens) // TOKEN_BYTES for group in groups for c in group.completions)
-        _wait_until(began + times.training_s(tokens, times.policy_gpus))
+        add(self, taken, last)
+        _wait_until(began + times.training_s(tokens.pop(taken), times.policy_gpus))
 
     def timed_commit(self: Any, version: Any, lr: float) -> None:
         began = time.monotonic()
         commit(self, version, lr)
         _wait_until(began + times.update_constant_s)
 
-    trainer.add, trainer.commit = timed_add, timed_commit
+    trainer.take, trainer.add, trainer.commit = counted_take, timed_add, timed_commit
 
 
 def _wait_until(deadline: float) -> None:
