@@ -123,7 +123,7 @@ def test_the_dashboard_shows_them_beside_what_is_trained(served: Controllers, pa
     url = rest_url(served)
     errors_of(page)
     open_page(page, url, "flow")
-    wait(lambda: "groups late" in text(page, "ages-text"), "no ages")
+    wait(lambda: "Effective sample size" in text(page, "ages-text"), "no ages")
     assert text(page, "ages-text") == (
         "Newest step, age in steps: 50% of groups late (25 tokens long), 24% of tokens masked, older than 2 steps "
         "(in groups 30 tokens long), 20% of groups dropped for their age (40 tokens long). "
@@ -136,11 +136,15 @@ def test_the_dashboard_shows_them_beside_what_is_trained(served: Controllers, pa
         "return Object.fromEntries([...document.querySelectorAll('.chart:not([hidden])')].map("
         "c => [c.querySelector('h3').textContent, c.textContent]))"
     )
-    wait(lambda: "Late, masked, dropped" in page.execute_script(script), "no charts")
-    charts = page.execute_script(script)
+    charts: dict[str, str] = {}
+
+    def drawn() -> bool:
+        charts.update(page.execute_script(script))
+        return charts.get("Effective sample size") == "Effective sample size0.9"
+
+    wait(drawn, "no chart of the effective sample size")
     for name in ("late groups", "masked tokens", "dropped groups"):
         assert name in charts["Late, masked, dropped"]
     for name in ("trained", "late", "masked", "dropped"):
         assert name in charts["Response length"]
-    assert charts["Effective sample size"] == "Effective sample size0.9"
     assert errors_of(page) == []

@@ -104,7 +104,8 @@ async def play(model: Path) -> AsyncIterator[Play]:
         engine = worker.engine = FakeEngine(held=not at_once)
         scene = Scene(controller, worker, engine)
         try:
-            await until(lambda: controller.reports)
+            # Without a connection the last report of a worker that ends is not waited for.
+            await until(lambda: controller.reports and worker.session.connected)
             await scene.load(3)
             yield scene
         finally:

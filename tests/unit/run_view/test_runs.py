@@ -89,7 +89,9 @@ def test_a_run_directory_itself_is_listed_and_an_empty_one_is_no_error(runs: Pat
 def test_numbers_and_curves_are_compared_without_matplotlib(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    # Also what another test has imported.
+    for module in ("matplotlib", "matplotlib.backends.backend_agg", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, module, None)
     both = [str(runs / "a"), str(runs / "deeper" / "c")]
     found = json.loads(invoke("compare", *both, "--json").output)
     assert found["plot"] is None
