@@ -361,11 +361,6 @@ def asking(said: Any, **how: Any) -> Any:
     return environment
 
 
-async def twice_at_once(task: EnvironmentTask, sample: Sample) -> float:
-    await asyncio.gather(sample(task.prompt), sample(task.prompt))
-    return 0.0
-
-
 @pytest.mark.parametrize(
     ("environment", "words"),
     [
@@ -375,7 +370,6 @@ async def twice_at_once(task: EnvironmentTask, sample: Sample) -> float:
         (cancels_itself, "cancelled itself"),
         (own_timeout, "the shop is closed"),
         (says_nonsense, "BadTurn"),
-        (twice_at_once, "one turn at a time"),
         (asking([5, 6, 999_999]), "999999 is not in the model's vocabulary"),
         (asking([5, -1]), "-1 is not in the model's vocabulary"),
         (asking([1 << 40]), "is not in the model's vocabulary"),
@@ -397,6 +391,18 @@ async def test_a_failing_environment_returns_the_group_with_the_reason(
         assert words in refused.detail
         # The thread of all environments is still there.
         assert await stage.produce(lease_of()) == refused
+
+
+async def test_two_turns_of_a_sample_at_once_are_refused(model: Path) -> None:
+    async def twice_at_once(task: EnvironmentTask, sample: Sample) -> float:
+        await asyncio.gather(sample(task.prompt), sample(task.prompt))
+        return 0.0
+
+    async with staged(model, twice_at_once, lambda prompt: "a") as stage:
+        stage.engine.hold()
+        refused = await stage.refusal()
+    assert (refused.kind, refused.reason) == (FAILED, "environment_error")
+    assert "one turn at a time" in refused.detail
 
 
 async def test_one_failing_sample_ends_the_others_of_its_group(model: Path) -> None:

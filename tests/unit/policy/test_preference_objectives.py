@@ -118,7 +118,10 @@ def test_a_step_is_the_same_in_one_row_and_in_a_row_for_each_group(name: str) ->
     groups = random_groups(5, group_size=4, seed=3)
     one = gradients_of(groups, train={"algorithm": name})
     many = gradients_of(groups, train={"algorithm": name}, row_tokens=1)
-    torch.testing.assert_close(flat(many), flat(one), atol=5e-7, rtol=2e-4)
+    wanted = flat(one)
+    # Sums in another order differ by the rounding of their largest terms; ipo's gradients reach 28.
+    rounding = 1e-6 * float(wanted.abs().max())
+    torch.testing.assert_close(flat(many), wanted, atol=max(5e-7, rounding), rtol=2e-4)
     for metric, (total, weight, _) in one.stats.entries.items():
         assert many.stats.entries[metric][:2] == pytest.approx((total, weight), rel=1e-4, abs=1e-6)
     assert one.stats.mean("loss") == pytest.approx(many.stats.mean("loss"), rel=1e-5)

@@ -25,6 +25,7 @@ from tests.fixtures.rendered import (
     check_command,
     commands_of,
     render,
+    shorten_pauses,
 )
 
 CPU, GPU = EXAMPLES / "digit_sort.toml", EXAMPLES / "qwen3_8b.toml"
@@ -225,6 +226,7 @@ def test_a_pod_that_is_taken_away_drains_its_worker_with_the_token_of_the_run(
     (bin_dir := tmp_path / "bin").mkdir()
     (bin_dir / "paceline").write_text(PACELINE)
     (bin_dir / "paceline").chmod(0o755)
+    shorten_pauses(bin_dir)
     environment = {**base_environment(bin_dir), "RUN": str(run)}
     pod = subprocess.Popen(["bash", "-c", commands(job)["Rollout"]], env=environment, cwd=tmp_path)
     try:

@@ -18,6 +18,7 @@ from tests.fixtures.rendered import (
     check_command,
     commands_of,
     render,
+    shorten_pauses,
 )
 
 CPU, GPU = EXAMPLES / "digit_sort.toml", EXAMPLES / "qwen3_8b.toml"
@@ -113,6 +114,7 @@ def test_a_lost_job_is_submitted_again_and_a_failed_one_is_not(
     bin_dir.mkdir()
     (bin_dir / "ray").write_text(RAY)
     (bin_dir / "ray").chmod(0o755)
+    shorten_pauses(bin_dir)
     calls = tmp_path / "calls"
     environment = {**base_environment(bin_dir), "CALLS": str(calls), "SAID": said}
     done = subprocess.run(
