@@ -505,9 +505,11 @@ class Trainer:
         self._digest = (NO_VERSION, "")
 
     def _before_change(self) -> None:
-        """A checkpoint's copies of the state may be under way on the device."""
+        """A checkpoint's and a publication's copies of the state may be under way on the device."""
         if self._checkpointer is not None:
             self._checkpointer.before_change()
+        if self._publisher is not None:
+            self._publisher.before_change()
 
     def _leave_mesh(self) -> None:
         if self._reduction is not None:

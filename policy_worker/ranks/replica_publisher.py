@@ -1,7 +1,7 @@
 """Publishing of a replica: each of its ranks keeps a share of the weights and is a source of its links.
 
 commit ─► publish ─► slices ─► share_exchange ─► share of each rank ─► its link threads ─► receivers
-                                                     ▲
+   └──── on a stream of its own ────┘                ▲
 directive ─► rank 0 ─► link_notices ─────────────────┘ the same links on every rank
 """
 
@@ -22,6 +22,7 @@ from paceline.v1 import worker_pb2
 from paceline.weights.weight_manifest import Manifest
 from paceline.weights.weight_share import WeightShare
 from paceline.weights.weight_snapshot import BUCKET_BYTES, WireDtype
+from policy_worker.device_copies import DeviceCopies
 from policy_worker.objectives.part import POLICY
 from policy_worker.ranks.link_notices import LinkNotices
 from policy_worker.ranks.rank_group import RankGroup
@@ -58,6 +59,7 @@ class ReplicaPublisher:
         config = state.config
         self._state, self._replica = state, replica
         self._notices: LinkNotices | None = None
+        self._copies = DeviceCopies(device)
         self.links = WeightPublisher(
             url=place.url,
             run_id=place.run_id,
@@ -82,7 +84,18 @@ class ReplicaPublisher:
             self._notices.tell(links)
 
     def publish(self, version: Version) -> float:
-        """Collective: makes the present weights the newest version; returns the seconds that it took."""
+        """Collective: makes the present weights the newest version; returns the seconds that it took.
+
+        On a GPU the copies go on beside training: call ``before_change`` before the weights are changed.
+        """
+        with self._copies.queued():
+            return self._publish(version)
+
+    def before_change(self) -> None:
+        """What is queued on the device from now on may change the weights: it comes after the copies under way."""
+        self._copies.before_change()
+
+    def _publish(self, version: Version) -> float:
         if self._replica.size == 1:
             return self.links.publish(version, self._weights(), self._layout)
         slices = [local_slice(tensor)[0].reshape(-1) for _, tensor in self._weights()]

@@ -304,7 +304,8 @@ class TransformersEngine(Engine):
             return
         self._scheduler.set_version(swap.version)
         if self._decoder.shape.device.type == "cuda":
-            torch.cuda.synchronize(self._decoder.shape.device)
+            # Weights of the next version may be under way on other streams.
+            torch.cuda.current_stream(self._decoder.shape.device).synchronize()
         pause = time.monotonic() - started
         self._swap_s += pause
         self._swaps += 1

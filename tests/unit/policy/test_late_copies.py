@@ -1,4 +1,4 @@
-"""A device copies a checkpoint's state when it comes to it: no update overtakes the copies, and the host waits for none."""
+"""A device copies what is saved and published when it comes to it: no update overtakes it, and the host waits for none."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.weights import weight_snapshot
 from policy_worker import device_copies
 from policy_worker.checkpoint import shards
 from policy_worker.checkpoint.checkpoint import Checkpointer
 from policy_worker.checkpoint.named_tensors import named_tensors
+from policy_worker.ranks.rank_group import RankGroup
+from policy_worker.ranks.replica_publisher import PublishingPlace, ReplicaPublisher
 from policy_worker.step.totals import StepTotals
 from policy_worker.trainer import EpochMesh, Trainer
 from testbed import groups_in_hand
@@ -80,6 +83,21 @@ class LateDevice:
         target = torch.full_like(source, torch.nan)
         self.now.work.append(lambda: target.copy_(source.detach()))
         return target
+
+    def copy_all(self, targets: list[Tensor], sources: list[Tensor], non_blocking: bool) -> None:
+        assert self.now is not self.training, "the copies would hold up training"
+        for target, source in zip(targets, sources, strict=True):
+            self.now.work.append(lambda to=target, what=source.detach(): to.copy_(what))
+
+
+class LateTorch:
+    """torch with such a device's copies."""
+
+    def __init__(self, late: LateDevice) -> None:
+        self._foreach_copy_ = late.copy_all
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
 
 
 @pytest.fixture
@@ -155,3 +173,40 @@ def test_the_writer_waits_for_the_copies(trainer, tmp_path):
     again.restore(str(path), 1, 1)
     assert_same_bits(all_bits(again.state), bits)
     again.close()
+
+
+@pytest.fixture
+def publisher(
+    trainer: Trainer, device: LateDevice, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ReplicaPublisher]:
+    """Of the trainer; nobody receives."""
+    monkeypatch.setattr(weight_snapshot, "torch", LateTorch(device))
+    place = PublishingPlace("redis://127.0.0.1:1/0", "run", "127.0.0.1")
+    publisher = trainer._publisher = ReplicaPublisher(trainer.state, RankGroup(), CPU, place)
+    publisher._copies = device_copies.DeviceCopies(torch.device("cuda"))
+    yield publisher
+    publisher.close()
+
+
+def test_the_next_update_waits_for_a_publication_and_nothing_before_it(trainer, device, publisher):
+    before = {name: t.detach().clone() for name, t in trainer.state.weights_of("policy")}
+    publisher.publish(0)
+    assert device.said == ["copies waits for training"]
+    update(trainer)
+    assert device.said == ["copies waits for training", "training waits for copies"]
+    snapshot = publisher.links._newest
+    published = snapshot.manifest.views(snapshot.flat)
+    assert any(not torch.equal(t, before[n]) for n, t in trainer.state.weights_of("policy"))
+    assert published.keys() == before.keys()
+    for name, tensor in published.items():
+        assert torch.equal(tensor, before[name]), name
+
+
+def test_weights_that_are_replaced_wait_for_a_publication(trainer, device, publisher):
+    update(trainer)
+    before = {name: t.detach().clone() for name, t in trainer.state.weights_of("policy")}
+    publisher.publish(1)
+    trainer.restore("", 0, 2)
+    snapshot = publisher.links._newest
+    for name, tensor in snapshot.manifest.views(snapshot.flat).items():
+        assert torch.equal(tensor, before[name]), name
