@@ -7,6 +7,7 @@ import math
 import os
 import statistics
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,18 +24,26 @@ if TYPE_CHECKING:
     from paceline.config.schema import Config
 
 
-class ProgressLine:
-    """One line on standard error that is written over; every tenth of the rows a line if it is no terminal."""
+TERMINAL_S = 0.1
+LOG_S = 10.0
 
-    def __init__(self) -> None:
+
+class ProgressLine:
+    """One line on standard error that is written over; if it is no terminal, a line every 10 s and every tenth of the rows."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._terminal = sys.stderr.isatty()
         self._tenth = 0
+        self._shown_at = clock()
 
     def __call__(self, outcome: Judged) -> None:
+        now = self._clock()
         tenth = 10 * outcome.finished // outcome.rows
-        if not self._terminal and tenth == self._tenth:
+        due = now - self._shown_at >= (TERMINAL_S if self._terminal else LOG_S)
+        if not due and tenth == self._tenth:
             return
-        self._tenth = tenth
+        self._tenth, self._shown_at = tenth, now
         scores = outcome.scores.values()
         mean = math.fsum(s.reward_mean for s in scores) / len(scores) if scores else math.nan
         failed = f", {outcome.failed.total()} failed" if outcome.failed else ""
