@@ -86,8 +86,8 @@ class LateDevice:
 
     def copy_all(self, targets: list[Tensor], sources: list[Tensor], non_blocking: bool) -> None:
         assert self.now is not self.training, "the copies would hold up training"
-        for target, source in zip(targets, sources, strict=True):
-            self.now.work.append(lambda to=target, what=source.detach(): to.copy_(what))
+        pairs = [(target, source.detach()) for target, source in zip(targets, sources, strict=True)]
+        self.now.work.extend(lambda t=target, s=source: t.copy_(s) for target, source in pairs)
 
 
 class LateTorch:
