@@ -4,6 +4,7 @@ Where one worker of each role shows the same, there is one: each takes seconds t
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -15,8 +16,11 @@ import pytest
 
 from paceline.config.sections.services import RedisConfig
 from paceline.redis.server import ensure_redis, stop_redis
+from paceline.rpc.auth import own_token
+from paceline.rpc.client import ControlPlane
 from paceline.rpc.ports import free_ports
 from paceline.run_view.files.fleet_file import FleetRecord
+from paceline.v1 import admin_pb2
 from testbed.fleets.local_run import ROOT, Up, paceline, write_run
 from testbed.patience import patient
 
@@ -60,10 +64,19 @@ def assert_sound(up: Up, steps: int) -> None:
 
 
 def hold_until_everyone_has_joined(up: Up) -> None:
-    """So short a run can end before its last worker is up."""
+    """So short a run can end before its last worker is up, or before ``paceline pause`` has started."""
+
+    async def pause() -> None:
+        record = FleetRecord.read(up.run_dir)
+        assert record is not None
+        where = [process.address for process in record.processes if process.address]
+        control = ControlPlane(where, token=own_token(up.run_dir))
+        request = admin_pb2.PauseRequest(request_id="all", paused=True)
+        assert (await control.call("AdminService.Pause", request, 30.0)).accepted
+        await control.close()
+
     up.until(lambda: up.events("TermBegun"))
-    paused = paceline("pause", "--run-dir", str(up.run_dir))
-    assert paused.returncode == 0, paused.stderr
+    asyncio.run(pause())
     up.until(lambda: {e["worker_id"] for e in up.events("WorkerRegistered")} == EVERYONE)
 
 
