@@ -72,6 +72,7 @@ class RedisEndpoint:
         return f"{credentials}@{shown}:{place.rpartition(':')[2]}"
 
 
+LOG = "redis.log"
 _children: dict[Path, list[subprocess.Popen[bytes]]] = {}
 """The last two servers of each directory that this process has started. A child that nobody holds is reaped at once, or by the
 start of any other process, and its exit status is lost to the one who reports what it has ended of. The second may run before
@@ -103,6 +104,11 @@ def embedded_pid(run_dir: Path) -> int | None:
     """Process id of the embedded server of ``run_dir``; None if none runs. It may be stopped."""
     process = _running(run_dir / "redis")
     return None if process is None else process.pid
+
+
+def redis_log(run_dir: Path) -> Path:
+    """Log of the servers of this run."""
+    return run_dir / "redis" / LOG
 
 
 def stop_redis(run_dir: Path, *, timeout_s: float = 10.0) -> bool:
@@ -179,7 +185,7 @@ def _start(home: Path, cfg: RedisConfig, port: int | None) -> RedisEndpoint:
     _write_port(home, port)
     config = home / "redis.conf"
     write_private(config, "\n".join(_settings(home, cfg, port)) + "\n")
-    with (home / "redis.log").open("ab") as log:
+    with (home / LOG).open("ab") as log:
         child = subprocess.Popen(
             [str(find_server()), str(config.resolve())],
             stdin=subprocess.DEVNULL,
@@ -242,12 +248,12 @@ def _wait_until_ready(home: Path, port: int, process: psutil.Process) -> None:
         if _answers(_url(home, port)):
             return
         if not alive(process):
-            raise _Ended(f"the embedded Redis ended at its start: {_last_line(home / 'redis.log')}")
+            raise _Ended(f"the embedded Redis ended at its start: {_last_line(home / LOG)}")
         # If another process started it, only its socket can be watched.
         time.sleep(PROBE_S)
     raise NoRedis(
         f"the embedded Redis (pid {process.pid}) does not answer after {START_LIMIT_S:.0f} s: "
-        f"see {home / 'redis.log'}, or stop that process and start again"
+        f"see {home / LOG}, or stop that process and start again"
     )
 
 

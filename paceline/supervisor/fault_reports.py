@@ -13,12 +13,14 @@ import socket
 import uuid
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.run_view.files.fleet_file import ProcessId
 from paceline.supervisor.child import UNSEEN, Child, until_gone
 from paceline.supervisor.evidence import Finding, Witness
+from paceline.supervisor.redis_end import end_in_log
 from paceline.v1 import admin_pb2
 
 LOOK_S = 0.4
@@ -45,11 +47,11 @@ class FaultReports:
         await self._watch(child.spec.name, child.pid, ended)
         return ended.result()
 
-    async def await_redis(self, identity: ProcessId) -> None:
-        """Returns once that server has ended, and reports it."""
+    async def await_redis(self, identity: ProcessId, log: Path) -> None:
+        """Returns once that server, which writes ``log``, has ended, and reports it."""
         ended = asyncio.create_task(until_gone(identity))
         await self._watch(REDIS, identity.pid, ended)
-        self._send(self._report_end(REDIS, identity.pid, _status_of(identity.pid), ours=False))
+        self._send(self._report_redis(identity.pid, _status_of(identity.pid), log))
 
     async def report_exit(self, child: Child, code: int) -> None:
         """Of a worker: it is declared dead. If it had not registered yet, its end is a fault all the same."""
@@ -83,6 +85,12 @@ class FaultReports:
                     self._send(self._report(name, pid, finding))
         finally:
             ended.cancel()
+
+    async def _report_redis(self, pid: int, code: int, log: Path) -> None:
+        found = await self._verdict(pid, code, ours=False)
+        if found.cause == "unattributed":
+            found = await asyncio.to_thread(end_in_log, log, pid) or found
+        await self._report(REDIS, pid, found)
 
     async def _report_end(self, name: str, pid: int, code: int, *, ours: bool) -> None:
         await self._report(name, pid, await self._verdict(pid, code, ours=ours))

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.config.load import ConfigError, to_toml
 from paceline.config.schema import Config
 from paceline.console.live_view import Console
-from paceline.redis.server import NoRedis, ensure_redis, stop_redis
+from paceline.redis.server import NoRedis, ensure_redis, redis_log, stop_redis
 from paceline.rpc.auth import dashboard_link, own_token, read_token
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.run_view.events.event_follower import leader_status
@@ -269,7 +269,7 @@ class LocalRun:
         if not fleet.record.redis:
             await asyncio.Event().wait()
         while True:
-            await fleet.faults.await_redis(fleet.record.redis[-1])
+            await fleet.faults.await_redis(fleet.record.redis[-1], redis_log(self.run_dir))
             self.console.note("the embedded Redis ended; starting it again")
             try:
                 await self._start_redis(fleet)

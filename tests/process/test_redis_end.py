@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paceline.config.sections.services import RedisConfig
-from paceline.redis.server import ensure_redis, stop_redis
+from paceline.redis.server import ensure_redis, redis_log, stop_redis
 from paceline.run_view.files.fleet_file import ProcessId
 from paceline.supervisor.child import until_gone
 from paceline.supervisor.fault_reports import FaultReports
+from testbed.patience import patient
 
 
 class Recorder:
@@ -40,7 +43,7 @@ async def test_a_redis_that_was_killed_is_said_to_be_though_another_process_star
     assert await other.wait() == 0
     control = Recorder()
     reports = FaultReports(control)  # type: ignore[arg-type]
-    await reports.await_redis(identity)
+    await reports.await_redis(identity, redis_log(tmp_path))
     fault = await control.told.get()
     assert (fault.name, fault.pid, fault.cause) == ("redis", pid, "killed")
     await reports.close()
@@ -60,9 +63,48 @@ async def test_a_redis_that_was_killed_is_said_to_be_though_its_successor_runs_a
         assert ensure_redis(tmp_path, config).started
         control = Recorder()
         reports = FaultReports(control)  # type: ignore[arg-type]
-        await reports.await_redis(identity)
+        await reports.await_redis(identity, redis_log(tmp_path))
         fault = await control.told.get()
         assert (fault.name, fault.pid, fault.cause) == ("redis", pid, "killed")
         await reports.close()
     finally:
         stop_redis(tmp_path)
+
+
+START = """\
+import sys
+from pathlib import Path
+from paceline.config.sections.services import RedisConfig
+from paceline.redis.server import ensure_redis
+print(ensure_redis(Path(sys.argv[1]), RedisConfig()).pid)
+"""
+
+
+def started_by_another(run_dir: Path) -> ProcessId:
+    """A server whose parent has ended."""
+    start = [sys.executable, "-c", START, str(run_dir)]
+    done = subprocess.run(start, check=True, capture_output=True, timeout=patient(60))
+    return ProcessId.of(int(done.stdout))
+
+
+@pytest.mark.parametrize(
+    ("number", "cause", "words"),
+    [
+        (signal.SIGKILL, "killed", "signal 9: its log"),
+        (signal.SIGTERM, "killed", "SIGTERM, says its log"),
+        (signal.SIGSEGV, "crashed", "signal 11, says its log"),
+    ],
+)
+async def test_a_redis_whose_controller_has_ended_before_it_has_a_cause(
+    tmp_path: Path, number: signal.Signals, cause: str, words: str
+) -> None:
+    """A controller had started it; no process of this run can ask for its exit status."""
+    identity = await asyncio.to_thread(started_by_another, tmp_path)
+    control = Recorder()
+    reports = FaultReports(control)  # type: ignore[arg-type]
+    os.kill(identity.pid, number)
+    await reports.await_redis(identity, redis_log(tmp_path))
+    fault = await control.told.get()
+    assert (fault.pid, fault.cause) == (identity.pid, cause)
+    assert words in fault.detail
+    await reports.close()
