@@ -169,13 +169,14 @@ def control_plane() -> str:
 
 def control_plane_against() -> str:
     rows, loads = [], []
-    for name in ("control_plane_against", "control_plane_against_batched"):
-        found = results(name)
+    for which in ("", "_batched", "_processes"):
+        found = results(f"control_plane_against{which}")
         for payload, compared in found["against"].items():
             loads += [run["load_average"] for pair in compared["pairs"] for run in pair.values()]
             cells: list[object] = [
                 payload.replace("x", " × "),
                 found["machine"]["groups_a_submit"],
+                found["machine"]["load_processes"],
                 len(compared["pairs"]),
             ]
             for measure in ("groups_per_cpu_s", "groups_per_s", "p99_ms"):
@@ -189,11 +190,10 @@ def control_plane_against() -> str:
                     f"({min(ratios):.2f} to {max(ratios):.2f})"
                 )
             rows.append(cells)
-    head = ["payload", "groups a submission", "pairs", "groups per second of the leader's CPU"]
-    lines = [table([*head, "groups/s", "p99, ms"], rows), ""]
-    lines.append(
-        f"The machine's 2 cores had other work: load averages of {min(loads):.0f} to {max(loads):.0f}."
-    )
+    head = ["payload", "groups a submission", "processes of clients", "pairs"]
+    head += ["groups per second of the leader's CPU", "groups/s", "p99, ms"]
+    lines = [table(head, rows), ""]
+    lines.append(f"Load averages of 2 cores: {min(loads):.0f} to {max(loads):.0f}.")
     return "\n".join(lines)
 
 
