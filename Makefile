@@ -115,7 +115,7 @@ proto: $(VENV)/.stamp-dev
 
 docs: $(VENV)/.stamp-run
 	$(BIN)/paceline config docs > docs/configuration.md
-	$(BIN)/python -m benchmarks.render_docs_tables
+	$(BIN)/python -m benchmarks.docs_tables
 
 # deploy/ holds what these commands write; a test compares them.
 RENDER := $(BIN)/paceline render

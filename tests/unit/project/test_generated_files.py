@@ -20,7 +20,7 @@ def test_settings_reference_is_current() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["render_docs_tables", pytest.param("recovery", marks=pytest.mark.heavy)]
+    "module", ["docs_tables", pytest.param("recovery", marks=pytest.mark.heavy)]
 )
 def test_tables_of_measurements_say_what_was_measured(module: str) -> None:
     check_passes(module)

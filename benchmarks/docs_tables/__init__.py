@@ -1,0 +1,1 @@
+"""Tables of the documentation, rendered from the results of benchmarks."""
