@@ -89,7 +89,8 @@ class FaultReports:
     async def _report_redis(self, pid: int, code: int, log: Path) -> None:
         found = await self._verdict(pid, code, ours=False)
         if found.cause == "unattributed":
-            found = await asyncio.to_thread(end_in_log, log, pid) or found
+            said = await asyncio.to_thread(end_in_log, log, pid)
+            found = said or found
         await self._report(REDIS, pid, found)
 
     async def _report_end(self, name: str, pid: int, code: int, *, ours: bool) -> None:
