@@ -209,6 +209,7 @@ class Leader:
     def _directive(self, session: ServerSession) -> worker_pb2.Directive:
         directive = directive_of(self.ledger.state, *session.key, session.report)
         directive.stacks_request = self.stack_requests.number(session.worker_id)
+        directive.decodes_texts = self.context.texts.available
         return directive
 
     def _grounds(self) -> Callable[[ServerSession], Grounds]:
@@ -216,7 +217,8 @@ class Leader:
 
         def of(session: ServerSession) -> Grounds:
             firm, leases = grounds_of(*session.key)
-            return Grounds((firm, asked(session.worker_id)), (leases, session.report.seq))
+            told = firm, asked(session.worker_id), self.context.texts.available
+            return Grounds(told, (leases, session.report.seq))
 
         return of
 

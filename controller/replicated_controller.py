@@ -203,6 +203,7 @@ class Controller:
 
     async def _lead(self, term: int) -> None:
         assert self.replica is not None and self._rows is not None
+        self._late = {}  # of an earlier term
         # Nobody else can append from here on: what is read now is the end.
         await self.replica.catch_up(self.journal)
         leader = self.leader = Leader(self.context, self._rows.result(), self.replica, term)

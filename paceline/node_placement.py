@@ -13,7 +13,7 @@ Pure. Every node computes the placement from the same numbers, so nobody has to 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from paceline.config.schema import Config
@@ -79,7 +79,10 @@ def gpus_of_worker(config: Config, pool: str) -> int:
 
 def nodes_needed(config: Config, gpus: int) -> int:
     """Nodes of ``gpus`` GPUs that have room for the workers of [fleet]. None but a replica may need more than one has."""
-    count = 1
+    wanted = desired_workers(config)
+    wanted[ROLLOUT] += config.fleet.rollout_spares
+    total = sum(n * gpus_of_worker(config, pool) for pool, n in wanted.items())
+    count = max(1, -(-total // gpus)) if gpus else 1
     while True:
         try:
             Placement(config, Nodes(count, gpus))
@@ -132,7 +135,7 @@ class Placement:
             node = min(allowed, key=lambda one: (self._load[one], one))
             self._load[node] += 1
             return WorkerPlace(node)
-        place = next(iter(self._slots(pool, allowed, need)), None)
+        place = next(self._slots(pool, allowed, need), None)
         if place is None:
             raise BadInput(self._no_room(pool, index))
         for part in (place, *place.rest):
@@ -140,24 +143,21 @@ class Placement:
             self._load[part.node] += 1
         return place
 
-    def _slots(self, pool: str, allowed: Sequence[int], need: int) -> list[WorkerPlace]:
+    def _slots(self, pool: str, allowed: Sequence[int], need: int) -> Iterator[WorkerPlace]:
         """Places that are free for workers of ``pool``, none of which overlap."""
         size = self._nodes.gpus
         if need <= size:
-            return [
-                WorkerPlace(node, tuple(self._free[node][at : at + need]))
-                for node in allowed
-                for at in range(0, len(self._free[node]) - need + 1, need)
-            ]
+            for node in allowed:
+                for at in range(0, len(self._free[node]) - need + 1, need):
+                    yield WorkerPlace(node, tuple(self._free[node][at : at + need]))
+            return
         if role_of(pool) != POLICY:
-            return []
+            return
         whole, count = [node for node in allowed if len(self._free[node]) == size], -(-need // size)
         gpus = [tuple(range(min(size, need - size * at))) for at in range(count)]
-        slots = []
         for first in range(0, len(whole) - count + 1, count):
             parts = [WorkerPlace(whole[first + at], gpus[at]) for at in range(count)]
-            slots.append(replace(parts[0], rest=tuple(parts[1:])))
-        return slots
+            yield replace(parts[0], rest=tuple(parts[1:]))
 
     def _beyond(self, pool: str, index: int) -> WorkerPlace | None:
         """The place of a worker beyond those of [fleet], from its own number alone."""
@@ -165,7 +165,7 @@ class Placement:
         extra = index - self._counts[pool]
         if not need:
             return WorkerPlace(allowed[index % len(allowed)])
-        slots = self._slots(pool, allowed, need)
+        slots = list(self._slots(pool, allowed, need))
         if role_of(pool) != POLICY:
             slots.reverse()
         return slots[extra] if extra < len(slots) else None

@@ -116,6 +116,8 @@ class WeightPublisher(SendingEnd):
         """The published version was never committed: the next one counts as newer, whatever its number."""
         with self._changed:
             self._newest, self._version = None, -1
+            self.taken_back = self._publications
+            self._changed.notify_all()
 
     def free(self) -> None:
         """Keeps no memory of snapshots, except of one that is being sent."""

@@ -323,6 +323,10 @@ class RolloutWorker:
                 self.receiver.relay.set_links(sent)
         if self.group_scores is not None:
             self.group_scores.directed(directive.scorers)
+        # The leader may be another one, on a host without the tokenizer.
+        upload = self.outbox.upload
+        if upload is not None and upload.texts == directive.decodes_texts:
+            self.outbox.upload = replace(upload, texts=not directive.decodes_texts)
         for ref in directive.cancelled:
             if self.tasks.cancel(ref):
                 event(log, "task cancelled", task=ref.task_id, attempt=ref.attempt)
@@ -335,9 +339,6 @@ class RolloutWorker:
     def rejoin(self, reply: worker_pb2.RegisterReply) -> None:
         """Everything that was held belongs to other workers by now."""
         self.tasks.drop_all()
-        # The leader may be another one, on a host without the tokenizer.
-        if self.outbox.upload is not None:
-            self.outbox.upload = replace(self.outbox.upload, texts=not reply.decodes_texts)
         # The lease request of the incarnation that is over is sent again by the new one.
         self.held.room.set()
         self.loading.new_incarnation()

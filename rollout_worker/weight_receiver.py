@@ -29,12 +29,15 @@ from paceline.weights.receiver_base import ReceiverBase
 from paceline.weights.weight_link import LinkEnd, WeightLink
 from paceline.weights.weight_manifest import WeightsRefused
 from paceline.weights.weight_sending import LifeSign
+from paceline.weights.weight_snapshot import BUCKET_BYTES
 from paceline.weights.weight_transfer import Reception, StagedWeights, receive_snapshot
 from rollout_worker.load_failure import NotLoaded
 from rollout_worker.weight_relay import WeightRelay
 
 HOLD_CHECK_S = 0.05
 """Time after which it is asked again whether an evaluation is under way."""
+SLOW_BYTES_PER_S = 16e6
+"""Of a receiver: with less, ranks that send are taken for silent."""
 _SIGNS = 4
 """LifeSigns of a relay within the time after which its silence is a failure."""
 _log = logging.getLogger(__name__)
@@ -116,9 +119,12 @@ class WeightReceiver(LinkEnd):
 
     def fault_of(self, link: WeightLink) -> str:
         now = time.monotonic()
-        for source, heard in list(link.owing.items()):
-            if now - heard > self._stall_s:
-                return f"rank {source} of {link.peer} owes weights and sent nothing for {self._stall_s:g} s"
+        owing = list(link.owing.items())
+        # All of them send at once, and a bucket is heard of when it is whole.
+        limit_s = self._stall_s + len(owing) * BUCKET_BYTES / SLOW_BYTES_PER_S
+        for source, heard in owing:
+            if now - heard > limit_s:
+                return f"rank {source} of {link.peer} owes weights and sent nothing for {limit_s:.3g} s"
         heard_t = link.heard_t
         if not link.relayed or heard_t is None or self._known <= self.version:
             return ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from zlib import crc32
 
@@ -37,6 +38,12 @@ def payload_key(run_id: str, task_id: str, attempt: int | str) -> str:
     return f"paceline:{run_id}:payload:{task_id}:{attempt}"
 
 
+@dataclass(eq=False)
+class _Server:
+    client: Any
+    writing: Patience = field(default_factory=Patience)
+
+
 class RedisPayloads:
     """In the servers of ``urls``."""
 
@@ -45,25 +52,25 @@ class RedisPayloads:
     def __init__(self, urls: Sequence[str], run_id: str) -> None:
         self._run_id = run_id
         self._urls = list(urls)
-        self._patience = Patience()
+        self._reading, self._asking = Patience(), Patience()
         # Its sockets wait for the largest transfer; the limit of each request follows its size.
-        self._servers = [connect(url, timeout_s=limit_s(LARGEST)) for url in urls]
+        self._servers = [_Server(connect(url, timeout_s=limit_s(LARGEST))) for url in urls]
 
     async def put(self, payloads: Mapping[Ref, bytes]) -> None:
-        async def write(server: Any, refs: Refs) -> None:
+        async def write(server: _Server, refs: Refs) -> None:
             sized = ((ref, len(payloads[ref])) for ref in refs)
             for part in slices(sized, SLICE_BYTES):
                 named = {self._key(*ref): payloads[ref] for ref in part}
-                async with self._patience.in_time(sum(map(len, named.values()))):
-                    await server.mset(named)
+                async with server.writing.in_time(sum(map(len, named.values()))):
+                    await server.client.mset(named)
 
         await self._on_servers(list(payloads), write)
 
     async def get(self, refs: Sequence[Ref]) -> Payloads:
         found: dict[Ref, bytes | None] = {}
 
-        async def read(server: Any, some: Refs) -> None:
-            values = await server.mget([self._key(*ref) for ref in some])
+        async def read(server: _Server, some: Refs) -> None:
+            values = await server.client.mget([self._key(*ref) for ref in some])
             found.update(zip(some, values, strict=True))
 
         await self._on_servers(refs, read)
@@ -76,7 +83,7 @@ class RedisPayloads:
             sized = ((ref, sizes[ref]) for ref in some)
             for part in slices(sized, SLICE_BYTES * len(self._servers)):
                 try:
-                    async with self._patience.in_time(sum(sizes[ref] for ref in part)):
+                    async with self._reading.in_time(sum(sizes[ref] for ref in part)):
                         found = await self.get(part)
                 except TimeoutError as error:
                     raise self._unavailable(error) from error
@@ -84,11 +91,11 @@ class RedisPayloads:
                     yield data
 
     async def delete(self, refs: Sequence[Ref]) -> None:
-        async def unlink(server: Any, some: Refs) -> None:
+        async def unlink(server: _Server, some: Refs) -> None:
             for start in range(0, len(some), NAMES_AT_ONCE):
                 names = [self._key(*ref) for ref in some[start : start + NAMES_AT_ONCE]]
-                async with self._patience.in_time(0):
-                    await server.unlink(*names)
+                async with self._asking.in_time(0):
+                    await server.client.unlink(*names)
 
         await self._on_servers(refs, unlink)
 
@@ -98,7 +105,7 @@ class RedisPayloads:
             return [
                 parse_ref(name.decode().rsplit("payload:", 1)[1].replace(":", "-"))
                 for server in self._servers
-                async for name in server.scan_iter(match=pattern, count=1000)
+                async for name in server.client.scan_iter(match=pattern, count=1000)
             ]
         except (RedisError, OSError) as error:
             raise self._unavailable(error) from error
@@ -109,7 +116,7 @@ class RedisPayloads:
 
     async def close(self) -> None:
         for server in self._servers:
-            await server.aclose()
+            await server.client.aclose()
 
     def _key(self, task_id: str, attempt: int) -> str:
         return payload_key(self._run_id, task_id, attempt)
@@ -118,20 +125,20 @@ class RedisPayloads:
         """The number that ``ask`` queues a question for, of each payload."""
         found: dict[Ref, int] = {}
 
-        async def query(server: Any, some: Refs) -> None:
+        async def query(server: _Server, some: Refs) -> None:
             for start in range(0, len(some), NAMES_AT_ONCE):
                 part = some[start : start + NAMES_AT_ONCE]
-                pipe = server.pipeline(transaction=False)
+                pipe = server.client.pipeline(transaction=False)
                 for ref in part:
                     ask(pipe, self._key(*ref))
-                async with self._patience.in_time(0):
+                async with self._asking.in_time(0):
                     found.update(zip(part, await pipe.execute(), strict=True))
 
         await self._on_servers(refs, query)
         return found
 
     async def _on_servers(
-        self, refs: Sequence[Ref], act: Callable[[Any, Refs], Awaitable[None]]
+        self, refs: Sequence[Ref], act: Callable[[_Server, Refs], Awaitable[None]]
     ) -> None:
         """``act`` on each server that has some of ``refs``, at the same time."""
         shares: dict[int, Refs] = defaultdict(list)

@@ -63,7 +63,7 @@ def model_problems(config: Config, first_row: Row | None) -> Iterator[Problem]:
 
 
 def check_model_config(path: str) -> None:
-    """Raises BadInput if model.path has no config.json that can be read; its weights need not be there.
+    """Raises BadInput if model.path is no directory and no model of the hub; weights need not be there.
 
     It takes seconds if the hub does not answer. The hub's own client tries for more than a minute.
     """

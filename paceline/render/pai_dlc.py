@@ -78,12 +78,13 @@ def _job(request: RenderRequest, kind: str, specs: list[Document], command: str)
     settings: Document = {"TerminationGracePeriodSeconds": math.ceil(longest_s) + SPARE_S}
     if options.rdma is not None:
         settings["EnableRDMA"] = True
+    longest = minutes(options.time_limit)
     return {
         "DisplayName": request.name,
         "WorkspaceId": options.workspace,
         "ResourceId": options.quota,
         "JobType": kind,
-        "JobMaxRunningTimeMinutes": minutes(options.time_limit),
+        **({} if longest is None else {"JobMaxRunningTimeMinutes": longest}),
         "Settings": settings,
         "Envs": dict(options.environment),
         "DataSources": [{"DataSourceId": one.name, "MountPath": one.path} for one in options.volumes],

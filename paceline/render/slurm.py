@@ -17,8 +17,6 @@ USES = frozenset(
     }
 )
 SCRIPT = "job.sbatch"
-NO_LIMIT = ("0", "UNLIMITED", "INFINITE")
-"""As Slurm reads them."""
 SPARE_S = 60
 """Slurm may signal a job a minute early or late, and a stopped run must have ended before its time limit."""
 FIRST_PORT = 10240
@@ -61,9 +59,8 @@ def _directives(request: RenderRequest) -> str:
 
 def _check_time(limit: str, stop_s: int) -> None:
     """Raises BadInput for what sbatch does not take, or what leaves no time to train."""
-    if limit.upper() in NO_LIMIT:
-        return
-    if minutes(limit) * 60 <= stop_s:
+    found = minutes(limit)
+    if found is not None and found * 60 <= stop_s:
         raise BadInput(
             f"--time-limit {limit}: the run is asked to stop {stop_s} s before its end (fleet.stop_s), so nothing would be "
             "trained. Give more"

@@ -7,9 +7,14 @@ import re
 
 from paceline.errors import BadInput
 
+NO_LIMIT = ("0", "UNLIMITED", "INFINITE")
+"""As Slurm reads them."""
 
-def minutes(text: str) -> int:
-    """Minutes of a time limit as Slurm writes it: D-HH:MM:SS and its shorter forms. Raises BadInput."""
+
+def minutes(text: str) -> int | None:
+    """Minutes of a time limit as Slurm writes it: D-HH:MM:SS and its shorter forms; None for no limit. Raises BadInput."""
+    if text.upper() in NO_LIMIT:
+        return None
     long = re.fullmatch(r"(\d+)-(\d+)(?::(\d+))?(?::(\d+))?", text)
     short = re.fullmatch(r"(?:(\d+):)?(\d+):(\d+)|(\d+)", text)
     if long:

@@ -20,6 +20,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from paceline.rpc.grpc_channel import LEADER_KEY
 from paceline.v1 import worker_pb2
@@ -142,8 +143,11 @@ class RequestStream:
         if frame.code:
             code = _CODES.get(frame.code, grpc.StatusCode.UNKNOWN)
             waiting.future.set_exception(_failure(code, frame.message, frame.leader))
-        else:
+            return
+        try:
             waiting.future.set_result(waiting.reply.FromString(frame.body))
+        except DecodeError as error:
+            waiting.future.set_exception(_failure(grpc.StatusCode.INTERNAL, f"bad reply: {error}"))
 
     def _end(self, failure: grpc.aio.AioRpcError) -> None:
         self.usable = False

@@ -193,8 +193,12 @@ class LocalFleet:
         record = self._record_of(spec)
         try:
             while not self._ending.is_set():
-                child = first or await Child.start(await self._ready(spec))
-                first = None
+                child, first = first, None
+                if child is None:
+                    ready = await self._ready(spec)
+                    if ready is None:
+                        return
+                    child = await Child.start(ready)
                 self._children[spec.name] = child
                 # The drain was meant for the previous process.
                 self._leaving.discard(spec.name)
@@ -223,8 +227,8 @@ class LocalFleet:
                 self._roles.pop(spec.name, None)
                 self._leaving.discard(spec.name)
 
-    async def _ready(self, spec: ChildSpec) -> ChildSpec:
-        """``spec`` as a process is started by it now."""
+    async def _ready(self, spec: ChildSpec) -> ChildSpec | None:
+        """``spec`` as a process is started by it now; None: no process is to be started any more."""
         return spec
 
     async def _is_done(self, spec: ChildSpec, child: Child, code: int) -> bool:

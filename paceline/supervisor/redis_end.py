@@ -14,6 +14,7 @@ from paceline.supervisor.evidence import Finding
 READ_BYTES = 1 << 18
 """Of the end of the log; a crash report has some 10 KiB."""
 CRASH = re.compile(r"crashed by signal: (\d+)")
+FAILURE = re.compile(r"(ASSERTION FAILED|Guru Meditation|OUT OF MEMORY|\S[^\n]*Exiting\.\.\.)")
 SHUTDOWN = re.compile(r"Received (SIG\w+) scheduling shutdown|User requested shutdown|bye bye")
 
 
@@ -26,12 +27,16 @@ def end_in_log(log: Path, pid: int) -> Finding | None:
     except OSError:
         return None
     # An earlier server may have had the same number.
-    _, started, text = text.rpartition(f"pid={pid}, just started")
-    if not started:
+    _, started, since = text.rpartition(f"pid={pid}, just started")
+    own = [line for line in since.splitlines() if line.startswith(f"{pid}:")]
+    if not started and not own:
         return None
-    said = "\n".join(line for line in text.splitlines() if line.startswith(f"{pid}:"))
+    said = "\n".join(own)
     if crash := CRASH.search(said):
         return Finding("crashed", f"signal {crash[1]}, says its log {log}")
+    if failure := FAILURE.search(said):
+        words = failure[1].partition(" # ")[2] or failure[1]
+        return Finding("error", f"{words}, says its log {log}")
     if shutdown := SHUTDOWN.search(said):
         return Finding("killed", f"{shutdown[1] or 'a shutdown'}, says its log {log}")
     return Finding("killed", f"signal 9: its log {log} ends without a shutdown or a crash")

@@ -47,8 +47,8 @@ class TextDecoder:
 
     @property
     def available(self) -> bool:
-        """Whether the run's tokenizer is on this host: workers need not send texts then."""
-        return self._file is not None
+        """Whether the run's tokenizer is on this host and decodes: workers need not send texts then."""
+        return self._file is not None and self._failures < MOST_FAILURES
 
     def fill(self, group: rollout_pb2.Group) -> None:
         """Decodes the texts that ``group`` lacks. Without a decoder they stay empty."""

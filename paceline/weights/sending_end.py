@@ -25,7 +25,7 @@ from paceline.v1 import worker_pb2
 from paceline.weights.arriving_weights import WeightSource
 from paceline.weights.link_greeting import PUBLISHER, await_hello
 from paceline.weights.share_request import Ask
-from paceline.weights.weight_link import LinkEnd, WeightLink
+from paceline.weights.weight_link import FORM_S, LinkEnd, WeightLink
 from paceline.weights.weight_manifest import WeightsRefused
 from paceline.weights.weight_sending import LifeSign, Sent, announce, send_life_sign, send_share
 from paceline.weights.weight_share import WHOLE_SHARE, WeightShare
@@ -44,10 +44,17 @@ class SendingEnd(LinkEnd):
     """Of buckets, over all links, since the start."""
     resumed = 0
     """Transfers that went on where an earlier one had broken off."""
+    taken_back = 0
+    """Publications up to this one were never committed, or nobody is to have them."""
 
     @property
     def first_source(self) -> int:
         return self.share.source
+
+    @property
+    def form_s(self) -> float:
+        # The receiver comes to the others when it has met source 0.
+        return FORM_S if self.share.source == 0 else 2 * FORM_S
 
     @abstractmethod
     def newest_for(self, link: WeightLink) -> WeightSource | None:
@@ -149,7 +156,8 @@ class SendingEnd(LinkEnd):
 
         def is_due() -> bool:
             source = self.newest_for(link)
-            return source is not None and source.publication >= ask.publication
+            newer = source is not None and source.publication >= ask.publication
+            return newer or ask.publication <= self.taken_back
 
         with self._changed:
             self._changed.wait_for(lambda: link.withdrawn.is_set() or is_due())

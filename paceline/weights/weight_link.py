@@ -54,6 +54,8 @@ class WeightLink:
     """Receiver: when it last heard of the publisher, on the monotonic clock; None while it does not listen."""
     owing: dict[int, float] = field(default_factory=dict)
     """Receiver: sources from 1 on that owe it something, and when it last heard of each."""
+    fault: str = ""
+    """What it was ended for; empty for nothing."""
     withdrawn: threading.Event = field(default_factory=threading.Event)
     formed: bool = False
 
@@ -91,6 +93,11 @@ class LinkEnd(ABC):
         """The source of a link whose mesh is formed first."""
         return 0
 
+    @property
+    def form_s(self) -> float:
+        """Seconds in which the other end has to come to the mesh."""
+        return FORM_S
+
     @abstractmethod
     def transfer(self, link: WeightLink, mesh: ProcessMesh) -> NoReturn:
         """Transfers versions over a formed mesh until it raises: EpochCancelled once the link is
@@ -126,7 +133,11 @@ class LinkEnd(ABC):
 
     def _over(self, link: WeightLink) -> bool:
         """Whether what is under way on the link is to end."""
-        return link.withdrawn.is_set() or bool(self.fault_of(link))
+        if link.withdrawn.is_set():
+            return True
+        # What is ended for a fault stays faulty, even if the other end is heard meanwhile.
+        link.fault = link.fault or self.fault_of(link)
+        return bool(link.fault)
 
     def fault_of(self, link: WeightLink) -> str:
         """What is wrong with a link of which no operation has failed; empty for nothing."""
@@ -142,7 +153,7 @@ class LinkEnd(ABC):
             size=2,
             device=torch.device("cpu") if self.through_host else self.device,
             cancelled=lambda: self._over(link),
-            timeout_s=FORM_S,
+            timeout_s=self.form_s,
             host=self.host,
         )
 
@@ -152,7 +163,7 @@ class LinkEnd(ABC):
             mesh = self._form(link, self.first_source)
             self.transfer(link, mesh)
         except EpochCancelled:
-            if fault := self.fault_of(link):
+            if fault := link.fault or self.fault_of(link):
                 self._failed(link, MeshError(fault))
         except Exception as error:
             # Whatever it was, the engine's loading included: this link has ended and is replaced.

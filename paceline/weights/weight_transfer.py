@@ -207,14 +207,17 @@ def _ask_all(
         share = WeightShare(source, len(sources))
         have, fingerprint = ([], "") if weights is None else weights.held_of(share)
         held = "" if base is None else base.fingerprint_of(share)
-        reception.heard(source)
         send_ask(mesh, Ask(offer.version, offer.publication, tuple(have), fingerprint, held))
     answers = []
     for source, mesh in enumerate(sources):
+        reception.heard(source)
         while (answer := recv_answer(mesh)) is None:
             reception.heard(source)
-        reception.heard(source)
+        # It waits for the answers of the others now.
+        reception.paid(source)
         answers.append(answer)
+    for source in range(len(sources)):
+        reception.heard(source)
     return answers
 
 

@@ -86,7 +86,8 @@ class ReplicaPublisher:
     def publish(self, version: Version) -> float:
         """Collective: makes the present weights the newest version; returns the seconds that it took.
 
-        On a GPU the copies go on beside training: call ``before_change`` before the weights are changed.
+        On a GPU the copies go on beside training: call ``before_change`` before the weights are changed. With several ranks
+        their exchange is on the communicator of FSDP2's gathers, so the next forward's first gather comes after it.
         """
         with self._copies.queued():
             return self._publish(version)

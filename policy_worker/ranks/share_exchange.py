@@ -63,7 +63,7 @@ class ShareExchange:
     """One rank's part. All ranks have the same manifest and extents, and run at the same time."""
 
     def __init__(
-        self, manifest: Manifest, share: WeightShare, extents: Sequence[Sequence[Extent]]
+        self, manifest: Manifest, share: WeightShare, extents: Sequence[Sequence[Sequence[int]]]
     ) -> None:
         """``extents``: by rank and by weight, in the manifest's order; a weight that every rank stores whole is in no slices.
 
@@ -72,7 +72,10 @@ class ShareExchange:
         self.manifest, self.share = manifest, share
         if manifest.bucket_bytes % _ALIGNMENT:
             raise ValueError(f"bucket_bytes = {manifest.bucket_bytes} is no multiple of 8")
-        self._extents = extents
+        # Those of other ranks come as JSON, which has lists for tuples.
+        self._extents: list[list[Extent]] = [
+            [(first, count) for first, count in rank] for rank in extents
+        ]
         self._everywhere = [self._check(place) for place in range(len(manifest.specs))]
         self._weights = [i for i, spec in enumerate(manifest.specs) if not spec.same_as]
         self._starts = [manifest.offsets[i] for i in self._weights]

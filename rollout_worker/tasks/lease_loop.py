@@ -52,7 +52,7 @@ class LeaseLoop:
     round_trip_s: float = 0.01
     """Moving average over calls that found tasks at once. Seconds."""
     empty_reason: rollout_pb2.EmptyReason = rollout_pb2.EMPTY_REASON_UNSPECIFIED
-    """Why the newest reply had no tasks; unspecified if it had some."""
+    """Why the newest reply had no tasks; unspecified if there were some."""
 
     async def run(self) -> None:
         while True:
@@ -79,6 +79,9 @@ class LeaseLoop:
                 # Tasks of an incarnation that is over belong to other workers by now.
                 continue
             if not reply.leases:
+                if reply.empty_reason == rollout_pb2.EMPTY_REASON_UNSPECIFIED:
+                    # There were some, and the row of each is too large for a message: the same request would get the same.
+                    self._seq += 1
                 if time.monotonic() - started < _PAUSE_S:
                     await self._nap()
                 continue

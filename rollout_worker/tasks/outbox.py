@@ -76,6 +76,7 @@ class Outbox:
     def clear(self) -> None:
         """This incarnation is over, and its groups would be refused."""
         self._queue.clear()
+        self._away_since = None
 
     async def run(self) -> None:
         """Sends for as long as the worker lives."""
@@ -136,6 +137,8 @@ class Outbox:
             else:
                 self.put(encoded)
         ready = {k: g for k, g in self._queue.items() if isinstance(g, Encoded)}
+        if not ready:
+            self._away_since = None
         sized = ((item, len(item[1].payload)) for item in ready.items())
         try:
             for part in slices(sized, SLICE_BYTES):

@@ -63,6 +63,8 @@ class RolloutController(
         """As a controller that does not lead."""
         self.verdict: int | None = None
         """Instead of ACCEPTED."""
+        self.too_large: set[str] = set()
+        """Tasks whose rows fit into no reply: they are dropped when they are leased."""
         self._to_lease: list[rollout_pb2.Lease] = []
         self._answered: tuple[tuple[int, int], list[rollout_pb2.Lease]] = ((0, 0), [])
         """Incarnation and number of the newest lease request, and its tasks."""
@@ -171,6 +173,7 @@ class RolloutController(
         await self._fenced(request, context)
         count = request.max_tasks
         leases, self._to_lease = self._to_lease[:count], self._to_lease[count:]
+        leases = [lease for lease in leases if lease.task.task_id not in self.too_large]
         self._answered = asked, leases
         return rollout_pb2.LeaseReply(leases=leases)
 

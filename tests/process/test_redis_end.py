@@ -17,6 +17,7 @@ from paceline.redis.server import ensure_redis, redis_log, stop_redis
 from paceline.run_view.files.fleet_file import ProcessId
 from paceline.supervisor.child import until_gone
 from paceline.supervisor.fault_reports import FaultReports
+from paceline.supervisor.redis_end import end_in_log
 from testbed.patience import patient
 
 
@@ -108,3 +109,28 @@ async def test_a_redis_whose_controller_has_ended_before_it_has_a_cause(
     assert (fault.pid, fault.cause) == (identity.pid, cause)
     assert words in fault.detail
     await reports.close()
+
+
+@pytest.mark.parametrize(
+    ("line", "cause", "words"),
+    [
+        (
+            "# Can't recover from AOF write error, always fsync. Exiting...",
+            "error",
+            "Can't recover",
+        ),
+        ("# === ASSERTION FAILED ===", "error", "ASSERTION FAILED"),
+        ("* Ready to accept connections tcp", "killed", "signal 9"),
+    ],
+)
+def test_a_redis_that_gave_up_says_so_in_its_log(
+    tmp_path: Path, line: str, cause: str, words: str
+) -> None:
+    log = tmp_path / "redis.log"
+    when = "25 Nov 2026 18:50:27.843"
+    start = f"7:M {when} * Valkey version=9.1.2, pid=7, just started\n"
+    earlier = f"{start}7:M {when} # Received SIGTERM scheduling shutdown...\n"
+    log.write_text(f"{earlier}{start}7:M {when} {line}\n8:M {when} # Exiting...\n")
+    found = end_in_log(log, 7)
+    assert found is not None and (found.cause, words in found.detail) == (cause, True)
+    assert end_in_log(log, 9) is None and end_in_log(tmp_path / "none", 7) is None

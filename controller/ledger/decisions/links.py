@@ -153,7 +153,8 @@ def break_link(d: Decider, c: cmd.BreakLink, now: float) -> None:
     if not sources or receiver is None:
         return
     # The network between these two may be at fault.
-    others = [w for w in _ready(d, sources) if w.worker_id != link.publisher] or sources
+    ready = _ready(d, sources)
+    others = [w for w in ready if w.worker_id != link.publisher] or ready
     sender = fleet.current(link.publisher, link.publisher_incarnation)
     relayed = sender is not None and sender.role is Role.ROLLOUT
     blamed = link.publisher if relayed and c.worker_id == link.receiver else ""

@@ -176,7 +176,7 @@ class NodeFleet(LocalFleet):
         assert isinstance(self.launcher, NodeLauncher)
         return self.launcher.rank(replica_of(name), rank_of(name))
 
-    async def _ready(self, spec: ChildSpec) -> ChildSpec:
+    async def _ready(self, spec: ChildSpec) -> ChildSpec | None:
         """With the point at which the ranks of a replica on several nodes meet."""
         if spec.role not in (POLICY, RANK):
             return spec
@@ -186,16 +186,16 @@ class NodeFleet(LocalFleet):
             return spec
         point = await self._point(replica, rank)
         if point is None:
-            return spec  # it is ended as soon as it has started
+            return None
         own = rank_environment(place, share.node, rank, point)
         return replace(spec, environment={**spec.environment, **own})
 
     async def _point(self, replica: str, rank: int) -> MeetingPoint | None:
-        """None if the fleet ends first."""
+        """None if the fleet ends, or this node leaves, first."""
         run_dir = self.launcher.run_dir
         if rank == 0:
             return await asyncio.to_thread(publish_point, run_dir, replica, self.address)
-        while not self._ending.is_set():
+        while not (self._ending.is_set() or self._going):
             if (point := await asyncio.to_thread(read_point, run_dir, replica)) is not None:
                 return point
             with contextlib.suppress(TimeoutError):

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -15,6 +16,7 @@ from paceline.payloads import transfer_limits
 from paceline.payloads.redis_payloads import RedisPayloads
 from paceline.payloads.store import Ref, StoreUnavailable
 from paceline.payloads.transfer_limits import SLICE_BYTES, limit_s
+from testbed.faults.tcp_proxy import TcpProxy
 from testbed.redis.redis_process import throwaway_redis
 
 MIB = 1 << 20
@@ -49,8 +51,8 @@ class Narrow:
 @pytest.fixture
 async def store(urls: list[str]) -> AsyncIterator[RedisPayloads]:
     found = RedisPayloads(urls[:1], "r")
-    await found._servers[0].flushdb()
-    found._servers[0] = Narrow(found._servers[0], 16 * MIB)
+    await found._servers[0].client.flushdb()
+    found._servers[0].client = Narrow(found._servers[0].client, 16 * MIB)
     yield found
     await found.close()
 
@@ -62,7 +64,7 @@ def payloads(count: int, size: int) -> dict[Ref, bytes]:
 async def test_many_payloads_land_although_no_large_request_would(store: RedisPayloads) -> None:
     groups = payloads(40, MIB)
     await store.put(groups)
-    sent = store._servers[0].sent
+    sent = store._servers[0].client.sent
     assert max(sent) <= SLICE_BYTES and sum(sent) == 40 * MIB, "each once"
     found = [data async for data in store.stream([*groups, (TaskId("t99"), 1)])]
     assert found == [*groups.values(), None]
@@ -70,7 +72,7 @@ async def test_many_payloads_land_although_no_large_request_would(store: RedisPa
 
 
 async def test_what_a_store_does_not_take_is_no_success(store: RedisPayloads) -> None:
-    store._servers[0].most = 0
+    store._servers[0].client.most = 0
     with pytest.raises(StoreUnavailable, match="does not answer"):
         await store.put(payloads(1, MIB))
     assert await store.list() == []
@@ -80,7 +82,7 @@ async def test_payloads_are_spread_over_several_servers(urls: list[str]) -> None
     both = RedisPayloads(urls, "spread")
     groups = payloads(64, 100)
     await both.put(groups)
-    counts = [await server.dbsize() for server in both._servers]
+    counts = [await server.client.dbsize() for server in both._servers]
     assert min(counts) >= 16
     reader = RedisPayloads(urls, "spread")
     assert [data async for data in reader.stream(list(groups))] == list(groups.values())
@@ -124,3 +126,30 @@ async def test_a_request_that_ran_out_of_time_gets_twice_as_much_and_a_fast_stor
             async with patience.in_time(0):
                 await never.wait()
     assert patience.factor == transfer_limits.MOST_PATIENCE
+
+
+async def test_a_store_that_answers_at_once_and_sends_slowly_is_read_in_the_end(
+    urls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The question for the sizes is quick each time: it must not shorten the time for the payload."""
+    monkeypatch.setattr(transfer_limits, "ANSWER_S", 0.2)
+    ref, payload = (TaskId("slow"), 1), b"x" * MIB
+    near = RedisPayloads(urls[:1], "run")
+    await near.put({ref: payload})
+    parts = urlsplit(urls[0])
+    assert parts.hostname is not None and parts.port is not None
+    with TcpProxy((parts.hostname, parts.port)) as proxy:
+        login = parts.netloc.rpartition("@")[0]
+        place = f"{login}@{proxy.address}" if login else proxy.address
+        store = RedisPayloads([parts._replace(netloc=place).geturl()], "run")
+        proxy.bytes_per_s = 700_000.0  # takes 1.5 s, where 0.5 s are usual
+        tries = 0
+        while True:
+            tries += 1
+            assert tries < 10, "the same limit, for ever"
+            with suppress(StoreUnavailable):
+                assert [data async for data in store.stream([ref])] == [payload]
+                break
+        assert tries > 1
+        await store.close()
+    await near.close()

@@ -171,6 +171,18 @@ async def test_a_task_leased_twice_by_a_repeated_reply_is_generated_once(play: P
         assert len(scene.engine.requests) == 1
 
 
+async def test_a_lease_of_which_no_row_fits_into_the_reply_is_not_asked_for_again(
+    play: Play,
+) -> None:
+    async with play() as scene:
+        scene.controller.too_large.add("t0")
+        scene.controller.lease("t0")
+        asked = len(scene.controller.lease_requests)
+        await until(lambda: len(scene.controller.lease_requests) > asked)
+        scene.controller.lease("t1")
+        await until(lambda: scene.engine.running == {"t1"})
+
+
 @pytest.mark.parametrize("stage", ["generating", "scoring", "waiting to be sent"])
 async def test_a_cancelled_task_is_aborted_and_never_handed_in(play: Play, stage: str) -> None:
     async with play(reward=GATED if stage == "scoring" else "exact_match") as scene:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Sequence
 
@@ -90,7 +91,8 @@ def slice_of(tensor: Tensor, rank: int, size: int) -> tuple[Tensor, Extent]:
 def shares_of(named: dict[str, Tensor], size: int, wire: WireDtype) -> tuple[list[Tensor], Ranks]:
     manifest = Manifest.of(named.items(), bucket_bytes=BUCKET_BYTES, dtype=wire.of)
     sliced = [[slice_of(t, rank, size) for t in named.values()] for rank in range(size)]
-    extents = [[extent for _, extent in row] for row in sliced]
+    # As the ranks get them from one another.
+    extents = json.loads(json.dumps([[extent for _, extent in row] for row in sliced]))
     flats = [
         torch.zeros(WeightShare(rank, size).size_bytes(manifest), dtype=torch.uint8)
         for rank in range(size)

@@ -155,10 +155,20 @@ def test_a_pytorch_job_has_the_nodes_that_the_fleet_needs() -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("7-00:00:00", 10080), ("90", 90), ("1:30:01", 91), ("2-12", 3600), ("5:30", 6), ("0", 1)],
+    [
+        ("7-00:00:00", 10080),
+        ("90", 90),
+        ("1:30:01", 91),
+        ("2-12", 3600),
+        ("5:30", 6),
+        ("0", None),
+        ("unlimited", None),
+    ],
 )
-def test_a_time_limit_is_read_as_slurm_reads_it(text: str, expected: int) -> None:
+def test_a_time_limit_is_read_as_slurm_reads_it(text: str, expected: int | None) -> None:
     assert minutes(text) == expected
+    job = job_of(CPU, "--time-limit", text)
+    assert job.get("JobMaxRunningTimeMinutes") == expected
 
 
 @pytest.mark.parametrize(
