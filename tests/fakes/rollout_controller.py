@@ -63,6 +63,7 @@ class RolloutController(
         """As a controller that does not lead."""
         self.verdict: int | None = None
         """Instead of ACCEPTED."""
+        self.decodes_texts = False
         self.too_large: set[str] = set()
         """Tasks whose rows fit into no reply: they are dropped when they are leased."""
         self._to_lease: list[rollout_pb2.Lease] = []
@@ -139,6 +140,7 @@ class RolloutController(
                 seq=self._seq,
                 lifecycle=worker_pb2.LIFECYCLE_REJOIN if dead else self.lifecycle,
                 cancelled=self.cancelled,
+                decodes_texts=self.decodes_texts,
             )
 
     async def Requests(self, requests: Any, context: Any) -> Any:

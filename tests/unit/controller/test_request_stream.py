@@ -19,6 +19,7 @@ from paceline.groups.invalid import Invalid
 from paceline.rpc import client
 from paceline.rpc.client import ControlPlane, RequestRefused
 from paceline.rpc.ports import free_ports
+from paceline.rpc.request_stream import RequestStream
 from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
 
 TOKEN = "of-the-run"
@@ -344,3 +345,38 @@ async def test_what_a_stream_left_open_is_cancelled_with_it() -> None:
         with pytest.raises(asyncio.CancelledError):
             await call
         await cancelled.wait()
+
+
+class Call:
+    """WorkerService.Requests of a controller; ``replies`` are what it sends."""
+
+    def __init__(self) -> None:
+        self.replies: asyncio.Queue[worker_pb2.ReplyFrame] = asyncio.Queue()
+        self.written: list[worker_pb2.RequestFrame] = []
+
+    async def write(self, frame: worker_pb2.RequestFrame) -> None:
+        self.written.append(frame)
+
+    async def read(self) -> Any:
+        return await self.replies.get()
+
+    def cancel(self) -> None:
+        pass
+
+
+async def test_a_reply_that_cannot_be_read_fails_its_own_request_and_no_other() -> None:
+    call = Call()
+    stream = RequestStream(call, largest=1 << 20)
+    bad, good = (
+        stream.send("RolloutService.LeaseTasks", rollout_pb2.LeaseReply, request, 60.0)
+        for request in (rollout_pb2.LeaseRequest(), rollout_pb2.LeaseRequest(lease_seq=2))
+    )
+    call.replies.put_nowait(worker_pb2.ReplyFrame(number=1, body=b"\xff\xff"))
+    reason = rollout_pb2.EMPTY_REASON_PAUSED
+    body = rollout_pb2.LeaseReply(empty_reason=reason).SerializeToString()
+    call.replies.put_nowait(worker_pb2.ReplyFrame(number=2, body=body))
+    with pytest.raises(grpc.aio.AioRpcError, match="bad reply"):
+        await asyncio.wait_for(bad, 60)
+    assert (await asyncio.wait_for(good, 60)).empty_reason == reason
+    assert stream.usable
+    stream.close()

@@ -14,6 +14,7 @@ from paceline.node_placement import (
     Placement,
     WorkerPlace,
     gpus_of_worker,
+    nodes_needed,
     parse_roles,
 )
 from paceline.supervisor.nodes.node_fleet import wanted
@@ -265,3 +266,17 @@ def test_gpus_that_are_not_given_out_are_shared() -> None:
     share = Share(0, placement, ())
     assert set(placement.on(0)) == {"policy-0", "rollout-0"}
     assert share.devices("rollout", 0) == {}
+
+
+@pytest.mark.parametrize(
+    ("fleet", "gpus", "nodes"),
+    [
+        ({"policy": 16, "policy_ranks": 8, "rollout": 1000}, 8, 141),
+        ({"policy": 2, "policy_ranks": 12, "rollout": 1}, 8, 4),
+        ({"policy": 1, "policy_ranks": 1, "rollout": 1}, 8, 1),
+    ],
+)
+def test_a_fleet_needs_the_nodes_that_its_workers_fill(
+    fleet: dict[str, int], gpus: int, nodes: int
+) -> None:
+    assert nodes_needed(config_of(fleet=fleet), gpus) == nodes
