@@ -130,6 +130,7 @@ class Controller:
         self._rows = asyncio.create_task(self.load_rows())
         presence = asyncio.create_task(self._presence())
         try:
+            term = 0
             while True:
                 try:
                     term = await self._stand_by()
@@ -139,7 +140,7 @@ class Controller:
                         log,
                         "stepping down",
                         why=str(why),
-                        late=self._late.get("why", ""),
+                        late=self._late["why"] if self._late.get("term") == term else "",
                         level=logging.WARNING,
                     )
                 except (RedisError, OSError, JournalGap) as error:
@@ -203,7 +204,6 @@ class Controller:
 
     async def _lead(self, term: int) -> None:
         assert self.replica is not None and self._rows is not None
-        self._late = {}  # of an earlier term
         # Nobody else can append from here on: what is read now is the end.
         await self.replica.catch_up(self.journal)
         leader = self.leader = Leader(self.context, self._rows.result(), self.replica, term)
@@ -212,7 +212,7 @@ class Controller:
         self._topic.wake()
         try:
             await leader.run()
-        except Deposed:
+        except (Deposed, RedisError, OSError, JournalGap):
             self._late = {
                 "term": term,
                 "why": leader.renewals.why_late(),
