@@ -95,7 +95,7 @@ def run_stage(place: Place, title: str) -> None:
 
 def _run(place: Place, command: list[str], progress: Progress) -> int:
     """Exit status of ``command``, whose output is added to the log of the stage."""
-    with place.log.open("ab") as log:
+    with place.log.open("ab") as log, _Stops() as stops:
         # A session of its own: Ctrl-C in a terminal reaches it once, from here.
         process = subprocess.Popen(
             command,
@@ -105,35 +105,50 @@ def _run(place: Place, command: list[str], progress: Progress) -> int:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        with _passing_on(process) as told:
-            while True:
-                try:
-                    status = process.wait(POLL_S)
-                    break
-                except subprocess.TimeoutExpired:
-                    text, share = state_of(place)
-                    progress.show(f"{text}, stopping" if told else text, share)
-    if told:
+        stops.go_to(process)
+        while True:
+            try:
+                status = process.wait(POLL_S)
+                break
+            except subprocess.TimeoutExpired:
+                text, share = state_of(place)
+                progress.show(f"{text}, stopping" if stops.told else text, share)
+    if stops.told:
         raise Interrupted
     return status
 
 
-@contextlib.contextmanager
-def _passing_on(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
-    """Signals that ask this process to stop go to ``process``, which writes a checkpoint and ends. Yields those that came."""
-    told: list[int] = []
+class _Stops:
+    """Signals that ask this process to stop. They go to a process that writes a checkpoint and ends, also those that
+    came before it was there."""
 
-    def tell(number: int, frame: object) -> None:
-        told.append(number)
-        process.send_signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+    def __init__(self) -> None:
+        self.told: list[int] = []
+        self._passed = 0
+        self._process: subprocess.Popen[bytes] | None = None
 
-    stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, tell) for number in stops}
-    try:
-        yield told
-    finally:
-        for number, handler in before.items():
+    def __enter__(self) -> _Stops:
+        stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        self._before = {number: signal.signal(number, self._tell) for number in stops}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def go_to(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._pass_on()
+
+    def _tell(self, number: int, frame: object) -> None:
+        self.told.append(number)
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        while self._process is not None and self._passed < len(self.told):
+            number = self.told[self._passed]
+            self._passed += 1
+            self._process.send_signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
 
 
 def state_of(place: Place) -> tuple[str, float]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -222,3 +225,21 @@ def test_ctrl_c_reaches_the_stage_once_and_is_no_failure(tmp_path: Path) -> None
     with pytest.raises(runner.Interrupted):
         runner._run(where, [sys.executable, "-c", script], runner.Progress("sft"))
     assert where.log.read_text() == "told\n"
+
+
+def test_ctrl_c_at_the_very_start_of_a_stage_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was lost on the stage, which has a session of its own, and went on alone."""
+    started, start = [], subprocess.Popen
+
+    def interrupted(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(start(*arguments, **options))
+        os.kill(os.getpid(), signal.SIGINT)
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    where = of("sft", tmp_path)
+    with pytest.raises(runner.Interrupted):
+        runner._run(where, ["sleep", "600"], runner.Progress("sft"))
+    assert started[0].poll() == -signal.SIGINT
