@@ -52,7 +52,7 @@ def attribution() -> str:
         f"that nobody had injected counts as wrong. A fault cost {of_causes / faults:.1f} s on average. "
         f"{found['training_share']:.0%} of the time was spent training; of the {found['lost_s']:.0f} s that commits were late, "
         f"{of_causes:.0f} s were while a fault was not over. "
-        f"The machine had other work: its load average was {found['machine']['load_at_start']:.1f} at the start."
+        f"The load average was {found['machine']['load_at_start']:.1f} at the start."
     )
 
 
