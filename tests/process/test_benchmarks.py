@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ from testbed.patience import patient
 
 ROOT = Path(__file__).resolve().parents[2]
 WHY_NOT = why_not()
+ENVIRONMENT = dict(os.environ)
+"""As it is before any test: vLLM leaves torchrun's variables in the process that it ran in."""
 
 
 def test_the_control_plane_is_measured(tmp_path: Path) -> None:
@@ -21,7 +24,9 @@ def test_the_control_plane_is_measured(tmp_path: Path) -> None:
     out = tmp_path / "row.json"
     short = ["--clients", "1", "--payloads", "16x16", "--seconds", "0.5", "--warm-up", "0.5"]
     command = [sys.executable, "-m", "benchmarks.control_plane", *short, "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=patient(120))
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT, timeout=patient(120)
+    )
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(out.read_text())["rows"]
     assert (row["payload"], row["clients"]) == ("16x16", 1)
@@ -42,7 +47,9 @@ def test_reading_of_payloads_is_measured(tmp_path: Path) -> None:
         "1",
     ]
     command = [sys.executable, "-m", "benchmarks.scale", "fetch", *short, "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=patient(120))
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT, timeout=patient(120)
+    )
     assert done.returncode == 0, done.stderr
     assert set(json.loads(out.read_text())["median_s"]) == {"raw", "fetch", "checked"}
 
@@ -53,7 +60,9 @@ def test_a_rank_that_publishes_takes_its_share_and_two_buckets(tmp_path: Path) -
     out = tmp_path / "memory.json"
     short = ["--ranks", "2", "--hidden", "512", "--layers", "16"]
     command = [sys.executable, "-m", "benchmarks.publishing_memory", *short, "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=380)
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT, timeout=380
+    )
     assert done.returncode == 0, done.stderr
     rows = {row["how"]: row for row in json.loads(out.read_text())["rows"]}
     two_buckets = 2 * rows["share"]["bucket_mib"]
@@ -74,7 +83,9 @@ def test_the_throughput_of_a_fleet_on_emulated_gpus_is_measured(tmp_path: Path) 
     out = tmp_path / "scaling.json"
     short = ["--workers", "1", "--staleness", "2", "--groups", "4", "--window", "2"]
     command = [sys.executable, "-m", "benchmarks.scaling", *short, "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=patient(280))
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT, timeout=patient(280)
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())
     (run,) = found["runs"]
@@ -92,7 +103,9 @@ def test_injected_faults_get_the_causes_that_were_injected(tmp_path: Path) -> No
     kinds = ["worker: error exit", "worker: SIGKILL, again before it registers", "leader: SIGKILL"]
     short = ["--rounds", "1", "--calm-s", "1", "--kinds", *kinds]
     command = [sys.executable, "-m", "benchmarks.attribution", *short, "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=patient(380))
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT, timeout=patient(380)
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(out.read_text())
     assert sorted(injection["kind"] for injection in found["injections"]) == sorted(kinds)
@@ -102,7 +115,9 @@ def test_injected_faults_get_the_causes_that_were_injected(tmp_path: Path) -> No
 def test_the_planner_is_compared_with_a_published_run(tmp_path: Path) -> None:
     out = tmp_path / "planner.json"
     command = [sys.executable, "-m", "benchmarks.planner", "--only", "DORA 32B", "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=patient(240))
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT, timeout=patient(240)
+    )
     assert done.returncode == 0, done.stderr
     rows = json.loads(out.read_text())["rows"]
     assert [row["system"] for row in rows] == ["DORA 32B"] * 2
