@@ -77,11 +77,16 @@ def gpus_of_worker(config: Config, pool: str) -> int:
     return config.rollout.tensor_parallel * stages
 
 
+def _workers(config: Config) -> dict[str, int]:
+    """Workers that are placed, spares included, by pool."""
+    counts = desired_workers(config)
+    counts[ROLLOUT] += config.fleet.rollout_spares
+    return counts
+
+
 def nodes_needed(config: Config, gpus: int) -> int:
     """Nodes of ``gpus`` GPUs that have room for the workers of [fleet]. None but a replica may need more than one has."""
-    wanted = desired_workers(config)
-    wanted[ROLLOUT] += config.fleet.rollout_spares
-    total = sum(n * gpus_of_worker(config, pool) for pool, n in wanted.items())
+    total = sum(n * gpus_of_worker(config, pool) for pool, n in _workers(config).items())
     count = max(1, -(-total // gpus)) if gpus else 1
     while True:
         try:
@@ -97,8 +102,7 @@ class Placement:
 
     def __init__(self, config: Config, nodes: Nodes) -> None:
         self._nodes = nodes
-        self._counts = desired_workers(config)
-        self._counts[ROLLOUT] += config.fleet.rollout_spares
+        self._counts = _workers(config)
         self._needs = {
             pool: gpus_of_worker(config, pool) if nodes.gpus else 0 for pool in self._counts
         }

@@ -37,7 +37,7 @@ from rollout_worker.weight_relay import WeightRelay
 HOLD_CHECK_S = 0.05
 """Time after which it is asked again whether an evaluation is under way."""
 SLOW_BYTES_PER_S = 16e6
-"""Of a receiver: with less, ranks that send are taken for silent."""
+"""Ranks that send at once share a receiver's bandwidth: each bucket of theirs is allowed the time that this one takes."""
 _SIGNS = 4
 """LifeSigns of a relay within the time after which its silence is a failure."""
 _log = logging.getLogger(__name__)

@@ -92,8 +92,8 @@ def control_plane() -> str:
 
 def control_plane_against() -> str:
     rows, loads = [], []
-    for which in ("", "_batched", "_processes"):
-        found = results(f"control_plane_against{which}")
+    for kind in ("", "_batched", "_processes"):
+        found = results(f"control_plane_against{kind}")
         for payload, compared in found["against"].items():
             loads += [run["load_average"] for pair in compared["pairs"] for run in pair.values()]
             cells: list[object] = [
@@ -102,6 +102,11 @@ def control_plane_against() -> str:
                 found["machine"]["load_processes"],
                 len(compared["pairs"]),
             ]
+            cores = [
+                median(pair[which]["leader_cpu"] for pair in compared["pairs"])
+                for which in ("other", "this")
+            ]
+            cells.append(f"{cores[0]:.2f} → {cores[1]:.2f}")
             for measure in ("groups_per_cpu_s", "groups_per_s", "p99_ms"):
                 before, now = (
                     median(pair[which][measure] for pair in compared["pairs"])
@@ -113,7 +118,7 @@ def control_plane_against() -> str:
                     f"({min(ratios):.2f} to {max(ratios):.2f})"
                 )
             rows.append(cells)
-    head = ["payload", "groups a submission", "processes of clients", "pairs"]
+    head = ["payload", "groups a submission", "processes of clients", "pairs", "leader, cores"]
     head += ["groups per second of the leader's CPU", "groups/s", "p99, ms"]
     lines = [table(head, rows), ""]
     lines.append(f"Load averages of 2 cores: {min(loads):.0f} to {max(loads):.0f}.")
