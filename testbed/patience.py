@@ -39,3 +39,27 @@ class Patience:
         self._left_s -= (now - self._at) / self._slow()
         self._at = now
         return self._left_s > 0
+
+
+def until(
+    true: Callable[[], object],
+    limit_s: float,
+    *,
+    every_s: float = 0.1,
+    goes_on: Callable[[], None] = lambda: None,
+    said: Callable[[], str] = str,
+) -> None:
+    """Polls until ``true()``. Raises AssertionError after ``limit_s`` of an idle machine, and what ``goes_on`` raises.
+
+    A question that takes long, as a command in a process of its own does, is asked less often: else it would take from
+    what it waits for the time that this needs.
+    """
+    patience = Patience(limit_s)
+    while True:
+        begun = time.monotonic()
+        if true():
+            return
+        took_s = time.monotonic() - begun
+        goes_on()
+        assert patience.left(), f"it never became true:\n{said()}"
+        time.sleep(max(every_s, 2 * took_s))

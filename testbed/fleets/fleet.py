@@ -18,7 +18,7 @@ from paceline.process.asyncio_thread import BackgroundLoop
 from paceline.redis.client import connect_sync
 from paceline.rpc.client import ControlPlane
 from paceline.v1 import admin_pb2
-from testbed.patience import Patience
+from testbed.patience import Patience, until
 
 Event = Mapping[str, Any]
 RUN = "tiny"
@@ -98,11 +98,7 @@ class Fleet:
         return {w.worker_id: w for w in self.status().workers if w.state != "dead"}
 
     def until(self, true: Callable[[], object], limit_s: float = 60.0) -> None:
-        patience = Patience(limit_s)
-        while not true():
-            self.check()
-            assert patience.left(), f"it never became true:\n{self.said()}"
-            time.sleep(0.05)
+        until(true, limit_s, every_s=0.05, goes_on=self.check, said=self.said)
 
     def mark(self) -> int:
         """Where ``first`` may start to look: everything journalled so far is older."""

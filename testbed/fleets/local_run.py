@@ -8,7 +8,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import tomli_w
 
 from paceline.run_view.files.fleet_file import FleetRecord, ProcessId
-from testbed.patience import Patience, patient
+from testbed.patience import Patience, patient, until
 from testbed.tiny_model import make_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,11 +109,10 @@ class Up:
 
     def until(self, true: Callable[[], object], limit_s: float = 150.0) -> None:
         """Polls until ``true()``; fails if the run ends or the time runs out first."""
-        patience = Patience(limit_s)
-        while not true():
-            assert self.process.poll() is None, f"the run ended:\n{self.said()}"
-            assert patience.left(), f"it never became true:\n{self.said()}"
-            time.sleep(0.1)
+        until(true, limit_s, goes_on=self._check, said=self.said)
+
+    def _check(self) -> None:
+        assert self.process.poll() is None, f"the run ended:\n{self.said()}"
 
     def step(self) -> int:
         """Newest committed step."""

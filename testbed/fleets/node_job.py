@@ -8,16 +8,19 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.cli.common import Target
+from paceline.errors import BadInput
+from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
 from paceline.rpc.ports import free_ports
 from paceline.run_view.files.fleet_file import FleetRecord, ProcessId
+from paceline.v1 import admin_pb2
 from testbed.faults.network_namespaces import Hosts
 from testbed.fleets.local_run import ROOT, paceline
-from testbed.patience import Patience, patient
+from testbed.patience import patient, until
 
 
 class NodeProcesses:
@@ -81,14 +84,11 @@ class NodeProcesses:
 
     def until(self, true: Callable[[], object], limit_s: float = 180.0) -> None:
         """Polls until ``true()``; fails if a node ends or the time runs out first."""
-        patience = Patience(limit_s)
-        while not true():
-            ended = [
-                rank for rank, process in self._processes.items() if process.returncode is None
-            ]
-            assert all(self._processes[rank].poll() is None for rank in ended), self.said()
-            assert patience.left(), f"it never became true:\n{self.said()}"
-            time.sleep(0.1)
+        until(true, limit_s, goes_on=self._check, said=self.said)
+
+    def _check(self) -> None:
+        running = [p for p in self._processes.values() if p.returncode is None]
+        assert all(process.poll() is None for process in running), self.said()
 
     def steps(self, more: int) -> None:
         """Waits for so many more steps."""
@@ -102,16 +102,13 @@ class NodeProcesses:
         return max((row["step"] for row in rows if row["kind"] == "step"), default=0)
 
     def has_leader(self) -> bool:
-        return paceline("status", "--json", "--run-dir", str(self.run_dir)).returncode == 0
+        return self._status() is not None
 
     def running_workers(self) -> set[str]:
         """Those that the leader sees at work; empty while there is no leader."""
-        shown = paceline("status", "--json", "--run-dir", str(self.run_dir))
-        if shown.returncode != 0:
-            return set()
-        return {
-            w["worker_id"] for w in json.loads(shown.stdout)["workers"] if w["state"] == "running"
-        }
+        status = self._status()
+        found = status.workers if status is not None else ()
+        return {w.worker_id for w in found if w.state == "running"}
 
     def command(self, *arguments: str) -> None:
         """A command of ``paceline`` about the run, which succeeds."""
@@ -158,6 +155,21 @@ class NodeProcesses:
         if record is None:
             return []
         return [*record.survivors(), *(one for one in record.redis if one.alive())]
+
+    def _status(self) -> admin_pb2.StatusReply | None:
+        """Asked in this process: polls that start a command each would take a core from the run."""
+
+        async def ask(control: ControlPlane) -> admin_pb2.StatusReply:
+            request = admin_pb2.StatusRequest()
+            reply: admin_pb2.StatusReply = await control.call(
+                "AdminService.GetStatus", request, timeout_s=5.0
+            )
+            return reply
+
+        try:
+            return Target(run_dir=self.run_dir).ask(ask)
+        except (BadInput, ControlPlaneUnavailable):
+            return None
 
     def _record(self, rank: int) -> FleetRecord | None:
         home = self.run_dir if rank == 0 else self.run_dir / "nodes" / f"node-{rank}"
