@@ -87,6 +87,7 @@ def test_a_replica_on_two_nodes_comes_back_after_the_death_of_any_of_its_ranks(
     assert_sound(job, 40)
 
 
+@pytest.mark.slow  # in every run: test_replica_on_hosts.py, and the loss of a node's host in test_node.py
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 def test_a_replica_on_two_hosts_comes_back_after_the_loss_of_either(
     hosts: NamespacedNodes, tmp_path: Path

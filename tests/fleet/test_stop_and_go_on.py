@@ -32,17 +32,9 @@ def pause_and_scale(up: Up) -> None:
     up.until(lambda: any(e["worker_id"] == "rollout-1" for e in up.events("WorkerChanged")))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_goes_on_to_its_end_and_redoes_nothing(
-    tmp_path: Path, number: signal.Signals
-) -> None:
-    policy = 2 if number is signal.SIGINT else 1
-    config = write_run(
-        tmp_path,
-        train={"steps": STEPS, "checkpoint_every": STEPS, "eval_every": STEPS},
-        fleet={"policy": policy, "rollout": 1},
-    )
-    up = Up(config, tmp_path / "run")
+def interrupted(config: Path, number: signal.Signals) -> int:
+    """The last step of a run that got the signal, which wrote a checkpoint of it and left nothing running."""
+    up = Up(config, config.parent / "run")
     try:
         up.until(lambda: up.step() >= 3)
         up.process.send_signal(number)
@@ -51,11 +43,28 @@ def test_an_interrupted_run_goes_on_to_its_end_and_redoes_nothing(
         faults = [e["text"] for e in up.events() if e.get("severity") in ("warning", "error")]
         assert faults == []
         assert up.summary()["status"] == "interrupted"
-        stopped_at = up.events("StepCommitted")[-1]["step"]
+        stopped_at = int(up.events("StepCommitted")[-1]["step"])
         assert [e["step"] for e in up.events("CheckpointRecorded")] == [stopped_at]
     finally:
         up.close()
+    return stopped_at
 
+
+def write(where: Path, policy: int) -> Path:
+    return write_run(
+        where,
+        train={"steps": STEPS, "checkpoint_every": STEPS, "eval_every": STEPS},
+        fleet={"policy": policy, "rollout": 1},
+    )
+
+
+def test_a_terminated_run_ends_as_one_that_is_interrupted(tmp_path: Path) -> None:
+    assert interrupted(write(tmp_path, policy=1), signal.SIGTERM) >= 3
+
+
+def test_an_interrupted_run_goes_on_to_its_end_and_redoes_nothing(tmp_path: Path) -> None:
+    config = write(tmp_path, policy=2)
+    stopped_at = interrupted(config, signal.SIGINT)
     again = Up(config, tmp_path / "run")
     try:
         again.until(lambda: again.step() >= stopped_at + 2)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -12,55 +10,65 @@ import pytest
 from tests.fixtures import ranks
 from tests.fixtures.train_states import tiny_config
 
+pytestmark = pytest.mark.long
 
-def reductions(
-    folder: Path,
-    when: str,
-    dtype: str = "float32",
-    count: int = 2,
-    train: Mapping[str, Any] = MappingProxyType({}),
-    **arguments: Any,
-) -> Any:
+Measured = dict[str, dict[str, Any]]
+
+
+def config_of(folder: Path, when: str, dtype: str = "float32", **train: Any) -> str:
     config = tiny_config(folder, tokens_per_microbatch=64, gradient_sync=when, **train)
-    config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
-    return ranks.run(count, "reductions", config=config.model_dump_json(), **arguments)
+    model = config.model.model_copy(update={"dtype": dtype})
+    return config.model_copy(update={"model": model}).model_dump_json()
 
 
-@pytest.mark.long  # three replicas of two ranks
-def test_a_step_reduces_once_and_to_the_same_gradient(tmp_path: Path) -> None:
-    step, row = (reductions(tmp_path, when) for when in ("step", "row"))
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    """A step each of one replica of two ranks."""
+    folder = tmp_path_factory.mktemp("reductions")
+    each: dict[str, dict[str, Any]] = {
+        "step": {"config": config_of(folder, "step")},
+        "row": {"config": config_of(folder, "row")},
+        "left": {"config": config_of(folder, "step"), "leave": True},
+        "half": {"config": config_of(folder, "step", "bfloat16")},
+        "kept": {"config": config_of(folder, "step", reshard_after_forward=False)},
+    }
+    found = ranks.run_each(2, "reductions", list(each.values()))
+    return dict(zip(each, found, strict=True))
+
+
+def test_a_step_reduces_once_and_to_the_same_gradient(measured: Measured) -> None:
+    step, row = measured["step"], measured["row"]
     # Of the blocks and of the root, in the last row alone.
     assert 0 < step["times"] < row["times"]
     assert row["times"] % step["times"] == 0
     assert step["norm"] == pytest.approx(row["norm"], rel=1e-5)
     assert step["sharded"]
     # What a step that was left behind had added up is in no later one.
-    again = reductions(tmp_path, "step", leave=True)
+    again = measured["left"]
     assert again["cancelled"] is True
     assert again["times"] == step["times"]
     assert again["norm"] == step["norm"]
 
 
-@pytest.mark.long  # three replicas of two ranks
-def test_bfloat16_is_gathered_and_float32_is_summed_and_stored(tmp_path: Path) -> None:
-    half = reductions(tmp_path, "step", "bfloat16")
+def test_bfloat16_is_gathered_and_float32_is_summed_and_stored(
+    measured: Measured, tmp_path: Path
+) -> None:
+    half = measured["half"]
     assert half["gathered"] == ["torch.bfloat16"]
     assert half["reduced"] == half["stored"] == ["torch.float32"]
     # As one rank with autocast, and as float32, up to the precision of bfloat16.
-    one = reductions(tmp_path, "step", "bfloat16", count=1)
-    whole = reductions(tmp_path, "step")
+    one = ranks.run(1, "reductions", config=config_of(tmp_path, "step", "bfloat16"))
+    whole = measured["step"]
     assert whole["gathered"] == ["torch.float32"]
     for other in (one, whole):
         assert half["norm"] == pytest.approx(other["norm"], rel=0.02)
         assert half["loss"] == pytest.approx(other["loss"], rel=0.02, abs=1e-3)
 
 
-@pytest.mark.long  # two replicas of two ranks
 def test_weights_that_stay_gathered_are_gathered_once_a_row_and_change_no_number(
-    tmp_path: Path,
+    measured: Measured,
 ) -> None:
-    again = reductions(tmp_path, "step")
-    kept = reductions(tmp_path, "step", train={"reshard_after_forward": False})
+    again, kept = measured["step"], measured["kept"]
     # The root stays gathered in both; blocks are gathered by the forward, and by default by the backward as well.
     blocks = kept["units"] - 1
     rows, rest = divmod(kept["gathers"], kept["units"])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -15,35 +13,52 @@ from policy_worker.checkpoint.checkpoint import Checkpointer
 from tests.fixtures import ranks
 from tests.fixtures.train_states import all_bits, assert_same_bits, tiny_config, tiny_state
 
+pytestmark = pytest.mark.long
 
-def train(
-    folder: Path, name: str, model: Mapping[str, Any] = MappingProxyType({}), **settings: Any
-) -> Any:
-    """Two steps of two ranks with a KL term to a reference, and a checkpoint. ``model``: settings of [model]."""
-    base = tiny_config(folder, tokens_per_microbatch=64, kl_coef=0.1).model_dump()
-    base["model"] |= model
-    base["train"] |= settings
-    config = Config.model_validate(base)
-    (folder / name).mkdir()
-    return ranks.run(
-        2, "trainer", config=config.model_dump_json(), run_dir=str(folder / name), steps=2
-    )
+RECOMPUTED = {"gradient_checkpointing": True}
+SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "plain": ({}, {}),
+    "on_host": ({}, {"offload_optimizer": True, "offload_frozen": True}),
+    "recomputed": (RECOMPUTED, {}),
+    "inputs_on_host": (RECOMPUTED, {"offload_activations": True}),
+    "compiled": ({"compile": True, "attention": "flex"}, {}),
+}
+"""Of [model] and of [train]."""
 
 
-@pytest.mark.long  # two replicas of two ranks
-def test_two_ranks_train_the_same_with_moments_and_reference_on_the_host(tmp_path: Path) -> None:
-    here = train(tmp_path, "here")
-    there = train(tmp_path, "there", offload_optimizer=True, offload_frozen=True)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("offloaded")
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path) -> dict[str, Any]:
+    """Two steps with each setting, by one replica of two ranks with a KL term to a reference, and a checkpoint."""
+    each = []
+    for name, (model, train) in SETTINGS.items():
+        base = tiny_config(folder, tokens_per_microbatch=64, kl_coef=0.1).model_dump()
+        base["model"] |= model
+        base["train"] |= train
+        (folder / name).mkdir()
+        config = Config.model_validate(base).model_dump_json()
+        each.append({"config": config, "run_dir": str(folder / name), "steps": 2})
+    return dict(zip(SETTINGS, ranks.run_each(2, "trainer", each), strict=True))
+
+
+def test_two_ranks_train_the_same_with_moments_and_reference_on_the_host(
+    folder: Path, trained: dict[str, Any]
+) -> None:
+    here, there = trained["plain"], trained["on_host"]
     assert there["trained"] == here["trained"]  # losses, norms and digests of the weights
     assert_same_bits(
-        load_file(tmp_path / "there" / "trained-0.safetensors"),
-        load_file(tmp_path / "here" / "trained-0.safetensors"),
+        load_file(folder / "on_host" / "trained-0.safetensors"),
+        load_file(folder / "plain" / "trained-0.safetensors"),
     )
     # Slices of moments on the host are slices in the checkpoint: of one rank they are whole.
-    config = tiny_config(tmp_path)
+    config = tiny_config(folder)
     states = [tiny_state(config) for _ in (here, there)]
     for state, found in zip(states, (here, there), strict=True):
-        reader = Checkpointer(tmp_path, config)
+        reader = Checkpointer(folder, config)
         assert reader.restore(state, found["checkpoint"])["ranks"] == 2
         reader.close()
     assert_same_bits(all_bits(states[1]), all_bits(states[0]))
@@ -51,17 +66,12 @@ def test_two_ranks_train_the_same_with_moments_and_reference_on_the_host(tmp_pat
     assert moments and all(bool(t.any()) for t in moments)
 
 
-@pytest.mark.long  # two replicas of two ranks
-def test_two_ranks_train_the_same_with_block_inputs_on_the_host(tmp_path: Path) -> None:
-    recomputed = {"gradient_checkpointing": True}
-    here = train(tmp_path, "here", recomputed)
-    there = train(tmp_path, "there", recomputed, offload_activations=True)
-    assert there["trained"] == here["trained"]
+def test_two_ranks_train_the_same_with_block_inputs_on_the_host(trained: dict[str, Any]) -> None:
+    assert trained["inputs_on_host"]["trained"] == trained["recomputed"]["trained"]
 
 
-@pytest.mark.long  # two replicas of two ranks, and a compiler
-def test_two_ranks_train_alike_with_compiled_blocks_and_flex_attention(tmp_path: Path) -> None:
-    here = train(tmp_path, "here")
-    there = train(tmp_path, "there", {"compile": True, "attention": "flex"})
-    for one, other in zip(here["trained"], there["trained"], strict=True):
+def test_two_ranks_train_alike_with_compiled_blocks_and_flex_attention(
+    trained: dict[str, Any],
+) -> None:
+    for one, other in zip(trained["plain"]["trained"], trained["compiled"]["trained"], strict=True):
         assert other["norm"] == pytest.approx(one["norm"], rel=1e-4)

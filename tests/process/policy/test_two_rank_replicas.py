@@ -21,6 +21,7 @@ from testbed.patience import patient
 from testbed.redis.redis_process import throwaway_redis
 from tests.fakes.policy_controller import SmallController
 from tests.fixtures import ranks
+from tests.fixtures.rank_scenarios.steps import groups_of
 from tests.fixtures.train_states import all_bits, assert_same_bits, tiny_config, tiny_state
 
 STEPS = 3
@@ -159,7 +160,7 @@ def test_death_of_one_rank_costs_its_replica_and_not_the_step(runs, tmp_path):
     toml = tmp_path / "run.toml"
     toml.write_text(_toml(config) + "[fleet]\npolicy_ranks = 2\n")
     with throwaway_redis(folder / "redis") as url:
-        steps = [ranks.groups_of(step) for step in range(1, STEPS + 1)]
+        steps = [groups_of(step) for step in range(1, STEPS + 1)]
         every = config.train.model_copy(update={"checkpoint_every": STEPS})
         controller = SmallController(url, str(tmp_path), steps, 2, every)
         workers = [_start_worker(toml, controller.address, f"policy-{i}") for i in range(2)]
