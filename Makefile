@@ -4,7 +4,7 @@
 # make test-fast   the loop of a developer: style, types, unit tests, 100 fault schedules
 # make test   set everything up, check style and types, run the tests
 # make gpu-check   parity, speed, memory and a short run with faults on this machine's GPU; on the CPU if it has none
-# make test-long   run the tests that take long: more fleets and engines
+# make test-long   run the tests that take long: more fleets and engines; make test ARGS=--all runs all
 #
 # Needs python3 >= 3.11 with pip and venv, and for the dashboard's lint npm. The environment is made in .venv once;
 # stamp files make a second run quick. ARGS goes to pytest: make test ARGS="-x -k rendezvous".

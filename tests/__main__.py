@@ -2,6 +2,7 @@
 
     python -m tests [pytest options]           all tests that are marked neither long nor slow
     python -m tests --long [pytest options]    those marked long: fleets and engines, up to two minutes each
+    python -m tests --all [pytest options]     both, in less time than one after the other
     python -m tests --fast [pytest options]    tests/unit without vLLM and heavy ones, and 100 fault schedules
     python -m tests tests/process/rest -x      what is named, one test after the other
 
@@ -29,9 +30,13 @@ FAST = ("tests/unit", "--dist", "worksteal", "-k", "not vllm", "--schedules=100"
 
 
 MORE = 2
-"""Workers of ``make test`` beyond one a core. On 2 cores one more left them idle for 23 % of the time."""
+"""Workers beyond one a core. On 2 cores one more left them idle for a quarter of the time, in ``make test`` as in ``test-long``."""
 MOST_AGAIN = 5
 """More failures than these are no accident of the load."""
+
+
+def marked(marks: str) -> list[str]:
+    return ["-m", marks, "-n", str(workers(MORE)), *BY_FILE]
 
 
 def workers(more: int = 0) -> int:
@@ -82,12 +87,12 @@ def main(arguments: list[str]) -> int:
         case ["--fast", *more]:
             return run(["-m", "not slow and not heavy", "-n", str(workers()), *FAST, *more])
         case ["--long", *more]:
-            words = ["-m", "long and not slow", "-n", str(workers(more=1)), *BY_FILE]
-            return run([*words, *more])
+            return run([*marked("long and not slow"), *more])
+        case ["--all", *more]:
+            return run([*marked("not slow"), *more])
         case more if any(Path(word.partition("::")[0]).exists() for word in more):
             return int(pytest.main(["-m", "not slow", *more]))
-    words = ["-m", "not slow and not long", "-n", str(workers(MORE)), *BY_FILE]
-    return run([*words, *arguments])
+    return run([*marked("not slow and not long"), *arguments])
 
 
 if __name__ == "__main__":
