@@ -26,10 +26,10 @@ from policy_worker.ranks.rank_group import RankGroup
 def load(replica: RankGroup, path: str, whole: bool) -> dict[str, Any]:
     """Bytes of the shards of all ranks, and the sum of their peaks while they load."""
     from paceline.config.schema import Config
-    from policy_worker.model import load_part
+    from policy_worker.model.policy_model import load_part
+    from policy_worker.model.train_state import local_tensor
     from policy_worker.objectives.part import Part
     from policy_worker.ranks.sharding import load_sharded, shard_model
-    from policy_worker.state import local_tensor
 
     settings = {"model": {"path": path, "device": "cpu"}, "data": {"path": "d"}}
     config, device = Config.model_validate(settings), torch.device("cpu")

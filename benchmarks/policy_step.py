@@ -26,10 +26,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from paceline.config.schema import Config
 from paceline.v1 import common_pb2, rollout_pb2
-from policy_worker.state import TrainState
-from policy_worker.step import attention
+from policy_worker.model.train_state import TrainState
+from policy_worker.rows import attention
+from policy_worker.rows.logprobs import make_scorer
 from policy_worker.step.gradients import Gradients
-from policy_worker.step.logprobs import make_scorer
 from policy_worker.step.optimizer import build_optimizer
 from policy_worker.step.totals import StepTotals
 

@@ -32,10 +32,10 @@ def publish(replica: RankGroup, path: str, how: str) -> dict[str, Any]:
     """By rank: bytes of its slices and of its share, and the peak of the first publication and of all."""
     from paceline.config.schema import Config
     from paceline.weights.weight_snapshot import BUCKET_BYTES
+    from policy_worker.model.train_state import TrainState, local_tensor
     from policy_worker.objectives.part import POLICY, Part
     from policy_worker.ranks.replica_publisher import PublishingPlace, ReplicaPublisher
     from policy_worker.ranks.sharding import load_sharded
-    from policy_worker.state import TrainState, local_tensor
 
     device = torch.device("cpu")
     config = Config.model_validate(

@@ -20,8 +20,8 @@ from paceline.ids import Step, Version
 from paceline.v1 import policy_pb2, worker_pb2
 from policy_worker.checkpoint.checkpoint import CheckpointInfo
 from policy_worker.control_plane import BlockingControlPlane
+from policy_worker.model.train_state import NO_VERSION
 from policy_worker.ranks.replica_publisher import PublishingPlace
-from policy_worker.state import NO_VERSION
 from policy_worker.trainer import Trainer
 
 RETRY_S = 10.0

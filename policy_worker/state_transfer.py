@@ -20,8 +20,8 @@ from torch import Tensor
 
 from paceline.ids import Step, Version
 from paceline.mesh.elastic_mesh import Handle, ProcessMesh
+from policy_worker.model.train_state import NO_VERSION, TrainState, local_tensor
 from policy_worker.ranks.sharding import local_weights
-from policy_worker.state import NO_VERSION, TrainState, local_tensor
 
 BUCKET = 1 << 23
 """Elements handed to the mesh at once: 32 MiB of float32."""

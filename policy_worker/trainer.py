@@ -31,8 +31,9 @@ from paceline.ids import MeshEpoch, Step, Version
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
 from paceline.payloads.store import Payloads
 from paceline.v1 import rollout_pb2
-from paceline.weights.tensor_checksum import weights_digest
+from paceline.weights.wire.tensor_checksum import weights_digest
 from policy_worker.checkpoint.checkpoint import Checkpointer, CheckpointInfo
+from policy_worker.model.train_state import NO_VERSION, TrainState
 from policy_worker.objectives.load import load_objective
 from policy_worker.objectives.part import POLICY
 from policy_worker.payload_reader import PayloadReader, StorePlace
@@ -44,7 +45,7 @@ from policy_worker.ranks.sharding import (
     local_weights,
     squared_norm,
 )
-from policy_worker.state import NO_VERSION, TrainState
+from policy_worker.rows.row_shares import Fetch, RowShare
 from policy_worker.state_transfer import receive_state, send_state, state_tensors
 from policy_worker.step.accepted_group import AcceptedGroup
 from policy_worker.step.batch import BadGroup, GroupKey
@@ -52,7 +53,6 @@ from policy_worker.step.gradients import Gradients, RowOutOfMemory
 from policy_worker.step.held_out import measure_held_out
 from policy_worker.step.optimizer import apply_update
 from policy_worker.step.reduction import Reduction
-from policy_worker.step.row_shares import Fetch, RowShare
 from policy_worker.step.stats import Stats
 from policy_worker.step.totals import StepTotals
 

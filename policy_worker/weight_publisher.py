@@ -16,9 +16,9 @@ from torch import Tensor
 
 from paceline.weights.sending_end import SendingEnd
 from paceline.weights.weight_link import WeightLink
-from paceline.weights.weight_manifest import Manifest
-from paceline.weights.weight_share import WHOLE_SHARE, WeightShare
 from paceline.weights.weight_snapshot import BUCKET_BYTES, SnapshotPool, WeightSnapshot, WireDtype
+from paceline.weights.wire.weight_manifest import Manifest
+from paceline.weights.wire.weight_share import WHOLE_SHARE, WeightShare
 
 
 class WeightPublisher(SendingEnd):

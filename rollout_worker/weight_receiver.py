@@ -24,13 +24,13 @@ from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, waiting
 from paceline.v1 import worker_pb2
 from paceline.weights.arriving_weights import ArrivingWeights
-from paceline.weights.link_greeting import RECEIVER, acknowledge, say_hello
 from paceline.weights.receiver_base import ReceiverBase
 from paceline.weights.weight_link import LinkEnd, WeightLink
-from paceline.weights.weight_manifest import WeightsRefused
 from paceline.weights.weight_sending import LifeSign
 from paceline.weights.weight_snapshot import BUCKET_BYTES
 from paceline.weights.weight_transfer import Reception, StagedWeights, receive_snapshot
+from paceline.weights.wire.link_greeting import RECEIVER, acknowledge, say_hello
+from paceline.weights.wire.weight_manifest import WeightsRefused
 from rollout_worker.load_failure import NotLoaded
 from rollout_worker.weight_relay import WeightRelay
 

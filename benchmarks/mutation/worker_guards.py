@@ -114,7 +114,7 @@ GUARDS = (
         "a row holds all completions of a group whose objective compares them",
         (
             Patch(
-                "policy_worker/step/row_shares.py",
+                "policy_worker/rows/row_shares.py",
                 "whole_groups=self.objective.whole_groups)",
                 "whole_groups=False)",
             ),

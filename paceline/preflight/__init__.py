@@ -62,12 +62,13 @@ def run_checks(
     ``runs``: its controllers run already. ``fresh``: the earlier run in ``run_dir`` is to be removed.
     ``up``: the fleet is to be started here and now.
     """
-    from paceline.preflight import inputs, machine, network
+    from paceline.preflight import machine, network
     from paceline.preflight.check import skip
     from paceline.preflight.config_warnings import config_warnings
     from paceline.preflight.deadline import checks_in_time
     from paceline.preflight.earlier_run import earlier_run
-    from paceline.preflight.gpu_memory import gpu_memory
+    from paceline.preflight.inputs import input_checks as inputs
+    from paceline.preflight.inputs.gpu_memory import gpu_memory
 
     yield from machine.own_packages()
     yield from config_warnings(config)
@@ -99,10 +100,11 @@ def run_checks(
 
 def control_checks(config: Config, run_dir: Path) -> Iterator[Check]:
     """What Redis and the controllers of a run need, whose workers start on other machines."""
-    from paceline.preflight import inputs, machine, network
+    from paceline.preflight import machine, network
     from paceline.preflight.config_warnings import config_warnings
     from paceline.preflight.deadline import checks_in_time
     from paceline.preflight.earlier_run import earlier_run
+    from paceline.preflight.inputs import input_checks as inputs
 
     there = f"--run-dir: {run_dir}"
     yield from machine.own_packages()

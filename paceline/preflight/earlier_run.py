@@ -13,7 +13,7 @@ from paceline.config.sections.training import LENGTHS
 from paceline.config.setting_rules import problem_of_divisor
 from paceline.errors import BadInput
 from paceline.preflight.check import Check, fail, ok
-from paceline.preflight.run_length import steps_of
+from paceline.preflight.inputs.run_length import steps_of
 from paceline.run_view.files.json_lines import DamagedFile
 from paceline.run_view.run_records import RunRecords
 from paceline.run_view.summary import can_extend, read_summary

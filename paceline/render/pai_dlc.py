@@ -14,7 +14,7 @@ import shlex
 from typing import Any
 
 from paceline.errors import BadInput
-from paceline.render.pods import holds_run
+from paceline.render.kubernetes.pods import holds_run
 from paceline.render.request import Document, Pool, RenderRequest
 from paceline.render.shell import run_file_text, secrets_text
 from paceline.render.time_limit import minutes

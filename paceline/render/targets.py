@@ -12,8 +12,8 @@ from paceline.render.options import RenderOptions, check_image
 from paceline.render.request import RenderRequest
 
 TARGETS = {
-    "kubernetes": "paceline.render.kubernetes",
-    "pytorchjob": "paceline.render.pytorchjob",
+    "kubernetes": "paceline.render.kubernetes.target",
+    "pytorchjob": "paceline.render.kubernetes.pytorchjob",
     "pai-dlc": "paceline.render.pai_dlc",
     "ray": "paceline.render.ray",
     "slurm": "paceline.render.slurm",

@@ -134,6 +134,6 @@ class RunWait:
 
 def steps_after_end(config: Config, run_dir: Path) -> int:
     """Steps of a finished run that is given more of them; 0 for any other."""
-    from paceline.preflight.run_length import steps_of
+    from paceline.preflight.inputs.run_length import steps_of
 
     return steps_of(config) if can_extend(read_summary(run_dir), lambda: steps_of(config)) else 0

@@ -20,8 +20,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from paceline.weights.weight_manifest import Manifest
-from paceline.weights.weight_share import WHOLE_SHARE, WeightShare
+from paceline.weights.wire.weight_manifest import Manifest
+from paceline.weights.wire.weight_share import WHOLE_SHARE, WeightShare
 
 
 class GivenUp(Exception):

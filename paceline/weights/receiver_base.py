@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from paceline.weights.arriving_weights import fingerprint
-from paceline.weights.weight_manifest import Manifest
-from paceline.weights.weight_share import WeightShare
+from paceline.weights.wire.weight_manifest import Manifest
+from paceline.weights.wire.weight_share import WeightShare
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from paceline.weights.arriving_weights import fingerprint
-from paceline.weights.bucket_delta import encode_delta
-from paceline.weights.tensor_checksum import checksum
-from paceline.weights.weight_manifest import Manifest, TensorSpec, WeightsRefused
-from paceline.weights.weight_share import WHOLE_SHARE, WeightShare
+from paceline.weights.wire.bucket_delta import encode_delta
+from paceline.weights.wire.tensor_checksum import checksum
+from paceline.weights.wire.weight_manifest import Manifest, TensorSpec, WeightsRefused
+from paceline.weights.wire.weight_share import WHOLE_SHARE, WeightShare
 
 BUCKET_BYTES = 16 << 20
 BATCH_BYTES = 256 << 20

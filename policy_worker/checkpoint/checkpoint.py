@@ -50,7 +50,6 @@ from paceline.run_view.files.checkpoint_links import (
     is_checkpoint_name,
     unlink,
 )
-from policy_worker import rng
 from policy_worker.checkpoint.atomic_directory import (
     fingerprint,
     locked_directory,
@@ -66,10 +65,11 @@ from policy_worker.checkpoint.shards import (
     stored_tensors,
     write_shards,
 )
-from policy_worker.device_copies import DeviceCopies
+from policy_worker.model import rng
+from policy_worker.model.device_copies import DeviceCopies
+from policy_worker.model.train_state import TrainState
 from policy_worker.objectives.load import load_objective
 from policy_worker.ranks.rank_group import FOREVER, RankGroup
-from policy_worker.state import TrainState
 
 log = logging.getLogger(__name__)
 

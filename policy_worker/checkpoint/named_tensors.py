@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from torch import Tensor
 
-from policy_worker.state import TrainState
+from policy_worker.model.train_state import TrainState
 
 WEIGHTS = "model."
 

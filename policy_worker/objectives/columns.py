@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.config.schema import Config
+from policy_worker.rows.packing import MicroBatch
 from policy_worker.step.batch import Floats, Ints
-from policy_worker.step.packing import MicroBatch
 
 Array = TypeVar("Array", np.ndarray, Tensor)
 

@@ -20,8 +20,8 @@ from policy_worker.objectives.columns import TokenColumns
 from policy_worker.objectives.grpo import grpo_loss
 from policy_worker.objectives.importance_ratio import ratio
 from policy_worker.objectives.objective import Loss, Objective
+from policy_worker.rows.logprobs import TokenScores
 from policy_worker.step.batch import TokenBatch, scored_by
-from policy_worker.step.logprobs import TokenScores
 from policy_worker.step.totals import StepTotals
 
 

@@ -27,8 +27,8 @@ from policy_worker.objectives.importance_ratio import (
 )
 from policy_worker.objectives.objective import Loss, Objective
 from policy_worker.objectives.preferences.sequence_sums import sequence_mean, sum_to_end
+from policy_worker.rows.logprobs import TokenScores
 from policy_worker.step.batch import TokenBatch
-from policy_worker.step.logprobs import TokenScores
 from policy_worker.step.totals import StepTotals
 
 

@@ -30,8 +30,8 @@ from paceline.config.sections.objectives import NoOptions
 from paceline.config.sections.scorers import named_scorer
 from policy_worker.objectives.columns import TokenColumns, token_weights
 from policy_worker.objectives.part import POLICY, REFERENCE, Part
+from policy_worker.rows.logprobs import TokenScores
 from policy_worker.step.batch import Floats, TokenBatch, scored_by, staleness
-from policy_worker.step.logprobs import TokenScores
 from policy_worker.step.totals import StepTotals
 
 

@@ -27,8 +27,8 @@ from policy_worker.objectives.kl_controller import adapted
 from policy_worker.objectives.objective import Loss, Objective
 from policy_worker.objectives.part import POLICY, Part
 from policy_worker.objectives.running_moments import RunningMoments
+from policy_worker.rows.logprobs import TokenScores
 from policy_worker.step.batch import TokenBatch
-from policy_worker.step.logprobs import TokenScores
 from policy_worker.step.totals import StepTotals
 
 CRITIC = "critic"

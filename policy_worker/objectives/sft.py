@@ -12,8 +12,8 @@ from torch import Tensor
 
 from policy_worker.objectives.columns import TokenColumns
 from policy_worker.objectives.objective import Loss, Objective
+from policy_worker.rows.logprobs import TokenScores
 from policy_worker.step.batch import TokenBatch
-from policy_worker.step.logprobs import TokenScores
 from policy_worker.step.totals import StepTotals
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
-from policy_worker.state import local_tensor
+from policy_worker.model.train_state import local_tensor
 
 BUCKET = 1 << 24
 """Elements updated at once: two moments of 64 MiB."""

@@ -10,7 +10,7 @@ from paceline.config.schema import Config
 from paceline.process import structured_log
 from paceline.process.job.torchrun_environment import TorchrunPlace
 from paceline.rpc.addresses import own_address
-from policy_worker.model import pick_device
+from policy_worker.model.policy_model import pick_device
 from policy_worker.ranks.outside_ranks import OutsideRank
 from policy_worker.ranks.rank_group import RankGroup
 from policy_worker.trainer import Trainer

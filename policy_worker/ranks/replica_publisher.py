@@ -19,16 +19,16 @@ from torch.distributed.tensor import DTensor
 from paceline.config.schema import Config
 from paceline.ids import Version
 from paceline.v1 import worker_pb2
-from paceline.weights.weight_manifest import Manifest
-from paceline.weights.weight_share import WeightShare
 from paceline.weights.weight_snapshot import BUCKET_BYTES, WireDtype
-from policy_worker.device_copies import DeviceCopies
+from paceline.weights.wire.weight_manifest import Manifest
+from paceline.weights.wire.weight_share import WeightShare
+from policy_worker.model.device_copies import DeviceCopies
+from policy_worker.model.train_state import TrainState
 from policy_worker.objectives.part import POLICY
 from policy_worker.ranks.link_notices import LinkNotices
 from policy_worker.ranks.rank_group import RankGroup
 from policy_worker.ranks.share_exchange import Extent, ShareExchange
 from policy_worker.ranks.sliced_weights import local_slice
-from policy_worker.state import TrainState
 from policy_worker.weight_publisher import WeightPublisher
 
 

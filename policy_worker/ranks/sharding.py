@@ -31,15 +31,15 @@ from paceline.config.same_tokens import difference
 from paceline.config.schema import Config
 from paceline.ids import Step
 from paceline.process.structured_log import event, first_line
-from policy_worker.model import ModelError, blocks_of, empty_part, load_part
+from policy_worker.model.policy_model import ModelError, blocks_of, empty_part, load_part
+from policy_worker.model.train_state import NO_VERSION, TrainState, local_tensor
 from policy_worker.objectives.load import load_objective
 from policy_worker.objectives.part import Part
 from policy_worker.offload.frozen_weights import buffers_to, keep_on_host
 from policy_worker.ranks.rank_group import RankGroup
 from policy_worker.ranks.sliced_weights import SlicedWeights
-from policy_worker.state import NO_VERSION, TrainState, local_tensor
+from policy_worker.rows.value_head import HEAD
 from policy_worker.step.optimizer import build_optimizer
-from policy_worker.step.value_head import HEAD
 
 log = logging.getLogger(__name__)
 

@@ -19,19 +19,19 @@ from torch import Tensor, nn
 
 from paceline.mesh.elastic_mesh import EpochCancelled
 from paceline.v1 import rollout_pb2
+from policy_worker.model.train_state import TrainState, local_tensor
 from policy_worker.objectives.columns import TokenColumns
 from policy_worker.objectives.load import load_objective
 from policy_worker.objectives.objective import Loss, Mean, Objective
 from policy_worker.ranks.gradient_sync import drop_unreduced, reduce_next_backward
 from policy_worker.ranks.rank_group import RankGroup
-from policy_worker.state import TrainState, local_tensor
+from policy_worker.rows.logprobs import TokenScores
+from policy_worker.rows.packing import MicroBatch
+from policy_worker.rows.router_balance import balance_of_sequences
+from policy_worker.rows.row_forwards import RowForwards
+from policy_worker.rows.row_shares import Fetch, RowShare, RowShares
 from policy_worker.step.accepted_group import AcceptedGroup
 from policy_worker.step.batch import GroupKey, Ints
-from policy_worker.step.logprobs import TokenScores
-from policy_worker.step.packing import MicroBatch
-from policy_worker.step.router_balance import balance_of_sequences
-from policy_worker.step.row_forwards import RowForwards
-from policy_worker.step.row_shares import Fetch, RowShare, RowShares
 from policy_worker.step.stats import Stats, measure
 from policy_worker.step.totals import StepTotals
 

@@ -21,7 +21,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from paceline.mesh.elastic_mesh import EpochCancelled, Handle, MeshError, ProcessMesh
-from policy_worker.state import local_tensor
+from policy_worker.model.train_state import local_tensor
 from policy_worker.state_transfer import BUCKET
 from policy_worker.step.gradients import Gradients
 

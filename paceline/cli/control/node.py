@@ -214,7 +214,7 @@ def _first(this: _Node, wait_s: float, as_json: bool) -> int:
     from dataclasses import replace
 
     from paceline.cli.control.up import check, print_outcome
-    from paceline.preflight.run_length import steps_of
+    from paceline.preflight.inputs.run_length import steps_of
     from paceline.redis.server import stop_redis
     from paceline.rpc.auth import own_token
     from paceline.run_view.summary import can_extend, read_summary
@@ -322,7 +322,7 @@ def _other(this: _Node, wait_s: float) -> int:
 
 def _check_inputs(config: Config) -> None:
     """Raises BadInput if this node lacks what its workers read."""
-    from paceline.preflight.inputs import inputs
+    from paceline.preflight.inputs.input_checks import inputs
     from paceline.preflight.machine import own_packages, vllm
 
     checks = [*own_packages(), *vllm(config), *inputs(config)]

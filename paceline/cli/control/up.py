@@ -57,7 +57,7 @@ def up(
     from paceline.preflight import default_run_dir
     from paceline.preflight.check import LENGTH
     from paceline.preflight.deadline import read_in_time, resolve_in_time
-    from paceline.preflight.run_length import steps_of
+    from paceline.preflight.inputs.run_length import steps_of
     from paceline.process.process_limits import set_process_limits
     from paceline.run_view.summary import can_extend, read_summary
     from paceline.supervisor.run_dir_lock import check_no_leader, clear, end_leftovers, locked

@@ -94,7 +94,7 @@ def pace(
     from paceline.memory_plan.gpus import named_gpu
     from paceline.memory_plan.memory_plan import memory_plan, problems
     from paceline.memory_plan.model_shape import read_shape
-    from paceline.preflight.models import check_model_config
+    from paceline.preflight.inputs.models import check_model_config
 
     sizes = _sizes(gpus)
     if times is not None and from_run:

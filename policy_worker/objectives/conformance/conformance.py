@@ -31,9 +31,9 @@ from policy_worker.objectives.conformance.toy_step import (
 )
 from policy_worker.objectives.load import load_objective
 from policy_worker.objectives.part import POLICY, REFERENCE
+from policy_worker.rows.logprobs import TokenScores
+from policy_worker.rows.packing import pack
 from policy_worker.step.batch import decode
-from policy_worker.step.logprobs import TokenScores
-from policy_worker.step.packing import pack
 
 CLOSE = 2e-4
 """Largest difference of two float32 gradients, relative to their largest element."""

@@ -17,16 +17,16 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 from paceline.config.schema import Config
 from paceline.ids import Step, Version
 from paceline.v1 import common_pb2, rollout_pb2
+from policy_worker.model.train_state import TrainState
 from policy_worker.objectives.load import load_objective
 from policy_worker.objectives.part import Part
-from policy_worker.state import TrainState
-from policy_worker.step import attention
+from policy_worker.rows import attention
+from policy_worker.rows.logprobs import make_scorer
+from policy_worker.rows.value_head import make_value_head
 from policy_worker.step.batch import decode, staleness
 from policy_worker.step.gradients import Gradients
-from policy_worker.step.logprobs import make_scorer
 from policy_worker.step.optimizer import build_optimizer
 from policy_worker.step.totals import StepTotals
-from policy_worker.step.value_head import make_value_head
 
 VOCABULARY = 24
 SHAPE = {

@@ -18,8 +18,8 @@ from policy_worker.objectives.columns import TokenColumns, trained_by_sequence
 from policy_worker.objectives.objective import Loss, Mean, Objective, reference_of
 from policy_worker.objectives.part import Part
 from policy_worker.objectives.preferences.pairs import sums_by_sequence
+from policy_worker.rows.logprobs import TokenScores
 from policy_worker.step.batch import TokenBatch
-from policy_worker.step.logprobs import TokenScores
 from policy_worker.step.totals import StepTotals
 
 

@@ -18,9 +18,9 @@ from torch import Tensor
 from paceline.config.sections.preference_objectives import PairOptions
 from policy_worker.objectives.columns import Array, TokenColumns, trained_by_sequence
 from policy_worker.objectives.objective import Loss, Mean, Objective
+from policy_worker.rows.logprobs import TokenScores
+from policy_worker.rows.packing import MicroBatch
 from policy_worker.step.batch import Floats, Ints, TokenBatch
-from policy_worker.step.logprobs import TokenScores
-from policy_worker.step.packing import MicroBatch
 from policy_worker.step.totals import StepTotals
 
 

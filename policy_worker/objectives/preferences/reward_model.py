@@ -15,7 +15,7 @@ from policy_worker.objectives.columns import TokenColumns
 from policy_worker.objectives.objective import Loss
 from policy_worker.objectives.part import Part
 from policy_worker.objectives.preferences.pairs import PairObjective, pairs_of, preference_means
-from policy_worker.step.logprobs import TokenScores
+from policy_worker.rows.logprobs import TokenScores
 
 PART = "reward"
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from paceline.weights.tensor_checksum import checksum, weights_digest
+from paceline.weights.wire.tensor_checksum import checksum, weights_digest
 
 
 class ParameterSlice(NamedTuple):

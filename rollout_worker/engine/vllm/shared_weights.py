@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.weights.tensor_checksum import checksum
-from paceline.weights.weight_manifest import Manifest
+from paceline.weights.wire.tensor_checksum import checksum
+from paceline.weights.wire.weight_manifest import Manifest
 
 _BUCKET_BYTES = 1 << 30
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.weights.tensor_checksum import weights_digest
+from paceline.weights.wire.tensor_checksum import weights_digest
 from testbed.workers.mesh_member import Crew, Member, crew_on
 
 SMALL = 10_000

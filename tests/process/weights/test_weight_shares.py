@@ -17,9 +17,9 @@ from paceline.mesh.elastic_mesh import ProcessMesh
 from paceline.v1 import worker_pb2
 from paceline.weights import weight_link, weight_transfer
 from paceline.weights.arriving_weights import GivenUp
-from paceline.weights.weight_manifest import Manifest
-from paceline.weights.weight_share import WeightShare
 from paceline.weights.weight_snapshot import WeightSnapshot
+from paceline.weights.wire.weight_manifest import Manifest
+from paceline.weights.wire.weight_share import WeightShare
 from policy_worker.weight_publisher import WeightPublisher
 from testbed.workers import weight_link_peer
 from testbed.workers.weight_link_peer import SHARED_BUCKET_BYTES, shared_weights

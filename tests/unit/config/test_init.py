@@ -14,7 +14,7 @@ from paceline.config.sections.objectives import BUILT_IN
 from paceline.config.template import ALGORITHMS, SIZES, template, template_settings
 from paceline.errors import BadInput
 from paceline.preflight.config_warnings import config_warnings
-from paceline.preflight.inputs import inputs
+from paceline.preflight.inputs.input_checks import inputs
 
 ROOT = Path(__file__).resolve().parents[3]
 

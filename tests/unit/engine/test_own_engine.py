@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from paceline.config.schema import Config
-from paceline.preflight.inputs import inputs
+from paceline.preflight.inputs.input_checks import inputs
 from paceline.prompt_tokenizer import PromptTokenizer
 from rollout_worker.engine import make_engine
 from rollout_worker.engine.base import EngineError

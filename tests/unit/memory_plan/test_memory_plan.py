@@ -14,10 +14,10 @@ from paceline.memory_plan import memory_plan as memory_plan_module
 from paceline.memory_plan.gpus import named_gpu
 from paceline.memory_plan.memory_plan import activation_bytes, memory_plan
 from paceline.memory_plan.model_shape import read_shape, shape_of
-from paceline.preflight.gpu_memory import gpu_memory
+from paceline.preflight.inputs.gpu_memory import gpu_memory
 from paceline.weights.weight_snapshot import BUCKET_BYTES
 from policy_worker.offload import moments
-from policy_worker.step import attention
+from policy_worker.rows import attention
 from policy_worker.step.optimizer import build_optimizer
 
 SIZES = {"qwen3": (3, 128), "llama": (5, 256)}

@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from paceline.config.same_tokens import difference
-from paceline.preflight.models import model_problems
-from policy_worker.model import ModelError
+from paceline.preflight.inputs.models import model_problems
+from policy_worker.model.policy_model import ModelError
 from policy_worker.ranks.rank_group import RankGroup
 from policy_worker.ranks.sharding import load_sharded_state
 from testbed.tiny_model import make_tiny_model

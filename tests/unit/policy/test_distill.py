@@ -12,9 +12,9 @@ from paceline.config.schema import Config
 from policy_worker.objectives.conformance.conformance import conformance
 from policy_worker.objectives.conformance.toy_step import CPU, random_groups, totals_of
 from policy_worker.objectives.load import load_objective
+from policy_worker.rows.logprobs import TokenScores
+from policy_worker.rows.packing import pack
 from policy_worker.step.batch import BadGroup, decode
-from policy_worker.step.logprobs import TokenScores
-from policy_worker.step.packing import pack
 
 
 def config(algorithm: str = "distill", **train: object) -> Config:

@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from policy_worker.step import attention
+from policy_worker.rows import attention
+from policy_worker.rows.head_memory import MIB, head_peak_bytes, tokens_per_chunk
+from policy_worker.rows.logprobs import make_scorer, score
+from policy_worker.rows.packing import pack
 from policy_worker.step.batch import decode
-from policy_worker.step.head_memory import MIB, head_peak_bytes, tokens_per_chunk
-from policy_worker.step.logprobs import make_scorer, score
-from policy_worker.step.packing import pack
 from tests.fixtures.live_memory import LiveMemory
 from tests.fixtures.policy_models import make_group
 

@@ -11,7 +11,7 @@ import torch
 
 from paceline.v1 import common_pb2, policy_pb2
 from policy_worker.held_out_evaluation import HeldOutEvaluation
-from policy_worker.step.row_forwards import RowForwards
+from policy_worker.rows.row_forwards import RowForwards
 from policy_worker.trainer import EpochMesh, Trainer
 from policy_worker.worker_report import PolicyReport
 from testbed.tiny_model import make_tiny_model

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from paceline.weights import weight_snapshot
-from policy_worker import device_copies
 from policy_worker.checkpoint import shards
 from policy_worker.checkpoint.checkpoint import Checkpointer
 from policy_worker.checkpoint.named_tensors import named_tensors
+from policy_worker.model import device_copies
 from policy_worker.ranks.rank_group import RankGroup
 from policy_worker.ranks.replica_publisher import PublishingPlace, ReplicaPublisher
 from policy_worker.step.totals import StepTotals

@@ -9,17 +9,17 @@ import torch
 from transformers import masking_utils
 
 from policy_worker.checkpoint.checkpoint import Checkpointer
-from policy_worker.model import blocks_of
+from policy_worker.model.policy_model import blocks_of
 from policy_worker.objectives.part import Part
 from policy_worker.offload import moments
 from policy_worker.offload.frozen_weights import keep_on_host
 from policy_worker.ranks.rank_group import RankGroup
 from policy_worker.ranks.sharding import load_sharded
+from policy_worker.rows.logprobs import score
+from policy_worker.rows.packing import pack
 from policy_worker.step import optimizer as update
 from policy_worker.step.batch import decode
-from policy_worker.step.logprobs import score
 from policy_worker.step.optimizer import build_optimizer
-from policy_worker.step.packing import pack
 from tests.fixtures.policy_models import random_groups, tiny_network
 from tests.fixtures.train_states import (
     all_bits,

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from policy_worker.checkpoint.checkpoint import CheckpointError
 from policy_worker.checkpoint.export import ExportError, export
-from policy_worker.model import ModelError, load_scalar
+from policy_worker.model.policy_model import ModelError, load_scalar
 from policy_worker.objectives.conformance.conformance import conformance
 from policy_worker.objectives.load import ObjectiveError, load_objective
 from policy_worker.objectives.objective import Objective
@@ -19,11 +19,11 @@ from policy_worker.objectives.part import Part
 from policy_worker.ranks.rank_group import RankGroup
 from policy_worker.ranks.replica_publisher import PublishingPlace
 from policy_worker.ranks.sharding import load_sharded_state
+from policy_worker.rows.packing import pack
+from policy_worker.rows.value_head import values
 from policy_worker.state_transfer import state_tensors
 from policy_worker.step.batch import decode
-from policy_worker.step.packing import pack
 from policy_worker.step.totals import StepTotals
-from policy_worker.step.value_head import values
 from policy_worker.trainer import EpochMesh, Trainer
 from testbed.groups_in_hand import add as add_groups
 from testbed.tiny_model import make_tiny_model

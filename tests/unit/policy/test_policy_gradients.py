@@ -10,7 +10,7 @@ from controller.services.validation import check_stats
 from paceline.groups.limits import GroupLimits
 from paceline.mesh.elastic_mesh import EpochCancelled
 from paceline.v1 import rollout_pb2
-from policy_worker.state import TrainState
+from policy_worker.model.train_state import TrainState
 from policy_worker.step.batch import BadGroup, decode
 from policy_worker.step.gradients import Gradients
 from policy_worker.step.optimizer import build_optimizer

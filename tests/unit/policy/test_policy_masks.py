@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from paceline.groups.limits import GroupLimits
-from policy_worker.state import TrainState
+from policy_worker.model.train_state import TrainState
 from policy_worker.step.gradients import Gradients
 from policy_worker.step.optimizer import build_optimizer
 from policy_worker.step.totals import StepTotals

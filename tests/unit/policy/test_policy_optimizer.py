@@ -8,7 +8,7 @@ import torch
 from transformers import get_linear_schedule_with_warmup
 
 from controller.ledger.learning_rate import LearningRate
-from policy_worker.model import ModelError, load_model, pick_device
+from policy_worker.model.policy_model import ModelError, load_model, pick_device
 from policy_worker.ranks.rank_group import RankGroup
 from policy_worker.ranks.sharding import load_sharded_state
 from policy_worker.step.batch import decode, staleness

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from policy_worker.step import attention, packing
+from policy_worker.rows import attention, packing
+from policy_worker.rows.head_memory import MIB
+from policy_worker.rows.logprobs import make_scorer, score
+from policy_worker.rows.packing import attended_tokens, pack, plan_rows
 from policy_worker.step.batch import decode
-from policy_worker.step.head_memory import MIB
-from policy_worker.step.logprobs import make_scorer, score
-from policy_worker.step.packing import attended_tokens, pack, plan_rows
 from tests.fixtures.policy_models import make_group, random_groups, tiny_network
 
 CPU = torch.device("cpu")

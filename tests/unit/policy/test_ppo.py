@@ -18,8 +18,8 @@ from policy_worker.objectives.kl_controller import adapted
 from policy_worker.objectives.load import load_objective
 from policy_worker.objectives.ppo import Ppo
 from policy_worker.objectives.running_moments import RunningMoments
+from policy_worker.rows.logprobs import TokenScores
 from policy_worker.step.batch import decode
-from policy_worker.step.logprobs import TokenScores
 from policy_worker.step.totals import StepTotals
 from policy_worker.trainer import EpochMesh, Trainer
 from testbed.groups_in_hand import add as add_groups

@@ -20,9 +20,9 @@ from policy_worker.objectives.load import load_objective
 from policy_worker.objectives.preferences.kto import Kto
 from policy_worker.objectives.preferences.pairs import form_pairs, pair_weights
 from policy_worker.objectives.preferences.reward_model import bradley_terry
+from policy_worker.rows.logprobs import TokenScores
+from policy_worker.rows.packing import pack
 from policy_worker.step.batch import decode
-from policy_worker.step.logprobs import TokenScores
-from policy_worker.step.packing import pack
 from policy_worker.step.totals import StepTotals
 from tests.fixtures.policy_models import RECORDED_PAIRS, make_config, make_group
 

@@ -11,15 +11,15 @@ import torch
 
 from paceline.config.load import ConfigError
 from paceline.config.sections.preference_objectives import DpoOptions
+from policy_worker.model.train_state import TrainState
 from policy_worker.objectives.conformance.conformance import conformance
 from policy_worker.objectives.load import load_objective
 from policy_worker.objectives.preferences.pairs import PairColumns
-from policy_worker.state import TrainState
+from policy_worker.rows.packing import attended_tokens, pack, plan_rows
 from policy_worker.step.batch import decode
 from policy_worker.step.gradients import Gradients
 from policy_worker.step.held_out import measure_held_out
 from policy_worker.step.optimizer import build_optimizer
-from policy_worker.step.packing import attended_tokens, pack, plan_rows
 from policy_worker.step.totals import StepTotals
 from policy_worker.trainer import EpochMesh, Trainer
 from testbed.groups_in_hand import add as add_groups

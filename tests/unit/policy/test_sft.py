@@ -15,9 +15,9 @@ from paceline.prompt_tokenizer import PromptTokenizer
 from paceline.recorded.encoding import RowEncoder
 from paceline.recorded.group import recorded_group
 from paceline.v1 import common_pb2, rollout_pb2
-from policy_worker.model import load_model
+from policy_worker.model.policy_model import load_model
+from policy_worker.model.train_state import TrainState
 from policy_worker.objectives.conformance.conformance import conformance
-from policy_worker.state import TrainState
 from policy_worker.step.gradients import Gradients
 from policy_worker.step.held_out import measure_held_out
 from policy_worker.step.optimizer import build_optimizer

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.weights.weight_manifest import Manifest
-from paceline.weights.weight_share import WeightShare
 from paceline.weights.weight_snapshot import WeightSnapshot, WireDtype
+from paceline.weights.wire.weight_manifest import Manifest
+from paceline.weights.wire.weight_share import WeightShare
 from policy_worker.ranks.share_exchange import Extent, ShareExchange
 
 SIZES = (1, 2, 3, 4, 7)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from policy_worker.model import empty_part, load_part
+from policy_worker.model.policy_model import empty_part, load_part
 from policy_worker.objectives.part import Part
 from policy_worker.ranks.sliced_weights import SlicedWeights
 from testbed.tiny_model import make_tiny_model

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from policy_worker.model import load_model
+from policy_worker.model.policy_model import load_model
 from policy_worker.offload.activations import activations_on_host
-from policy_worker.step import flex_attention
+from policy_worker.rows import flex_attention
+from policy_worker.rows.logprobs import score
+from policy_worker.rows.packing import pack
 from policy_worker.step.batch import decode
-from policy_worker.step.logprobs import score
-from policy_worker.step.packing import pack
 from tests.fixtures.policy_models import random_groups, tiny_network
 from tests.fixtures.train_states import tiny_config
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from paceline.config.schema import Config
-from paceline.preflight.objective import objective_checks
+from paceline.preflight.inputs.objective import objective_checks
 from policy_worker.objectives.conformance.check import doubts
 from policy_worker.objectives.load import ObjectiveError
 from policy_worker.objectives.part import Part

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from paceline.cli import app
 from paceline.config.schema import Config
-from paceline.preflight.inputs import inputs
+from paceline.preflight.inputs.input_checks import inputs
 from paceline.prompt_tokenizer import PromptTokenizer
 from paceline.recorded.encoding import RowEncoder
 from paceline.recorded.preview import LONGEST, row_text

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from policy_worker.step.logprobs import check_packable
-from policy_worker.step.packing import MicroBatch
+from policy_worker.rows.logprobs import check_packable
+from policy_worker.rows.packing import MicroBatch
 
 HEAD = "score"
 """Name of the head in transformers' classifiers over decoders."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from paceline.render.manifests import (
+from paceline.render.kubernetes.manifests import (
     NETWORK_COMMENT,
     STORAGE_COMMENT,
     config_map,
@@ -16,7 +16,7 @@ from paceline.render.manifests import (
     runs_storage,
     service,
 )
-from paceline.render.pods import (
+from paceline.render.kubernetes.pods import (
     PART_OF,
     RUN_FILE,
     PodProcess,

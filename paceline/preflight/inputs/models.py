@@ -16,7 +16,7 @@ from paceline.dataset.rows import DataError, Row, prompt_of
 from paceline.errors import BadInput, seen_from
 from paceline.preflight.check import Problem
 from paceline.preflight.deadline import NoAnswer, read_in_time
-from paceline.preflight.hub import CHECK_HUB, hub_silence
+from paceline.preflight.inputs.hub import CHECK_HUB, hub_silence
 
 SAME_TOKENS = "Give a critic with the tokenizer of model.path, or leave objective.critic_path out"
 SAME_TOKENS_OF_SCORER = (

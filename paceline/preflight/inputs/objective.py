@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from paceline.config.schema import Config
 from paceline.config.sections.objectives import BUILT_IN
 from paceline.preflight.check import CORRECT, Check, fail, warn
-from paceline.preflight.import_check import import_check
+from paceline.preflight.inputs.import_check import import_check
 
 
 def objective_checks(config: Config) -> Iterator[Check]:

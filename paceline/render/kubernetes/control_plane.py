@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from paceline.redis.users import CONTROLLER, RULES
-from paceline.render.manifests import service
-from paceline.render.pods import (
+from paceline.render.kubernetes.manifests import service
+from paceline.render.kubernetes.pods import (
     RUN_FILE,
     PodProcess,
     container_security,

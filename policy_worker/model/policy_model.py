@@ -16,11 +16,11 @@ from paceline.config.schema import Config
 from paceline.config.sections.training import ModelConfig
 from paceline.errors import BadInput
 from paceline.process.structured_log import first_line
-from policy_worker.compiled_blocks import compile_blocks
+from policy_worker.model.compiled_blocks import compile_blocks
 from policy_worker.objectives.part import Part
-from policy_worker.step import attention, flex_attention
-from policy_worker.step.logprobs import make_scorer
-from policy_worker.step.value_head import HEAD, make_value_head
+from policy_worker.rows import attention, flex_attention
+from policy_worker.rows.logprobs import make_scorer
+from policy_worker.rows.value_head import HEAD, make_value_head
 
 
 class ModelError(BadInput):

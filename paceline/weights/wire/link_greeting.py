@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.mesh.elastic_mesh import ProcessMesh
-from paceline.weights.frames import recv_frame, send_frame
-from paceline.weights.weight_manifest import WeightsRefused
+from paceline.weights.wire.frames import recv_frame, send_frame
+from paceline.weights.wire.weight_manifest import WeightsRefused
 
 PUBLISHER, RECEIVER = 0, 1
 """Ranks in the mesh of a link, or of one of its sources."""

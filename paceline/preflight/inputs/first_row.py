@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from paceline.config.schema import Config
 from paceline.dataset.rows import Row
 from paceline.preflight.check import FIRST_ROW, Check, fail, ok
-from paceline.preflight.import_check import import_check
+from paceline.preflight.inputs.import_check import import_check
 
 
 def first_row(config: Config, row: Row | None) -> Iterator[Check]:

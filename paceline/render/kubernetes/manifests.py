@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from paceline.render.pods import PART_OF, runs_claim
+from paceline.render.kubernetes.pods import PART_OF, runs_claim
 from paceline.render.request import Document, RenderRequest, Secrets, required_keys
 from paceline.render.yaml_text import yaml_text
 

@@ -22,7 +22,7 @@ from paceline.dataset.rows import (
 from paceline.dataset.training_rows import open_source, open_training_rows
 from paceline.preflight.check import CORRECT, Problem
 from paceline.preflight.deadline import NoAnswer, read_in_time
-from paceline.preflight.hub import CHECK_HUB, hub_silence, only_cache
+from paceline.preflight.inputs.hub import CHECK_HUB, hub_silence, only_cache
 
 
 @dataclass(frozen=True, slots=True)

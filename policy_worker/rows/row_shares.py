@@ -24,6 +24,7 @@ from paceline.v1 import rollout_pb2
 from policy_worker.objectives.columns import TokenColumns, trained_by_sequence
 from policy_worker.objectives.objective import Objective
 from policy_worker.ranks.rank_group import RankGroup
+from policy_worker.rows.packing import attended_tokens, plan_rows
 from policy_worker.step.accepted_group import AcceptedGroup, Outline
 from policy_worker.step.batch import (
     BadGroup,
@@ -33,7 +34,6 @@ from policy_worker.step.batch import (
     check_vocabulary,
     decode,
 )
-from policy_worker.step.packing import attended_tokens, plan_rows
 from policy_worker.step.payload_check import read_groups
 from policy_worker.step.totals import StepTotals
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from paceline.weights.weight_manifest import Manifest
+from paceline.weights.wire.weight_manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from policy_worker.model import ModelError
+from policy_worker.model.policy_model import ModelError
+from policy_worker.model.train_state import TrainState
 from policy_worker.objectives.objective import Objective
 from policy_worker.objectives.part import POLICY, REFERENCE
 from policy_worker.offload.activations import activations_on_host
 from policy_worker.ranks.gradient_sync import slices_again
-from policy_worker.state import TrainState
+from policy_worker.rows.logprobs import TokenScores, score
+from policy_worker.rows.packing import MicroBatch, pack
+from policy_worker.rows.router_balance import experts_per_token
+from policy_worker.rows.value_head import values
 from policy_worker.step.batch import Ints, TokenBatch
-from policy_worker.step.logprobs import TokenScores, score
-from policy_worker.step.packing import MicroBatch, pack
-from policy_worker.step.router_balance import experts_per_token
-from policy_worker.step.value_head import values
 
 
 @dataclass(eq=False)

@@ -10,11 +10,11 @@ from paceline.config.schema import Config
 from paceline.config.sections.scorers import named_scorer
 from paceline.errors import BadInput
 from paceline.preflight.check import CORRECT, LENGTH, Check, fail, ok
-from paceline.preflight.data import check_data
-from paceline.preflight.first_row import first_row
-from paceline.preflight.import_check import import_check
-from paceline.preflight.models import model_problems
-from paceline.preflight.objective import objective_checks
+from paceline.preflight.inputs.data import check_data
+from paceline.preflight.inputs.first_row import first_row
+from paceline.preflight.inputs.import_check import import_check
+from paceline.preflight.inputs.models import model_problems
+from paceline.preflight.inputs.objective import objective_checks
 
 
 def inputs(config: Config) -> Iterator[Check]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.errors import BadInput
-from paceline.render.kubernetes_control import addresses, controllers, end, redis, secrets
-from paceline.render.kubernetes_workers import workers, workload, workload_settings
-from paceline.render.manifests import (
+from paceline.render.kubernetes.control_plane import addresses, controllers, end, redis, secrets
+from paceline.render.kubernetes.manifests import (
     NETWORK_COMMENT,
     STORAGE_COMMENT,
     config_map,
@@ -17,7 +16,8 @@ from paceline.render.manifests import (
     network_policy,
     runs_storage,
 )
-from paceline.render.pods import holds_run, labels, tls_settings
+from paceline.render.kubernetes.pods import holds_run, labels, tls_settings
+from paceline.render.kubernetes.worker_pools import workers, workload, workload_settings
 from paceline.render.request import Document, RenderRequest
 from paceline.render.run_file import run_file
 from paceline.render.yaml_text import yaml_text

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from paceline.providers.kubernetes import KubernetesProvider
-from paceline.render.manifests import service
-from paceline.render.pods import RUN_FILE, TLS_MOUNT, PodProcess, labels, pod_spec
+from paceline.render.kubernetes.manifests import service
+from paceline.render.kubernetes.pods import RUN_FILE, TLS_MOUNT, PodProcess, labels, pod_spec
 from paceline.render.request import Document, Pool, RenderRequest
 from paceline.render.run_file import with_changes
 

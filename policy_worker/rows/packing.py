@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from policy_worker.step.attention import Block, Packing, RowPattern
+from policy_worker.rows.attention import Block, Packing, RowPattern
 from policy_worker.step.batch import Ints, TokenBatch
 
 BLOCK_RATIO = 2.0

@@ -1,6 +1,6 @@
 """Flex attention over packed rows: one block-sparse mask for a row, in which a group shares the keys of its prompt.
 
-Attention by blocks (policy_worker.step.attention) gathers queries, keys and values of a prompt once for each completion
+Attention by blocks (policy_worker.rows.attention) gathers queries, keys and values of a prompt once for each completion
 of its group. Here nothing is gathered: a token sees those before it in the row that belong to its own sequence, or to
 the prompt of its group.
 
@@ -24,7 +24,7 @@ from torch.nn.attention.flex_attention import (
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from policy_worker.step.attention import (
+from policy_worker.rows.attention import (
     Packing,
     RowPattern,
     packed_attention,

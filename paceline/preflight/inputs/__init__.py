@@ -1,0 +1,1 @@
+"""Checks of what a run reads: model, data, reward functions, objective."""

@@ -1,0 +1,1 @@
+"""Kubernetes targets: a run as plain manifests, and as a PyTorchJob."""

@@ -1,0 +1,1 @@
+"""Bytes on a weights link: greeting, manifest, shares, buckets, deltas, checksums."""

@@ -1,0 +1,1 @@
+"""Packed rows of a step: packing, attention, forwards, log-probs."""
