@@ -26,6 +26,8 @@ PROTOS := $(wildcard proto/paceline/v1/*.proto)
 export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
+# Without byte code each process of a fleet compiles this code again, and each process of pytest all tests.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo rlhf gpu-check test test-fast test-long lint format proto docs deploy bench clean
 help:

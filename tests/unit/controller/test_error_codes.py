@@ -58,6 +58,7 @@ async def test_a_store_that_fails_once_costs_a_retry(error: Exception) -> None:
         assert reply.run_name == "here"
 
 
+@pytest.mark.heavy
 async def test_a_store_that_stays_away_is_no_refusal_and_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

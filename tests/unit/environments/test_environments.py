@@ -486,6 +486,7 @@ async def test_the_time_of_the_model_is_not_the_environments(
         assert isinstance(await making, rollout_pb2.Group)
 
 
+@pytest.mark.heavy
 async def test_an_environment_that_blocks_is_left_behind_and_blames_nobody_else(
     model: Path,
 ) -> None:

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from paceline.cli import app
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.heavy]  # each waits for a deadline
 
 COMMANDS = ("config check", "up --dry-run", "up", "doctor")
 
@@ -104,7 +104,6 @@ def deaf_hub() -> Iterator[str]:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
-@pytest.mark.heavy
 def test_a_hub_that_does_not_answer_is_named_for_the_model_and_the_data(
     config_file: Path, tmp_path: Path, deaf_hub: str
 ) -> None:

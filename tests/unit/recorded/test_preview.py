@@ -76,6 +76,7 @@ def test_the_middle_of_a_long_text_is_left_out(model: Path) -> None:
     assert len(text) < LONGEST + 300
 
 
+@pytest.mark.heavy
 def test_the_check_of_a_configuration_shows_it(model: Path, tmp_path: Path) -> None:
     data = tmp_path / "pairs.jsonl"
     data.write_text(json.dumps({"prompt": "1+1=", "better": "2", "worse": "11"}) + "\n")
@@ -92,6 +93,7 @@ def test_the_check_of_a_configuration_shows_it(model: Path, tmp_path: Path) -> N
     assert "⟦" not in done.stdout
 
 
+@pytest.mark.heavy
 def test_a_template_that_drops_every_row_is_found_before_the_start(tmp_path: Path) -> None:
     """The fields are there; only a tokenizer can tell."""
     template = FORGETFUL.replace("m.role == 'assistant'", "m.role == 'assistant' and not loop.last")

@@ -81,6 +81,7 @@ def index_of(directory: Path) -> RunIndex:
     return RunIndex(SimpleNamespace(run_dir=directory, journal=None))  # type: ignore[arg-type]
 
 
+@pytest.mark.heavy
 async def test_a_hundred_thousand_steps_are_read_once_and_answered_at_once(tmp_path: Path) -> None:
     assert np.__version__  # loaded, as in a controller: its import is no part of the answer
     write_long_run(tmp_path, 100_000)

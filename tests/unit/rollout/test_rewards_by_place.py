@@ -110,6 +110,7 @@ def job(*completions: str) -> Job:
     return Job({"answer": "", "prompt": ""}, each)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("processes", [0, 1])
 async def test_a_reward_function_may_reward_each_token(processes: int) -> None:
     functions = {f"{HERE}:by_token": 2.0, "format:w": 1.0}

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import pytest
 
 from paceline.rpc.client import ControlPlane
 from paceline.run_view.events.event_follower import follow_events
@@ -68,6 +69,7 @@ async def followed(breaks: list[int]) -> tuple[list[str], list[str]]:
     return seen, torn.asked
 
 
+@pytest.mark.heavy
 async def test_who_is_cut_off_within_an_entry_gets_nothing_twice() -> None:
     wanted = [event["type"] for _, event in RECORDS]
     for cut in range(1, len(RECORDS)):

@@ -114,6 +114,7 @@ def test_replaying_the_journal_from_any_snapshot_gives_the_same_state() -> None:
         assert ledger.fingerprint() == whole.fingerprint()
 
 
+@pytest.mark.heavy
 @pytest.mark.timeout(0)
 def test_every_event_survives_the_journals_json_exactly() -> None:
     events: list[ev.Event] = [
@@ -145,6 +146,7 @@ def test_every_event_survives_the_journals_json_exactly() -> None:
     assert {type(event).__name__ for event in events} == set(ev.TYPES)
 
 
+@pytest.mark.heavy
 def test_a_checkpoint_of_a_diverged_replica_is_never_restored() -> None:
     """In some seeds its record comes before the vote that finds out, in others after it."""
     counts: Counter[str] = Counter()
@@ -161,6 +163,7 @@ def test_a_checkpoint_of_a_diverged_replica_is_never_restored() -> None:
     assert counts["rollbacks"] > 0
 
 
+@pytest.mark.heavy
 def test_a_lost_tail_of_the_journal_finds_the_payload_files_that_it_needs() -> None:
     """A checkpoint's record was in the tail: the run goes back to the one before, and needs its payloads."""
     counts: Counter[str] = Counter()

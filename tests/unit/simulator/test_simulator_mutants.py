@@ -22,6 +22,8 @@ from controller.ledger.views import views
 from controller.simulator.faults import run_schedule
 from controller.store.group_commit import GroupCommit
 
+pytestmark = pytest.mark.heavy  # schedules until one fails
+
 SEEDS = range(1000)
 
 
