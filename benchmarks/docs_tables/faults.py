@@ -68,4 +68,4 @@ def bottleneck() -> str:
         for limit, found in results("bottleneck")["cases"].items()
         if found["before"]["bottleneck"] == limit
     ]
-    return table(["limit, as told", "change", "steps/s before", "after", "times"], rows)
+    return table(["reported limit", "change", "steps/s before", "after", "times"], rows)

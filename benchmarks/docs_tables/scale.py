@@ -14,7 +14,7 @@ def scaling() -> str:
     )
     loads = [run["load_at_start"] for run in found["runs"]]
     return (
-        f"{table(scaling_report.HEADER, scaling_report.rows(found))}\n\nOne engine alone: {alone}. Where there are several runs, "
+        f"{table(scaling_report.HEADER, scaling_report.rows(found))}\n\nOne engine alone: {alone}. If there are several runs, "
         f"the median is shown. The machine's 2 cores had other work: load averages of {min(loads):.1f} to {max(loads):.1f}."
     )
 

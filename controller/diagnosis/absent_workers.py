@@ -36,11 +36,11 @@ def absent_rollout(e: Evidence) -> Diagnosis | None:
 def _absent(e: Evidence, role: Role) -> Diagnosis | None:
     if any(w.role is role and w.lifecycle is not Lifecycle.STARTING for w in e.workers):
         return None
-    if not e.wanted.get(role, 1):
+    if not e.desired.get(role, 1):
         return Diagnosis(
             "the run",
             Culprit(CulpritKind.USER, f"a {WORDS[role]}"),
-            because=f"because 0 are wanted (fleet.{role})",
+            because=f"because the desired number is 0 (fleet.{role})",
             since_s=e.since_commit_s,
             remedy=f"paceline scale {role}=1",
             severity=Urgency.STUCK,

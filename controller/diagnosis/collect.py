@@ -98,7 +98,7 @@ def evidence_of(controller: Controller, pace: str = "") -> Evidence:
         usual_step_s=state.steps.metrics.get("step_s", 0.0),
         provider_trouble=leader.provider_trouble if leader is not None else "",
         pace=pace,
-        wanted=dict(state.desired) or desired_workers(config),
+        desired=dict(state.desired) or desired_workers(config),
     )
 
 

@@ -103,7 +103,7 @@ class Evidence:
     provider_trouble: str = ""
     pace: str = ""
     """The bottleneck, in a sentence."""
-    wanted: dict[str, int] = field(default_factory=dict)
+    desired: dict[str, int] = field(default_factory=dict)
     """Desired workers by role."""
 
     def silent(self, worker: WorkerEvidence) -> bool:

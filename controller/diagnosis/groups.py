@@ -83,7 +83,7 @@ def _user_code(e: Evidence, subject: str, worker: WorkerEvidence, wait: Wait) ->
         because=f"called by {culprit_of(worker).words} for one group{others}",
         since_s=wait.age_s,
         next=following,
-        remedy=f"See where it stands: paceline stacks {worker.worker_id}; "
+        remedy=f"See its stacks: paceline stacks {worker.worker_id}; "
         + (
             f"more processes (reward.processes) or a shorter {setting} help"
             if reward

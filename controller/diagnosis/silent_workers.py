@@ -80,7 +80,7 @@ def _how(evidence: Evidence, worker: WorkerEvidence, peers: list[WorkerEvidence]
     state = _by_kernel(worker.kernel)
     if not state:
         lost = "its session broke" if worker.suspect else "silent"
-        state = f"{lost}, last heard of {seconds(worker.silent_s)} ago"
+        state = f"{lost}, last report {seconds(worker.silent_s)} ago"
         return f"{state}, {where}".rstrip(", ")
     return f"{state} {where}".rstrip()
 

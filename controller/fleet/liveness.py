@@ -249,7 +249,7 @@ class Liveness:
     ) -> tuple[DeathCause, str, FaultCause] | None:
         silent_s = now - pulse.heard_t
         if silent_s >= self._lease_s:
-            why = f"not heard of for {silent_s:.1f} s"
+            why = f"no report for {silent_s:.1f} s"
             if gone := _host_gone(state.fleet.workers[key[0]].host, hosts()):
                 return DeathCause.LEASE, f"{why}, {gone}", FaultCause.HOST_LOST
             return DeathCause.LEASE, why, FaultCause.HEARTBEAT_SILENCE

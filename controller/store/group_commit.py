@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -131,7 +130,7 @@ class GroupCommit:
 
     async def _append_until_durable(self, batch: CommitBatch) -> Position:
         pause_s = FIRST_RETRY_S
-        began = time.monotonic()
+        began = self._clock.monotonic()
         while True:
             try:
                 position = await self._journal.append(
@@ -145,7 +144,7 @@ class GroupCommit:
                 self._stall(trouble_of(error))
             else:
                 self._resume()
-                took_s = time.monotonic() - began
+                took_s = self._clock.monotonic() - began
                 self.append_s += APPEND_SHARE * (took_s - self.append_s)
                 return position
             await asyncio.sleep(pause_s)

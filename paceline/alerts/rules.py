@@ -12,16 +12,17 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+from paceline.config.sections.services import AlertKind
+from paceline.run_view.events.run_end import ENDS
+
 QUIET_S = 300.0
 WINDOW = 10
 """Steps whose mean reward is compared."""
-_ENDS = {"RunFinished", "RunFailed"}
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    kind: str
-    """An AlertKind of the config."""
+    kind: AlertKind
     key: str
     """The same however often it is sent: journal position, or what it is about."""
     text: str
@@ -63,7 +64,7 @@ class AlertRules:
         kind, text = str(record.get("type", "")), str(record.get("text", ""))
         key, t = f"{record.get('position')}/{record.get('n')}", float(record.get("t", 0.0))
         step = int(record.get("step") or 0)
-        if kind in _ENDS:
+        if kind in ENDS:
             yield from self._tell("end", key, text, t, step)
         elif kind == "HeldOutFell":
             yield from self._tell("held_out", key, text, t, step)
@@ -85,7 +86,9 @@ class AlertRules:
         if reward is not None and (text := self._collapse(step, float(reward))):
             yield from self._tell("reward_collapse", key, text, t, step)
 
-    def of_state(self, kind: str, key: str, text: str, t: float, step: int) -> Iterator[Alert]:
+    def of_state(
+        self, kind: AlertKind, key: str, text: str, t: float, step: int
+    ) -> Iterator[Alert]:
         """A stall, or a full disk: nothing in the journal."""
         yield from self._tell(kind, key, text, t, step)
 
@@ -102,7 +105,7 @@ class AlertRules:
             return ""
         return f"mean reward of the last {WINDOW} steps is {mean:.3f}, it was {self._best:.3f}"
 
-    def _tell(self, kind: str, key: str, text: str, t: float, step: int) -> Iterator[Alert]:
+    def _tell(self, kind: AlertKind, key: str, text: str, t: float, step: int) -> Iterator[Alert]:
         if kind not in self.kinds:
             return
         last = self._told.get(kind)

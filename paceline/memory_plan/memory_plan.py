@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from paceline.config.schema import Config
 from paceline.memory_plan.gpus import GIB, Gpu
+from paceline.memory_plan.head_memory import head_scratch_bytes
 from paceline.memory_plan.model_shape import ModelShape
 
 RESERVE = 0.92
@@ -24,7 +25,6 @@ MOMENTS_BUCKET = 8 << 24
 PUBLISHING_BUFFERS = 2 << 24
 """Bytes of the device's buffers through which slices of weights become shares, with several ranks
 (policy_worker.ranks.share_exchange)."""
-LOGITS_COPIES, COPIES_FOR_ENTROPY = 4, 1
 """Of a chunk in float32: logits, their log-softmax, and in the backward pass the gradients of both; one more for the
 gradient of the entropy."""
 ENGINE_SHARE = 0.9
@@ -168,14 +168,14 @@ def block_input_bytes(config: Config, shape: ModelShape) -> int:
 
 
 def logits_bytes(config: Config, shape: ModelShape) -> int:
-    """Of the chunk of a row that goes through the head and log-softmax at once. With several chunks, the gradient of the
-    head is held for one more of them, to be added to the sum."""
+    """Of the chunk of a row that goes through the head and log-softmax at once."""
     train = config.train
-    rows = max(1, int(train.logits_chunk_mb * (1 << 20)) // (4 * shape.vocabulary))
-    copies = LOGITS_COPIES + (COPIES_FOR_ENTROPY if train.entropy_coef else 0)
-    chunk = copies * 4 * min(rows, train.tokens_per_microbatch) * shape.vocabulary
-    return chunk + (
-        4 * shape.vocabulary * shape.hidden if rows < train.tokens_per_microbatch else 0
+    return head_scratch_bytes(
+        train.tokens_per_microbatch,
+        shape.hidden,
+        shape.vocabulary,
+        train.logits_chunk_mb,
+        entropy_gradient=bool(train.entropy_coef),
     )
 
 

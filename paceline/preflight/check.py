@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 CORRECT = "Correct the setting that this line begins with"
 """The remedy for a finding that says what is wrong with a setting."""
@@ -14,11 +15,14 @@ Problem = tuple[str, str]
 """What is wrong, and the remedy."""
 
 
+CheckState = Literal["ok", "warn", "fail", "skip"]
+"""warn: it works, perhaps badly. fail: it will not work. skip: it is not checked here."""
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
     name: str
-    state: str
-    """ok, warn (it works, perhaps badly), fail (it will not work) or skip (not checked here)."""
+    state: CheckState
     found: str
     """Names the setting, if one is wrong."""
     remedy: str = ""

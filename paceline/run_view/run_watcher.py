@@ -21,6 +21,7 @@ from paceline.rpc.rest_client import RestReader, RestRefused, RestUnavailable
 from paceline.run_view.eta import Progress
 from paceline.run_view.events.event_follower import GONE_S, answers, follow_events
 from paceline.run_view.events.event_history import is_listed, text_of
+from paceline.run_view.events.run_end import ENDS
 from paceline.run_view.run_records import RunRecords
 from paceline.run_view.summary import read_summary
 from paceline.v1 import admin_pb2
@@ -31,7 +32,6 @@ EVENTS_KEPT = 8
 HISTORY_POINTS = 400
 LOOK_BACK_S = 60.0
 """Without run files and REST, the journal is read from so long ago."""
-ENDS = {"RunFinished": "finished", "RunFailed": "failed"}
 
 
 @dataclass(slots=True)

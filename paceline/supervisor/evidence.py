@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from controller.ledger.enums import FaultCause
 from paceline.process.kernel.kernel_state import KernelState, kernel_state
 from paceline.process.kernel.memory_kills import (
     MemoryKills,
@@ -36,8 +37,7 @@ REMEDY = "give it more memory, or see `paceline plan memory` for what to lower"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    cause: str
-    """One of the causes of docs/diagnosis.md."""
+    cause: FaultCause
     detail: str
 
 
@@ -71,22 +71,24 @@ class Witness:
         self._stopped = self._stopped + 1 if state.stopped else 0
         if self._stopped != STOPPED_LOOKS:
             return None
-        return Finding("stopped", f"{state.words}; continue it with: kill -CONT {self.pid}")
+        return Finding(
+            FaultCause.STOPPED, f"{state.words}; continue it with: kill -CONT {self.pid}"
+        )
 
     def verdict(self, exit_code: int, *, ours: bool = False) -> Finding:
         """What it has ended of. ``exit_code``: negative for a signal. ``ours``: its launcher has sent it
         a signal. Blocks: it reads the kernel's log."""
         if exit_code == 0:
-            return Finding("asked_to_leave", "exit status 0")
+            return Finding(FaultCause.ASKED_TO_LEAVE, "exit status 0")
         if ours:
-            return Finding("asked_to_leave", f"ended by its launcher, {_how(exit_code)}")
+            return Finding(FaultCause.ASKED_TO_LEAVE, f"ended by its launcher, {_how(exit_code)}")
         if killed := self._killed_for_memory(exit_code):
-            return Finding("out_of_memory", f"{_how(exit_code)}: {killed}; {REMEDY}")
+            return Finding(FaultCause.OUT_OF_MEMORY, f"{_how(exit_code)}: {killed}; {REMEDY}")
         if exit_code < LAST_SIGNAL:
-            return Finding("unattributed", _how(exit_code))
+            return Finding(FaultCause.UNATTRIBUTED, _how(exit_code))
         if exit_code > 0:
-            return Finding("error", _how(exit_code))
-        cause = "crashed" if -exit_code in CRASHES else "killed"
+            return Finding(FaultCause.ERROR, _how(exit_code))
+        cause = FaultCause.CRASHED if -exit_code in CRASHES else FaultCause.KILLED
         return Finding(cause, _how(exit_code))
 
     def _killed_for_memory(self, exit_code: int) -> str:

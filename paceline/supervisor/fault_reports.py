@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from controller.ledger.enums import FaultCause
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.run_view.files.fleet_file import ProcessId
 from paceline.supervisor.child import UNSEEN, Child, until_gone
@@ -88,7 +89,7 @@ class FaultReports:
 
     async def _report_redis(self, pid: int, code: int, log: Path) -> None:
         found = await self._verdict(pid, code, ours=False)
-        if found.cause == "unattributed":
+        if found.cause is FaultCause.UNATTRIBUTED:
             said = await asyncio.to_thread(end_in_log, log, pid)
             found = said or found
         await self._report(REDIS, pid, found)

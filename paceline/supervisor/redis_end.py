@@ -9,6 +9,7 @@ import os
 import re
 from pathlib import Path
 
+from controller.ledger.enums import FaultCause
 from paceline.supervisor.evidence import Finding
 
 READ_BYTES = 1 << 18
@@ -33,10 +34,10 @@ def end_in_log(log: Path, pid: int) -> Finding | None:
         return None
     said = "\n".join(own)
     if crash := CRASH.search(said):
-        return Finding("crashed", f"signal {crash[1]}, says its log {log}")
+        return Finding(FaultCause.CRASHED, f"signal {crash[1]}, says its log {log}")
     if failure := FAILURE.search(said):
         words = failure[1].partition(" # ")[2] or failure[1]
-        return Finding("error", f"{words}, says its log {log}")
+        return Finding(FaultCause.ERROR, f"{words}, says its log {log}")
     if shutdown := SHUTDOWN.search(said):
-        return Finding("killed", f"{shutdown[1] or 'a shutdown'}, says its log {log}")
-    return Finding("killed", f"signal 9: its log {log} ends without a shutdown or a crash")
+        return Finding(FaultCause.KILLED, f"{shutdown[1] or 'a shutdown'}, says its log {log}")
+    return Finding(FaultCause.KILLED, f"signal 9: its log {log} ends without a shutdown or a crash")

@@ -74,7 +74,7 @@ def send_share(
         if isinstance(ask, Ask):
             granted = _answer(mesh, look_up(ask), ask, life)
         elif granted is None:
-            raise WeightsRefused("weights were wanted that were not granted")
+            raise WeightsRefused("the receiver asked for weights before they were granted")
         else:
             return _send_buckets(mesh, granted, life)
 

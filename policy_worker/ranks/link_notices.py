@@ -68,7 +68,9 @@ class LinkNotices:
             try:
                 self._store.set(f"links/{number}", _END if links is None else packed)
             except RuntimeError as error:  # the store's server has ended, and soon this replica
-                event(log, "links not told", logging.WARNING, why=first_line(error))
+                event(
+                    log, "links not sent to the other ranks", logging.WARNING, why=first_line(error)
+                )
                 return
             if links is None:
                 return
@@ -84,7 +86,7 @@ class LinkNotices:
                     self._store.delete_key(key)
                     self._store.delete_key(f"{key}/read")
             except RuntimeError as error:
-                event(log, "no more links told", logging.INFO, why=first_line(error))
+                event(log, "link notices ended", logging.INFO, why=first_line(error))
                 return
             if packed == _END:
                 return

@@ -177,7 +177,7 @@ class RankLinks:
             return ""
         for peer in self._peers:
             if peer.open and not peer.left and now - peer.heard > self._silence_s:
-                return f"rank {peer.rank}: nothing was heard of it for {now - peer.heard:.1f} s"
+                return f"rank {peer.rank}: no message for {now - peer.heard:.1f} s"
         return ""
 
     def _send_all(self) -> str:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from policy_worker.rows.head_memory import DEFAULT_CHUNK_MB, tokens_per_chunk
+from paceline.memory_plan.head_memory import DEFAULT_CHUNK_MB, tokens_per_chunk
 from policy_worker.rows.packing import MicroBatch
 
 PACKABLE_LAYERS = {"full_attention", "sliding_attention"}

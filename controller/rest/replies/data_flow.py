@@ -80,7 +80,7 @@ def bottleneck(controller: Controller, stalled_s: float) -> str:
     if state.ended:
         return f"The run has {phase}."
     if trouble:
-        return f"The run stands still: {trouble}."
+        return f"The run has stopped making progress: {trouble}."
     if phase == "paused":
         return "The run is paused: no new task is leased."
     if phase == "suspending":

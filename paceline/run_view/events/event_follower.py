@@ -12,6 +12,7 @@ from typing import Any
 import grpc.aio
 
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
+from paceline.run_view.events.run_end import ENDS
 from paceline.v1 import admin_pb2
 
 IDLE_S = 30.0
@@ -23,7 +24,6 @@ FAREWELL_S = 2.0
 LEADER_S = 0.5
 """Time limit for the leader, if another controller has answered already."""
 START = "0-0"
-ENDED = frozenset({"RunFinished", "RunFailed"})
 
 
 async def follow_events(
@@ -53,7 +53,7 @@ async def follow_events(
                         continue
                     event = json.loads(record.json)
                     yield after, event
-                    if event.get("type") in ENDED and not over:
+                    if event.get("type") in ENDS and not over:
                         over = True
                         break
                 else:

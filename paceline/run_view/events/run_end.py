@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from paceline.run_view.files.json_lines import read_lines
 
-_ENDS = {"RunFinished": "finished", "RunFailed": "failed", "RunSuspended": "interrupted"}
+Status = Literal["", "finished", "failed", "interrupted"]
+ENDS: Mapping[str, Status] = {"RunFinished": "finished", "RunFailed": "failed"}
+"""Status of a run after each event that ends it for good."""
+_PAUSES: Mapping[str, Status] = {"RunSuspended": "interrupted", "RunContinued": ""}
 
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    status: str
-    """finished, failed or interrupted; empty while the run goes on, or if it was killed."""
+    status: Status
+    """Empty while the run goes on, or if it was killed."""
     reason: str
     took_s: float | None
     """Time of all sessions, without the pauses between them; None without any event."""
@@ -21,15 +26,15 @@ class RunEnd:
 
 def run_end(run_dir: Path) -> RunEnd:
     """Raises DamagedFile if the events cannot be read."""
-    status = reason = ""
+    status: Status = ""
+    reason = ""
     took_s, last = 0.0, None
     path = run_dir / "events.jsonl"
     for event in read_lines(path) if path.is_file() else ():
-        kind, t = event.get("type"), float(event.get("t") or 0.0)
-        if kind in _ENDS:
-            status, reason = _ENDS[kind], str(event.get("reason") or "")
-        elif kind == "RunContinued":
-            status = reason = ""
+        kind, t = str(event.get("type")), float(event.get("t") or 0.0)
+        if kind in ENDS or kind in _PAUSES:
+            status = ENDS[kind] if kind in ENDS else _PAUSES[kind]
+            reason = str(event.get("reason") or "") if status else ""
         # A leader without a failover: the first one of a session.
         begins = kind == "TermBegun" and not event.get("failover")
         if last is not None and not begins:

@@ -72,7 +72,7 @@ def evidence(run: Driven, *workers: WorkerEvidence, **changes: Any) -> Evidence:
     # Who has not been given an epoch has formed the present one.
     everyone = [replace(w, mesh_epoch=epoch) if w.mesh_epoch == 1 else w for w in everyone]
     return Evidence(
-        run.state, LIMITS, workers=tuple(everyone), wanted={"policy": 2, "rollout": 2}, **changes
+        run.state, LIMITS, workers=tuple(everyone), desired={"policy": 2, "rollout": 2}, **changes
     )
 
 

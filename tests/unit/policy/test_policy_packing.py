@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.memory_plan.head_memory import MIB
 from policy_worker.rows import attention, packing
-from policy_worker.rows.head_memory import MIB
 from policy_worker.rows.logprobs import make_scorer, score
 from policy_worker.rows.packing import attended_tokens, pack, plan_rows
 from policy_worker.step.batch import decode

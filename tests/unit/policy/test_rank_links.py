@@ -68,7 +68,7 @@ def test_a_killed_rank_ends_rank_0_whose_end_reaches_the_others(ranks: Ranks) ->
 def test_a_rank_that_is_stopped_or_cut_off_is_lost_after_the_detection_time() -> None:
     made = Ranks(silence_s=0.3)
     made.start(1)
-    assert made.why(0).startswith("rank 2: nothing was heard of it for")
+    assert made.why(0).startswith("rank 2: no message for")
     assert made.why(1).startswith("rank 0: ")
     assert made.lost[2].empty()
 

@@ -1,0 +1,21 @@
+"""Methods of the services in the protocol's table of keys."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+ONLY_READ = {"GetStatus", "WatchEvents", "Why", "GetStacks", "NextPlan", "HeldOutRows", "Score"}
+STREAMS = {"Session", "Requests"}
+"""Described in sections of their own."""
+
+
+def test_every_request_that_changes_something_has_its_key_in_the_table() -> None:
+    text = "".join(p.read_text() for p in sorted((ROOT / "proto/paceline/v1").glob("*.proto")))
+    methods = set(re.findall(r"^  rpc (\w+)\(", text, re.MULTILINE))
+    page = (ROOT / "docs/protocol.md").read_text()
+    rows = re.findall(r"^\| (`[^|]*`) \|", page, re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert methods >= ONLY_READ | STREAMS
+    assert methods - ONLY_READ - STREAMS <= named
