@@ -48,8 +48,8 @@ def attribution() -> str:
     return (
         f"{table(head, attribution_verdict.rows(found))}\n\n{len(found['injections'])} injections in "
         f"{found['seconds'] / 60:.0f} minutes, {faults} faults in the ledger. {found['known']} of them "
-        f"({found['known'] / faults:.1%}) have a known cause. {found['share']:.1%} have the cause that was injected, where a fault "
-        f"that nobody had injected counts as wrong. A fault cost {of_causes / faults:.1f} s on average. "
+        f"({found['known'] / faults:.1%}) have a known cause. {found['share']:.1%} have the cause that was injected; a fault "
+        f"that was not injected counts as wrong. A fault cost {of_causes / faults:.1f} s on average. "
         f"{found['training_share']:.0%} of the time was spent training; of the {found['lost_s']:.0f} s that commits were late, "
         f"{of_causes:.0f} s were while a fault was not over. "
         f"The load average was {found['machine']['load_at_start']:.1f} at the start."

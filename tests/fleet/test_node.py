@@ -58,6 +58,7 @@ def assert_sound(job: NodeProcesses, steps: int) -> None:
     assert job.alive() == []
 
 
+@pytest.mark.long
 def test_a_run_on_two_nodes_goes_on_after_the_loss_of_node_0(
     job: NodeProcesses, tmp_path: Path
 ) -> None:
