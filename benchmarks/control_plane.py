@@ -1,7 +1,7 @@
 """Throughput of the controller's leader: durable groups per second.
 
     python -m benchmarks.control_plane [--clients 1 8 64] [--seconds 15] [--groups-total 100000]
-    python -m benchmarks.control_plane --clients 64 --against CHECKOUT [--pairs 4]
+    python -m benchmarks.control_plane --clients 64 --against CHECKOUT [--pairs 4] [--leader-cores 0.25]
 
 A real leader process with a real Redis (append-only file, fsync every second) serves K rollout clients and one
 policy replica, which are spread over ``--load-processes`` processes. Each client has a connection and a session
@@ -21,7 +21,9 @@ submission includes storing the payload. ``leader_cpu`` is the leader's share of
 the rate that it would reach with a core of its own. Load and leader share the machine's cores.
 
 ``--against CHECKOUT`` measures this checkout and another in turn, other, this, other, this, each with its own
-benchmark, clients and controller, and prints the ratios of each pair. The other one needs a ``.venv``.
+benchmark, clients and controller, and prints the ratios of each pair. The other one needs a ``.venv``. On few cores the
+clients and Redis take more than the leader, and limit the rate in both. With ``--leader-cores`` the leader gets so
+much of a core and is the limit, as it is if clients have machines of their own. That needs root.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -41,11 +44,13 @@ import numpy as np
 import psutil
 
 from benchmarks.control_plane_load import KINDS
+from benchmarks.cpu_quota import cpu_quota
 from paceline.rpc.auth import TOKEN_FILE
 from testbed.fleets.controller_processes import Controllers, write_config
 
 PAYLOADS = {"16x256": 256, "16x16": 16}
 COMPLETIONS = 16
+LOAD_PROCESSES = 2
 LOOK_S = 0.25
 COMPARED = ("groups_per_s", "groups_per_cpu_s", "p50_ms", "p99_ms")
 
@@ -58,7 +63,7 @@ def main() -> None:
     parser.add_argument("--warm-up", type=float, default=3.0, help="seconds before it")
     parser.add_argument("--tasks", type=int, default=8, help="tasks a lease")
     parser.add_argument("--groups-a-submit", type=int, default=1)
-    parser.add_argument("--load-processes", type=int, default=2)
+    parser.add_argument("--load-processes", type=int, help="default 2; not with --against")
     parser.add_argument("--archive", action="store_true", help="the leader archives samples")
     parser.add_argument("--fetch", action="store_true", help="the policy replica reads payloads")
     parser.add_argument(
@@ -66,8 +71,17 @@ def main() -> None:
     )
     parser.add_argument("--against", type=Path, help="root of another checkout to compare with")
     parser.add_argument("--pairs", type=int, default=4, help="runs of each for --against")
+    parser.add_argument(
+        "--leader-cores", type=float, help="with --against: CPU quota of the leader"
+    )
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    if args.against and args.load_processes:
+        parser.error(
+            "--load-processes: with --against each checkout spreads its clients as it does"
+        )
+    if args.leader_cores and not args.against:
+        parser.error("--leader-cores: give --against CHECKOUT too")
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
     out: Path = args.out or Path("benchmarks/results") / (
         "control_plane_against.json" if args.against else "control_plane.json"
@@ -78,9 +92,10 @@ def main() -> None:
         "load_average": os.getloadavg()[0],
         "tasks_a_lease": args.tasks,
         "groups_a_submit": args.groups_a_submit,
-        "load_processes": args.load_processes,
+        "load_processes": args.load_processes or LOAD_PROCESSES,
         "archive": args.archive,
         "fetch": args.fetch,
+        "leader_cores": args.leader_cores,
     }
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps({"machine": machine, **result}, indent=2) + "\n")
@@ -159,9 +174,31 @@ def _run_checkout(
         command += ["--clients", str(clients), "--payloads", payload, "--out", str(out)]
         command += ["--seconds", str(args.seconds), "--warm-up", str(args.warm_up)]
         command += ["--tasks", str(args.tasks), "--groups-a-submit", str(args.groups_a_submit)]
-        subprocess.run(command, cwd=root, check=True, stdout=subprocess.DEVNULL)
+        quota = cpu_quota(args.leader_cores) if args.leader_cores else nullcontext()
+        with (
+            subprocess.Popen(command, cwd=root, stdout=subprocess.DEVNULL) as process,
+            quota as members,
+        ):
+            if members is not None:
+                members.write_text(str(_leader_of(process)))
+            if process.wait():
+                raise SystemExit(f"the benchmark of {root} ended with {process.returncode}")
         (row,) = json.loads(out.read_text())["rows"]
     return {**row, "load_average": os.getloadavg()[0]}
+
+
+def _leader_of(benchmark: subprocess.Popen[bytes]) -> int:
+    """Process id of the controller that a benchmark has started, once it has."""
+    root = psutil.Process(benchmark.pid)
+    while benchmark.poll() is None:
+        for child in root.children(recursive=True):
+            with suppress(psutil.Error):
+                if "controller" in child.cmdline():
+                    return int(child.pid)
+        time.sleep(0.05)
+    raise SystemExit(
+        f"the benchmark ended with {benchmark.returncode} before it started a controller"
+    )
 
 
 def _measure(args: argparse.Namespace, payload: str, clients: int, total: int) -> dict[str, Any]:
@@ -191,7 +228,7 @@ def _measure(args: argparse.Namespace, payload: str, clients: int, total: int) -
                 "fetch": args.fetch,
                 "warm_up": args.warm_up,
             }
-            load = _Load(order, clients, args.load_processes)
+            load = _Load(order, clients, args.load_processes or LOAD_PROCESSES)
             row = _window(load, psutil.Process(leader.pid), args.seconds, total, PAYLOADS[payload])
     return {"payload": payload, "clients": clients, **row}
 

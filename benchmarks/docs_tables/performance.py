@@ -92,14 +92,14 @@ def control_plane() -> str:
 
 def control_plane_against() -> str:
     rows, loads = [], []
-    for kind in ("", "_batched", "_processes"):
+    for kind in ("", "_batched", "_quota"):
         found = results(f"control_plane_against{kind}")
         for payload, compared in found["against"].items():
             loads += [run["load_average"] for pair in compared["pairs"] for run in pair.values()]
             cells: list[object] = [
                 payload.replace("x", " × "),
                 found["machine"]["groups_a_submit"],
-                found["machine"]["load_processes"],
+                found["machine"].get("leader_cores") or "none",
                 len(compared["pairs"]),
             ]
             cores = [
@@ -118,7 +118,13 @@ def control_plane_against() -> str:
                     f"({min(ratios):.2f} to {max(ratios):.2f})"
                 )
             rows.append(cells)
-    head = ["payload", "groups a submission", "processes of clients", "pairs", "leader, cores"]
+    head = [
+        "payload",
+        "groups a submission",
+        "quota of the leader, cores",
+        "pairs",
+        "leader, cores",
+    ]
     head += ["groups per second of the leader's CPU", "groups/s", "p99, ms"]
     lines = [table(head, rows), ""]
     lines.append(f"Load averages of 2 cores: {min(loads):.0f} to {max(loads):.0f}.")
