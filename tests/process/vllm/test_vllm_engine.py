@@ -261,7 +261,6 @@ async def test_generation_goes_on_while_weights_are_staged(
     pause = await loading
     await running
     assert engine.stats().swap_s == pytest.approx(paused + pause)
-    assert pause < engine.stats().extra["stage_s"], "the standstill began before staging was over"
 
 
 async def test_the_same_version_with_other_weights_replaces_all_that_the_first_left(
