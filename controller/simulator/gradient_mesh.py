@@ -23,6 +23,8 @@ RENDEZVOUS = (-1, 0)
 class Weights:
     version: int
     state: str
+    origin: tuple[str, int] = field(default=("", 0), compare=False)
+    """Replica that published them: name and incarnation."""
 
 
 @dataclass(slots=True)

@@ -132,8 +132,10 @@ class Oracle:
         """Members that died while they computed a group by itself."""
         self.open: ev.StepOpened | None = None
         self.epochs = {"mesh": 0, "link": 0}
-        self.links: dict[int, int] = {}
-        """Newest version that the replicas had voted on when a link was assigned, by its epoch."""
+        self.outvoted: set[tuple[int, str, int]] = set()
+        """(version, replica, incarnation) whose weights were not those of most replicas."""
+        self.links: dict[int, frozenset[tuple[int, str, int]]] = {}
+        """Those that were known to be outvoted when a link was assigned, by its epoch."""
         self.finished: str = ""
         self.told: dict[Any, Any] = {}
         self._void_term = 0
@@ -411,6 +413,7 @@ class Oracle:
         if e.diverged and self.open is not None:
             believed = next(d for w, d in self.votes.items() if w not in e.diverged)
             self.agreed.setdefault(self.open.version, believed)
+            self.outvoted |= {(self.open.version, w, self.members[w]) for w in e.diverged}
 
     def _on_CheckpointVoided(self, e: ev.CheckpointVoided) -> None:
         self.counts["voided checkpoints"] += 1
@@ -429,13 +432,12 @@ class Oracle:
                 raise Violation(f"link {e.epoch} has the dead end {name}")
         if e.publisher.startswith("policy") and e.publisher not in self.members:
             raise Violation(f"link {e.epoch} is from {e.publisher}, which is no member")
-        self.links[e.epoch] = max(self.agreed, default=-1)
+        self.links[e.epoch] = frozenset(self.outvoted)
         self.counts["relayed links"] += e.publisher.startswith("rollout")
 
     def receives(self, name: str, link: int, weights: Weights) -> None:
-        """A rollout worker loads weights: none of a version that were outvoted before it got this link."""
-        known, right = self.links.get(link, -1), self.agreed.get(weights.version)
-        if weights.version <= known and right not in (None, weights.state):
+        """A rollout worker loads weights: none of a replica that was outvoted before it got this link."""
+        if (weights.version, *weights.origin) in self.links.get(link, ()):
             raise Violation(f"{name} loads outvoted weights {weights.version} over link {link}")
 
     def _rise(self, what: str, epoch: int) -> None:
@@ -661,8 +663,8 @@ class Oracle:
             raise Violation(f"{worker_id} has other weights of version {version}")
 
     def restored(self, path: str, version: int, state: str) -> None:
-        """A replica restores a checkpoint: not one of a replica that was outvoted."""
-        if self.agreed.get(version, state) != state:
+        """A replica restores a checkpoint: not one of a replica that was outvoted. The model's own files are nobody's."""
+        if path and self.agreed.get(version, state) != state:
             raise Violation(f"{path} was restored, and its writer's weights had diverged")
 
     def may_train(self, worker_id: str, incarnation: int, plan: policy_pb2.StepPlan) -> bool:

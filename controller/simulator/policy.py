@@ -329,5 +329,6 @@ class SimulatedPolicyWorker(SimulatedWorker):
         """Sends the newest weights over every link whose receiver has not got them."""
         while self.incarnation == incarnation:
             if self.state_version >= 0:
-                self.sent.offer(self, self, Weights(self.state_version, self.state), None)
+                origin = (self.name, incarnation)
+                self.sent.offer(self, self, Weights(self.state_version, self.state, origin), None)
             await asyncio.sleep(INTERVAL_S)
