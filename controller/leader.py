@@ -124,7 +124,8 @@ class Leader:
         """What keeps the provider from reaching the desired counts."""
         self._ended: Exception | None = None
         self._spoilt = asyncio.Event()
-        """The ledger in memory is no longer what the journal says."""
+        """This term is over: ``_spoilt_by`` says why."""
+        self._spoilt_by = ""
         self._begun = False
         """The run and the term are in the ledger: until then nobody's command may be decided."""
 
@@ -156,11 +157,21 @@ class Leader:
             # It has changed what is in memory, and its events will never be in the journal: nothing
             # may be decided on that any more. Whoever leads next reads the journal.
             log.exception("a decision failed halfway command=%s", type(command).__name__)
-            self._spoilt.set()
+            self._spoil("a decision failed halfway: the ledger is read again")
             raise NotLeading(f"{type(command).__name__} failed: stepping down") from error
         if events:
             self.group_commit.add(events)
         return reply
+
+    def check_term(self, seen: int) -> None:
+        """Ends this term if a worker has seen a later one: it would follow no directive of this leader.
+
+        The later one has begun elsewhere, or Redis has lost it with the end of the journal. Raises NotLeading.
+        """
+        if seen > self.term:
+            self.election.saw(seen)
+            self._spoil(f"a worker has seen term {seen}")
+            raise NotLeading(f"a worker has seen term {seen}: stepping down")
 
     def discard_unneeded(self, refs: Sequence[Ref]) -> None:
         """Deletes those of these payloads that were stored for groups which no step will train."""
@@ -270,7 +281,11 @@ class Leader:
 
     async def _end_when_spoilt(self) -> None:
         await self._spoilt.wait()
-        raise Deposed("a decision failed halfway: the ledger is read again")
+        raise Deposed(self._spoilt_by)
+
+    def _spoil(self, why: str) -> None:
+        self._spoilt_by = self._spoilt_by or why
+        self._spoilt.set()
 
     async def _begin(self) -> None:
         before = self.group_commit.at

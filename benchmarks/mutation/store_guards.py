@@ -34,6 +34,13 @@ GUARDS = (
         "released_is_never",
     ),
     Guard(
+        "later-term",
+        "a leader steps down if a worker has seen a later term",
+        (Patch("controller/leader.py", "        if seen > self.term:\n", "        if False:\n"),),
+        ("tests/process/controller/test_leader_start.py",),
+        "a_report_of_a_later_term",
+    ),
+    Guard(
         "lease-when-full",
         "a Redis at its memory limit renews a lease that has run out",
         (

@@ -31,7 +31,7 @@ MAX_WAITS = 64
 MAX_AGE_S = 1e9
 NO_ROLE = "role must be policy, rollout or scorer"
 VERSIONS = 1 << 53
-"""Limit of reported versions. A rollback continues after the highest one, so numbers must be left."""
+"""Limit of reported versions and terms. A rollback continues after the highest one, so numbers must be left."""
 
 _ROLES = {value: role for role, value in ROLES.items()}
 _LIFECYCLES = {
@@ -101,6 +101,7 @@ async def session(
     if first is None:
         return
     check_report(first)
+    leader.check_term(first.seen_term)
     current = leader.sessions.open(first)
     reader = asyncio.create_task(_read(leader, current, first, reports))
     try:
@@ -135,6 +136,7 @@ async def _read(
             if following is None:
                 return
             check_report(following)
+            leader.check_term(following.seen_term)
             if following.caller != report.caller:
                 raise Invalid("a session belongs to one incarnation of one worker")
             if following.seq > report.seq:
@@ -221,6 +223,8 @@ def check_report(report: worker_pb2.Report) -> None:
         raise Invalid(f"a report names at most {MAX_TASKS} leases and links")
     if len(report.gauges) > MAX_GAUGES:
         raise Invalid(f"a report has at most {MAX_GAUGES} gauges")
+    if not 0 <= report.seen_term < VERSIONS:
+        raise Invalid(f"report.seen_term = {report.seen_term} is no term")
     for version in (report.state_version, report.loaded_version):
         if not -1 <= version < VERSIONS:
             raise Invalid(f"{version} is no version: -1 for none, or 0 to {VERSIONS - 1}")

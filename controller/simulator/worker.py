@@ -174,6 +174,7 @@ class SimulatedWorker(Client):
             held_leases=[common_pb2.TaskRef(task_id=t, attempt=a) for t, a in self.held()],
             state_version=self.state_version,
             loaded_version=self.loaded_version,
+            seen_term=max(0, self._order[0]),
             parity_failures=self.parity_failures,
             parity_detail="a weight differs" if self.parity_failures else "",
         )

@@ -83,6 +83,8 @@ class Election:
         self._lease_ms = max(1, round(lease_s * 1000))
         self.released = False
         """The lease was given up. Nobody renews it."""
+        self._seen_term = 0
+        """By a worker, of this controller or another one."""
         self._one_request = asyncio.Lock()
         """A renewal that overtook a release would take the lease again, for nobody."""
         self.lease_until = 0.0
@@ -92,7 +94,7 @@ class Election:
     async def acquire(self, known_term: int) -> int | None:
         """The new term, or None while another controller holds the lease."""
         began = self._clock.monotonic()
-        term = await self._grant(known_term)
+        term = await self._grant(max(known_term, self._seen_term))
         if term is not None:
             self.released = False
             self.lease_until = began + self._lease_s
@@ -107,6 +109,10 @@ class Election:
             kept = await self._extend(term)
             self.lease_until = began + self._lease_s if kept else 0.0
             return kept
+
+    def saw(self, term: int) -> None:
+        """A worker has seen ``term``: the next one is higher."""
+        self._seen_term = max(self._seen_term, term)
 
     @property
     def holds_lease(self) -> bool:

@@ -271,6 +271,7 @@ class WorkerSession:
             report.caller.worker_id = self.worker_id
             report.caller.incarnation = self._incarnation
             report.seq = self._seq
+            report.seen_term = max(0, self._seen[0])
             report.waits.extend(waits.messages(waits.present()))
             try:
                 await call.write(report)

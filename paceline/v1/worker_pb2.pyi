@@ -127,7 +127,7 @@ class RegisterReply(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., rendezvous_url: _Optional[str] = ..., version: _Optional[int] = ..., heartbeat_s: _Optional[float] = ..., lease_ttl_s: _Optional[float] = ..., run_dir: _Optional[str] = ..., payload_urls: _Optional[_Iterable[str]] = ..., decodes_texts: _Optional[bool] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("caller", "seq", "lifecycle", "progress", "busy", "held_leases", "mesh_epoch", "state_version", "loaded_version", "link_epochs", "gauges", "activity", "waits", "parity_failures", "parity_detail", "load_failures", "load_detail")
+    __slots__ = ("caller", "seq", "lifecycle", "progress", "busy", "held_leases", "mesh_epoch", "state_version", "loaded_version", "link_epochs", "gauges", "activity", "waits", "parity_failures", "parity_detail", "load_failures", "load_detail", "seen_term")
     class GaugesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -152,6 +152,7 @@ class Report(_message.Message):
     PARITY_DETAIL_FIELD_NUMBER: _ClassVar[int]
     LOAD_FAILURES_FIELD_NUMBER: _ClassVar[int]
     LOAD_DETAIL_FIELD_NUMBER: _ClassVar[int]
+    SEEN_TERM_FIELD_NUMBER: _ClassVar[int]
     caller: _common_pb2.Caller
     seq: int
     lifecycle: Lifecycle
@@ -169,7 +170,8 @@ class Report(_message.Message):
     parity_detail: str
     load_failures: int
     load_detail: str
-    def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., seq: _Optional[int] = ..., lifecycle: _Optional[_Union[Lifecycle, str]] = ..., progress: _Optional[int] = ..., busy: _Optional[bool] = ..., held_leases: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ..., mesh_epoch: _Optional[int] = ..., state_version: _Optional[int] = ..., loaded_version: _Optional[int] = ..., link_epochs: _Optional[_Iterable[int]] = ..., gauges: _Optional[_Mapping[str, float]] = ..., activity: _Optional[str] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., parity_failures: _Optional[int] = ..., parity_detail: _Optional[str] = ..., load_failures: _Optional[int] = ..., load_detail: _Optional[str] = ...) -> None: ...
+    seen_term: int
+    def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., seq: _Optional[int] = ..., lifecycle: _Optional[_Union[Lifecycle, str]] = ..., progress: _Optional[int] = ..., busy: _Optional[bool] = ..., held_leases: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ..., mesh_epoch: _Optional[int] = ..., state_version: _Optional[int] = ..., loaded_version: _Optional[int] = ..., link_epochs: _Optional[_Iterable[int]] = ..., gauges: _Optional[_Mapping[str, float]] = ..., activity: _Optional[str] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., parity_failures: _Optional[int] = ..., parity_detail: _Optional[str] = ..., load_failures: _Optional[int] = ..., load_detail: _Optional[str] = ..., seen_term: _Optional[int] = ...) -> None: ...
 
 class Wait(_message.Message):
     __slots__ = ("kind", "what", "of", "age_s", "limit_s", "count")

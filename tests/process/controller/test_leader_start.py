@@ -117,6 +117,24 @@ async def test_a_decision_of_the_leaders_own_that_fails_halfway_ends_the_term_an
             await term
 
 
+async def test_a_report_of_a_later_term_ends_this_one_and_the_next_is_higher(
+    leader: Leader,
+) -> None:
+    """Redis may lose the later one with the end of the journal: workers would never follow this leader again."""
+    seen = leader.term + 10**9  # terms follow the clock: this one is days ahead of it
+    async with leading(leader) as term:
+        await leader.execute(REGISTER)
+        leader.check_term(leader.term)
+        with pytest.raises(NotLeading, match=f"seen term {seen}"):
+            leader.check_term(seen)
+        assert not leader.active
+        with pytest.raises(Deposed, match=f"seen term {seen}"):
+            await term
+    await leader.election.release()
+    following = await leader.election.acquire(leader.term)
+    assert following is not None and following > seen
+
+
 async def test_a_lease_that_was_given_up_is_not_renewed(
     leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

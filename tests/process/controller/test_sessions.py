@@ -258,11 +258,14 @@ async def scripted_leader(
 async def test_late_repeated_and_reordered_directives_do_no_harm(tmp_path: Path) -> None:
     order = [(5, 1), (5, 3), (5, 2), (5, 3), (4, 99), (5, 4), (7, 1), (5, 9), (7, 2)]
 
+    terms: list[int] = []
+
     async def session(reports: Any, context: Any) -> AsyncIterator[worker_pb2.Directive]:
-        await anext(reports)
+        terms.append((await anext(reports)).seen_term)
         for term, seq in order:
             yield worker_pb2.Directive(term=term, seq=seq, version=10 * term + seq)
-        await asyncio.sleep(30)
+        async for report in reports:
+            terms.append(report.seen_term)
 
     config = load_config(write_config(tmp_path), [])
     seen: list[tuple[int, int]] = []
@@ -282,6 +285,10 @@ async def test_late_repeated_and_reordered_directives_do_no_harm(tmp_path: Path)
         assert worker.directive is last
         with pytest.raises(TimeoutError):
             await directive_of(worker, lambda d: d.term == 8, 0.05)
+        # Reports say which term it follows: a leader of a lower one is not followed.
+        worker.poke()
+        await until(lambda: terms[-1] == 7)
+        assert terms[0] == 0
         running.cancel()
         await control.close()
 
