@@ -51,6 +51,7 @@ from controller.store.group_commit import CommitBatch, GroupCommit
 from controller.store.journal import Deposed, LedgerSnapshot
 from controller.store.ledger_follower import LedgerFollower
 from controller.store.partial_rollouts import PartialRollouts
+from paceline.groups.invalid import Invalid
 from paceline.groups.limits import GroupLimits
 from paceline.ids import TaskId
 from paceline.payloads.store import Ref
@@ -62,6 +63,8 @@ log = logging.getLogger(__name__)
 
 MENDING_TICK_S = 0.02
 """While a mesh is to be formed."""
+TERM_AHEAD_S = 86_400.0
+"""Terms are milliseconds of Redis's clock: a worker's may be this far ahead of the leader's clock."""
 PATIENCE_S = 2.0
 """How long a request waits for an outage to end before its caller is told to come again."""
 
@@ -166,8 +169,11 @@ class Leader:
     def check_term(self, seen: int) -> None:
         """Ends this term if a worker has seen a later one: it would follow no directive of this leader.
 
-        The later one has begun elsewhere, or Redis has lost it with the end of the journal. Raises NotLeading.
+        The later one has begun elsewhere, or Redis has lost it with the end of the journal. Raises NotLeading, or Invalid
+        for a term that no clock has reached: after such a report no term would be left for the run.
         """
+        if seen > 1e3 * (self.clock.time() + TERM_AHEAD_S):
+            raise Invalid(f"report.seen_term = {seen} is a term of the future: check the clocks")
         if seen > self.term:
             self.election.saw(seen)
             self._spoil(f"a worker has seen term {seen}")

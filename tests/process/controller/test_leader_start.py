@@ -121,10 +121,13 @@ async def test_a_report_of_a_later_term_ends_this_one_and_the_next_is_higher(
     leader: Leader,
 ) -> None:
     """Redis may lose the later one with the end of the journal: workers would never follow this leader again."""
-    seen = leader.term + 10**9  # terms follow the clock: this one is days ahead of it
+    seen = leader.term + 10**7  # terms follow the clock: this one is hours ahead of it
     async with leading(leader) as term:
         await leader.execute(REGISTER)
         leader.check_term(leader.term)
+        with pytest.raises(Invalid, match="of the future"):
+            leader.check_term(leader.term + 10**9)
+        assert leader.active
         with pytest.raises(NotLeading, match=f"seen term {seen}"):
             leader.check_term(seen)
         assert not leader.active
