@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,18 @@ from tests.fixtures.shared import record_failure
 # The default run is the same every time; HYPOTHESIS_PROFILE=default draws new examples.
 settings.register_profile("same", derandomize=True, database=None, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def environment() -> Iterator[None]:
+    """What a file's tests set in the environment ends with it.
+
+    vLLM in a process leaves LOCAL_WORLD_SIZE and LD_PRELOAD behind; what later tests start would inherit them.
+    """
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
 LONGEST_FIRST = ("fleet", "process/vllm", "process/policy", "unit/simulator", "process", "unit")
