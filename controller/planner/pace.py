@@ -90,7 +90,7 @@ def asynchronous(
     steps: int = MEASURED,
 ) -> SimulatedPace:
     """``updates_per_version``: parts of a batch that train as soon as they are ready, before the next version."""
-    run = _Run(
+    run = _Simulation(
         system, policy_gpus, rollout_gpus, max_staleness, log_prob, updates_per_version, seed
     )
     run.until(WARM_UP)
@@ -114,7 +114,7 @@ def asynchronous(
     )
 
 
-class _Run:
+class _Simulation:
     def __init__(
         self,
         system: System,

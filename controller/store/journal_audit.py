@@ -37,6 +37,7 @@ from controller.ledger.views.views import counts, live_payloads
 from controller.store.journal import START, Entry, check_format, decode_entry, order
 from controller.store.redis_keys import Keys
 from controller.store.run_registry import urls_of
+from paceline.event_types import EventType
 from paceline.ids import Step, TaskId
 from paceline.payloads.open_store import open_payloads
 from paceline.payloads.store import PayloadStore, Ref, Refs
@@ -200,20 +201,20 @@ class _Replay:
 
     def _count(self, event: Mapping[str, Any]) -> None:
         kind = event["type"]
-        if kind == "StepOpened":
+        if kind == EventType.STEP_OPENED:
             self._open = (event["step"], tuple(event["groups"]))
-        elif kind == "StepCommitted":
+        elif kind == EventType.STEP_COMMITTED:
             step, groups = self._open
             if step != event["step"]:
                 self.report.problem(f"step {event['step']} committed, {step} was open")
             self._rise("version", event["version"], self._version)
             self._version = event["version"]
             self._trained[step] = groups
-        elif kind == "RolledBack":
+        elif kind == EventType.ROLLED_BACK:
             self._rise("version", event["version"], self._version)
             self._version = event["version"]
             self._trained = {s: g for s, g in self._trained.items() if s <= event["step"]}
-        elif kind == "MeshFormed":
+        elif kind == EventType.MESH_FORMED:
             self._rise("mesh epoch", event["epoch"], self._epoch)
             self._epoch = event["epoch"]
 

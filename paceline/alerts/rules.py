@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from paceline.config.sections.services import AlertKind
+from paceline.event_types import EventType
 from paceline.run_view.events.run_end import ENDS
 
 QUIET_S = 300.0
@@ -66,9 +67,9 @@ class AlertRules:
         step = int(record.get("step") or 0)
         if kind in ENDS:
             yield from self._tell("end", key, text, t, step)
-        elif kind == "HeldOutFell":
+        elif kind == EventType.HELD_OUT_FELL:
             yield from self._tell("held_out", key, text, t, step)
-        elif kind == "RewardHackingSuspected":
+        elif kind == EventType.REWARD_HACKING_SUSPECTED:
             yield from self._tell("reward_hacking", key, text, t, step)
         elif record.get("severity") in ("warning", "error"):
             yield from self._tell("fault", key, text, t, step)

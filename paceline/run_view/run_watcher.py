@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paceline.event_types import EventType
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.rpc.rest_client import RestReader, RestRefused, RestUnavailable
 from paceline.run_view.eta import Progress
@@ -52,10 +53,10 @@ class RunPicture:
     def take(self, event: dict[str, Any]) -> str | None:
         """Takes an event record; returns its text if it is to be shown."""
         kind = str(event.get("type", ""))
-        if kind == "StepCommitted":
+        if kind == EventType.STEP_COMMITTED:
             self.progress.add(int(event["step"]), event.get("metrics") or {})
             return None
-        if kind == "RolledBack":
+        if kind == EventType.ROLLED_BACK:
             self.progress.back_to(int(event["step"]))
         if not is_listed(event):
             return None
@@ -168,6 +169,6 @@ def _past_from_rest(rest: RestReader) -> RunPicture:
     events = rest.get("events", kind="all", limit=200)["events"]
     if events:
         picture.reached = str(events[-1]["id"]).partition("/")[0]
-    for event in [e for e in events if e["type"] != "StepCommitted"][-EVENTS_KEPT:]:
+    for event in [e for e in events if e["type"] != EventType.STEP_COMMITTED][-EVENTS_KEPT:]:
         picture.events.append((float(event["t"]), str(event["text"])))
     return picture

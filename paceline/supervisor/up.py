@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.config.load import ConfigError, to_toml
 from paceline.config.schema import Config
 from paceline.console.live_view import Console
+from paceline.event_types import EventType
 from paceline.redis.server import NoRedis, ensure_redis, redis_log, stop_redis
 from paceline.rpc.auth import dashboard_link, own_token, read_token
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
@@ -178,8 +179,8 @@ class LocalRun:
     async def _note_events(self) -> None:
         """Prints the new lines of events.jsonl. The live view shows steps itself."""
         for _, event in await asyncio.to_thread(lambda: list(self._events.records())):
-            self._accepted |= event["type"] == "TermBegun"
-            if event["type"] != "StepCommitted":
+            self._accepted |= event["type"] == EventType.TERM_BEGUN
+            if event["type"] != EventType.STEP_COMMITTED:
                 self.console.note(text_of(event))
 
     async def _start_redis(self, fleet: LocalFleet) -> None:
@@ -310,7 +311,7 @@ class LocalRun:
             faults=report.faults if report else None,
             export=str(export) if export else None,
         )
-        self._accepted |= any(e["type"] == "TermBegun" for _, e in self._events.records())
+        self._accepted |= any(e["type"] == EventType.TERM_BEGUN for _, e in self._events.records())
         if self._before.exists and not self._accepted:
             # The earlier record stays as it was.
             self._before.restore()

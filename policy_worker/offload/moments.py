@@ -36,7 +36,7 @@ class HostMomentsAdamW(torch.optim.AdamW):  # type: ignore[misc]
         loss = None if closure is None else closure()
         device = None
         for group in self.param_groups:
-            for bucket in _buckets(self._pieces(group), self._bucket):
+            for bucket in _buckets(self._parts(group), self._bucket):
                 device = bucket[0].weights.device
                 _update(bucket, group)
             for parameter in group["params"]:
@@ -46,7 +46,7 @@ class HostMomentsAdamW(torch.optim.AdamW):  # type: ignore[misc]
             torch.cuda.current_stream(device).synchronize()
         return loss
 
-    def _pieces(self, group: dict[str, Any]) -> Iterator[_Piece]:
+    def _parts(self, group: dict[str, Any]) -> Iterator[_ParameterPart]:
         """Of at most a bucket each, in the order of the parameters."""
         for parameter in group["params"]:
             if parameter.grad is None:
@@ -56,11 +56,11 @@ class HostMomentsAdamW(torch.optim.AdamW):  # type: ignore[misc]
             flat = [local_tensor(tensor).view(-1).split(self._bucket) for tensor in whole]
             for weights, gradient, first, second in zip(*flat, strict=True):
                 if weights.numel():
-                    yield _Piece(weights, gradient, first, second, state["step"])
+                    yield _ParameterPart(weights, gradient, first, second, state["step"])
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _ParameterPart:
     """Part of a parameter; all but ``step`` are flat and float32."""
 
     weights: Tensor
@@ -72,20 +72,20 @@ class _Piece:
     """Before this update."""
 
 
-def _buckets(pieces: Iterator[_Piece], most: int) -> Iterator[list[_Piece]]:
-    bucket: list[_Piece] = []
+def _buckets(parts: Iterator[_ParameterPart], most: int) -> Iterator[list[_ParameterPart]]:
+    bucket: list[_ParameterPart] = []
     filled = 0
-    for piece in pieces:
-        if bucket and filled + piece.weights.numel() > most:
+    for part in parts:
+        if bucket and filled + part.weights.numel() > most:
             yield bucket
             bucket, filled = [], 0
-        bucket.append(piece)
-        filled += piece.weights.numel()
+        bucket.append(part)
+        filled += part.weights.numel()
     if bucket:
         yield bucket
 
 
-def _update(bucket: list[_Piece], group: dict[str, Any]) -> None:
+def _update(bucket: list[_ParameterPart], group: dict[str, Any]) -> None:
     device = bucket[0].weights.device
     first, second = (
         [host.to(device, non_blocking=True, copy=True) for host in hosts]
@@ -98,7 +98,7 @@ def _update(bucket: list[_Piece], group: dict[str, Any]) -> None:
         first,
         second,
         [],
-        # A parameter of several pieces takes one step, not one for each piece.
+        # A parameter of several parts takes one step, not one for each part.
         [p.step.clone() for p in bucket],
         fused=True,
         amsgrad=False,
@@ -109,9 +109,9 @@ def _update(bucket: list[_Piece], group: dict[str, Any]) -> None:
         eps=group["eps"],
         maximize=False,
     )
-    for piece, one, two in zip(bucket, first, second, strict=True):
-        piece.first.copy_(one, non_blocking=True)
-        piece.second.copy_(two, non_blocking=True)
+    for part, one, two in zip(bucket, first, second, strict=True):
+        part.first.copy_(one, non_blocking=True)
+        part.second.copy_(two, non_blocking=True)
 
 
 def zeros_on_host(parameter: nn.Parameter) -> Tensor:

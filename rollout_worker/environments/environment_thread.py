@@ -40,7 +40,7 @@ _CLOSE_S = 1.0
 
 
 @dataclass(eq=False, slots=True)
-class _Run:
+class _Episode:
     thread: BackgroundLoop
     task: asyncio.Task[Any] | None = None
     """In the thread."""
@@ -75,7 +75,7 @@ class EnvironmentThread:
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
         self._thread = BackgroundLoop("environments")
-        self._runs: set[_Run] = set()
+        self._episodes: set[_Episode] = set()
 
     async def run(self, task: EnvironmentTask, conversation: Conversation, timeout_s: float) -> Any:
         """The environment's result or exception. Raises EnvironmentFailed if its time is over or its
@@ -89,49 +89,51 @@ class EnvironmentThread:
             turn = conversation.say(said, max_tokens=max_tokens, stop=stops)
             return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(turn, worker))
 
-        run = _Run(self._thread)
-        run.result = asyncio.wrap_future(run.thread.submit(self._play(run, task, sample)))
-        self._runs.add(run)
+        episode = _Episode(self._thread)
+        episode.result = asyncio.wrap_future(
+            episode.thread.submit(self._play(episode, task, sample))
+        )
+        self._episodes.add(episode)
         try:
             async with asyncio.timeout(timeout_s) as limit:
                 conversation.own_clock = _OwnTime(limit, timeout_s)
-                return await run.result
+                return await episode.result
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise await self._blame(run, timeout_s) from None
+            raise await self._blame(episode, timeout_s) from None
         except asyncio.CancelledError:
             waiting = asyncio.current_task()
             if waiting is not None and waiting.cancelling():
                 raise
-            if run.lost:
+            if episode.lost:
                 raise EnvironmentFailed(LOST, "another environment blocked it") from None
             raise EnvironmentFailed("environment_error", "it cancelled itself") from None
         finally:
             conversation.close()
-            run.result.cancel()
-            self._runs.discard(run)
+            episode.result.cancel()
+            self._episodes.discard(episode)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._thread.close, _CLOSE_S)
 
-    async def _play(self, run: _Run, task: EnvironmentTask, sample: Sample) -> Any:
-        run.task = asyncio.current_task()
+    async def _play(self, episode: _Episode, task: EnvironmentTask, sample: Sample) -> Any:
+        episode.task = asyncio.current_task()
         try:
             return await self._environment(task, sample)
         except (SystemExit, KeyboardInterrupt) as error:
             # Otherwise it would end the thread and all environments in it.
             raise EnvironmentFailed("environment_error", f"it raised {error!r}") from error
 
-    async def _blame(self, run: _Run, timeout_s: float) -> EnvironmentFailed:
+    async def _blame(self, episode: _Episode, timeout_s: float) -> EnvironmentFailed:
         """The cause of a timeout: the environment itself, or another one that blocks the thread."""
         late = f"it took longer than rollout.environment_timeout_s = {timeout_s:g} s"
-        if await self._answers(run.thread):
+        if await self._answers(episode.thread):
             return EnvironmentFailed(TIMEOUT, late)
-        busy = asyncio.current_task(run.thread.loop)
-        if busy is not None and busy is not run.task:
+        busy = asyncio.current_task(episode.thread.loop)
+        if busy is not None and busy is not episode.task:
             return EnvironmentFailed(LOST, "another environment blocks the shared thread")
-        self._abandon(run)
+        self._abandon(episode)
         return EnvironmentFailed(TIMEOUT, f"{late}, in a call that does not await")
 
     async def _answers(self, thread: BackgroundLoop) -> bool:
@@ -145,13 +147,13 @@ class EnvironmentThread:
             return False
         return True
 
-    def _abandon(self, guilty: _Run) -> None:
+    def _abandon(self, guilty: _Episode) -> None:
         if guilty.thread is not self._thread:
             return
         event(logger, "environment blocks its thread, starting a new one", logging.WARNING)
         self._thread = BackgroundLoop("environments")
-        for run in self._runs:
-            if run.thread is guilty.thread and run is not guilty:
-                run.lost = run.result.cancel()
+        for episode in self._episodes:
+            if episode.thread is guilty.thread and episode is not guilty:
+                episode.lost = episode.result.cancel()
         # It ends once the call returns, and it does not delay the process's exit.
         guilty.thread.close(0)

@@ -16,6 +16,7 @@ import typer
 
 from paceline.cli.common import JsonOption, print_json, run_config
 from paceline.errors import BadInput
+from paceline.event_types import EventType
 from paceline.process.lifetime.process_exit import exit_status
 
 RECOVERY_LIMIT_S = 120.0
@@ -136,7 +137,7 @@ def _digests(url: str, run: str) -> tuple[list[int], int]:
     votes = 0
     seen: dict[tuple[int, int], str] = {}
     for event in _events(url, run):
-        if event["type"] != "VoteCast":
+        if event["type"] != EventType.VOTE_CAST:
             continue
         votes += 1
         key = (event["step"], event["mesh_epoch"])

@@ -14,6 +14,7 @@ import redis
 from controller.store.journal import decode_entry
 from controller.store.journal_audit import verify
 from controller.store.redis_keys import Keys
+from paceline.event_types import EventType
 from paceline.process.asyncio_thread import BackgroundLoop
 from paceline.redis.client import connect_sync
 from paceline.rpc.client import ControlPlane
@@ -128,7 +129,7 @@ class Fleet:
         """Until so many more steps are committed."""
         at = self.mark()
         for _ in range(count):
-            *_, at = self.first(lambda e: e["type"] == "StepCommitted", at, limit_s)
+            *_, at = self.first(lambda e: e["type"] == EventType.STEP_COMMITTED, at, limit_s)
 
     def assert_sound(self) -> dict[str, Any]:
         """Replays the journal of the running fleet: nothing lost, nothing trained twice."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import tomli_w
 
+from paceline.event_types import EventType
 from paceline.run_view.files.fleet_file import FleetRecord, ProcessId
 from testbed.patience import Patience, patient, until
 from testbed.tiny_model import make_tiny_model
@@ -150,7 +151,7 @@ class Up:
 
     def leader(self) -> str:
         """Name of the controller that leads."""
-        return str(self.events("TermBegun")[-1]["controller_id"])
+        return str(self.events(EventType.TERM_BEGUN)[-1]["controller_id"])
 
     def alive(self) -> list[ProcessId]:
         """Every process of the fleet that still runs, Redis included."""

@@ -19,6 +19,7 @@ from controller.rest.redaction import Redactor
 from controller.rest.replies.group_replies import FACTS
 from controller.rest.schemas import GroupSummary
 from controller.store.journal import START
+from paceline.event_types import EventType
 
 log = logging.getLogger(__name__)
 
@@ -70,22 +71,22 @@ class DroppedGroups:
 
     def _take(self, t: float, event: Mapping[str, Any]) -> None:
         kind = event.get("type")
-        if kind == "TasksLeased":
+        if kind == EventType.TASKS_LEASED:
             for task_id, *_ in event["leases"]:
                 self._owners[task_id] = str(event["worker_id"])
-        elif kind == "EvalTaskDone":
+        elif kind == EventType.EVAL_TASK_DONE:
             self._owners.pop(str(event["task_id"]), None)
-        elif kind == "GroupAccepted":
+        elif kind == EventType.GROUP_ACCEPTED:
             self._owners.pop(str(event["task_id"]), None)
             known = {name: event[name] for name in FACTS if name in event}
             self._accepted[str(event["task_id"])] = {**known, "owner": event["worker_id"]}
-        elif kind == "StepOpened":
+        elif kind == EventType.STEP_OPENED:
             self._open = tuple(event["groups"])
-        elif kind == "StepCommitted":
+        elif kind == EventType.STEP_COMMITTED:
             for task_id in self._open:
                 self._accepted.pop(task_id, None)
             self._open = ()
-        elif kind == "TaskDropped":
+        elif kind == EventType.TASK_DROPPED:
             task_id, reason = str(event["task_id"]), str(event["reason"])
             owner = self._owners.pop(task_id, "")
             known = self._accepted.pop(task_id, {})

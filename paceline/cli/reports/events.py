@@ -27,6 +27,7 @@ from paceline.cli.common import (
 )
 from paceline.console.terminal import printable
 from paceline.errors import BadInput
+from paceline.event_types import EventType
 
 if TYPE_CHECKING:
     from paceline.rpc.client import ControlPlane
@@ -132,7 +133,7 @@ def _from_file(run_dir: Path, after: str, as_json: bool, wanted: _Filter) -> Non
             continue
         if not wanted.takes(event):
             continue
-        if event["type"] == "StepCommitted" and not as_json and not wanted.kinds:
+        if event["type"] == EventType.STEP_COMMITTED and not as_json and not wanted.kinds:
             steps.append(event)
             continue
         _print_steps(steps)

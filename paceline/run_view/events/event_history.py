@@ -6,7 +6,9 @@ import re
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+from paceline.event_types import EventType
 
 Key = tuple[tuple[int, ...], int]
 """Journal position and number within it: orders records."""
@@ -19,7 +21,9 @@ MOST_CHECKPOINTS = 256
 
 DOCUMENTED = {"use_attribute_docstrings": True}
 """The REST interface publishes these classes with pydantic."""
-STEERED = frozenset({"Scaled", "Drained", "SettingsChanged", "RunExtended"})
+STEERED = frozenset(
+    {EventType.SCALED, EventType.DRAINED, EventType.SETTINGS_CHANGED, EventType.RUN_EXTENDED}
+)
 """Besides faults and checkpoints, the events that learning curves carry a mark for."""
 NOTICED = {
     "exit": "its launcher saw the process exit",
@@ -65,8 +69,7 @@ class ListedEvent:
     type: str
     step: int
     """Committed steps when it happened."""
-    severity: str
-    """fault, change or routine."""
+    severity: Literal["fault", "change", "routine"]
     text: str
     fields: dict[str, Any]
     noticed: str
@@ -146,13 +149,13 @@ class EventHistory:
         self._last, self.position = key, str(record["position"])
         event = self._listed(key[1], record)
         self._fold(event, record)
-        if event.type == "StepCommitted":
+        if event.type == EventType.STEP_COMMITTED:
             self._commits.append(event)
             return
         self._events.append(event)
-        if event.type == "CheckpointRecorded":
+        if event.type == EventType.CHECKPOINT_RECORDED:
             self._saved.append(event)
-        elif event.type == "TaskDropped":
+        elif event.type == EventType.TASK_DROPPED:
             self.drops.append(event)
         elif event.is_fault or event.type in STEERED:
             self._marks.append(event)
@@ -160,11 +163,11 @@ class EventHistory:
     def _listed(self, n: int, record: Mapping[str, Any]) -> ListedEvent:
         kind = str(record.get("type", ""))
         fields = {k: v for k, v in record.items() if k not in _HEAD}
-        if kind == "StepCommitted":
+        if kind == EventType.STEP_COMMITTED:
             # metrics.jsonl has the rest.
             reward = (record.get("metrics") or {}).get("reward_mean")
             fields = {"step": record["step"], "reward_mean": reward}
-        elif kind == "RunStarted":
+        elif kind == EventType.RUN_STARTED:
             fields = {}
         fault = record.get("severity", "info") != "info"
         noticed = NOTICED.get(str(record.get("how") or record.get("reason") or ""), "")
@@ -172,43 +175,47 @@ class EventHistory:
             id=f"{record['position']}/{n}",
             t=float(record["t"]),
             type=kind,
-            step=int(record["step"]) if kind == "StepCommitted" else self.step,
-            severity="fault" if fault else "routine" if kind == "StepCommitted" else "change",
+            step=int(record["step"]) if kind == EventType.STEP_COMMITTED else self.step,
+            severity="fault"
+            if fault
+            else "routine"
+            if kind == EventType.STEP_COMMITTED
+            else "change",
             text=self.clean(text_of(record)),
             fields=self.clean(fields),
-            noticed=NEW_LEADER if fault and kind == "TermBegun" else noticed,
+            noticed=NEW_LEADER if fault and kind == EventType.TERM_BEGUN else noticed,
         )
 
     def _fold(self, event: ListedEvent, record: Mapping[str, Any]) -> None:
         """What follows from the event for the state of the run."""
-        if event.type == "StepCommitted":
+        if event.type == EventType.STEP_COMMITTED:
             self.step = event.step
             for fault in self._open:
                 fault.commit_s = round(event.t - fault.t, 3)
             self._open.clear()
-        elif event.type == "RolledBack":
+        elif event.type == EventType.ROLLED_BACK:
             self.step = int(record["step"])
             self.checkpoints = [c for c in self.checkpoints if c.step <= self.step]
             if not self.checkpoints and record.get("checkpoint_path"):
                 self._save(record, str(record["checkpoint_path"]), event.t)
-        elif event.type == "MeshFormed":
+        elif event.type == EventType.MESH_FORMED:
             for fault in self._open:
-                if fault.mesh_s is None and fault.type != "TermBegun":
+                if fault.mesh_s is None and fault.type != EventType.TERM_BEGUN:
                     fault.mesh_s = round(event.t - fault.t, 3)
-        elif event.type == "CheckpointRecorded":
+        elif event.type == EventType.CHECKPOINT_RECORDED:
             self._save(record, str(record.get("path", "")), event.t)
-        elif event.type == "CheckpointVoided":
+        elif event.type == EventType.CHECKPOINT_VOIDED:
             path = str(record.get("path", ""))
             self.checkpoints = [c for c in self.checkpoints if c.path != path]
             if self.best is not None and self.best.path == path:
                 self.best = None
-        elif event.type == "BestCheckpointChosen":
+        elif event.type == EventType.BEST_CHECKPOINT_CHOSEN:
             self.best = BestCheckpoint(
                 int(record["step"]), str(record["path"]), float(record["reward_mean"])
             )
-        elif event.type == "TermBegun" and not record.get("failover"):
+        elif event.type == EventType.TERM_BEGUN and not record.get("failover"):
             self.resumed.append(event.t)
-        if event.is_fault and event.type != "TaskDropped":
+        if event.is_fault and event.type != EventType.TASK_DROPPED:
             self._open.append(event)
             del self._open[:-MOST_OPEN]
 

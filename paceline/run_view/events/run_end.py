@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from paceline.event_types import EventType
 from paceline.run_view.files.json_lines import read_lines
 
 Status = Literal["", "finished", "failed", "interrupted"]
-ENDS: Mapping[str, Status] = {"RunFinished": "finished", "RunFailed": "failed"}
+ENDS: Mapping[str, Status] = {EventType.RUN_FINISHED: "finished", EventType.RUN_FAILED: "failed"}
 """Status of a run after each event that ends it for good."""
-_PAUSES: Mapping[str, Status] = {"RunSuspended": "interrupted", "RunContinued": ""}
+_PAUSES: Mapping[str, Status] = {
+    EventType.RUN_SUSPENDED: "interrupted",
+    EventType.RUN_CONTINUED: "",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,7 @@ def run_end(run_dir: Path) -> RunEnd:
             status = ENDS[kind] if kind in ENDS else _PAUSES[kind]
             reason = str(event.get("reason") or "") if status else ""
         # A leader without a failover: the first one of a session.
-        begins = kind == "TermBegun" and not event.get("failover")
+        begins = kind == EventType.TERM_BEGUN and not event.get("failover")
         if last is not None and not begins:
             took_s += max(0.0, t - last)
         last = t

@@ -19,6 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.event_types import EventType
+
 Attributes = Mapping[str, str | int | float | bool]
 
 
@@ -76,27 +78,27 @@ class SampleSpans:
     def take(self, t: float, event: Mapping[str, Any]) -> Iterator[Span]:
         """Spans that end with ``event``, which was journalled at ``t`` (unix seconds)."""
         kind = event.get("type")
-        if kind == "TasksLeased":
+        if kind == EventType.TASKS_LEASED:
             self._leased(t, event)
-        elif kind == "GroupAccepted":
+        elif kind == EventType.GROUP_ACCEPTED:
             yield from self._accepted(t, event)
-        elif kind == "TaskReleased":
+        elif kind == EventType.TASK_RELEASED:
             task_id, attempt = str(event["task_id"]), int(event["attempt"])
             life = self._lives.get(task_id)
             if life is not None and attempt in life.leases:
                 yield self._lease(task_id, life, attempt, t, error=str(event["reason"]))
-        elif kind == "TaskDropped":
+        elif kind == EventType.TASK_DROPPED:
             yield from self._dropped(t, event)
-        elif kind == "StepOpened":
+        elif kind == EventType.STEP_OPENED:
             yield from self._opened(t, event)
-        elif kind == "StepResharded" and self._step is not None:
+        elif kind == EventType.STEP_RESHARDED and self._step is not None:
             self._step.epoch, self._step.voted = int(event["mesh_epoch"]), 0.0
             self._step.replicas = _replicas(self._step.groups, event["shards"])
-        elif kind == "VoteCast" and self._step is not None:
+        elif kind == EventType.VOTE_CAST and self._step is not None:
             self._step.voted = self._step.voted or t
-        elif kind == "StepCommitted":
+        elif kind == EventType.STEP_COMMITTED:
             yield from self._committed(t, event)
-        elif kind == "StepAborted":
+        elif kind == EventType.STEP_ABORTED:
             yield from self._aborted(t, event)
 
     def _leased(self, t: float, event: Mapping[str, Any]) -> None:

@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from paceline.event_types import EventType
+
 BEST = "best"
 _NAME = re.compile(r"step-(\d{6,})(\..+)?")
 META = "meta.json"
@@ -27,11 +29,17 @@ VOID = "void"
 def follow(run_dir: Path, event: Mapping[str, Any]) -> None:
     """Sets the links after ``event``, a durable one. Raises OSError."""
     kind = event.get("type")
-    if kind not in ("CheckpointRecorded", "CheckpointVoided", "BestCheckpointChosen"):
+    if kind not in (
+        EventType.CHECKPOINT_RECORDED,
+        EventType.CHECKPOINT_VOIDED,
+        EventType.BEST_CHECKPOINT_CHOSEN,
+    ):
         return
     directory = run_dir / "checkpoints" / Path(str(event["path"])).name
-    link = directory.with_name(BEST if kind == "BestCheckpointChosen" else _link_name(directory))
-    if kind == "CheckpointVoided":
+    link = directory.with_name(
+        BEST if kind == EventType.BEST_CHECKPOINT_CHOSEN else _link_name(directory)
+    )
+    if kind == EventType.CHECKPOINT_VOIDED:
         unlink(directory)
         with contextlib.suppress(FileNotFoundError):  # its writer has deleted it already
             (directory / VOID).touch()

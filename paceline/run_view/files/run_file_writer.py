@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from paceline.event_types import EventType
 from paceline.run_view.events.event_history import Key, is_listed, position_key
 from paceline.run_view.files import checkpoint_links
 from paceline.run_view.files.json_lines import JsonLinesFile, read_lines
@@ -58,19 +59,19 @@ class RunFileWriter:
             self._metrics.append({**head, **row})
             self._measured = key
         if not is_listed(event):
-            if kind == "TaskDropped":
+            if kind == EventType.TASK_DROPPED:
                 self._counts[f"dropped_{event.get('reason', 'unknown')}"] += 1
             return
         if key > self._listed:
             line = {**head, **finite(event)}
-            if kind == "StepCommitted":
+            if kind == EventType.STEP_COMMITTED:
                 line["after"] = self._previous
                 line["counts"] = dict(self._counts)
             self._events.append(line)
             self._listed = key
         # Also if the line was there: the leader before may have died between the two.
         checkpoint_links.follow(self._run_dir, event)
-        if kind == "StepCommitted":
+        if kind == EventType.STEP_COMMITTED:
             self._counts.clear()
 
     def keep_place(self) -> bool:
@@ -86,10 +87,10 @@ class RunFileWriter:
 def metrics_row(event: Mapping[str, Any]) -> dict[str, Any] | None:
     """The row of metrics.jsonl for a committed step or an evaluation; None for other events."""
     head = {"step": int(event.get("step", 0)), "version": int(event.get("version", 0))}
-    if event.get("type") == "StepCommitted":
+    if event.get("type") == EventType.STEP_COMMITTED:
         values = {k: float(v) for k, v in (event.get("metrics") or {}).items() if k not in head}
         return {"kind": "step", **head, **finite(values)}
-    if event.get("type") == "EvalRecorded":
+    if event.get("type") == EventType.EVAL_RECORDED:
         mean = event.get("reward_mean")
         scores = {"eval_reward_mean": mean, "eval_count": float(event.get("count", 0))}
         # Of recorded data.

@@ -32,6 +32,7 @@ from controller.ledger.facts import (
     values,
 )
 from paceline.evaluation.set_scores import RowScore
+from paceline.event_types import EventType
 from tests.fixtures.ledgers import facts, group
 
 MEMBER = Member("policy-0", 7, "10.0.0.1", False)
@@ -270,3 +271,7 @@ def test_an_event_of_an_earlier_release_has_the_defaults_of_fields_that_came_lat
     assert ev.from_json(old) == ev.CheckpointRecorded(
         "policy-0", 5, 5, "checkpoints/step-5", 9, 0.1
     )
+
+
+def test_readers_of_a_run_know_only_types_that_exist() -> None:
+    assert set(EventType) <= set(ev.TYPES)
