@@ -84,9 +84,14 @@ def _workers(config: Config) -> dict[str, int]:
     return counts
 
 
+def gpus_needed(config: Config) -> int:
+    """GPUs of all workers of [fleet], spares included."""
+    return sum(n * gpus_of_worker(config, pool) for pool, n in _workers(config).items())
+
+
 def nodes_needed(config: Config, gpus: int) -> int:
     """Nodes of ``gpus`` GPUs that have room for the workers of [fleet]. None but a replica may need more than one has."""
-    total = sum(n * gpus_of_worker(config, pool) for pool, n in _workers(config).items())
+    total = gpus_needed(config)
     count = max(1, -(-total // gpus)) if gpus else 1
     while True:
         try:
@@ -197,6 +202,14 @@ class Placement:
             f"{there}.{where} Lower fleet.{'scorers' if role_of(pool) == SCORER else role_of(pool)}, take more nodes, or "
             "let workers share the GPUs with --gpus 0"
         )
+
+
+def local_placement(config: Config, gpus: int) -> Placement | None:
+    """Of a fleet on one machine. None: it has no GPU, or too few, so that all workers share what there is."""
+    try:
+        return Placement(config, Nodes(1, gpus)) if gpus else None
+    except BadInput:
+        return None
 
 
 class NoPlacement(Placement):

@@ -8,6 +8,7 @@ clocks.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,12 +56,18 @@ def default_run_dir(config: Config) -> Path:
 
 
 def run_checks(
-    config: Config, run_dir: Path, *, runs: bool = False, fresh: bool = False, up: bool = False
+    config: Config,
+    run_dir: Path,
+    *,
+    runs: bool = False,
+    fresh: bool = False,
+    up: bool = False,
+    nodes: int = 1,
 ) -> Iterator[Check]:
     """What a run needs. Starts nothing that stays.
 
     ``runs``: its controllers run already. ``fresh``: the earlier run in ``run_dir`` is to be removed.
-    ``up``: the fleet is to be started here and now.
+    ``up``: the fleet is to be started here and now. ``nodes``: it has the GPUs of so many machines.
     """
     from paceline.preflight import machine, network
     from paceline.preflight.check import skip
@@ -69,6 +76,7 @@ def run_checks(
     from paceline.preflight.earlier_run import earlier_run
     from paceline.preflight.inputs import input_checks as inputs
     from paceline.preflight.inputs.gpu_memory import gpu_memory
+    from paceline.preflight.inputs.gpu_placement import gpu_placement
 
     yield from machine.own_packages()
     yield from config_warnings(config)
@@ -82,6 +90,8 @@ def run_checks(
         yield from (skip(name, why) for name in PLACED)
         return
     yield from gpu_memory(config)
+    if up and nodes == 1:
+        yield from gpu_placement(config, os.environ)
     there = f"--run-dir: {run_dir}"
     yield from checks_in_time("run directory", there, lambda: machine.run_directory(run_dir))
     if fresh or runs:

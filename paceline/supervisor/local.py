@@ -117,7 +117,9 @@ class LocalFleet:
             desired = desired_of(status, pool) - self._abandoned[pool]
             for _ in range(desired - len(staying)):
                 index = self._next_index(pool)
-                self.note(f"starting {worker_name(pool, index)}")
+                room = self.launcher.has_room(pool, index)
+                alone = "" if room else ", which shares the GPUs of others: none is free"
+                self.note(f"starting {worker_name(pool, index)}{alone}")
                 self._tend_new(self.launcher.worker(pool, index))
             surplus = len(staying) - desired
             for name in sorted(staying, key=worker_index, reverse=True)[: max(0, surplus)]:

@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import time
 import uuid
@@ -41,6 +42,7 @@ from paceline.supervisor.earlier_record import EarlierRecord
 from paceline.supervisor.final_export import export_log, export_newest
 from paceline.supervisor.launch import Launcher, controller_ports
 from paceline.supervisor.local import LocalFleet
+from paceline.supervisor.share import share_of_machine
 from paceline.supervisor.timed_stop import TimedStop
 from paceline.v1 import admin_pb2
 
@@ -150,7 +152,8 @@ class LocalRun:
         return self._sum_up(status, reason, report, export)
 
     def _launcher(self, config_path: Path, ports: Sequence[int]) -> Launcher:
-        return Launcher(self.config, config_path, self.run_dir, ports)
+        share = share_of_machine(self.config, os.environ)
+        return Launcher(self.config, config_path, self.run_dir, ports, share=share)
 
     def _new_fleet(self, launcher: Launcher, control: ControlPlane) -> LocalFleet:
         note = self.console.note

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paceline.config.schema import Config
     from paceline.process.job.node_environment import NodePlace
     from paceline.supervisor.nodes.job_file import NodeJob
-    from paceline.supervisor.nodes.node_launcher import Share
+    from paceline.supervisor.share import Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def _this_node(
     from paceline.process.job.node_environment import node_place
     from paceline.process.job.visible_gpus import visible_gpus
     from paceline.supervisor.nodes.job_file import NodeJob, settings_digest
-    from paceline.supervisor.nodes.node_launcher import Share
+    from paceline.supervisor.share import Share
 
     rank, count, master = given
     place = node_place(os.environ, rank=rank, nodes=count, master=master)
@@ -232,7 +232,8 @@ def _first(this: _Node, wait_s: float, as_json: bool) -> int:
         stop_redis(this.run_dir)
         settings = served_settings(this.config, this.place, this.run_dir)
         own_token(this.run_dir)
-        check(settings, this.run_dir, fresh=False, workers=settings.fleet.provider == "local")
+        here = settings.fleet.provider == "local"
+        check(settings, this.run_dir, fresh=False, workers=here, nodes=this.place.nodes)
         check_no_leader(settings)
         _resolved(this.place.master, wait_s)
         ports = controller_ports(settings)

@@ -74,14 +74,15 @@ def up(
         _fleet_left(settings, directory)  # before the lock, which makes the directory
         with locked(directory):
             raise typer.Exit(_run(settings, directory, as_json, _fleet_left(settings, directory)))
-    length = check(settings, directory, fresh)
+    found = check(settings, directory, fresh)
     if dry_run:
         if as_json:
-            found = {"ready": True, "run": settings.run.name, "run_dir": str(directory)}
-            print_json({**found, "length": length})
+            said = {"ready": True, "run": settings.run.name, "run_dir": str(directory)}
+            print_json({**said, "length": found[LENGTH]})
         else:
             typer.echo(f"ready: {_fleet_line(settings)} in {directory}")
-            typer.echo(f"{LENGTH}: {length}")
+            for name, line in found.items():
+                typer.echo(f"{name}: {line}")
         return
     with locked(directory):
         if fresh:
@@ -99,16 +100,20 @@ def up(
         raise typer.Exit(_run(settings, directory, as_json, extends_to=extends_to))
 
 
-def check(settings: Config, directory: Path, fresh: bool, *, workers: bool = True) -> str:
-    """Prints warnings, and returns the length of the run. Raises BadInput with a line for each check that failed.
+def check(
+    settings: Config, directory: Path, fresh: bool, *, workers: bool = True, nodes: int = 1
+) -> dict[str, str]:
+    """Prints warnings, and returns what was found out about length and GPUs, by the name of the check.
 
-    ``workers``: they run on this machine, with the controllers.
+    ``workers``: they run on this machine, with the controllers. ``nodes``: they are on so many. Raises BadInput with a line
+    for each check that failed.
     """
     from paceline.preflight import control_checks, run_checks
     from paceline.preflight.check import LENGTH
+    from paceline.preflight.inputs.gpu_placement import NAME as PLACEMENT
 
     if workers:
-        checks = list(run_checks(settings, directory, fresh=fresh, up=True))
+        checks = list(run_checks(settings, directory, fresh=fresh, up=True, nodes=nodes))
     else:
         checks = list(control_checks(settings, directory))
     failed = [str(check) for check in checks if check.state == "fail"]
@@ -117,7 +122,8 @@ def check(settings: Config, directory: Path, fresh: bool, *, workers: bool = Tru
     for check in checks:
         if check.state == "warn":
             typer.echo(f"warning: {check}", err=True)
-    return next((check.found for check in checks if check.name == LENGTH), "not known here")
+    told = {check.name: check.found for check in checks if check.name in (LENGTH, PLACEMENT)}
+    return {LENGTH: "not known here"} | told
 
 
 def _fleet_left(settings: Config, directory: Path) -> FleetRecord:

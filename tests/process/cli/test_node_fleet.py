@@ -19,8 +19,9 @@ from paceline.node_placement import Nodes, Placement
 from paceline.supervisor import restarts
 from paceline.supervisor.child import ChildSpec
 from paceline.supervisor.nodes.node_fleet import NodeFleet
-from paceline.supervisor.nodes.node_launcher import NodeLauncher, Share
+from paceline.supervisor.nodes.node_launcher import NodeLauncher
 from paceline.supervisor.nodes.spread_replica import publish_point
+from paceline.supervisor.share import Share
 from paceline.v1 import admin_pb2
 from testbed.fleets.controllers import until
 

@@ -1,0 +1,35 @@
+"""Which GPUs the workers of a fleet on one machine get, as the checks before a start say it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline.config.schema import Config
+from paceline.preflight.inputs.gpu_placement import gpu_placement
+
+
+def config_of(**fleet: Any) -> Config:
+    sections = {"run": {"name": "r"}, "model": {"path": "m"}, "data": {"path": "d"}}
+    return Config.model_validate({**sections, "fleet": {"policy": 1, "rollout": 2} | fleet})
+
+
+def test_each_worker_is_named_with_its_gpus() -> None:
+    (check,) = gpu_placement(config_of(policy_ranks=2), {"CUDA_VISIBLE_DEVICES": "1,3,5,7"})
+    assert check.state == "ok"
+    assert check.found.endswith("policy-0 1,3; rollout-0 5; rollout-1 7")
+
+
+def test_too_few_gpus_are_a_warning_with_both_numbers() -> None:
+    (check,) = gpu_placement(config_of(policy_ranks=2), {"CUDA_VISIBLE_DEVICES": "0,1,2"})
+    assert check.state == "warn"
+    assert "need 4 GPUs, and this machine has 3" in check.found
+    assert "paceline node" in check.remedy
+
+
+@pytest.mark.parametrize("seen", ["", "0,1,2"])
+def test_nothing_is_said_about_machines_whose_gpus_do_not_matter(seen: str) -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": seen}
+    config = config_of(provider="none") if seen else config_of()
+    assert list(gpu_placement(config, environ)) == []
