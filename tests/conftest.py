@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import pytest_timeout
 from hypothesis import settings
 
 from paceline.process.worker_command import without_collection
-from testbed.patience import patient
+from testbed.patience import slowness
 from tests.fixtures import skips
 from tests.fixtures.shared import record_failure
 
@@ -23,17 +25,27 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
 @pytest.fixture(autouse=True, scope="module")
-def environment() -> Iterator[None]:
-    """What a file's tests set in the environment ends with it.
+def settings_of_the_process() -> Iterator[None]:
+    """What a file's tests set for the whole process ends with them.
 
-    vLLM in a process leaves LOCAL_WORLD_SIZE and LD_PRELOAD behind; what later tests start would inherit them.
+    vLLM in a process leaves LOCAL_WORLD_SIZE and LD_PRELOAD behind, and processes of later tests would inherit them. Roles
+    and commands that run in a test set limits.
     """
-    before = dict(os.environ)
+    before, files = dict(os.environ), resource.getrlimit(resource.RLIMIT_NOFILE)
+    switch_s, mask = sys.getswitchinterval(), os.umask(0o077)
+    os.umask(mask)
     yield
-    os.environ.clear()
-    os.environ.update(before)
+    # Only what differs: threads of the process read the environment meanwhile.
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update({n: v for n, v in before.items() if os.environ.get(n) != v})
+    resource.setrlimit(resource.RLIMIT_NOFILE, files)
+    sys.setswitchinterval(switch_s)
+    os.umask(mask)
 
 
+MOST_PATIENCE = 3
+"""The longest tests need a third of their limit on an idle machine."""
 LONGEST_FIRST = ("fleet", "process/vllm", "process/policy", "unit/simulator", "process", "unit")
 """Folders in the order in which they run: short tests then fill up the end of a parallel run."""
 
@@ -66,8 +78,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> object:
-    """A test may take as much longer as the machine is slower."""
-    mine = settings._replace(timeout=patient(settings.timeout))
+    """A test may take longer if the machine is slower. This is decided once, at its start, so not without a bound."""
+    mine = settings._replace(timeout=settings.timeout * min(slowness(), MOST_PATIENCE))
     return pytest_timeout.pytest_timeout_set_timer(item, mine)
 
 

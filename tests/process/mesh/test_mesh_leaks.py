@@ -26,16 +26,18 @@ def test_rebuilds_grow_neither_threads_nor_descriptors_nor_memory(tmp_path: Path
     with throwaway_redis(tmp_path) as url:
         # Whatever needs a garbage collection would be dropped in any thread, at any time.
         gc.disable()
-        for epoch in range(WARM_UP):
-            rebuild(url, epoch)
-        dropped(others)
-        before = me.num_threads(), me.num_fds(), me.memory_info().rss
-        peak_threads = 0
-        for epoch in range(WARM_UP, WARM_UP + REBUILDS):
-            rebuild(url, epoch)
-            peak_threads = max(peak_threads, me.num_threads())
-        dropped(others)
-        gc.enable()
+        try:
+            for epoch in range(WARM_UP):
+                rebuild(url, epoch)
+            dropped(others)
+            before = me.num_threads(), me.num_fds(), me.memory_info().rss
+            peak_threads = 0
+            for epoch in range(WARM_UP, WARM_UP + REBUILDS):
+                rebuild(url, epoch)
+                peak_threads = max(peak_threads, me.num_threads())
+            dropped(others)
+        finally:
+            gc.enable()
         after = me.num_threads(), me.num_fds(), me.memory_info().rss
     assert after[0] <= before[0]
     assert after[1] <= before[1]

@@ -108,7 +108,7 @@ def test_a_worker_process_ends_as_soon_as_it_is_done(role, tmp_path) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=patient(60)
     )
     assert done.returncode == 3, done.stderr
-    assert time.time() - json.loads(done.stdout)["t"] < 1.0
+    assert time.time() - json.loads(done.stdout)["t"] < 4.0
 
 
 def test_a_worker_that_fails_ends_although_a_thread_is_stuck() -> None:

@@ -22,7 +22,7 @@ from rollout_worker.rewards.score import Job, ScoringFailed
 from rollout_worker.rewards.scoring import Scorer
 from testbed.fleets.controllers import until
 
-TIMEOUT_S = 0.6
+TIMEOUT_S = 1.5
 REWARDS = """
     import asyncio, ctypes, os, signal, subprocess, sys, time
 

@@ -16,6 +16,7 @@ import torch
 from paceline.mesh import severable_sockets
 from paceline.v1 import worker_pb2
 from policy_worker.weight_publisher import WeightPublisher
+from testbed.patience import patient
 from testbed.workers import weight_link_peer
 from tests.fixtures.receiving_end import ReceivingEnd
 
@@ -98,12 +99,12 @@ def tree(url: str, request: pytest.FixtureRequest) -> Iterator[Tree]:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_others_go_on_at_the_bucket_that_was_cut(tree: Tree, number: signal.Signals) -> None:
-    child, deadline = tree.child, time.monotonic() + 60
+    child, deadline = tree.child, time.monotonic() + patient(60)
     while not (child.buckets == 1 and received() > 1.25 * BUCKET):
         assert child.buckets < 2 and time.monotonic() < deadline
         threading.Event().wait(0.005)
     tree.relay.send_signal(number)
-    epoch, detail = child.errors.get(timeout=90)
+    epoch, detail = child.errors.get(timeout=patient(90))
     assert epoch == 2
     if number == signal.SIGSTOP:
         assert "relays weights and sent nothing for" in detail
@@ -111,7 +112,7 @@ def test_the_others_go_on_at_the_bucket_that_was_cut(tree: Tree, number: signal.
     tree.trainer.set_links([link(1), link(4)])
     child.receiver.set_link(link(4), 1)
     for each in (child, tree.grandchild):
-        staged = each.staged.get(timeout=60)
+        staged = each.staged.get(timeout=patient(60))
         assert staged.version == 1 and torch.equal(staged.tensors["w"], tree.weights)
     assert tree.grandchild.errors.empty(), "its own source never failed"
     while not tree.trainer.resumed:

@@ -8,6 +8,7 @@ from pathlib import Path
 from controller.export.run_files import RunFiles
 from paceline.run_view.files.json_lines import read_lines
 from paceline.run_view.files.run_file_writer import RunFileWriter
+from testbed.patience import patient
 
 
 async def test_files_that_cannot_be_opened_do_not_fill_the_memory(tmp_path: Path) -> None:
@@ -15,7 +16,7 @@ async def test_files_that_cannot_be_opened_do_not_fill_the_memory(tmp_path: Path
     files = RunFiles(tmp_path, may_write=lambda: True)
     files.start()
     files.record("1-0", 1.0, [{"type": "RunStarted"}])
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patient(10)):
         assert await files.opened() is None
     for number in range(100):
         files.record(f"{number}-0", 1.0, [{"type": "TermBegun"}])

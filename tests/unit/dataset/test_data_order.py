@@ -108,10 +108,13 @@ def test_a_place_costs_the_same_at_any_size_of_the_data() -> None:
         order = mixture((100_000 * factor, 2), (50_000 * factor, 1))
         base = 10**9
         order.place(base)
-        start = time.process_time()
-        for n in range(4000):
-            order.place(base + n)
-        cost[factor] = time.process_time() - start
+        times = []
+        for _ in range(3):
+            start = time.process_time()
+            for n in range(4000):
+                order.place(base + n)
+            times.append(time.process_time() - start)
+        cost[factor] = min(times)
         held = sys.getsizeof(order) + sum(map(sys.getsizeof, order.sources))
         assert held < 1000
     assert max(cost.values()) < 3 * min(cost.values()), cost

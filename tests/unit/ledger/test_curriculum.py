@@ -61,11 +61,14 @@ def test_a_row_needs_one_byte_and_time_does_not_grow_with_the_rows() -> None:
     """Rows x 1, 2, 4, 8."""
     spent, held = {}, {}
     for factor in (1, 2, 4, 8):
-        curriculum = Curriculum()
-        start = time.process_time()
-        for row in range(25_000 * factor):
-            curriculum.measure(row, ALWAYS if row % 2 else MIXED)
-        spent[factor] = (time.process_time() - start) / factor
+        times = []
+        for _ in range(3):
+            curriculum = Curriculum()
+            start = time.process_time()
+            for row in range(25_000 * factor):
+                curriculum.measure(row, ALWAYS if row % 2 else MIXED)
+            times.append(time.process_time() - start)
+        spent[factor] = min(times) / factor
         held[factor] = len(curriculum.measured) / (25_000 * factor)
     assert max(held.values()) < 1.2, held
     assert max(spent.values()) < 3 * min(spent.values()), spent

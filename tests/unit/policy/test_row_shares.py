@@ -18,6 +18,7 @@ from policy_worker.rows.row_shares import RowShare, RowShares, deal_rows, wanted
 from policy_worker.step.accepted_group import AcceptedGroup
 from policy_worker.step.batch import BadGroup
 from policy_worker.step.totals import StepTotals
+from testbed.patience import patient
 from tests.fixtures.group_facts import submitted
 from tests.fixtures.policy_models import make_config, random_groups
 
@@ -29,7 +30,7 @@ class Ranks:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.met = threading.Barrier(size, timeout=30)
+        self.met = threading.Barrier(size, timeout=patient(30))
         self.said: list[Any] = [None] * size
         self.gathers = 0
 

@@ -13,6 +13,7 @@ from rollout_worker.engine.base import EngineStats
 from rollout_worker.tasks.held_tasks import HeldTasks, Stage
 from rollout_worker.tasks.lease_loop import tasks_wanted
 from rollout_worker.worker_report import EngineRates
+from testbed.patience import patient
 from tests.fakes.engine import FakeEngine
 from tests.fixtures.chat_model import make_chat_model
 from tests.fixtures.environment_fixture import lease_of, staged
@@ -108,7 +109,7 @@ async def test_an_environment_that_has_ended_frees_its_slot_before_the_others(
     async with staged(make_chat_model(tmp_path), one_is_long, lambda prompt: "a") as stage:
         stage.engine.completion_finished = tell
         group = asyncio.create_task(stage.produce(lease_of()))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(patient(20)):
             await first_over.wait()
         assert over == ["t0/1"] and not group.done()
         may_end.set()

@@ -19,6 +19,7 @@ from rollout_worker.tasks import outbox as outbox_module
 from rollout_worker.tasks.group_upload import GroupUpload
 from rollout_worker.tasks.held_tasks import HeldTasks
 from rollout_worker.tasks.outbox import Outbox
+from testbed.patience import patient
 from testbed.workers.fake_workers import make_group
 
 LIMITS = GroupLimits(group_size=2, max_sequence_tokens=1 << 40, vocabulary=100)
@@ -79,7 +80,7 @@ async def sending(
     box = Outbox(session, held, GroupUpload(LIMITS, store))  # type: ignore[arg-type]
     running = asyncio.create_task(box.run())
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patient(10)):
             yield box, session, held
     finally:
         running.cancel()
