@@ -31,6 +31,14 @@ Controllers = Annotated[
 Identity = Annotated[
     str | None, typer.Option("--id", help="Name of this process, unique in the run.")
 ]
+TensorHost = Annotated[
+    str | None,
+    typer.Option(
+        "--tensor-host",
+        metavar="ADDRESS",
+        help="Address of this machine at which other workers reach this one. Default: found out.",
+    ),
+]
 
 
 def controller(
@@ -71,13 +79,14 @@ def _worker(role: str, help_text: str) -> Callable[..., None]:
         config: ConfigArgument,
         controllers: Controllers,
         identity: Identity = None,
+        tensor_host: TensorHost = None,
         run_dir: RunDirOption = None,
         overrides: SetOption = None,
     ) -> None:
         from paceline.config.load import load_config
 
         settings = load_config(config, overrides or ())
-        arguments = _arguments(settings, role, controllers, identity, run_dir)
+        arguments = _arguments(settings, role, controllers, identity, tensor_host, run_dir)
         _become(f"{role}_worker", config, arguments, overrides)
 
     command.__name__, command.__doc__ = role, help_text
@@ -85,7 +94,12 @@ def _worker(role: str, help_text: str) -> Callable[..., None]:
 
 
 def _arguments(
-    settings: Config, role: str, controllers: str, identity: str | None, run_dir: Path | None
+    settings: Config,
+    role: str,
+    controllers: str,
+    identity: str | None,
+    tensor_host: str | None,
+    run_dir: Path | None,
 ) -> list[str]:
     """Of a worker. Raises BadInput."""
     addresses = ",".join(parse_addresses(controllers))
@@ -95,7 +109,8 @@ def _arguments(
     if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name):
         raise BadInput(f"--id {name}: use at most 64 letters, digits, '-', '_' and '.'")
     directory = run_dir or Path("runs") / settings.run.name
-    return ["--controllers", addresses, "--id", name, "--run-dir", str(directory)]
+    reached = () if tensor_host is None else ("--tensor-host", tensor_host)
+    return ["--controllers", addresses, "--id", name, "--run-dir", str(directory), *reached]
 
 
 policy = _worker(
@@ -121,6 +136,7 @@ def scorer(
         ),
     ] = None,
     identity: Identity = None,
+    tensor_host: TensorHost = None,
     run_dir: RunDirOption = None,
     overrides: SetOption = None,
 ) -> None:
@@ -139,7 +155,8 @@ def scorer(
     chosen = name or known[0]
     if chosen not in known:
         raise BadInput(f"--scorer {chosen}: the scorers are {', '.join(known)}")
-    arguments = _arguments(settings, f"scorer-{chosen}", controllers, identity, run_dir)
+    pool = f"scorer-{chosen}"
+    arguments = _arguments(settings, pool, controllers, identity, tensor_host, run_dir)
     _become("scorer_worker", config, [*arguments, "--scorer", chosen], overrides)
 
 
