@@ -91,7 +91,7 @@ class EvalSetConfig(Section):
 
 class EvaluationConfig(Section):
     sets: dict[str, EvalSetConfig] = Field(default_factory=dict)
-    """Evaluation sets by name, each a table [evaluation.sets.NAME] (docs/evaluation.md lists its settings). The set of
+    """Evaluation sets by name, each a table [evaluation.sets.NAME] (its settings are below). The set of
     data.eval_path is called held_out: one greedy sample of each prompt."""
     best_metric: str | None = None
     """Metric that chooses the best checkpoint and stops the run early, as SET/METRIC: math500/pass@1,

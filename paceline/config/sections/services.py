@@ -132,8 +132,8 @@ class AlertsConfig(Section):
     """Command, as a list of its arguments, that is run for each alert with the JSON object on its
     standard input. It runs on the machine of the leading controller."""
     on: list[AlertKind] = Field(default_factory=lambda: list(get_args(AlertKind)))
-    """Kinds of alerts that are sent. Of each kind at most one is sent in five minutes; the next one
-    says how many were held back."""
+    """Kinds of alerts that are sent. Of each kind but end at most one is sent in five minutes; the next
+    one says how many were held back."""
     stall_s: Seconds = 1800.0
     """A run without a committed step for this many seconds has stalled."""
     reward_drop: Annotated[float, Field(ge=0, lt=1)] = 0.5

@@ -220,7 +220,7 @@ class RewardConfig(Section):
     """Time limit of one reward call, in seconds. The attempt fails if a call exceeds it."""
     processes: NonNegative = 1
     """Processes that score completions, per rollout worker. 0 scores in the worker itself,
-    without a time limit."""
+    where only async functions have a time limit."""
     overlong_buffer: NonNegative = 0
     """Soft penalty of long completions, in tokens (DAPO): within this many tokens of the length limit the
     reward falls linearly, by overlong_penalty at the limit. It is not applied to held-out prompts. 0: none."""
