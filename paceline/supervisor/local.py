@@ -67,6 +67,8 @@ class LocalFleet:
         self._abandoned: Counter[str] = Counter()
         self._left: set[str] = set()
         """Names of those that are not started again."""
+        self._crowded: set[str] = set()
+        """Names of those that found no free GPU."""
         self._background: set[asyncio.Task[object]] = set()
         self.faults = FaultReports(self.control)
         self._ending = asyncio.Event()
@@ -117,13 +119,20 @@ class LocalFleet:
             desired = desired_of(status, pool) - self._abandoned[pool]
             for _ in range(desired - len(staying)):
                 index = self._next_index(pool)
-                room = self.launcher.has_room(pool, index)
-                alone = "" if room else ", which shares the GPUs of others: none is free"
-                self.note(f"starting {worker_name(pool, index)}{alone}")
+                if not self.launcher.has_room(pool, index):
+                    self._note_crowded(worker_name(pool, index))
+                    break
+                self.note(f"starting {worker_name(pool, index)}")
                 self._tend_new(self.launcher.worker(pool, index))
             surplus = len(staying) - desired
             for name in sorted(staying, key=worker_index, reverse=True)[: max(0, surplus)]:
                 await self._drain(name)
+
+    def _note_crowded(self, name: str) -> None:
+        """Once for each name: it is asked for again every second."""
+        if name not in self._crowded:
+            self._crowded.add(name)
+            self.note(f"{name} is not started until a GPU is free: scale or drain other workers")
 
     def _note_leaving(self, status: admin_pb2.StatusReply) -> None:
         for worker in status.workers:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -40,6 +40,8 @@ class Scripts:
     def __init__(self, tmp_path: Path, **by_role: str) -> None:
         self._tmp_path = tmp_path
         self._by_role = by_role
+        self.gpus_of_workers: int | None = None
+        """GPUs for workers of each role, one each. None: nobody counts them."""
 
     def _spec(self, role: str, index: int) -> ChildSpec:
         name = f"{role}-{index}"
@@ -56,6 +58,9 @@ class Scripts:
 
     def worker(self, role: str, index: int) -> ChildSpec:
         return self._spec(role, index)
+
+    def has_room(self, role: str, index: int) -> bool:
+        return self.gpus_of_workers is None or index < self.gpus_of_workers
 
 
 def settings(**fleet: object) -> Config:
@@ -125,6 +130,25 @@ async def test_the_last_line_is_of_this_start_not_of_an_earlier_one(tmp_path: Pa
         fleet.start_all()
         reason = await asyncio.wait_for(fleet.failed, 60)
         assert "an old complaint" not in reason
+
+
+async def test_a_worker_without_a_free_gpu_waits_until_one_is_free(tmp_path: Path) -> None:
+    async with fleet_of(tmp_path, settings(rollout=2)) as (fleet, notes):
+        cast(Scripts, fleet.launcher).gpus_of_workers = 2
+        fleet.start_all()
+        await until(lambda: len(worker_pids(fleet)) == 3)
+        for _ in range(2):
+            await fleet.reconcile(desired(policy=1, rollout=3))
+        assert [n for n in notes if "rollout-2 is not started until a GPU is free" in n] == notes
+        # One that leaves is replaced as soon as it has gone, on the same GPU.
+        status = desired(policy=1, rollout=2)
+        pid = worker_pids(fleet)["rollout-0"]
+        status.workers.add(worker_id="rollout-0", state="draining", pid=pid)
+        await fleet.reconcile(status)
+        fleet._children["rollout-0"].kill()
+        await until(lambda: "rollout-0" not in fleet._roles)
+        await fleet.reconcile(desired(policy=1, rollout=2))
+        await until(lambda: worker_pids(fleet).get("rollout-0", pid) != pid)
 
 
 async def test_desired_counts_are_reached_both_ways(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ async def nodes_of(
         fleets = []
         for node in only:
             share = Share(node, placement, ("4", "5"))
-            launcher = Scripts(CONFIG, run_dir / "c.toml", run_dir, [1], "127.0.0.1", share)
+            launcher = Scripts(CONFIG, run_dir / "c.toml", run_dir, [1], "127.0.0.1", share=share)
             home = run_dir / "nodes" / f"node-{node}"
             home.mkdir(parents=True, exist_ok=True)
             fleet = NodeFleet(CONFIG, launcher, home, ledger, print, share=share)  # type: ignore[arg-type]
