@@ -1,15 +1,17 @@
-"""A fleet on recorded data with one policy replica of four ranks on two hosts, and one of four ranks on a third."""
+"""A fleet on recorded data with one policy replica whose ranks are on two hosts, and one of as many ranks on a third."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from paceline.rpc.client import ControlPlaneUnavailable
+from paceline.v1 import admin_pb2
 from testbed.fleets.local_run import ROOT, write_run
 from testbed.fleets.namespaced_fleet import NamespacedFleet
 
@@ -26,9 +28,10 @@ class ReplicaOnHosts(NamespacedFleet):
     controllers = ("controller-0",)
     workers_by_role: ClassVar = {WHOLE: "policy", "rollout-0": "rollout"}
     more_hosts = (LEFT, RIGHT)
-    ranks: ClassVar = {LEFT: (0, 1), RIGHT: (2, 3)}
 
-    def __init__(self, where: Path) -> None:
+    def __init__(self, where: Path, ranks_a_host: int) -> None:
+        """``ranks_a_host``: ranks of ``SPREAD`` on each of its two hosts."""
+        self._local_size = ranks_a_host
         self.spread: dict[str, list[subprocess.Popen[bytes]]] = {LEFT: [], RIGHT: []}
         super().__init__(where)
 
@@ -48,8 +51,8 @@ class ReplicaOnHosts(NamespacedFleet):
                 "provider": "none",
                 "controllers": 1,
                 "rollout": 1,
-                "policy_ranks": 4,
-                # Nine processes with torch may share two cores.
+                "policy_ranks": 2 * self._local_size,
+                # Up to nine processes with torch may share two cores.
                 "lease_ttl_s": 8.0,
             },
             **sections,
@@ -57,15 +60,35 @@ class ReplicaOnHosts(NamespacedFleet):
         path.write_text(path.read_text().replace("group_size = 4\n", ""))
         return path
 
-    def start_spread(self) -> None:
+    def spread_joins(self) -> None:
+        """Starts ``SPREAD`` and waits until it takes part in steps."""
+        # No step of recorded data waits for anything: the other replica would take the cores from the ranks that start.
+        self._pause(True)
+        self._start_spread()
+        self.until(self._is_settled, 240.0)
+        self._pause(False)
+        self.steps(1)
+
+    def _pause(self, paused: bool) -> None:
+        control = self.control_plane()
+
+        async def pause() -> None:
+            request = admin_pb2.PauseRequest(request_id=uuid.uuid4().hex, paused=paused)
+            await control.call("AdminService.Pause", request, WAIT_S)
+            await control.close()
+
+        self._loop.run(pause())
+
+    def _start_spread(self) -> None:
         """All ranks of the replica on two hosts."""
-        for host, numbers in self.ranks.items():
-            for local, rank in enumerate(numbers):
+        size = self._local_size
+        for number, host in enumerate((LEFT, RIGHT)):
+            for local in range(size):
                 place = {
-                    "RANK": str(rank),
-                    "WORLD_SIZE": "4",
+                    "RANK": str(number * size + local),
+                    "WORLD_SIZE": str(2 * size),
                     "LOCAL_RANK": str(local),
-                    "LOCAL_WORLD_SIZE": "2",
+                    "LOCAL_WORLD_SIZE": str(size),
                     "MASTER_ADDR": self.hosts.address[LEFT],
                     "MASTER_PORT": MASTER_PORT,
                 }

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from testbed.faults.failpoints import VARIABLE
 
-WAIT_S = 0.1
+WAIT_S = 0.5
+"""Some two steps a second: a fleet that a test waits beside leaves the cores to others."""
 
 
 def file_of(armed: Path, name: str) -> Path:

@@ -223,8 +223,9 @@ def test_all_replicas_at_once_resume_from_the_newest_checkpoint(fleet: LaunchedF
 def test_a_killed_rollout_workers_tasks_go_to_others(fleet: LaunchedFleet, instant: str) -> None:
     at = fleet.mark()
     killed = fleet.fall("rollout-1", instant)
-    t, *_ = fleet.first(died("rollout-1"), at)
+    t, event, _ = fleet.first(died("rollout-1"), at)
     assert t - killed < 1.0 + SLACK_S
+    assert event["cause"] == "killed"
     released = [e["task_id"] for e in happened(fleet, at, "TaskReleased")]
     for task_id in released:
         t, *_ = fleet.first(leased_by("rollout-0", task_id), at)

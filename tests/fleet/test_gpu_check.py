@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,20 @@ HIDDEN = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
 
 
 @pytest.mark.long
-def test_every_part_runs_on_the_cpu_and_the_run_survives_both_kills(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(["--without-fleet"], id="without-fleet"),
+        # In every run: test_fleet_survives.py.
+        pytest.param([], id="whole", marks=pytest.mark.slow),
+    ],
+)
+def test_every_part_runs_on_the_cpu_and_the_run_survives_both_kills(
+    options: Sequence[str], tmp_path: Path
+) -> None:
     out = tmp_path / "found.json"
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu_check", "--out", str(out)],
+        [sys.executable, "-m", "benchmarks.gpu_check", "--out", str(out), *options],
         cwd=ROOT,
         env=HIDDEN,
         capture_output=True,
@@ -34,20 +45,31 @@ def test_every_part_runs_on_the_cpu_and_the_run_survives_both_kills(tmp_path: Pa
     assert all(row["tokens/s"] > 0 for row in found["trainer's options"])
     assert found["trainer"][0]["tokens/s"] > 0
     assert found["publication"][0]["GB"] > 0
+    if options:
+        assert found["fleet_left_out"] == "--without-fleet" and "fleet" not in found
+        return
     (run,) = found["fleet"]
     assert (run["steps"], run["samples lost"], run["samples duplicated"]) == (12, 0, 0)
 
 
+STAND_INS = """
+import benchmarks.gpu_check.__main__ as m
+
+def raises(*_):
+    raise RuntimeError("no room")
+
+m.parity = lambda *_: [{"type": "float32", "ok": False}]
+m.trainer_speed = lambda *_: {"tokens/s": 1.0}
+m.publication = raises
+m.main()
+"""
+
+
 @pytest.mark.long
 def test_a_part_that_fails_is_named_and_the_others_run(tmp_path: Path) -> None:
-    broken = (
-        "import sys, benchmarks.gpu_check.__main__ as m\n"
-        "m.parity = lambda device: [{'type': 'float32', 'ok': False}]\n"
-        f"sys.argv[1:] = ['--without-fleet', '--out', {str(tmp_path / 'found.json')!r}]\n"
-        "m.main()\n"
-    )
+    out = tmp_path / "found.json"
     done = subprocess.run(
-        [sys.executable, "-c", broken],
+        [sys.executable, "-c", STAND_INS, "--without-fleet", "--out", str(out)],
         cwd=ROOT,
         env=HIDDEN,
         capture_output=True,
@@ -55,5 +77,7 @@ def test_a_part_that_fails_is_named_and_the_others_run(tmp_path: Path) -> None:
         timeout=patient(600),
     )
     assert done.returncode == 1
-    assert "failed: parity" in done.stderr
-    assert json.loads((tmp_path / "found.json").read_text())["trainer"]
+    assert "failed: parity, publication" in done.stderr
+    found = json.loads(out.read_text())
+    assert "no room" in found["publication"][0]["error"]
+    assert found["trainer"] == [{"tokens/s": 1.0}] and len(found["trainer's options"]) > 1

@@ -38,11 +38,11 @@ def hosts(tmp_path: Path) -> Iterator[NamespacedNodes]:
         made.close()
 
 
-def set_out_together(job: NodeProcesses) -> None:
+def set_out_together(job: NodeProcesses, everyone: set[str]) -> None:
     """Holds the run until every worker is there: on a busy machine the first two would finish it."""
     job.until(job.has_leader)
     job.command("pause")
-    job.until(lambda: job.running_workers() == EVERYONE)
+    job.until(lambda: job.running_workers() == everyone)
     job.command("resume")
 
 
@@ -59,6 +59,7 @@ def assert_sound(job: NodeProcesses, steps: int) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.slow  # in every run: the loss of either of two hosts, below
 def test_a_run_on_two_nodes_goes_on_after_the_loss_of_node_0(
     job: NodeProcesses, tmp_path: Path
 ) -> None:
@@ -66,7 +67,7 @@ def test_a_run_on_two_nodes_goes_on_after_the_loss_of_node_0(
     # In the order in which a cluster may start them.
     job.start(1)
     job.start(0)
-    set_out_together(job)
+    set_out_together(job, EVERYONE)
     assert job.workers_of(0) == {"policy-0", "rollout-0"}
     assert job.workers_of(1) == {"policy-1", "rollout-1"}
     others = {name: job.pid(1, name) for name in job.workers_of(1)}
@@ -87,44 +88,60 @@ def test_a_run_on_two_nodes_goes_on_after_the_loss_of_node_0(
 def test_a_run_on_two_hosts_goes_on_after_the_loss_of_either(
     hosts: NamespacedNodes, tmp_path: Path
 ) -> None:
-    write_run(tmp_path, reward=SLOWLY, train={"steps": 60, "checkpoint_every": 10})
+    everyone = {"policy-0", "policy-1", "rollout-0"}
+    write_run(
+        tmp_path,
+        reward=SLOWLY,
+        train={"steps": 40, "checkpoint_every": 10},
+        fleet={"rollout": 1},
+    )
     hosts.start(0)
     hosts.start(1)
-    set_out_together(hosts)
+    set_out_together(hosts, everyone)
+    others = {name: hosts.pid(1, name) for name in hosts.workers_of(1)}
     hosts.steps(2)
 
     hosts.kill_all_of(0)
     hosts.start(0)
     hosts.steps(2)
+    assert "waiting for node 0" in hosts.said(1)
+    # They waited for node 0 and went on with it.
+    assert {name: hosts.pid(1, name) for name in others} == others
 
     hosts.kill_all_of(1)
     hosts.steps(2)
     # Else the run would end before the node is back.
     hosts.command("pause")
     hosts.start(1)
-    hosts.until(lambda: hosts.running_workers() == EVERYONE)
+    hosts.until(lambda: hosts.running_workers() == everyone)
     hosts.command("resume")
 
     assert [hosts.wait(0), hosts.wait(1)] == [0, 0], hosts.said()
-    assert_sound(hosts, 60)
+    assert_sound(hosts, 40)
 
 
 @pytest.mark.long
 def test_a_stopped_job_ends_on_every_node_and_a_stopped_node_leaves_it(
     job: NodeProcesses, tmp_path: Path
 ) -> None:
-    write_run(tmp_path, reward=SLOWLY, train={"steps": 1_000_000, "checkpoint_every": 10})
+    everyone = {"policy-0", "rollout-0", "rollout-1"}
+    write_run(
+        tmp_path,
+        reward=SLOWLY,
+        train={"steps": 1_000_000, "checkpoint_every": 10},
+        fleet={"policy": 1},
+    )
     job.start(0)
     job.start(1)
-    job.until(lambda: job.running_workers() == EVERYONE)
+    job.until(lambda: job.running_workers() == everyone)
 
     # The cluster takes node 1 away; its workers hand back what they hold.
     job.send(1, signal.SIGTERM)
     assert job.wait(1) == 130
-    assert job.running_workers() == {"policy-0", "rollout-0"}
+    assert job.running_workers() == {"policy-0", "rollout-1"}
     job.steps(2)
     job.start(1)
-    job.until(lambda: job.running_workers() == EVERYONE)
+    job.until(lambda: job.running_workers() == everyone)
 
     # It ends the job: every node gets the signal, node 1 first.
     job.send(1, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""A whole fleet of real processes: 1 Redis, 2 controllers, 2 policy replicas, 2 rollout workers.
+"""A whole fleet of real processes: 1 Redis, 2 controllers, policy replicas and rollout workers.
 
 Where one worker of each role shows the same, there is one: each takes seconds to start."""
 
@@ -28,7 +28,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 Start = Callable[..., Up]
 SMALL = {"policy": 1, "rollout": 1}
-EVERYONE = {"policy-0", "policy-1", "rollout-0", "rollout-1"}
 SLOWLY = {"functions": ["testbed.rewards.slow_reward:digit_first_later"]}
 """Some two steps a second: what a test does to the run comes before its end."""
 
@@ -63,7 +62,7 @@ def assert_sound(up: Up, steps: int) -> None:
     assert up.alive() == []
 
 
-def hold_until_everyone_has_joined(up: Up) -> None:
+def hold_until_they_have_joined(up: Up, workers: set[str]) -> None:
     """So short a run can end before its last worker is up, or before ``paceline pause`` has started."""
 
     async def pause() -> None:
@@ -77,7 +76,7 @@ def hold_until_everyone_has_joined(up: Up) -> None:
 
     up.until(lambda: up.events("TermBegun"))
     asyncio.run(pause())
-    up.until(lambda: {e["worker_id"] for e in up.events("WorkerRegistered")} == EVERYONE)
+    up.until(lambda: {e["worker_id"] for e in up.events("WorkerRegistered")} == workers)
 
 
 def resume(up: Up) -> None:
@@ -90,23 +89,24 @@ def test_a_run_from_start_to_exported_model_scaled_while_it_is_paused(
 ) -> None:
     sampled = {"path": str(tmp_path / "held_out.jsonl"), "samples": 4, "limit": 5, "every": 6}
     judged = {"best_metric": "sampled/pass@4"}
-    up = start(**{"evaluation": judged, "evaluation.sets.sampled": sampled})
-    hold_until_everyone_has_joined(up)
+    up = start(**{"fleet": SMALL, "evaluation": judged, "evaluation.sets.sampled": sampled})
+    workers = {"policy-0", "rollout-0"}
+    hold_until_they_have_joined(up, workers)
     status = up.status()
     assert status["term"] > 0 and status["phase"] == "paused"
     assert {c["state"] for c in status["controllers"]} == {"leader", "standby"}
-    assert {w["worker_id"] for w in status["workers"]} == EVERYONE
+    assert {w["worker_id"] for w in status["workers"]} == workers
     where = ("--run-dir", str(up.run_dir))
-    assert paceline("scale", "rollout=3", *where).returncode == 0
-    up.until(lambda: any(e["worker_id"] == "rollout-2" for e in up.events("WorkerRegistered")))
     assert paceline("scale", "rollout=2", *where).returncode == 0
-    up.until(lambda: any(e["worker_id"] == "rollout-2" for e in up.events("WorkerChanged")))
+    up.until(lambda: any(e["worker_id"] == "rollout-1" for e in up.events("WorkerRegistered")))
+    assert paceline("scale", "rollout=1", *where).returncode == 0
+    up.until(lambda: any(e["worker_id"] == "rollout-1" for e in up.events("WorkerChanged")))
     resume(up)
     assert up.wait() == 0, up.said()
     assert_sound(up, steps=6)
     record = FleetRecord.read(up.run_dir)
     assert record is not None
-    surplus = next(p for p in record.processes if p.name == "rollout-2")
+    surplus = next(p for p in record.processes if p.name == "rollout-1")
     assert (surplus.exit_code, len(surplus.ids)) == (0, 1), "it left by itself and stayed away"
 
     evaluations = [row for row in up.metrics() if row["kind"] == "eval"]
@@ -132,9 +132,10 @@ def test_a_run_from_start_to_exported_model_scaled_while_it_is_paused(
     assert "is finished (6 steps)" in again.said()
 
 
+@pytest.mark.slow  # in every run: test_fleet_survives.py, test_recorded_run.py
 def test_leader_replica_and_rollout_worker_killed_in_one_run(start: Start) -> None:
     up = start(train={"steps": 20, "checkpoint_every": 10, "eval_every": 10}, reward=SLOWLY)
-    hold_until_everyone_has_joined(up)
+    hold_until_they_have_joined(up, {"policy-0", "policy-1", "rollout-0", "rollout-1"})
     resume(up)
     up.until(lambda: up.step() >= 2)
     first = up.leader()
@@ -165,7 +166,7 @@ def test_two_interrupts_end_it_at_once(start: Start) -> None:
 
 @pytest.mark.long
 def test_everything_killed_at_once_goes_on_with_exact_accounting(start: Start) -> None:
-    up = start(train={"steps": 12, "checkpoint_every": 2}, fleet={"rollout": 1})
+    up = start(train={"steps": 12, "checkpoint_every": 2}, fleet={"controllers": 1, **SMALL})
     up.until(lambda: up.events("CheckpointRecorded"))
     up.close()
 
@@ -187,6 +188,7 @@ def test_a_worker_that_cannot_start_ends_the_run_with_its_line(
     assert up.alive() == []
 
 
+@pytest.mark.slow  # in every run: test_slurm_job.py, with each role a job of its own
 def test_every_role_started_by_hand(tmp_path: Path) -> None:
     config = write_run(tmp_path, train={"steps": 2, "eval_every": 2})
     run_dir = tmp_path / "run"

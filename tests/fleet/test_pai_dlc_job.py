@@ -98,7 +98,7 @@ class Pods:
 
 @pytest.fixture
 def pods(tmp_path: Path) -> Iterator[Pods]:
-    fleet = {"policy": 1, "rollout": 1}
+    fleet = {"controllers": 1, "policy": 1, "rollout": 1}
     train = {"steps": 16, "checkpoint_every": 8}
     made = Pods(tmp_path, write_run(tmp_path, reward=SLOWLY, train=train, fleet=fleet))
     try:

@@ -25,7 +25,8 @@ def test_a_payload_store_that_is_slow_or_away_slows_a_fleet_and_ends_no_worker(
             fleet = LaunchedFleet(
                 tmp_path,
                 payloads={"url": f"redis://{proxy.address}/0"},
-                fleet={"policy": 2, "rollout": 2},
+                reward={"functions": ["testbed.rewards.slow_reward:digit_first_later"]},
+                fleet={"policy": 2, "rollout": 1},
             )
             try:
                 fleet.settled()

@@ -67,7 +67,7 @@ def write_pairs(path: Path, count: int = 48, seed: int = 0) -> Path:
 def test_recorded_pairs_train_exactly_once_and_are_told_apart(
     algorithm: str, tmp_path: Path
 ) -> None:
-    """Four passes over 48 pairs, on two replicas."""
+    """Four passes over 48 pairs."""
     config = write_run(
         tmp_path,
         data={
@@ -85,7 +85,7 @@ def test_recorded_pairs_train_exactly_once_and_are_told_apart(
             "eval_every": 12,
         },
         rollout={"source": "recorded", "group_size": 2},
-        fleet={"controllers": 1, "rollout": 1},
+        fleet={"controllers": 1, "policy": 1, "rollout": 1},
     )
     up = Up(config, tmp_path / "run")
     try:

@@ -43,7 +43,7 @@ class Job:
             run={"name": f"job-{os.getpid()}"},
             reward=SLOWLY,
             train={"steps": steps, "checkpoint_every": 5, "eval_every": 100},
-            fleet={"policy": 1, "rollout": 1},
+            fleet={"controllers": 1, "policy": 1, "rollout": 1},
         )
         controller, rest = free_ports("", 2)
         options = ("--set", f"controller.port={controller}", "--set", f"rest.port={rest}")

@@ -22,8 +22,8 @@ pytestmark = [
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[ReplicaOnHosts]:
-    made = ReplicaOnHosts(tmp_path)
+def cluster(ranks_a_host: int, tmp_path: Path) -> Iterator[ReplicaOnHosts]:
+    made = ReplicaOnHosts(tmp_path, ranks_a_host)
     try:
         yield made
     finally:
@@ -34,26 +34,37 @@ def dies(event: Event) -> bool:
     return bool(event["type"] == "WorkerDied" and event["worker_id"] == SPREAD)
 
 
-def test_a_replica_on_two_hosts_dies_as_one_and_returns(cluster: ReplicaOnHosts) -> None:
-    cluster.start_spread()
-    cluster.settled(240.0)
+@pytest.mark.parametrize(
+    "ranks_a_host",
+    [
+        1,
+        # In every run: tests/process/policy/test_outside_ranks.py (SIGKILL), test_replica_on_nodes.py (two ranks of a host).
+        pytest.param(2, marks=pytest.mark.slow),
+    ],
+)
+def test_a_replica_on_two_hosts_dies_as_one_and_returns(
+    cluster: ReplicaOnHosts, ranks_a_host: int
+) -> None:
+    cluster.spread_joins()
+    on_a_host = [1] * ranks_a_host
 
-    # The host without rank 0 loses power.
-    lose(cluster, lambda: cluster.send(RIGHT, signal.SIGKILL))
-    assert cluster.spread_ends(RIGHT) == [-signal.SIGKILL] * 2
-    assert cluster.spread_ends(LEFT) == [1, 1]
-    returns(cluster)
+    if ranks_a_host > 1:
+        # The host without rank 0 loses power.
+        lose(cluster, lambda: cluster.send(RIGHT, signal.SIGKILL))
+        assert cluster.spread_ends(RIGHT) == [-signal.SIGKILL] * ranks_a_host
+        assert cluster.spread_ends(LEFT) == on_a_host
+        returns(cluster)
 
     # The host of rank 0 stands still, and later goes on.
     lose(cluster, lambda: cluster.send(LEFT, signal.SIGSTOP))
-    assert cluster.spread_ends(RIGHT) == [1, 1]
+    assert cluster.spread_ends(RIGHT) == on_a_host
     cluster.send(LEFT, signal.SIGCONT)
-    assert cluster.spread_ends(LEFT) == [1, 1]
+    assert cluster.spread_ends(LEFT) == on_a_host
     returns(cluster)
 
     # The host without rank 0 is cut off, from its replica and from everybody else.
     lose(cluster, lambda: cluster.hosts.cut(RIGHT))
-    assert cluster.spread_ends(LEFT, RIGHT) == [1, 1, 1, 1]
+    assert cluster.spread_ends(LEFT, RIGHT) == on_a_host * 2
     cluster.hosts.mend(RIGHT)
     returns(cluster)
 
@@ -71,5 +82,4 @@ def lose(cluster: ReplicaOnHosts, fault: Callable[[], object]) -> None:
 def returns(cluster: ReplicaOnHosts) -> None:
     """Its ranks are started again: it receives the state and takes part in steps."""
     cluster.spread_is_gone()
-    cluster.start_spread()
-    cluster.settled(240.0)
+    cluster.spread_joins()

@@ -61,10 +61,18 @@ def assert_sound(job: NodeProcesses, steps: int) -> None:
     assert job.alive() == []
 
 
+@pytest.mark.parametrize(
+    ("node", "victim"),
+    [
+        (1, "policy-0.2"),
+        # In every run: the death of rank 0 in tests/process/policy/test_outside_ranks.py.
+        pytest.param(0, "policy-0", marks=pytest.mark.slow),
+    ],
+)
 def test_a_replica_on_two_nodes_comes_back_after_the_death_of_a_rank_on_either(
-    job: NodeProcesses, tmp_path: Path
+    job: NodeProcesses, tmp_path: Path, node: int, victim: str
 ) -> None:
-    write_spread_run(tmp_path, steps=40)
+    write_spread_run(tmp_path, steps=20)
     job.start(1)
     job.start(0)
     job.until(job.has_leader)
@@ -72,19 +80,18 @@ def test_a_replica_on_two_nodes_comes_back_after_the_death_of_a_rank_on_either(
     assert job.workers_of(0) == {"policy-0", "policy-0.1"}
     assert job.workers_of(1) == {"policy-0.2", "rollout-0"}
 
-    for node, name in ((1, "policy-0.2"), (0, "policy-0")):
-        before = {(n, one): job.pid(n, one) for n in (0, 1) for one in job.workers_of(n)}
-        os.kill(job.pid(node, name), signal.SIGKILL)
-        # All three are others then: a replica lives and dies as one.
-        job.until(
-            lambda before=before: all(
-                job.pid(n, one) != pid for (n, one), pid in before.items() if one != "rollout-0"
-            )
+    before = {(n, one): job.pid(n, one) for n in (0, 1) for one in job.workers_of(n)}
+    os.kill(job.pid(node, victim), signal.SIGKILL)
+    # All three are others then: a replica lives and dies as one.
+    job.until(
+        lambda: all(
+            job.pid(n, one) != pid for (n, one), pid in before.items() if one != "rollout-0"
         )
-        job.steps(2)
+    )
+    job.steps(2)
 
     assert [job.wait(0), job.wait(1)] == [0, 0], job.said()
-    assert_sound(job, 40)
+    assert_sound(job, 20)
 
 
 @pytest.mark.slow  # in every run: test_replica_on_hosts.py, and the loss of a node's host in test_node.py

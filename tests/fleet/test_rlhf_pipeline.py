@@ -1,7 +1,8 @@
 """The RLHF example as a user starts it: every stage begins with the export of the one before, also after a kill.
 
-Each stage starts a fleet and an export, which is most of its time: the DPO stage, which is wired in the same way, is in
-tests/unit/examples/test_rlhf_stages.py and a run of DPO in test_preference_runs.py.
+Each stage starts a fleet and an export, which is most of its time: in every run are those up to the one that is killed.
+Those of PPO and DPO, which are wired in the same way, are in tests/unit/examples/test_rlhf_stages.py, and runs of both in
+test_short_flows.py and test_preference_runs.py.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from examples.rlhf.stages import PIPELINES, PREFERENCES
 from paceline.run_view.files.fleet_file import FleetRecord
 from testbed.fleets.local_run import ROOT
 from testbed.patience import Patience, patient
@@ -28,15 +30,13 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
 
 
 class Pipeline:
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, stages: Sequence[str]) -> None:
         self.root = root
         self.output = root.with_suffix(".out")
+        words = [sys.executable, "-m", "examples.rlhf", "ppo", "--short", "--dir", str(root)]
         with self.output.open("ab") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "examples.rlhf", "ppo", "--short", "--dir", str(root)],
-                cwd=ROOT,
-                stdout=out,
-                stderr=out,
+                [*words, "--stages", ",".join(stages)], cwd=ROOT, stdout=out, stderr=out
             )
 
     def until(self, true: Callable[[], object], limit_s: float = 300.0) -> None:
@@ -73,16 +73,25 @@ def end_leftovers(root: Path) -> None:
                 os.killpg(one.pid, signal.SIGKILL)
 
 
-def test_a_pipeline_that_is_killed_goes_on_in_the_middle_of_a_stage(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "stages",
+    [
+        pytest.param(PIPELINES["ppo"][:-1], id="before-ppo"),
+        pytest.param(PIPELINES["ppo"], id="whole", marks=pytest.mark.slow),
+    ],
+)
+def test_a_pipeline_that_is_killed_goes_on_in_the_middle_of_a_stage(
+    stages: Sequence[str], tmp_path: Path
+) -> None:
     root = tmp_path / "rlhf"
-    first = Pipeline(root)
+    first = Pipeline(root, stages)
     try:
         first.until(lambda: committed(root / "reward_model"))
         first.kill()
         before = committed(root / "reward_model")
         sft = (root / "sft" / "summary.json").stat().st_mtime_ns
         pairs = (root / "preferences" / "pairs.jsonl").stat().st_mtime_ns
-        second = Pipeline(root)
+        second = Pipeline(root, stages)
         assert second.process.wait(patient(700)) == 0, second.output.read_text()
     finally:
         if first.process.poll() is None:
@@ -92,15 +101,16 @@ def test_a_pipeline_that_is_killed_goes_on_in_the_middle_of_a_stage(tmp_path: Pa
     assert (root / "sft" / "summary.json").stat().st_mtime_ns == sft
     assert (root / "preferences" / "pairs.jsonl").stat().st_mtime_ns == pairs
     assert before[0] == 1 and sorted(set(committed(root / "reward_model"))) == list(range(1, 9))
-    for name in ("sft", "reward_model", "ppo"):
+    for name in (one for one in stages if one != PREFERENCES):
         run_dir = root / name
         summary = json.loads((run_dir / "summary.json").read_text())
         assert (summary["status"], summary["ledger_ok"]) == ("finished", True)
         assert (summary["samples_lost"], summary["samples_duplicated"]) == (0, 0)
         begun_from = config(run_dir)["model"]["path"]
         assert name == "sft" or begun_from == str(root / "sft" / "export")
-    scorer = config(root / "ppo")["scorers"]["preference"]
-    assert scorer["path"] == str(root / "reward_model" / "export")
-    said = second.output.read_text()
-    assert "[1/4] sft: is done already" in said and "[3/4] reward_model: done" in said
-    assert str(root / "ppo" / "export") in said.rpartition("exported models:")[2]
+    if "ppo" in stages:
+        scorer = config(root / "ppo")["scorers"]["preference"]
+        assert scorer["path"] == str(root / "reward_model" / "export")
+    said, count = second.output.read_text(), len(stages)
+    assert f"[1/{count}] sft: is done already" in said and f"[3/{count}] reward_model: done" in said
+    assert str(root / stages[-1] / "export") in said.rpartition("exported models:")[2]

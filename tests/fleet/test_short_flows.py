@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
-from testbed.fleets.local_run import Up, paceline, write_run
+from testbed.fleets.local_run import Up, write_run
 from testbed.tiny_model import make_tiny_model, make_tiny_reward_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(300)]
 
-FLEET = {"controllers": 1, "policy": 2, "rollout": 1}
+FLEET = {"controllers": 1, "policy": 1, "rollout": 1}
 
 
 @contextmanager
@@ -33,8 +33,6 @@ def finished(config: Path, run_dir: Path) -> Iterator[list[Mapping[str, Any]]]:
         summary = up.summary()
         assert summary["ledger_ok"]
         assert (summary["samples_lost"], summary["samples_duplicated"]) == (0, 0)
-        verified = paceline("ledger", "verify", "--run-dir", str(run_dir))
-        assert verified.returncode == 0, verified.stdout + verified.stderr
         exported = AutoModelForCausalLM.from_pretrained(summary["export"])
         assert type(exported).__name__ in exported.config.architectures
         yield up.metrics()
@@ -117,7 +115,7 @@ def test_kto_raises_what_is_labelled_good_and_lowers_the_rest(tmp_path: Path) ->
         },
         objective={"beta": 1.0},
         rollout={"source": "recorded", "group_size": 1},
-        fleet=FLEET,
+        fleet={**FLEET, "policy": 2},
     )
     with finished(config, tmp_path / "run") as rows:
         steps, evaluated = of_kind(rows, "step"), of_kind(rows, "eval")

@@ -12,17 +12,18 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from paceline.redis.server import stop_redis
+from paceline.config.sections.services import RedisConfig
+from paceline.redis.server import ensure_redis, stop_redis
 from paceline.rpc.ports import free_ports
 from paceline.run_view.files.fleet_file import FleetRecord, ProcessId
-from testbed.fleets.local_run import ROOT, write_run
-from testbed.patience import Patience, patient
+from testbed.fleets.local_run import ROOT, paceline, write_run
+from testbed.patience import Patience, patient, until
 from tests.fixtures.rendered import base_environment, render
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -90,13 +91,16 @@ class SlurmJob:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the job does not end:\n{self.said()}") from None
 
-    def steps(self, goal: int, limit_s: float = 180.0) -> None:
+    def until(self, true: Callable[[], object]) -> None:
+        """Polls until ``true()``; fails if the job ends or the time runs out first."""
+        until(true, 180.0, goes_on=self._check, said=self.said)
+
+    def _check(self) -> None:
+        assert self.process is not None and self.process.poll() is None, self.said()
+
+    def steps(self, goal: int) -> None:
         """Waits for so many steps."""
-        patience = Patience(limit_s)
-        while self.step() < goal:
-            assert self.process is not None and self.process.poll() is None, self.said()
-            assert patience.left(), self.said()
-            time.sleep(0.1)
+        self.until(lambda: self.step() >= goal)
 
     def step(self) -> int:
         path = self.run_dir / "metrics.jsonl"
@@ -112,6 +116,12 @@ class SlurmJob:
         """Process id of `paceline node` on that node."""
         shell = self.nodes()[rank]
         return int(Path(f"/proc/{shell}/task/{shell}/children").read_text().split()[0])
+
+    def pid(self, name: str) -> int:
+        """Of the newest process that node 0 has started under that name; 0: it has started none."""
+        record = FleetRecord.read(self.run_dir)
+        found = record.processes if record is not None else []
+        return next((p.ids[-1].pid for p in found if p.name == name and p.ids), 0)
 
     def calls(self) -> list[str]:
         path = self.where / "calls"
@@ -159,36 +169,27 @@ def made(tmp_path: Path) -> Iterator[list[SlurmJob]]:
 
 
 @pytest.mark.long
-def test_a_job_trains_to_its_end_although_a_node_is_killed(
+def test_a_job_goes_on_when_a_node_is_killed_and_when_it_is_queued_again_at_its_time_limit(
     made: list[SlurmJob], tmp_path: Path
 ) -> None:
-    config = write_run(tmp_path, reward=SLOWLY, train={"steps": 12, "checkpoint_every": 6})
+    config = write_run(
+        tmp_path,
+        reward=SLOWLY,
+        train={"steps": 24, "checkpoint_every": 100},
+        # One step a second: the run does not end before its time limit.
+        rollout={"max_sequences": 16},
+        fleet={"policy": 1, "rollout": 1},
+    )
     job = SlurmJob(tmp_path, config)
     made.append(job)
     job.start()
     job.steps(2)
+    killed = job.pid("policy-0")
     os.kill(job.command_of(0), signal.SIGKILL)
+    # Until the command is back, what it had started goes on.
+    job.until(lambda: job.pid("policy-0") not in (0, killed))
+    job.steps(job.step() + 2)
 
-    assert job.wait() == 0, job.said()
-    summary = job.summary()
-    assert summary["status"] == "finished" and summary["steps"] == 12, job.said()
-    assert summary["samples_lost"] == summary["samples_duplicated"] == 0
-    assert (Path(summary["export"]) / "config.json").is_file()
-    assert job.alive() == [], "controllers and Redis end with the run"
-    assert job.calls() == ["show hostnames node[0-1]"], "a finished run is not queued again"
-    assert (job.run_dir / "token").stat().st_mode & 0o77 == 0
-    assert (job.run_dir / "slurm.toml").stat().st_mode & 0o77 == 0
-
-
-@pytest.mark.long
-def test_a_job_that_reaches_its_time_limit_is_queued_again_and_goes_on(
-    made: list[SlurmJob], tmp_path: Path
-) -> None:
-    config = write_run(tmp_path, reward=SLOWLY, train={"steps": 14, "checkpoint_every": 100})
-    job = SlurmJob(tmp_path, config)
-    made.append(job)
-    job.start()
-    job.steps(2)
     # What `--signal=TERM` does: every process of the step gets it, and the script none.
     for rank, shell in enumerate(job.nodes()):
         os.kill(job.command_of(rank), signal.SIGTERM)
@@ -200,8 +201,15 @@ def test_a_job_that_reaches_its_time_limit_is_queued_again_and_goes_on(
 
     job.start(SLURM_RESTART_COUNT="1")
     assert job.wait() == 0, job.said()
-    assert job.summary()["steps"] == 14
-    assert job.calls()[-1] == "show hostnames node[0-1]"
+    summary = job.summary()
+    assert summary["status"] == "finished" and summary["steps"] == 24, job.said()
+    assert summary["samples_lost"] == summary["samples_duplicated"] == 0
+    assert (Path(summary["export"]) / "config.json").is_file()
+    assert job.alive() == [], "controllers and Redis end with the run"
+    started = "show hostnames node[0-1]"
+    assert job.calls() == [started, "requeue 4711", started], "a finished run is not queued again"
+    assert (job.run_dir / "token").stat().st_mode & 0o77 == 0
+    assert (job.run_dir / "slurm.toml").stat().st_mode & 0o77 == 0
 
 
 def test_a_failed_run_fails_its_job(made: list[SlurmJob], tmp_path: Path) -> None:
@@ -266,6 +274,16 @@ def test_roles_in_jobs_of_their_own_end_with_the_run(tmp_path: Path) -> None:
         summary = json.loads((run_dir / "summary.json").read_text())
         assert (summary["status"], summary["steps"]) == ("finished", 6)
         assert (Path(summary["export"]) / "config.json").is_file()
+        # Nobody answers any more: the run's files say how it ended.
+        (run_dir / "summary.json").unlink()
+        addresses = (run_dir / "addresses").read_text().strip()
+        where = ("--controllers", addresses, "--run-dir", str(run_dir))
+        late = paceline("wait", str(tmp_path / "run.toml"), *where)
+        assert late.returncode == 0, late.stdout + late.stderr
+        assert json.loads((run_dir / "summary.json").read_text())["status"] == "finished"
+        url = ensure_redis(run_dir, RedisConfig()).url
+        shown = paceline("ledger", "verify", "--redis-url", url, "--run", "tiny")
+        assert shown.returncode == 0, shown.stdout + shown.stderr
     finally:
         for job in jobs:
             with contextlib.suppress(ProcessLookupError):

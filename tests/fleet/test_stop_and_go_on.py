@@ -1,43 +1,30 @@
-"""A run that is stopped writes a checkpoint, goes on from its last step, and accounts for every sample."""
+"""A run that is stopped goes on from its last step, is given more steps at its end, and hands its weights to a new run.
+
+The sessions follow one another in one test: each start of a fleet takes seconds.
+"""
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 
 import pytest
 
-from testbed.fleets.local_run import Up, paceline, write_run
+from testbed.fleets.local_run import Up, write_run
 
 pytestmark = [pytest.mark.long, pytest.mark.e2e, pytest.mark.timeout(600)]
 
 STEPS = 100_000
+"""Of a run that is to be stopped."""
 
 
-def done(up: Up, *command: str) -> None:
-    ran = paceline(*command, "--run-dir", str(up.run_dir))
-    assert ran.returncode == 0, ran.stderr + up.said()
-
-
-def pause_and_scale(up: Up) -> None:
-    """While it trains: a rollout worker joins a paused run, and leaves it once it trains again."""
-    done(up, "pause")
-    assert up.status()["phase"] == "paused"
-    done(up, "scale", "rollout=2")
-    up.until(lambda: any(e["worker_id"] == "rollout-1" for e in up.events("WorkerRegistered")))
-    done(up, "resume")
-    at = up.step()
-    up.until(lambda: up.step() > at)
-    done(up, "scale", "rollout=1")
-    up.until(lambda: any(e["worker_id"] == "rollout-1" for e in up.events("WorkerChanged")))
-
-
-def interrupted(config: Path, number: signal.Signals) -> int:
-    """The last step of a run that got the signal, which wrote a checkpoint of it and left nothing running."""
+def stopped(config: Path) -> int:
+    """The last step of a run that got SIGTERM, which wrote a checkpoint of it and left nothing running."""
     up = Up(config, config.parent / "run")
     try:
         up.until(lambda: up.step() >= 3)
-        up.process.send_signal(number)
+        up.process.send_signal(signal.SIGTERM)
         assert up.wait(120) == 130, up.said()
         assert up.alive() == []
         faults = [e["text"] for e in up.events() if e.get("severity") in ("warning", "error")]
@@ -50,36 +37,48 @@ def interrupted(config: Path, number: signal.Signals) -> int:
     return stopped_at
 
 
-def write(where: Path, policy: int) -> Path:
-    return write_run(
-        where,
-        train={"steps": STEPS, "checkpoint_every": STEPS, "eval_every": STEPS},
-        fleet={"policy": policy, "rollout": 1},
-    )
-
-
-def test_a_terminated_run_ends_as_one_that_is_interrupted(tmp_path: Path) -> None:
-    assert interrupted(write(tmp_path, policy=1), signal.SIGTERM) >= 3
-
-
-def test_an_interrupted_run_goes_on_to_its_end_and_redoes_nothing(tmp_path: Path) -> None:
-    config = write(tmp_path, policy=2)
-    stopped_at = interrupted(config, signal.SIGINT)
-    again = Up(config, tmp_path / "run")
+def finished(config: Path, run_dir: Path, steps: int, *options: str) -> Up:
+    """A session to the end of the run. What it and those before it did is accounted for, and nothing was done again."""
+    up = Up(config, run_dir, "--set", f"train.steps={steps}", *options)
     try:
-        again.until(lambda: again.step() >= stopped_at + 2)
-        assert again.events("RolledBack") == []
-        pause_and_scale(again)
-        done(again, "stop")
-        assert again.wait() == 0, again.said()
-        steps = [e["step"] for e in again.events("StepCommitted")]
-        assert steps == list(range(1, steps[-1] + 1)), "each step was trained once"
-        summary = again.summary()
-        assert (summary["status"], summary["steps"]) == ("finished", steps[-1])
-        assert summary["ledger_ok"] is True, summary["ledger_problems"]
-        assert summary["samples_lost"] == summary["samples_duplicated"] == 0
-        assert summary["samples_trained"] == steps[-1] * 4 * 4
-        assert summary["controller_failovers"] == 0, "all had stopped"
-        assert again.alive() == []
+        assert up.wait() == 0, up.said()
+        assert up.alive() == []
     finally:
-        again.close()
+        up.close()
+    committed = [event["step"] for event in up.events("StepCommitted")]
+    assert committed == list(range(1, steps + 1)), "each step was trained once"
+    assert up.events("RolledBack") == []
+    summary = up.summary()
+    assert (summary["status"], summary["steps"]) == ("finished", steps)
+    assert summary["ledger_ok"] is True, summary["ledger_problems"]
+    assert summary["samples_lost"] == summary["samples_duplicated"] == 0
+    assert summary["samples_trained"] == steps * 4 * 4
+    assert summary["controller_failovers"] == 0, "all had stopped"
+    return up
+
+
+def test_a_stopped_run_goes_on_is_given_more_steps_and_another_begins_with_its_weights(
+    tmp_path: Path,
+) -> None:
+    config = write_run(
+        tmp_path,
+        train={"steps": STEPS, "checkpoint_every": STEPS, "eval_every": STEPS},
+        fleet={"controllers": 1, "policy": 1, "rollout": 1},
+    )
+    end = stopped(config) + 3
+    finished(config, tmp_path / "run", end)
+    finished(config, tmp_path / "run", end + 2)
+
+    begun_with = ("--from", str(tmp_path / "run"), "--set", "run.name=new")
+    # A ledger of its own: steps, versions and the rows of the data begin anew.
+    new = finished(config, tmp_path / "new", 2, *begun_with)
+    # The directory that the link names.
+    newest = (tmp_path / "run" / "checkpoints" / f"step-{end + 2:06}").resolve()
+    assert f"begins with the weights of {newest} (step {end + 2})" in new.said()
+    # Its lineage is in its configuration, and it has trained those weights on: not the model's.
+    assert (
+        f"initial_checkpoint = {json.dumps(str(newest))}"
+        in (new.run_dir / "config.toml").read_text()
+    )
+    log = (new.run_dir / "logs" / "policy-0.log").read_text()
+    assert "began with a checkpoint" in log and str(newest) in log and f"of_step={end + 2}" in log

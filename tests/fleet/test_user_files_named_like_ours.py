@@ -107,6 +107,7 @@ def start_directory(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("python", ["wheel"], indirect=True, scope="module")
 def test_a_process_of_ours_is_ours(python: str, module: str, start_directory: Path) -> None:
     _, *options = python_module(module)
     shown = subprocess.run(

@@ -54,7 +54,7 @@ def test_reading_of_payloads_is_measured(tmp_path: Path) -> None:
     assert set(json.loads(out.read_text())["median_s"]) == {"raw", "fetch", "checked"}
 
 
-@pytest.mark.long  # six processes that import torch
+@pytest.mark.slow  # in every run: test_replica_publishing.py and test_share_exchange.py
 @pytest.mark.timeout(400)
 def test_a_rank_that_publishes_takes_its_share_and_two_buckets(tmp_path: Path) -> None:
     out = tmp_path / "memory.json"
@@ -93,7 +93,7 @@ def test_the_throughput_of_a_fleet_on_emulated_gpus_is_measured(tmp_path: Path) 
     assert run["tokens_per_s"] > 0 and found["colocated"] and found["alone"]
 
 
-@pytest.mark.long
+@pytest.mark.slow  # in every run: tests/unit/supervisor/test_evidence.py, test_memory_kill.py, test_why.py
 @pytest.mark.e2e
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +44,15 @@ WITHOUT_DATA = {
     ("config", "docs"),
 }
 """Processes that run, and text that is made for a file."""
+Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def paceline(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def process(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own, for a few of them: exit status and output are those of ``main``."""
     return subprocess.run(
         [sys.executable, "-m", "paceline", *arguments],
         capture_output=True,
         text=True,
-        cwd=cwd,
         timeout=patient(60),
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
     )
@@ -117,7 +118,7 @@ def test_no_command_waits_for_torch() -> None:
     assert shown.stdout.strip() == "set()"
 
 
-def test_config_check_prints_what_it_reads_back(config: Path) -> None:
+def test_config_check_prints_what_it_reads_back(paceline: Command, config: Path) -> None:
     shown = paceline("config", "check", str(config), "--set", "train.steps=7")
     assert shown.returncode == 0
     assert "steps = 7" in shown.stdout
@@ -127,7 +128,7 @@ def test_config_check_prints_what_it_reads_back(config: Path) -> None:
 
 @pytest.mark.parametrize("filters", ["rollout.top_p=0.9", "rollout.top_k=20"])
 def test_masks_by_ratio_with_a_truncated_distribution_are_warned_of(
-    config: Path, filters: str
+    paceline: Command, config: Path, filters: str
 ) -> None:
     mask = "train.mask_ratio_sequence=[0.5, 2.0]"
     both = paceline("config", "check", str(config), "--set", filters, "--set", mask)
@@ -139,12 +140,12 @@ def test_masks_by_ratio_with_a_truncated_distribution_are_warned_of(
         assert shown.returncode == 0 and "warning" not in shown.stderr
 
 
-def test_an_empty_stop_string_is_refused(config: Path) -> None:
+def test_an_empty_stop_string_is_refused(paceline: Command, config: Path) -> None:
     shown = paceline("config", "check", str(config), "--set", 'rollout.stop=["x", ""]')
     assert shown.returncode == 2 and "rollout.stop" in shown.stderr
 
 
-def test_json_of_a_check_holds_every_setting(config: Path) -> None:
+def test_json_of_a_check_holds_every_setting(paceline: Command, config: Path) -> None:
     shown = paceline("config", "check", str(config), "--json")
     assert json.loads(shown.stdout)["train"]["steps"] == 100
     ready = paceline("up", str(config), "--dry-run", "--json", "--run-dir", "elsewhere")
@@ -239,7 +240,7 @@ def test_bad_input_and_absent_controllers_have_their_exit_status(
     ],
 )
 def test_bad_input_is_one_message_and_nothing_is_started(
-    config: Path, tmp_path: Path, overrides: list[str], said: str
+    paceline: Command, config: Path, tmp_path: Path, overrides: list[str], said: str
 ) -> None:
     run_dir = tmp_path / "run"
     token = tmp_path / "token"
@@ -262,22 +263,27 @@ def test_bad_input_is_one_message_and_nothing_is_started(
     ],
 )
 def test_a_directory_of_another_kind_is_said_to_be_one(
-    tmp_path: Path, command: list[str], remedy: str
+    paceline: Command,
+    tmp_path: Path,
+    command: list[str],
+    remedy: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    shown = paceline(*command, cwd=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    shown = paceline(*command)
     assert shown.returncode == 2
     assert remedy in shown.stderr and "Traceback" not in shown.stderr
 
 
 def test_attach_without_a_fleet_makes_nothing(config: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    shown = paceline("up", str(config), "--attach", "--run-dir", str(run_dir))
+    shown = process("up", str(config), "--attach", "--run-dir", str(run_dir))
     assert shown.returncode == 2
     assert "no fleet runs in" in shown.stderr
     assert not run_dir.exists()
 
 
-def test_a_port_in_use_is_named(config: Path, tmp_path: Path) -> None:
+def test_a_port_in_use_is_named(paceline: Command, config: Path, tmp_path: Path) -> None:
     import socket
 
     with socket.socket() as taken:
@@ -292,13 +298,13 @@ def test_a_port_in_use_is_named(config: Path, tmp_path: Path) -> None:
 def test_dry_run_starts_nothing(config: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     length = ("--set", "train.epochs=3", "--set", "train.steps=none")
-    shown = paceline("up", str(config), *length, "--dry-run", "--run-dir", str(run_dir))
+    shown = process("up", str(config), *length, "--dry-run", "--run-dir", str(run_dir))
     assert shown.returncode == 0, shown.stderr
     assert re.search(r"run length: \d+ steps of .* samples, .* epochs of \d+ rows?", shown.stdout)
     assert not run_dir.exists()
 
 
-def test_a_finished_run_is_not_run_again(config: Path, tmp_path: Path) -> None:
+def test_a_finished_run_is_not_run_again(paceline: Command, config: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     (run_dir / "summary.json").write_text('{"status": "finished", "steps": 5}')
@@ -311,7 +317,7 @@ def test_a_finished_run_is_not_run_again(config: Path, tmp_path: Path) -> None:
 
 def test_no_controller_is_exit_status_3() -> None:
     (port,) = free_ports("127.0.0.1", 1)
-    shown = paceline("status", "--controllers", f"127.0.0.1:{port}")
+    shown = process("status", "--controllers", f"127.0.0.1:{port}")
     assert shown.returncode == 3
     assert f"127.0.0.1:{port}" in shown.stderr
 
@@ -326,7 +332,7 @@ def ended_run(run_dir: Path) -> None:
     (run_dir / "events.jsonl").write_text(json.dumps(line) + "\n")
 
 
-def test_status_of_a_run_that_ended_says_how(tmp_path: Path) -> None:
+def test_status_of_a_run_that_ended_says_how(paceline: Command, tmp_path: Path) -> None:
     ended_run(tmp_path)
     shown = paceline("status", "--run-dir", str(tmp_path))
     assert shown.returncode == 3
@@ -352,13 +358,16 @@ def test_a_run_that_has_ended_is_followed_to_its_end(
         assert "is not running: finished after 5 steps" in str(refused.exception)
 
 
-def test_admin_requests_need_a_target(tmp_path: Path) -> None:
-    shown = paceline("pause", cwd=tmp_path)  # a directory without runs/
+def test_admin_requests_need_a_target(
+    paceline: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a directory without runs/
+    shown = paceline("pause")
     assert shown.returncode == 2
     assert "--run-dir" in shown.stderr
 
 
-def test_scale_refuses_unknown_roles(tmp_path: Path) -> None:
+def test_scale_refuses_unknown_roles(paceline: Command, tmp_path: Path) -> None:
     shown = paceline("scale", "controller=3", "--run-dir", str(tmp_path))
     assert shown.returncode == 2
     assert "policy=COUNT" in shown.stderr
@@ -370,7 +379,7 @@ def test_malformed_addresses_are_refused(text: str) -> None:
         parse_addresses(text)
 
 
-def test_events_of_a_run_directory_need_no_controller(tmp_path: Path) -> None:
+def test_events_of_a_run_directory_need_no_controller(paceline: Command, tmp_path: Path) -> None:
     lines = [
         {"position": "1-0", "n": 0, "t": 1.0, "type": "RunStarted"},
         {"position": "2-0", "n": 0, "t": 2.0, "type": "TermBegun", "text": "c leads (term 7)"},

@@ -9,11 +9,15 @@ import signal
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tomli_w
+import torch
+from click.testing import Result
+from transformers.utils import logging as transformers_logging
 from typer.testing import CliRunner
 
 from paceline.cli import app
@@ -27,18 +31,20 @@ from testbed.tiny_model import make_tiny_reward_model
 from tests.fixtures.train_states import synthetic_step, tiny_state
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+Evaluate = Callable[..., Result]
 
 
-def evaluate(*arguments: object, limit_s: float = 240) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "paceline", "eval", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=ENVIRONMENT,
-        timeout=limit_s,
-        check=False,
-    )
+@pytest.fixture
+def evaluate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Evaluate]:
+    """``paceline eval`` in this process, which has imported torch. What it changes of it ends with the test."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    threads, bars = torch.get_num_threads(), transformers_logging.is_progress_bar_enabled()
+    yield lambda *arguments: CliRunner().invoke(app, ["eval", *map(str, arguments)])
+    torch.set_num_threads(threads)
+    if bars:
+        transformers_logging.enable_progress_bar()
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +68,14 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
-def test_a_model_and_a_checkpoint_of_it_are_judged_with_the_same_table(run_dir: Path) -> None:
+def test_a_model_and_a_checkpoint_of_it_are_judged_with_the_same_table(
+    evaluate: Evaluate, run_dir: Path
+) -> None:
     data, out = run_dir.parent / "held_out.jsonl", run_dir.parent / "scores.json"
     reward = ("--reward", "testbed.rewards.slow_reward:digit_first", "--threads", 1)
     options = ("--data", data, "--k", 4, "--max-tokens", 8, "--json", out, *reward)
     done = evaluate(run_dir.parent / "model", *options)
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.exception
     assert "8 of 8 prompts, reward" in done.stderr
     for name in ("reward", "pass@1", "pass@2", "pass@4", "maj@4", "tokens per", "truncated share"):
         assert name in done.stdout
@@ -76,7 +84,7 @@ def test_a_model_and_a_checkpoint_of_it_are_judged_with_the_same_table(run_dir: 
     assert (model["prompts"], model["samples"], model["temperature"]) == (8, 4, 1.0)
 
     done = evaluate(run_dir, "--k", 4, "--json", out, *reward)
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.exception
     checkpoint = json.loads(out.read_text())
     check_report(checkpoint)
     assert "step-" in checkpoint["checkpoint"] and checkpoint["data"] == str(data)
@@ -95,13 +103,15 @@ def check_report(found: dict[str, Any]) -> None:
     assert found["metrics"]["tokens"] == sum(row["tokens"] for row in rows) / k / len(rows)
 
 
-def test_the_same_seed_gives_the_same_samples_and_a_limit_the_first_rows(run_dir: Path) -> None:
+def test_the_same_seed_gives_the_same_samples_and_a_limit_the_first_rows(
+    evaluate: Evaluate, run_dir: Path
+) -> None:
     out = [run_dir.parent / f"{n}.json" for n in range(2)]
     model = run_dir.parent / "model"
     common = ("--data", run_dir.parent / "held_out.jsonl", "--max-tokens", 4, "--threads", 1)
     for path, limit in zip(out, (8, 3), strict=True):
         done = evaluate(model, *common, "--k", 2, "--limit", limit, "--json", path)
-        assert done.returncode == 0, done.stderr
+        assert done.exit_code == 0, done.exception
     whole, part = (json.loads(path.read_text())["rows"] for path in out)
     assert whole[:3] == part
 

@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,13 @@ from paceline.rpc.client import ControlPlane
 from paceline.run_view.events.event_follower import follow_events
 from testbed.fleets.controller_processes import Controllers
 from testbed.fleets.controllers import addresses, control_of, running_controllers, status, until
-from testbed.fleets.local_run import ROOT, paceline
+from testbed.fleets.local_run import ROOT
 from testbed.patience import Patience
 from tests.fixtures.rest import HTML, train
 
 SETTINGS = {"train": {"checkpoint_every": 1000}, "fleet": {"lease_ttl_s": 3600.0}}
 STEPS = 4
+Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +92,7 @@ def test_top_tells_the_same_from_the_run_directory_and_from_afar(fleet: Controll
     assert looks[0]["last_event"] == looks[1]["last_event"]
 
 
-def test_top_once_is_readable_without_a_terminal(fleet: Controllers) -> None:
+def test_top_once_is_readable_without_a_terminal(paceline: Command, fleet: Controllers) -> None:
     shown = paceline("top", "--once", *targets(fleet)[0])
     assert shown.returncode == 0, shown.stderr
     assert "\x1b" not in shown.stdout
@@ -130,7 +131,7 @@ def test_top_redraws_on_a_terminal_and_ends_with_ctrl_c(fleet: Controllers) -> N
     assert "▁".encode() in shown
 
 
-def test_samples_are_read_from_the_controllers(fleet: Controllers) -> None:
+def test_samples_are_read_from_the_controllers(paceline: Command, fleet: Controllers) -> None:
     for target in targets(fleet):
         found = asked("samples", "--limit", "3", "--sort", "oldest", *target)
         assert len(found["groups"]) == 3
@@ -147,7 +148,9 @@ def test_samples_are_read_from_the_controllers(fleet: Controllers) -> None:
     assert "more groups: --limit N" in text
 
 
-def test_doctor_asks_every_controller_and_compares_the_clocks(fleet: Controllers) -> None:
+def test_doctor_asks_every_controller_and_compares_the_clocks(
+    paceline: Command, fleet: Controllers
+) -> None:
     shown = paceline(
         "doctor", "--controllers", ",".join(addresses(fleet)), "--json", *with_token(fleet)
     )
@@ -160,7 +163,7 @@ def test_doctor_asks_every_controller_and_compares_the_clocks(fleet: Controllers
     assert max(told) < 500
 
 
-def test_admin_commands_answer_in_json(fleet: Controllers) -> None:
+def test_admin_commands_answer_in_json(paceline: Command, fleet: Controllers) -> None:
     for command in ("pause", "resume"):
         assert asked(command, *targets(fleet)[0])["accepted"] is True
     refused = paceline("drain", "nobody", "--json", *targets(fleet)[0])
@@ -303,7 +306,9 @@ async def _leads(control: ControlPlane, controller_id: str) -> bool:
     return (await status(control)).leader == controller_id
 
 
-def test_samples_of_a_run_that_stopped_come_from_its_journal(tmp_path: Path) -> None:
+def test_samples_of_a_run_that_stopped_come_from_its_journal(
+    paceline: Command, tmp_path: Path
+) -> None:
     with running_controllers(tmp_path, 1, **SETTINGS) as controllers:
         shutil.copy(controllers.config, controllers.run_dir / "config.toml")
         asyncio.run(train(controllers, 2))

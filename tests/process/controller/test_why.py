@@ -209,7 +209,14 @@ def deaf_hub() -> Iterator[str]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("role", ["policy", "rollout"])
+@pytest.mark.parametrize(
+    "role",
+    [
+        "policy",
+        # In every run: what both do before they register, by the policy worker
+        pytest.param("rollout", marks=pytest.mark.slow),
+    ],
+)
 async def test_a_hub_that_does_not_answer_is_named_before_the_worker_has_registered(
     tmp_path: Path, deaf_hub: str, role: str
 ) -> None:

@@ -32,7 +32,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
         "half": {"config": config_of(folder, "step", "bfloat16")},
         "kept": {"config": config_of(folder, "step", reshard_after_forward=False)},
     }
-    found = ranks.run_each(2, "reductions", list(each.values()))
+    found = ranks.run_each(2, [("reductions", arguments) for arguments in each.values()])
     return dict(zip(each, found, strict=True))
 
 

@@ -41,8 +41,9 @@ def trained(folder: Path) -> dict[str, Any]:
         base["train"] |= train
         (folder / name).mkdir()
         config = Config.model_validate(base).model_dump_json()
-        each.append({"config": config, "run_dir": str(folder / name), "steps": 2})
-    return dict(zip(SETTINGS, ranks.run_each(2, "trainer", each), strict=True))
+        arguments = {"config": config, "run_dir": str(folder / name), "steps": 2}
+        each.append(("trainer", arguments))
+    return dict(zip(SETTINGS, ranks.run_each(2, each), strict=True))
 
 
 def test_two_ranks_train_the_same_with_moments_and_reference_on_the_host(

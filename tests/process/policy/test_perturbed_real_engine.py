@@ -44,6 +44,7 @@ async def train(model: Path, noise: float, **changes: Any) -> Learned:
     return await train_against(model, sevens, noise=noise, steps=STEPS, lr=LR, **changes)
 
 
+@pytest.mark.slow  # in every run: test_perturbed_engine.py
 async def test_without_noise_the_plain_loss_learns(model: Path) -> None:
     learned = await train(model, 0.0, **PLAIN)
     assert max(learned.gap) < 1e-3
@@ -55,7 +56,14 @@ async def test_a_perturbed_engine_makes_the_plain_loss_visibly_worse(model: Path
     assert learned.end < 0.75
 
 
-@pytest.mark.parametrize("changes", CORRECTIONS.values(), ids=CORRECTIONS)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        # In every run: one of them here, all of them in test_perturbed_engine.py
+        pytest.param(changes, id=name, marks=() if name == "token mask" else pytest.mark.slow)
+        for name, changes in CORRECTIONS.items()
+    ],
+)
 async def test_a_perturbed_engine_trains_stably_with_correction(
     model: Path, changes: dict[str, Any]
 ) -> None:
@@ -64,6 +72,7 @@ async def test_a_perturbed_engine_trains_stably_with_correction(
     assert learned.end > 0.85
 
 
+@pytest.mark.slow  # in every run: test_perturbed_engine.py
 async def test_without_an_importance_weight_the_trainer_runs_away_from_the_engine(
     model: Path,
 ) -> None:

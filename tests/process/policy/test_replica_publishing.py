@@ -119,7 +119,14 @@ def test_two_ranks_publish_the_weights_that_they_train(
         replica.close()
 
 
-@pytest.mark.parametrize("fault", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "SIGKILL",
+        # In every run: a source that is stopped in test_weight_shares.py, a rank that is in test_outside_ranks.py
+        pytest.param("SIGSTOP", marks=pytest.mark.slow),
+    ],
+)
 def test_a_rank_that_fails_in_the_middle_of_a_bucket_costs_a_link_and_the_rest_comes_from_another_replica(
     tmp_path: Path, url: str, receiving: Receiving, fault: str
 ) -> None:

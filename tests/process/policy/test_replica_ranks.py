@@ -15,8 +15,13 @@ from testbed.patience import Patience, patient
 from tests.fixtures import ranks
 
 
-def test_ranks_hear_the_leader_and_agree():
-    said = ranks.run(3, "talk")
+@pytest.fixture(scope="module")
+def said():
+    """What the ranks of one replica say."""
+    return ranks.run(3, "talk_and_groups", limit=3500)
+
+
+def test_ranks_hear_the_leader_and_agree(said):
     assert said["heard"] == [["attach", {"words": ["ä", 1, None]}]] * 3
     assert len(set(said["identities"])) == 1
     assert said["all_ok"] is True
@@ -30,11 +35,11 @@ def test_ranks_hear_the_leader_and_agree():
     assert said["config_in_store"] is False
 
 
-def test_groups_travel_to_the_ranks_in_messages_of_bounded_size():
-    said = ranks.run(2, "many_groups", limit=3500)
-    assert said["texts"] == [[str(n) for n in range(10)]] * 2
-    assert said["largest"] <= 3500
-    assert said["messages"] == 1 + 4
+def test_groups_travel_to_the_ranks_in_messages_of_bounded_size(said):
+    groups = said["groups"]
+    assert groups["texts"] == [[str(n) for n in range(10)]] * 3
+    assert groups["largest"] <= 3500
+    assert groups["messages"] == 1 + 4
 
 
 def test_a_follower_that_cannot_read_its_groups_says_so(monkeypatch):
@@ -60,7 +65,14 @@ def test_one_rank_needs_nobody():
     replica.close()
 
 
-@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize(
+    "victim",
+    [
+        # In every run: test_a_stopped_follower_dies_with_its_leader, whose other follower is idle
+        pytest.param(0, marks=pytest.mark.slow),
+        2,
+    ],
+)
 def test_killing_any_rank_ends_the_whole_replica(victim):
     """Within the minute that is waited for; the shortest time limit of a collective is half an hour."""
     process, pids = _idle_replica()

@@ -25,23 +25,57 @@ from tests.fixtures.rank_scenarios.steps import groups_of
 from tests.fixtures.train_states import all_bits, assert_same_bits, tiny_config, tiny_state
 
 STEPS = 3
+HOSTS = (["a", "a"], ["a", "b"])
 
 pytestmark = [
     pytest.mark.long,
     pytest.mark.timeout(600),
-]  # five trainings, each by processes that import torch
+]  # five trainings, by processes that import torch
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("two-ranks")
+
+
+@pytest.fixture(scope="module")
+def config(folder):
+    return tiny_config(folder, tokens_per_microbatch=64)
+
+
+@pytest.fixture(scope="module")
+def critic_config(folder):
+    settings = tiny_config(folder, tokens_per_microbatch=64, kl_coef=0.1).model_dump(mode="json")
+    settings["train"]["algorithm"] = "ppo"
+    settings["objective"] = {
+        "kl_controller": "adaptive",
+        "critic_lr_scale": 1.0,
+        "value_pretraining_steps": 2,
+    }
+    return Config.model_validate(settings)
+
+
+@pytest.fixture(scope="module")
+def by_two(folder, config, critic_config):
+    """What one replica of two ranks does: a training, checks of its checkpoint on HOSTS, and the training of a critic."""
+    arguments = {"config": config.model_dump_json(), "run_dir": _made(folder / "two")}
+    critic = {"config": critic_config.model_dump_json(), "run_dir": _made(folder / "critic-two")}
+    each = {
+        "trained": ("trainer", arguments | {"steps": STEPS}),
+        **{"".join(hosts): ("checked_files", arguments | {"hosts": hosts}) for hosts in HOSTS},
+        "critic": ("trainer", critic | {"steps": STEPS}),
+    }
+    return dict(zip(each, ranks.run_each(2, list(each.values())), strict=True))
+
+
+@pytest.fixture(scope="module")
+def runs(folder, config, by_two):
     """Three trainings of the same steps; each goes on from the checkpoint of the one before it.
 
     two: one replica of two ranks. one: one rank. mesh: two replicas of two ranks each.
     """
-    folder = tmp_path_factory.mktemp("two-ranks")
-    config = tiny_config(folder, tokens_per_microbatch=64)
     arguments = {"config": config.model_dump_json(), "steps": STEPS}
-    two = ranks.run(2, "trainer", run_dir=_made(folder / "two"), **arguments)
+    two = by_two["trained"]
     one = ranks.run(
         1,
         "trainer",
@@ -69,17 +103,17 @@ def runs(tmp_path_factory):
         mesh = [json.loads(out), json.loads(members[1].stdout.readline())]
         members[1].kill()  # hung on purpose
         members[1].communicate()
-    return folder, config, one, two, mesh
+    return one, two, mesh
 
 
-def test_two_ranks_give_the_losses_gradients_and_weights_of_one(runs):
-    folder, _, one, two, _ = runs
+def test_two_ranks_give_the_losses_gradients_and_weights_of_one(folder, runs):
+    one, two, _ = runs
     _assert_same_training("trained", [one], [two])
     _assert_close(_weights(folder / "one", "trained"), _weights(folder / "two", "trained"))
 
 
-def test_two_replicas_of_two_ranks_stay_identical_and_train_the_same(runs):
-    folder, _, one, _, mesh = runs
+def test_two_replicas_of_two_ranks_stay_identical_and_train_the_same(folder, runs):
+    one, _, mesh = runs
     for phase in ("trained", "continued"):
         digests = [[step["digest"] for step in member[phase]] for member in mesh]
         assert digests[0] == digests[1]
@@ -98,14 +132,14 @@ def test_rank_that_waits_for_a_hung_peer_is_freed_when_the_epoch_ends(runs):
 
 
 def test_each_rank_stores_about_half(runs):
-    _, _, one, two, _ = runs
+    one, two, _ = runs
     (whole,) = one["elements"]
     assert sum(two["elements"]) == whole
     assert max(two["elements"]) < 0.6 * whole
 
 
-def test_checkpoint_of_two_ranks_restores_into_one_bit_for_bit(runs, tmp_path):
-    folder, config, _, two, _ = runs
+def test_checkpoint_of_two_ranks_restores_into_one_bit_for_bit(folder, config, runs, tmp_path):
+    _, two, _ = runs
     assert_same_bits(_weights(folder / "one", "resumed"), _weights(folder / "two", "trained"))
     state = tiny_state(config)
     checkpointer = Checkpointer(tmp_path, config)
@@ -115,13 +149,10 @@ def test_checkpoint_of_two_ranks_restores_into_one_bit_for_bit(runs, tmp_path):
     assert all(t.abs().sum() > 0 for t in moments.values())
 
 
-@pytest.mark.parametrize("hosts", [["a", "a"], ["a", "b"]])
-def test_each_host_checks_the_files_that_its_ranks_need_and_no_file_twice(runs, tmp_path, hosts):
-    _, config, _, two, _ = runs
-    path = two["checkpoint"]
-    arguments = {"config": config.model_dump_json(), "run_dir": str(tmp_path), "path": path}
-    first, second = ranks.run(2, "checked_files", hosts=hosts, **arguments)
-    every = sorted(read_meta(Path(path))["files"])
+@pytest.mark.parametrize("hosts", HOSTS)
+def test_each_host_checks_the_files_that_its_ranks_need_and_no_file_twice(by_two, hosts):
+    first, second = by_two["".join(hosts)]
+    every = sorted(read_meta(Path(by_two["trained"]["checkpoint"]))["files"])
     assert len(every) == 4, "slices and random states of two ranks"
     if hosts[0] == hosts[1]:
         assert sorted(first + second) == every
@@ -132,8 +163,8 @@ def test_each_host_checks_the_files_that_its_ranks_need_and_no_file_twice(runs, 
         )
 
 
-def test_checkpoint_of_one_rank_restores_into_two_bit_for_bit(runs):
-    folder, _, one, _, _ = runs
+def test_checkpoint_of_one_rank_restores_into_two_bit_for_bit(folder, runs):
+    one, *_ = runs
     assert read_meta(Path(one["checkpoint"]))["ranks"] == 1
     for rank in (0, 1):
         resumed = _weights(folder / "mesh", "resumed", rank)
@@ -141,22 +172,20 @@ def test_checkpoint_of_one_rank_restores_into_two_bit_for_bit(runs):
     assert f"step-{STEPS:06d}." in one["checkpoint"]
 
 
-def test_runs_that_changed_their_number_of_ranks_stay_together(runs):
+def test_runs_that_changed_their_number_of_ranks_stay_together(folder, runs):
     """The moments and the learning rate came along, or the steps after the change would differ."""
-    folder, _, one, _, mesh = runs
+    one, _, mesh = runs
     _assert_same_training("continued", [one], mesh)
     _assert_close(_weights(folder / "one", "continued"), _weights(folder / "mesh", "continued"))
 
 
-def test_export_from_two_ranks_equals_the_gathered_weights(runs, tmp_path):
-    folder, _, _, two, _ = runs
-    out = export(two["checkpoint"], None, tmp_path / "out")
+def test_export_from_two_ranks_equals_the_gathered_weights(folder, by_two, tmp_path):
+    out = export(by_two["trained"]["checkpoint"], None, tmp_path / "out")
     assert_same_bits(load_file(out / "model.safetensors"), _weights(folder / "two", "trained"))
 
 
-def test_death_of_one_rank_costs_its_replica_and_not_the_step(runs, tmp_path):
+def test_death_of_one_rank_costs_its_replica_and_not_the_step(folder, config, runs, tmp_path):
     """Real workers: rank 1 of policy-1 is killed as its replica votes; policy-0 trains its groups."""
-    folder, config, *_ = runs
     toml = tmp_path / "run.toml"
     toml.write_text(_toml(config) + "[fleet]\npolicy_ranks = 2\n")
     with throwaway_redis(folder / "redis") as url:
@@ -192,27 +221,19 @@ def test_death_of_one_rank_costs_its_replica_and_not_the_step(runs, tmp_path):
     _assert_close(_weights(folder / "one", "trained"), dict(state.named_weights()))
 
 
-def test_two_ranks_train_a_critic_as_one_does(tmp_path):
+def test_two_ranks_train_a_critic_as_one_does(by_two, critic_config, tmp_path):
     """Its head has one row, so one rank stores none of it; the moments are sums over both. In two of the three steps
     the policy rests: its slices must stay slices though no backward pass comes."""
-    settings = tiny_config(tmp_path, tokens_per_microbatch=64, kl_coef=0.1).model_dump(mode="json")
-    settings["train"]["algorithm"] = "ppo"
-    settings["objective"] = {
-        "kl_controller": "adaptive",
-        "critic_lr_scale": 1.0,
-        "value_pretraining_steps": 2,
-    }
-    config = Config.model_validate(settings)
-    arguments = {"config": config.model_dump_json(), "steps": STEPS}
-    two = ranks.run(2, "trainer", run_dir=_made(tmp_path / "two"), **arguments)
-    one = ranks.run(1, "trainer", run_dir=_made(tmp_path / "one"), **arguments)
+    two = by_two["critic"]
+    arguments = {"config": critic_config.model_dump_json(), "steps": STEPS}
+    one = ranks.run(1, "trainer", run_dir=str(tmp_path), **arguments)
     _assert_same_training("trained", [one], [two])
     for mine, theirs in zip(one["trained"], two["trained"], strict=True):
         assert mine["scalars"] == pytest.approx(theirs["scalars"], rel=1e-3)
     states = []
     for found in (one, two):
-        states.append(tiny_state(config))
-        Checkpointer(tmp_path, config).restore(states[-1], found["checkpoint"])
+        states.append(tiny_state(critic_config))
+        Checkpointer(tmp_path, critic_config).restore(states[-1], found["checkpoint"])
     _assert_close(*(dict(state.named_weights()) for state in states))
     assert states[0].parts["critic"].score.weight.any()
 
@@ -261,42 +282,61 @@ def _assert_close(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) ->
         torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
 
 
-def test_a_bad_group_ends_no_rank_and_is_in_nobodys_gradients(tmp_path):
-    config = tiny_config(tmp_path, tokens_per_microbatch=64).model_dump_json()
-    said = ranks.run(2, "bad_group", config=config)
+@pytest.fixture(scope="module")
+def configs_of_groups(folder, config):
+    """Of the scenarios with groups."""
+    odd = tiny_config(folder, tokens_per_microbatch=30).model_dump(mode="json")
+    odd["train"]["algorithm"] = "dpo"
+    odd["data"] |= {"chosen_field": "chosen", "rejected_field": "rejected"}
+    odd["rollout"] |= {"source": "recorded", "group_size": 2}
+    plain = config.model_dump_json()
+    pairs = Config.model_validate(odd).model_dump_json()
+    return {"bad_group": plain, "own_rows": plain, "held_out": pairs}
+
+
+@pytest.fixture(scope="module")
+def groups_of_two(configs_of_groups):
+    """What one replica of two ranks says of them, by scenario."""
+    each = [(name, {"config": config}) for name, config in configs_of_groups.items()]
+    return dict(zip(configs_of_groups, ranks.run_each(2, each), strict=True))
+
+
+@pytest.fixture
+def alone(configs_of_groups):
+    """What one rank says of one of them."""
+    return lambda name: ranks.run(1, name, config=configs_of_groups[name])
+
+
+def test_a_bad_group_ends_no_rank_and_is_in_nobodys_gradients(groups_of_two, alone):
+    said = groups_of_two["bad_group"]
     assert len(said["refused"]) == 2
     assert all("group t6" in line for line in said["refused"]), said["refused"]
     assert said["version"] == 1
-    assert said["norm"] == pytest.approx(ranks.run(1, "bad_group", config=config)["norm"], rel=1e-4)
+    assert said["norm"] == pytest.approx(alone("bad_group")["norm"], rel=1e-4)
 
 
-def test_each_rank_reads_the_groups_of_its_rows_and_no_payload_travels_between_ranks(tmp_path):
-    config = tiny_config(tmp_path, tokens_per_microbatch=64)
-    said = ranks.run(2, "own_rows", config=config.model_dump_json())
+def test_each_rank_reads_the_groups_of_its_rows_and_no_payload_travels_between_ranks(
+    groups_of_two, alone
+):
+    said = groups_of_two["own_rows"]
     assert len(said["read"]) == 2
     mine, other = map(set, said["read"])
     assert mine | other == {f"t{n}" for n in range(5, 10)}
     assert mine != other and len(mine) < 5 and len(other) < 5
     assert said["payloads"] > 100_000 > 10 * said["largest"]
-    alone = ranks.run(1, "own_rows", config=config.model_dump_json())
-    assert said["norm"] == pytest.approx(alone["norm"], rel=1e-3)
+    assert said["norm"] == pytest.approx(alone("own_rows")["norm"], rel=1e-3)
 
 
-def test_two_ranks_measure_held_out_pairs_as_one_does(tmp_path):
+def test_two_ranks_measure_held_out_pairs_as_one_does(groups_of_two, alone):
     """An odd number of rows: a rank without one of its own takes part and counts nothing."""
-    settings = tiny_config(tmp_path, tokens_per_microbatch=30).model_dump(mode="json")
-    settings["train"]["algorithm"] = "dpo"
-    settings["data"] |= {"chosen_field": "chosen", "rejected_field": "rejected"}
-    settings["rollout"] |= {"source": "recorded", "group_size": 2}
-    config = Config.model_validate(settings).model_dump_json()
-    two, one = (ranks.run(count, "held_out", config=config) for count in (2, 1))
+    two, one = groups_of_two["held_out"], alone("held_out")
     assert "group t" in two["refused"]
     assert one["found"].keys() == two["found"].keys()
     for name, entry in one["found"].items():
         assert two["found"][name][:2] == pytest.approx(entry[:2], rel=1e-3, abs=1e-5), name
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])  # in every run: 1
 def test_a_row_that_does_not_fit_ends_the_replica_at_once_and_is_named(tmp_path, rank):
     """The other rank is in a collective of the same row and would wait there for half an hour."""
     config = tiny_config(tmp_path, tokens_per_microbatch=64).model_dump_json()

@@ -16,7 +16,7 @@ from controller.simulator.oracle import Violation
 CHUNKS = 4
 RUNS = 200
 """Each has one point of each role: 200 points of each of 5 roles."""
-CURRICULUM_RUNS = 100
+CURRICULUM_RUNS = 50
 
 
 def seeds_of(chunk: int, whole: int, request: pytest.FixtureRequest) -> range:
@@ -62,7 +62,7 @@ def test_points_that_once_failed(seed: int) -> None:
 def test_every_row_of_every_source_is_accounted_for_with_a_curriculum(
     chunk: int, request: pytest.FixtureRequest
 ) -> None:
-    """100 schedules of crashes and resumes. The oracle keeps books of its own: a row is passed over only if its
+    """50 schedules of crashes and resumes. The oracle keeps books of its own: a row is passed over only if its
     newest group had equal rewards, and every row of every source is trained, dropped or passed over, once."""
     seeds = seeds_of(chunk, CURRICULUM_RUNS, request)
     counts: Counter[str] = Counter()
@@ -73,7 +73,7 @@ def test_every_row_of_every_source_is_accounted_for_with_a_curriculum(
             pytest.fail(
                 f"seed {seed} of run_crash_points(sources=True): {type(error).__name__}: {error}"
             )
-    least = 100 if len(seeds) == CURRICULUM_RUNS // CHUNKS else 0
+    least = 50 if len(seeds) >= CURRICULUM_RUNS // CHUNKS else 0
     assert counts["rows"] > counts["passed over"] > least
     assert counts["lost tails"] == len(seeds)
 
