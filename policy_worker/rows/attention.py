@@ -12,7 +12,7 @@ prompt in the row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 NAME = "paceline_packed"
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")
@@ -64,9 +65,15 @@ class RowPattern:
 
 
 def register() -> None:
-    """Makes NAME known to transformers; doing it again has no effect."""
-    AttentionInterface.register(NAME, packed_attention)
-    AttentionMaskInterface.register(NAME, packed_mask)
+    """Makes NAME known to transformers."""
+    register_once(NAME, packed_attention)
+
+
+def register_once(name: str, attend: Callable[..., tuple[Tensor, None]]) -> None:
+    """Nothing if the name is known: compile_blocks() may have taken its function out of compilation since."""
+    if name not in ALL_ATTENTION_FUNCTIONS:
+        AttentionInterface.register(name, attend)
+        AttentionMaskInterface.register(name, packed_mask)
 
 
 def packed_mask(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:

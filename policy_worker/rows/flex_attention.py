@@ -22,23 +22,21 @@ from torch.nn.attention.flex_attention import (
     flex_attention,
 )
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface
 
 from policy_worker.rows.attention import (
     Packing,
     RowPattern,
     packed_attention,
-    packed_mask,
     refuse_unsupported,
+    register_once,
 )
 
 NAME = "paceline_flex"
 
 
 def register() -> None:
-    """Makes NAME known to transformers; doing it again has no effect."""
-    AttentionInterface.register(NAME, packed_flex_attention)
-    AttentionMaskInterface.register(NAME, packed_mask)
+    """Makes NAME known to transformers."""
+    register_once(NAME, packed_flex_attention)
 
 
 def packed_flex_attention(

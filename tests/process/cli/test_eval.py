@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 import tomli_w
 import torch
-from click.testing import Result
 from transformers.utils import logging as transformers_logging
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from paceline.cli import app
 from paceline.config.load import load_config

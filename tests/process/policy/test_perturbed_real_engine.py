@@ -72,7 +72,7 @@ async def test_a_perturbed_engine_trains_stably_with_correction(
     assert learned.end > 0.85
 
 
-@pytest.mark.slow  # in every run: test_perturbed_engine.py
+@pytest.mark.slow  # in every run: the plain loss beside a perturbed engine, above
 async def test_without_an_importance_weight_the_trainer_runs_away_from_the_engine(
     model: Path,
 ) -> None:

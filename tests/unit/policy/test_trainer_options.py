@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from policy_worker.model.policy_model import load_model
 from policy_worker.offload.activations import activations_on_host
@@ -80,6 +81,16 @@ def test_compiled_blocks_score_as_others(tmp_path):
         rows = [pack(batch, np.arange(end), CPU) for end in (12, 6, 3)]
         found.append([measured(model, micro) for micro in rows])
     torch.testing.assert_close(*found, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["sdpa", "flex"])
+def test_a_model_loaded_later_brings_no_attention_back_into_compilation(tmp_path, name):
+    config = tiny_config(tmp_path).model.model_copy(update={"attention": name})
+    compiled = load_model(config.path, config.model_copy(update={"compile": True}), CPU)
+    registered = compiled.config._attn_implementation
+    attention = ALL_ATTENTION_FUNCTIONS[registered]
+    load_model(config.path, config, CPU)
+    assert ALL_ATTENTION_FUNCTIONS[registered] is attention
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
