@@ -120,7 +120,7 @@ def test_a_run_on_two_hosts_goes_on_after_the_loss_of_either(
     assert_sound(hosts, 40)
 
 
-@pytest.mark.long
+@pytest.mark.slow  # in every run: the loss of either host, above, and tests/process/cli/test_node_fleet.py
 def test_a_stopped_job_ends_on_every_node_and_a_stopped_node_leaves_it(
     job: NodeProcesses, tmp_path: Path
 ) -> None:

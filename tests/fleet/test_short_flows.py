@@ -94,6 +94,7 @@ def test_ppo_learns_what_a_reward_model_scores(tmp_path: Path) -> None:
         assert value > 0.5 * returned > 0
 
 
+@pytest.mark.slow  # in every run: test_preference_runs.py, other objectives on recorded rows
 def test_kto_raises_what_is_labelled_good_and_lowers_the_rest(tmp_path: Path) -> None:
     labelled(tmp_path / "labels.jsonl", 0, 192)
     labelled(tmp_path / "held_out_labels.jsonl", 1, 32)

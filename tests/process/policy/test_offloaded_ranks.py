@@ -31,11 +31,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("offloaded")
 
 
-@pytest.fixture(scope="module")
-def trained(folder: Path) -> dict[str, Any]:
+def train(folder: Path, *names: str) -> dict[str, Any]:
     """Two steps with each setting, by one replica of two ranks with a KL term to a reference, and a checkpoint."""
     each = []
-    for name, (model, train) in SETTINGS.items():
+    for name in names:
+        model, train = SETTINGS[name]
         base = tiny_config(folder, tokens_per_microbatch=64, kl_coef=0.1).model_dump()
         base["model"] |= model
         base["train"] |= train
@@ -43,7 +43,12 @@ def trained(folder: Path) -> dict[str, Any]:
         config = Config.model_validate(base).model_dump_json()
         arguments = {"config": config, "run_dir": str(folder / name), "steps": 2}
         each.append(("trainer", arguments))
-    return dict(zip(SETTINGS, ranks.run_each(2, each), strict=True))
+    return dict(zip(names, ranks.run_each(2, each), strict=True))
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path) -> dict[str, Any]:
+    return train(folder, "plain", "on_host", "recomputed", "inputs_on_host")
 
 
 def test_two_ranks_train_the_same_with_moments_and_reference_on_the_host(
@@ -71,8 +76,8 @@ def test_two_ranks_train_the_same_with_block_inputs_on_the_host(trained: dict[st
     assert trained["inputs_on_host"]["trained"] == trained["recomputed"]["trained"]
 
 
-def test_two_ranks_train_alike_with_compiled_blocks_and_flex_attention(
-    trained: dict[str, Any],
-) -> None:
+@pytest.mark.slow  # in every run: test_trainer_options.py, one rank. A minute of compilation if nothing is cached
+def test_two_ranks_train_alike_with_compiled_blocks_and_flex_attention(tmp_path: Path) -> None:
+    trained = train(tmp_path, "plain", "compiled")
     for one, other in zip(trained["plain"]["trained"], trained["compiled"]["trained"], strict=True):
         assert other["norm"] == pytest.approx(one["norm"], rel=1e-4)
