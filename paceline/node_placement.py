@@ -204,14 +204,6 @@ class Placement:
         )
 
 
-def local_placement(config: Config, gpus: int) -> Placement | None:
-    """Of a fleet on one machine. None: it has no GPU, or too few, so that all workers share what there is."""
-    try:
-        return Placement(config, Nodes(1, gpus)) if gpus else None
-    except BadInput:
-        return None
-
-
 class NoPlacement(Placement):
     """Of a run whose workers are not started by its nodes."""
 

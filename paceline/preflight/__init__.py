@@ -62,12 +62,13 @@ def run_checks(
     runs: bool = False,
     fresh: bool = False,
     up: bool = False,
-    nodes: int = 1,
+    placed: bool = False,
 ) -> Iterator[Check]:
     """What a run needs. Starts nothing that stays.
 
     ``runs``: its controllers run already. ``fresh``: the earlier run in ``run_dir`` is to be removed.
-    ``up``: the fleet is to be started here and now. ``nodes``: it has the GPUs of so many machines.
+    ``up``: the fleet is to be started here and now. ``placed``: its workers have places among nodes
+    already.
     """
     from paceline.preflight import machine, network
     from paceline.preflight.check import skip
@@ -90,7 +91,7 @@ def run_checks(
         yield from (skip(name, why) for name in PLACED)
         return
     yield from gpu_memory(config)
-    if up and nodes == 1:
+    if up and not placed:
         yield from gpu_placement(config, os.environ)
     there = f"--run-dir: {run_dir}"
     yield from checks_in_time("run directory", there, lambda: machine.run_directory(run_dir))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.config.schema import Config
@@ -13,7 +13,6 @@ from paceline.process.user_code import python_module
 from paceline.process.worker_command import THREAD_VARIABLES
 from paceline.rpc.ports import bindable, free_ports
 from paceline.supervisor.child import ChildSpec
-from paceline.supervisor.share import Share
 from paceline.worker_pools import role_of, scorer_of, worker_name
 
 WORKER_NICE = 5
@@ -28,8 +27,6 @@ class Launcher:
     run_dir: Path
     ports: Sequence[int]
     """Of the controllers."""
-    share: Share | None = field(default=None, kw_only=True)
-    """Of this node. None: every worker sees all GPUs of this machine."""
 
     @property
     def addresses(self) -> list[str]:
@@ -46,16 +43,15 @@ class Launcher:
         if name := scorer_of(pool):
             own += ("--scorer", name)
         spec = self._spec(pool, index, f"{role_of(pool)}_worker", own, nice=WORKER_NICE)
-        devices = self.share.devices(pool, index) if self.share is not None else {}
-        return replace(spec, environment={**spec.environment, **devices})
-
-    def has_room(self, pool: str, index: int) -> bool:
-        """False for a worker that finds no free GPU although others have GPUs of their own."""
-        return self.share is None or self.share.placement.of(pool, index) is not None
+        return replace(spec, environment={**spec.environment, **self._devices(pool, index)})
 
     def _advertised(self) -> tuple[str, ...]:
         """Options of a controller about the address under which others reach it."""
         return ()
+
+    def _devices(self, pool: str, index: int) -> dict[str, str]:
+        """Variables that give a worker its GPUs. Here it sees all of this machine."""
+        return {}
 
     def _spec(
         self,

@@ -16,12 +16,15 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from paceline.config.schema import Config
+from paceline.machine_gpus import MachineGpus, shown
 from paceline.providers.base import desired_of
 from paceline.redis.leader_lease import release_dead
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
@@ -32,7 +35,7 @@ from paceline.supervisor.fault_reports import FaultReports
 from paceline.supervisor.launch import Launcher
 from paceline.supervisor.restarts import GiveUp, Leave, Restart, RestartPolicy
 from paceline.v1 import admin_pb2
-from paceline.worker_pools import desired_workers, in_order, worker_index, worker_name
+from paceline.worker_pools import desired_workers, in_order, worker_index
 
 REPORT_LIMIT_S = 10.0
 WHY_LIMIT_S = 5.0
@@ -54,6 +57,8 @@ class LocalFleet:
     note: Callable[[str], None]
     earlier: FleetRecord | None = None
     """Record of a fleet whose supervisor is gone, for ``adopt_all``."""
+    gpus: MachineGpus | None = None
+    """To be given out to workers. None: all see the same."""
 
     def __post_init__(self) -> None:
         config = self.config
@@ -68,7 +73,7 @@ class LocalFleet:
         self._left: set[str] = set()
         """Names of those that are not started again."""
         self._crowded: set[str] = set()
-        """Names of those that found no free GPU."""
+        """Names of those that wait for a GPU."""
         self._background: set[asyncio.Task[object]] = set()
         self.faults = FaultReports(self.control)
         self._ending = asyncio.Event()
@@ -89,7 +94,8 @@ class LocalFleet:
             self._tend_new(self.launcher.controller(index))
         for pool, count in desired_workers(self.config).items():
             for index in range(count):
-                self._tend_new(self.launcher.worker(pool, index))
+                if (spec := self._worker(pool, index)) is not None:
+                    self._tend_new(spec)
 
     def adopt_all(self) -> int:
         """Takes over the living processes of the earlier fleet and starts missing controllers.
@@ -101,7 +107,12 @@ class LocalFleet:
         specs = [self.launcher.controller(i) for i in range(self.config.fleet.controllers)]
         for process in self.record.processes:
             if process.role != CONTROLLER and process.name in living:
-                specs.append(self.launcher.worker(process.role, worker_index(process.name)))
+                if self.gpus is not None:
+                    self.gpus.keep(process.name, _environment_of(living[process.name]))
+                index = worker_index(process.name)
+                specs.append(
+                    self._worker(process.role, index) or self.launcher.worker(process.role, index)
+                )
             elif process.role != CONTROLLER and process.state != "ended":
                 self._mark(process, "ended")
         for spec in specs:
@@ -119,20 +130,27 @@ class LocalFleet:
             desired = desired_of(status, pool) - self._abandoned[pool]
             for _ in range(desired - len(staying)):
                 index = self._next_index(pool)
-                if not self.launcher.has_room(pool, index):
-                    self._note_crowded(worker_name(pool, index))
+                if (spec := self._worker(pool, index)) is None:
                     break
-                self.note(f"starting {worker_name(pool, index)}")
-                self._tend_new(self.launcher.worker(pool, index))
+                self.note(f"starting {spec.name}")
+                self._tend_new(spec)
             surplus = len(staying) - desired
             for name in sorted(staying, key=worker_index, reverse=True)[: max(0, surplus)]:
                 await self._drain(name)
 
-    def _note_crowded(self, name: str) -> None:
-        """Once for each name: it is asked for again every second."""
-        if name not in self._crowded:
-            self._crowded.add(name)
-            self.note(f"{name} is not started until a GPU is free: scale or drain other workers")
+    def _worker(self, pool: str, index: int) -> ChildSpec | None:
+        """With GPUs of its own; None if too few are free."""
+        spec = self.launcher.worker(pool, index)
+        if self.gpus is None:
+            return spec
+        own = self.gpus.take(spec.name, self._roles)
+        if own is not None:
+            self._crowded.discard(spec.name)
+            return replace(spec, environment={**spec.environment, **shown(own)})
+        if spec.name not in self._crowded:  # it is asked for again and again
+            self._crowded.add(spec.name)
+            self.note(f"{spec.name} waits for a free GPU: scale down or drain another worker")
+        return None
 
     def _note_leaving(self, status: admin_pb2.StatusReply) -> None:
         for worker in status.workers:
@@ -373,3 +391,11 @@ class LocalFleet:
 
 def _is_leaving(worker: admin_pb2.WorkerStatus) -> bool:
     return worker.state in ("draining", "stopped")
+
+
+def _environment_of(process: ProcessId) -> Mapping[str, str]:
+    try:
+        found: dict[str, str] = psutil.Process(process.pid).environ()
+    except psutil.Error:
+        return {}  # it has just ended
+    return found

@@ -28,6 +28,7 @@ from paceline.config.load import ConfigError, to_toml
 from paceline.config.schema import Config
 from paceline.console.live_view import Console
 from paceline.event_types import EventType
+from paceline.machine_gpus import machine_gpus
 from paceline.redis.server import NoRedis, ensure_redis, redis_log, stop_redis
 from paceline.rpc.auth import dashboard_link, own_token, read_token
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
@@ -42,7 +43,6 @@ from paceline.supervisor.earlier_record import EarlierRecord
 from paceline.supervisor.final_export import export_log, export_newest
 from paceline.supervisor.launch import Launcher, controller_ports
 from paceline.supervisor.local import LocalFleet
-from paceline.supervisor.share import share_of_machine
 from paceline.supervisor.timed_stop import TimedStop
 from paceline.v1 import admin_pb2
 
@@ -152,12 +152,12 @@ class LocalRun:
         return self._sum_up(status, reason, report, export)
 
     def _launcher(self, config_path: Path, ports: Sequence[int]) -> Launcher:
-        share = share_of_machine(self.config, os.environ)
-        return Launcher(self.config, config_path, self.run_dir, ports, share=share)
+        return Launcher(self.config, config_path, self.run_dir, ports)
 
     def _new_fleet(self, launcher: Launcher, control: ControlPlane) -> LocalFleet:
         note = self.console.note
-        return LocalFleet(self.config, launcher, self.run_dir, control, note, self.earlier)
+        gpus = machine_gpus(self.config, os.environ)
+        return LocalFleet(self.config, launcher, self.run_dir, control, note, self.earlier, gpus)
 
     def _known_ports(self) -> list[int]:
         """Ports of the controllers that are taken over: the running workers know only these."""

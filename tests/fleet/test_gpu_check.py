@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,20 +17,10 @@ HIDDEN = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param(["--without-fleet"], id="without-fleet"),
-        # In every run: test_fleet_survives.py.
-        pytest.param([], id="whole", marks=pytest.mark.slow),
-    ],
-)
-def test_every_part_runs_on_the_cpu_and_the_run_survives_both_kills(
-    options: Sequence[str], tmp_path: Path
-) -> None:
+def test_every_part_runs_on_the_cpu_and_the_run_survives_both_kills(tmp_path: Path) -> None:
     out = tmp_path / "found.json"
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu_check", "--out", str(out), *options],
+        [sys.executable, "-m", "benchmarks.gpu_check", "--out", str(out)],
         cwd=ROOT,
         env=HIDDEN,
         capture_output=True,
@@ -45,9 +34,6 @@ def test_every_part_runs_on_the_cpu_and_the_run_survives_both_kills(
     assert all(row["tokens/s"] > 0 for row in found["trainer's options"])
     assert found["trainer"][0]["tokens/s"] > 0
     assert found["publication"][0]["GB"] > 0
-    if options:
-        assert found["fleet_left_out"] == "--without-fleet" and "fleet" not in found
-        return
     (run,) = found["fleet"]
     assert (run["steps"], run["samples lost"], run["samples duplicated"]) == (12, 0, 0)
 

@@ -38,7 +38,7 @@ def dies(event: Event) -> bool:
     "ranks_a_host",
     [
         1,
-        # In every run: tests/process/policy/test_outside_ranks.py (SIGKILL), test_replica_on_nodes.py (two ranks of a host).
+        # In every run: three ranks from outside, without a fleet, in tests/process/policy/test_outside_ranks.py.
         pytest.param(2, marks=pytest.mark.slow),
     ],
 )

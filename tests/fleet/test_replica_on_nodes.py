@@ -106,7 +106,7 @@ def test_a_replica_on_two_hosts_comes_back_after_the_loss_of_either(
     assert_sound(hosts, 40)
 
 
-@pytest.mark.slow  # in every run: test_node.py, with replicas of one node
+@pytest.mark.slow  # in every run: scripts for ranks in tests/process/cli/test_node_fleet.py
 def test_a_node_that_is_stopped_takes_its_replica_along_and_brings_it_back(
     job: NodeProcesses, tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paceline.config.schema import Config
     from paceline.process.job.node_environment import NodePlace
     from paceline.supervisor.nodes.job_file import NodeJob
-    from paceline.supervisor.share import Share
+    from paceline.supervisor.nodes.node_launcher import Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +116,15 @@ def _this_node(
     from paceline.preflight import default_run_dir
     from paceline.preflight.deadline import resolve_in_time
     from paceline.process.job.node_environment import node_place
-    from paceline.process.job.visible_gpus import visible_gpus
+    from paceline.process.job.visible_gpus import gpus_for
     from paceline.supervisor.nodes.job_file import NodeJob, settings_digest
-    from paceline.supervisor.share import Share
+    from paceline.supervisor.nodes.node_launcher import Share
 
     rank, count, master = given
     place = node_place(os.environ, rank=rank, nodes=count, master=master)
     settings = load_config(config, overrides or ())
     elsewhere = _workers_elsewhere(settings, place)
-    seen = () if elsewhere or settings.model.device == "cpu" else visible_gpus(os.environ)
+    seen = () if elsewhere else gpus_for(settings.model.device, os.environ)
     if gpus is not None and gpus > len(seen):
         raise BadInput(
             f"--gpus {gpus}: this node sees {len(seen)} GPUs, and model.device is {settings.model.device}"
@@ -233,7 +233,7 @@ def _first(this: _Node, wait_s: float, as_json: bool) -> int:
         settings = served_settings(this.config, this.place, this.run_dir)
         own_token(this.run_dir)
         here = settings.fleet.provider == "local"
-        check(settings, this.run_dir, fresh=False, workers=here, nodes=this.place.nodes)
+        check(settings, this.run_dir, fresh=False, workers=here, placed=True)
         check_no_leader(settings)
         _resolved(this.place.master, wait_s)
         ports = controller_ports(settings)

@@ -101,19 +101,19 @@ def up(
 
 
 def check(
-    settings: Config, directory: Path, fresh: bool, *, workers: bool = True, nodes: int = 1
+    settings: Config, directory: Path, fresh: bool, *, workers: bool = True, placed: bool = False
 ) -> dict[str, str]:
     """Prints warnings, and returns what was found out about length and GPUs, by the name of the check.
 
-    ``workers``: they run on this machine, with the controllers. ``nodes``: they are on so many. Raises BadInput with a line
-    for each check that failed.
+    ``workers``: they run on this machine, with the controllers. ``placed``: they have places among nodes already. Raises
+    BadInput with a line for each check that failed.
     """
     from paceline.preflight import control_checks, run_checks
     from paceline.preflight.check import LENGTH
     from paceline.preflight.inputs.gpu_placement import NAME as PLACEMENT
 
     if workers:
-        checks = list(run_checks(settings, directory, fresh=fresh, up=True, nodes=nodes))
+        checks = list(run_checks(settings, directory, fresh=fresh, up=True, placed=placed))
     else:
         checks = list(control_checks(settings, directory))
     failed = [str(check) for check in checks if check.state == "fail"]

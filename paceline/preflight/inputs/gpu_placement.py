@@ -5,31 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from paceline.config.schema import Config
-from paceline.node_placement import gpus_needed, local_placement
+from paceline.machine_gpus import machine_gpus
+from paceline.node_placement import gpus_needed
 from paceline.preflight.check import Check, ok, warn
-from paceline.process.job.visible_gpus import visible_gpus
+from paceline.process.job.visible_gpus import gpus_for
+from paceline.worker_pools import desired_workers, worker_name
 
 NAME = "GPU placement"
 
 
 def gpu_placement(config: Config, environ: Mapping[str, str]) -> Iterator[Check]:
     """Nothing if workers compute on CPUs, or are started elsewhere."""
-    seen = () if config.model.device == "cpu" else visible_gpus(environ)
+    seen = gpus_for(config.model.device, environ)
     if not seen or config.fleet.provider != "local":
         return
-    placement = local_placement(config, len(seen))
-    if placement is None:
+    gpus = machine_gpus(config, environ)
+    if gpus is None:
         yield warn(
             NAME,
             f"the workers of [fleet] need {gpus_needed(config)} GPUs, and this machine has {len(seen)}: all of them share what "
             "there is",
-            "Lower fleet.policy or fleet.rollout, or start the run on several machines with `paceline node`",
+            "Their memory must fit together: lower gpu_memory_utilization in [rollout.vllm], take fewer workers, or start the run on "
+            "several machines with `paceline node`",
         )
         return
-    places = placement.on(0)
-    given = "; ".join(
-        f"{name} {','.join(seen[number] for number in place.gpus)}"
-        for name, place in places.items()
-        if place.gpus
-    )
-    yield ok(NAME, f"GPUs by worker: {given}")
+    counts = desired_workers(config)
+    names = [worker_name(pool, index) for pool in counts for index in range(counts[pool])]
+    given = {name: gpus.take(name, names) or () for name in names}
+    places = "; ".join(f"{name} {','.join(own)}" for name, own in given.items() if own)
+    yield ok(NAME, f"GPUs by worker: {places}")

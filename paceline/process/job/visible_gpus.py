@@ -10,6 +10,11 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 _DEVICES = Path("/dev")
 
 
+def gpus_for(device: str, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Those that workers with ``model.device`` compute on."""
+    return () if device == "cpu" else visible_gpus(environ)
+
+
 def visible_gpus(environ: Mapping[str, str], devices: Path = _DEVICES) -> tuple[str, ...]:
     """Names of the GPUs, as CUDA_VISIBLE_DEVICES takes them; empty if there is none.
 

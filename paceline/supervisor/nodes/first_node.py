@@ -22,8 +22,7 @@ from paceline.supervisor.launch import Launcher
 from paceline.supervisor.local import LocalFleet
 from paceline.supervisor.nodes.job_file import NodeJob, RunOutcome, write_job, write_outcome
 from paceline.supervisor.nodes.node_fleet import NodeFleet
-from paceline.supervisor.nodes.node_launcher import NodeLauncher
-from paceline.supervisor.share import Share
+from paceline.supervisor.nodes.node_launcher import NodeLauncher, Share
 from paceline.supervisor.up import LocalRun, Outcome
 from paceline.v1 import admin_pb2
 
@@ -91,7 +90,7 @@ class FirstNode(LocalRun):
     def _launcher(self, config_path: Path, ports: Sequence[int]) -> Launcher:
         assert self.place is not None and self.share is not None
         host = self.place.master
-        return NodeLauncher(self.config, config_path, self.run_dir, ports, host, share=self.share)
+        return NodeLauncher(self.config, config_path, self.run_dir, ports, host, self.share)
 
     def _new_fleet(self, launcher: Launcher, control: ControlPlane) -> LocalFleet:
         assert self.place is not None

@@ -25,7 +25,7 @@ from paceline.rpc.client import ControlPlaneUnavailable, RequestRefused
 from paceline.run_view.events.event_follower import leader_status
 from paceline.supervisor.child import Child, ChildSpec
 from paceline.supervisor.local import LocalFleet
-from paceline.supervisor.nodes.node_launcher import NodeLauncher
+from paceline.supervisor.nodes.node_launcher import NodeLauncher, Share
 from paceline.supervisor.nodes.spread_replica import (
     RANK,
     MeetingPoint,
@@ -37,7 +37,6 @@ from paceline.supervisor.nodes.spread_replica import (
     read_point,
     replica_of,
 )
-from paceline.supervisor.share import Share
 from paceline.v1 import admin_pb2
 from paceline.worker_pools import POLICY, in_order, pool_of_worker, worker_index, worker_name
 

@@ -1,14 +1,38 @@
-"""Launcher of one node of several: node 0's address, and the ranks of replicas on several nodes."""
+"""Launcher of one node: its share of the run's workers, the GPUs that each of them sees, and node 0's address."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from paceline.node_placement import Placement
+from paceline.process.job.visible_gpus import VARIABLE
 from paceline.supervisor.child import ChildSpec
 from paceline.supervisor.launch import Launcher
 from paceline.supervisor.nodes.spread_replica import RANK, rank_name
 from paceline.worker_pools import POLICY, worker_index
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What is this node's."""
+
+    node: int
+    placement: Placement
+    gpus: tuple[str, ...] = ()
+    """Names of this node's GPUs, as CUDA_VISIBLE_DEVICES takes them."""
+
+    def devices(self, pool: str, index: int) -> dict[str, str]:
+        """Variables that show a worker its GPUs and no others. Without GPUs there is nothing to say."""
+        whole = self.placement.of(pool, index)
+        place = whole.part_on(self.node) if whole is not None else None
+        if place is None or not self.gpus:
+            return {}
+        return {VARIABLE: ",".join(self.gpus[number] for number in place.gpus)}
+
+    def takes(self, pool: str, index: int) -> bool:
+        place = self.placement.of(pool, index)
+        return place is not None and place.node == self.node
 
 
 def node_addresses(host: str, ports: Sequence[int]) -> list[str]:
@@ -19,8 +43,10 @@ def node_addresses(host: str, ports: Sequence[int]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class NodeLauncher(Launcher):
+    """``host``: address of node 0, under which every node reaches the controllers."""
+
     host: str
-    """Address of node 0, under which every node reaches the controllers."""
+    share: Share
 
     @property
     def addresses(self) -> list[str]:
@@ -28,6 +54,9 @@ class NodeLauncher(Launcher):
 
     def _advertised(self) -> tuple[str, ...]:
         return ("--advertise", self.host)
+
+    def _devices(self, pool: str, index: int) -> dict[str, str]:
+        return self.share.devices(pool, index)
 
     def rank(self, replica: str, rank: int) -> ChildSpec:
         """A rank above 0. The fleet adds the place at which it meets the others."""

@@ -27,8 +27,7 @@ from paceline.supervisor.final_export import LIMIT_S as EXPORT_LIMIT_S
 from paceline.supervisor.nodes.job_file import RunOutcome, node_directory, read_job, read_outcome
 from paceline.supervisor.nodes.meeting import Meeting, Met
 from paceline.supervisor.nodes.node_fleet import NodeFleet
-from paceline.supervisor.nodes.node_launcher import NodeLauncher
-from paceline.supervisor.share import Share
+from paceline.supervisor.nodes.node_launcher import NodeLauncher, Share
 from paceline.v1 import admin_pb2
 
 POLL_S = 0.5
@@ -77,7 +76,7 @@ class OtherNode:
             self.run_dir,
             addresses,
             self.meeting.place.master,
-            share=self.share,
+            self.share,
         )
         fleet = NodeFleet(
             met.config,

@@ -35,6 +35,7 @@ def paceline(
     # Had it to start a fleet, that would be the fleet of this process.
     monkeypatch.delattr(up, "_run")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     files = resource.getrlimit(resource.RLIMIT_NOFILE)
     mask = os.umask(0o077)
     os.umask(mask)

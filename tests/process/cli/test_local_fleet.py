@@ -12,7 +12,7 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import psutil
 import pytest
@@ -20,6 +20,7 @@ import pytest
 from paceline.config import Config
 from paceline.console.live_view import open_console
 from paceline.errors import BadInput
+from paceline.machine_gpus import MachineGpus
 from paceline.rpc.client import ControlPlane
 from paceline.run_view.files.fleet_file import FleetRecord, ProcessId, ProcessRecord
 from paceline.supervisor.child import Child, ChildSpec, end_all
@@ -40,8 +41,6 @@ class Scripts:
     def __init__(self, tmp_path: Path, **by_role: str) -> None:
         self._tmp_path = tmp_path
         self._by_role = by_role
-        self.gpus_of_workers: int | None = None
-        """GPUs for workers of each role, one each. None: nobody counts them."""
 
     def _spec(self, role: str, index: int) -> ChildSpec:
         name = f"{role}-{index}"
@@ -58,9 +57,6 @@ class Scripts:
 
     def worker(self, role: str, index: int) -> ChildSpec:
         return self._spec(role, index)
-
-    def has_room(self, role: str, index: int) -> bool:
-        return self.gpus_of_workers is None or index < self.gpus_of_workers
 
 
 def settings(**fleet: object) -> Config:
@@ -87,6 +83,12 @@ async def fleet_of(
 def worker_pids(fleet: LocalFleet) -> dict[str, int]:
     """Pid of every worker process that runs."""
     return {child.spec.name: child.pid for child in fleet._running(workers=True)}
+
+
+def gpus_of(fleet: LocalFleet) -> dict[str, str]:
+    """What every worker process that runs sees."""
+    seen = {name: psutil.Process(pid).environ() for name, pid in worker_pids(fleet).items()}
+    return {name: environ["CUDA_VISIBLE_DEVICES"] for name, environ in seen.items()}
 
 
 def recorded(run_dir: Path) -> FleetRecord:
@@ -133,22 +135,51 @@ async def test_the_last_line_is_of_this_start_not_of_an_earlier_one(tmp_path: Pa
 
 
 async def test_a_worker_without_a_free_gpu_waits_until_one_is_free(tmp_path: Path) -> None:
-    async with fleet_of(tmp_path, settings(rollout=2)) as (fleet, notes):
-        cast(Scripts, fleet.launcher).gpus_of_workers = 2
+    config = settings(rollout=2)
+    async with fleet_of(tmp_path, config) as (fleet, notes):
+        fleet.gpus = MachineGpus(config, ("4", "5", "6"))
         fleet.start_all()
         await until(lambda: len(worker_pids(fleet)) == 3)
+        assert gpus_of(fleet) == {"policy-0": "4", "rollout-0": "5", "rollout-1": "6"}
         for _ in range(2):
             await fleet.reconcile(desired(policy=1, rollout=3))
-        assert [n for n in notes if "rollout-2 is not started until a GPU is free" in n] == notes
-        # One that leaves is replaced as soon as it has gone, on the same GPU.
+        assert notes == ["rollout-2 waits for a free GPU: scale down or drain another worker"]
+        # One that leaves makes room for the new one.
         status = desired(policy=1, rollout=2)
         pid = worker_pids(fleet)["rollout-0"]
         status.workers.add(worker_id="rollout-0", state="draining", pid=pid)
         await fleet.reconcile(status)
         fleet._children["rollout-0"].kill()
         await until(lambda: "rollout-0" not in fleet._roles)
-        await fleet.reconcile(desired(policy=1, rollout=2))
-        await until(lambda: worker_pids(fleet).get("rollout-0", pid) != pid)
+        await fleet.reconcile(desired(policy=2, rollout=1))
+        await until(lambda: "policy-1" in worker_pids(fleet))
+        assert gpus_of(fleet) == {"policy-0": "4", "rollout-1": "6", "policy-1": "5"}
+
+
+async def test_a_fleet_that_is_taken_over_keeps_its_gpus(tmp_path: Path) -> None:
+    config = settings(rollout=1)
+    before, after = (MachineGpus(config, ("4", "5")) for _ in range(2))
+    async with fleet_of(tmp_path, config) as (fleet, _):
+        before.take("rollout-0", ())  # the first GPU is not the policy replica's
+        fleet.gpus = before
+        fleet.start_all()
+        await until(lambda: len(worker_pids(fleet)) == 2)
+        had = gpus_of(fleet)
+        earlier = recorded(tmp_path)
+        control = ControlPlane(["127.0.0.1:1"])
+        heir = LocalFleet(
+            config,
+            Scripts(tmp_path),
+            tmp_path,
+            control,
+            print,
+            earlier,
+            after,  # type: ignore[arg-type]
+        )
+        assert heir.adopt_all() == 3
+        assert {name: after.take(name, had) for name in had} == {n: (g,) for n, g in had.items()}
+        heir.begin_end()
+        await control.close()
 
 
 async def test_desired_counts_are_reached_both_ways(tmp_path: Path) -> None:

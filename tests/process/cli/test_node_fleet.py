@@ -19,9 +19,8 @@ from paceline.node_placement import Nodes, Placement
 from paceline.supervisor import restarts
 from paceline.supervisor.child import ChildSpec
 from paceline.supervisor.nodes.node_fleet import NodeFleet
-from paceline.supervisor.nodes.node_launcher import NodeLauncher
+from paceline.supervisor.nodes.node_launcher import NodeLauncher, Share
 from paceline.supervisor.nodes.spread_replica import publish_point
-from paceline.supervisor.share import Share
 from paceline.v1 import admin_pb2
 from testbed.fleets.controllers import until
 
@@ -96,7 +95,7 @@ async def nodes_of(
         fleets = []
         for node in only:
             share = Share(node, placement, ("4", "5"))
-            launcher = Scripts(CONFIG, run_dir / "c.toml", run_dir, [1], "127.0.0.1", share=share)
+            launcher = Scripts(CONFIG, run_dir / "c.toml", run_dir, [1], "127.0.0.1", share)
             home = run_dir / "nodes" / f"node-{node}"
             home.mkdir(parents=True, exist_ok=True)
             fleet = NodeFleet(CONFIG, launcher, home, ledger, print, share=share)  # type: ignore[arg-type]

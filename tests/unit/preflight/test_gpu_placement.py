@@ -33,3 +33,5 @@ def test_nothing_is_said_about_machines_whose_gpus_do_not_matter(seen: str) -> N
     environ = {"CUDA_VISIBLE_DEVICES": seen}
     config = config_of(provider="none") if seen else config_of()
     assert list(gpu_placement(config, environ)) == []
+    on_cpus = config.model.model_copy(update={"device": "cpu"})
+    assert not list(gpu_placement(config_of().model_copy(update={"model": on_cpus}), environ))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,9 +17,8 @@ from paceline.node_placement import (
     nodes_needed,
     parse_roles,
 )
-from paceline.supervisor.launch import Launcher
 from paceline.supervisor.nodes.node_fleet import wanted
-from paceline.supervisor.share import Share, share_of_machine
+from paceline.supervisor.nodes.node_launcher import Share
 from paceline.v1 import admin_pb2
 
 
@@ -261,22 +259,6 @@ def test_each_rank_of_a_replica_on_several_nodes_sees_the_gpus_of_its_own_node()
     assert second.devices("policy", 0) == {"CUDA_VISIBLE_DEVICES": "GPU-a"}
     assert first.takes("policy", 0) and not second.takes("policy", 0)
     assert second.devices("rollout", 0) == {"CUDA_VISIBLE_DEVICES": "GPU-b"}
-
-
-def test_a_fleet_on_one_machine_has_gpus_of_its_own_if_there_are_enough() -> None:
-    config = config_of(fleet={"policy": 1, "policy_ranks": 2, "rollout": 1})
-    share = share_of_machine(config, {"CUDA_VISIBLE_DEVICES": "4,5,6"})
-    assert share is not None
-    launcher = Launcher(config, Path("run.toml"), Path("run"), [1], share=share)
-    assert launcher.worker("policy", 0).environment["CUDA_VISIBLE_DEVICES"] == "4,5"
-    assert launcher.worker("rollout", 0).environment["CUDA_VISIBLE_DEVICES"] == "6"
-    assert launcher.has_room("rollout", 0) and not launcher.has_room("rollout", 1)
-
-
-@pytest.mark.parametrize("seen", ["", "0", "0,1"])
-def test_a_fleet_shares_the_gpus_of_a_machine_that_has_too_few(seen: str) -> None:
-    config = config_of(fleet={"policy": 1, "policy_ranks": 2, "rollout": 1})
-    assert share_of_machine(config, {"CUDA_VISIBLE_DEVICES": seen}) is None
 
 
 def test_gpus_that_are_not_given_out_are_shared() -> None:
