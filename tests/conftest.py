@@ -45,7 +45,7 @@ def settings_of_the_process() -> Iterator[None]:
 
 
 MOST_PATIENCE = 3
-"""The longest tests need a third of their limit on an idle machine."""
+"""Times its limit: then a test that hangs is cut off on any machine."""
 LONGEST_FIRST = ("fleet", "process/vllm", "process/policy", "unit/simulator", "process", "unit")
 """Folders in the order in which they run: short tests then fill up the end of a parallel run."""
 

@@ -16,7 +16,7 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -104,15 +104,13 @@ class LocalFleet:
         if the run has ended meanwhile. Returns the number of processes taken over.
         """
         living = {p.name: i for p in self.record.processes for i in p.ids if i.alive()}
+        if self.gpus is not None:
+            for name in living:
+                self.gpus.keep(name, _environment_of(living[name]))
         specs = [self.launcher.controller(i) for i in range(self.config.fleet.controllers)]
         for process in self.record.processes:
             if process.role != CONTROLLER and process.name in living:
-                if self.gpus is not None:
-                    self.gpus.keep(process.name, _environment_of(living[process.name]))
-                index = worker_index(process.name)
-                specs.append(
-                    self._worker(process.role, index) or self.launcher.worker(process.role, index)
-                )
+                specs.append(self._adopted(process, living))
             elif process.role != CONTROLLER and process.state != "ended":
                 self._mark(process, "ended")
         for spec in specs:
@@ -138,6 +136,12 @@ class LocalFleet:
             for name in sorted(staying, key=worker_index, reverse=True)[: max(0, surplus)]:
                 await self._drain(name)
 
+    def _adopted(self, process: ProcessRecord, living: Collection[str]) -> ChildSpec:
+        """With the GPUs that it keeps over a restart; all, if an earlier supervisor gave it none."""
+        spec = self.launcher.worker(process.role, worker_index(process.name))
+        own = self.gpus.take(spec.name, living) if self.gpus is not None else None
+        return _seeing(spec, own or ())
+
     def _worker(self, pool: str, index: int) -> ChildSpec | None:
         """With GPUs of its own; None if too few are free."""
         spec = self.launcher.worker(pool, index)
@@ -146,7 +150,7 @@ class LocalFleet:
         own = self.gpus.take(spec.name, self._roles)
         if own is not None:
             self._crowded.discard(spec.name)
-            return replace(spec, environment={**spec.environment, **shown(own)})
+            return _seeing(spec, own)
         if spec.name not in self._crowded:  # it is asked for again and again
             self._crowded.add(spec.name)
             self.note(f"{spec.name} waits for a free GPU: scale down or drain another worker")
@@ -391,6 +395,10 @@ class LocalFleet:
 
 def _is_leaving(worker: admin_pb2.WorkerStatus) -> bool:
     return worker.state in ("draining", "stopped")
+
+
+def _seeing(spec: ChildSpec, gpus: Sequence[str]) -> ChildSpec:
+    return replace(spec, environment={**spec.environment, **shown(gpus)})
 
 
 def _environment_of(process: ProcessId) -> Mapping[str, str]:

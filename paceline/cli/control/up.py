@@ -122,7 +122,9 @@ def check(
     for check in checks:
         if check.state == "warn":
             typer.echo(f"warning: {check}", err=True)
-    told = {check.name: check.found for check in checks if check.name in (LENGTH, PLACEMENT)}
+    # A warning has been printed.
+    wanted = [c for c in checks if c.name == LENGTH or (c.name, c.state) == (PLACEMENT, "ok")]
+    told = {check.name: check.found for check in wanted}
     return {LENGTH: "not known here"} | told
 
 

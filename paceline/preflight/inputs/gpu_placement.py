@@ -25,8 +25,8 @@ def gpu_placement(config: Config, environ: Mapping[str, str]) -> Iterator[Check]
             NAME,
             f"the workers of [fleet] need {gpus_needed(config)} GPUs, and this machine has {len(seen)}: all of them share what "
             "there is",
-            "Their memory must fit together: lower gpu_memory_utilization in [rollout.vllm], take fewer workers, or start the run on "
-            "several machines with `paceline node`",
+            "Their memory must fit together: take fewer workers, lower vLLM's share (gpu_memory_utilization in [rollout.vllm]), or "
+            "start the run on several machines with `paceline node`",
         )
         return
     counts = desired_workers(config)

@@ -295,6 +295,26 @@ def test_a_port_in_use_is_named(paceline: Command, config: Path, tmp_path: Path)
     assert f"port {port} is in use" in shown.stderr
 
 
+@pytest.mark.parametrize(
+    ("seen", "said", "warned"),
+    [("0,1,2,3", True, False), ("0", False, True), ("", False, False)],
+)
+def test_dry_run_says_which_gpus_workers_get(
+    paceline: Command,
+    config: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seen: str,
+    said: bool,
+    warned: bool,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    shown = paceline("up", str(config), "--dry-run", "--set", "model.device=auto")
+    assert shown.returncode == 0, shown.stderr
+    assert ("GPU placement: GPUs by worker: policy-0 0; " in shown.stdout) == said
+    assert ("and this machine has 1: all of them share" in shown.stderr) == warned
+    assert "share" not in shown.stdout
+
+
 def test_dry_run_starts_nothing(config: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     length = ("--set", "train.epochs=3", "--set", "train.steps=none")

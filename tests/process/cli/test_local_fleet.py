@@ -177,8 +177,10 @@ async def test_a_fleet_that_is_taken_over_keeps_its_gpus(tmp_path: Path) -> None
             after,  # type: ignore[arg-type]
         )
         assert heir.adopt_all() == 3
-        assert {name: after.take(name, had) for name in had} == {n: (g,) for n, g in had.items()}
-        heir.begin_end()
+        kept = {name: heir._children[name].spec.environment for name in had}
+        assert {name: kept[name]["CUDA_VISIBLE_DEVICES"] for name in had} == had
+        fleet.begin_end()
+        await heir.close()
         await control.close()
 
 
