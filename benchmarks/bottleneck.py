@@ -1,10 +1,12 @@
-"""Bottleneck sentences tried: six limits, each told by the controller, then lifted by its own remedy.
+"""Bottleneck sentences tried: six limits, each told by the controller, then lifted by its own
+remedy.
 
     python -m benchmarks.bottleneck [--cases staleness rewards] [--seconds 15]
 
-A real controller with a real Redis; workers of emulated durations (``testbed/workers/emulated_workers.py``), so that
-each limit is known. A case is run as it is and then with the change that the sentence names, everything else
-equal. Rates are committed steps per second of the last ``--seconds``.
+A real controller with a real Redis; workers of emulated durations
+(``testbed/workers/emulated_workers.py``), so that each limit is known. A case is run as it is and
+then with the change that the sentence names, everything else equal. Rates are committed steps per
+second of the last ``--seconds``.
 """
 
 from __future__ import annotations

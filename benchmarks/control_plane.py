@@ -3,27 +3,29 @@
     python -m benchmarks.control_plane [--clients 1 8 64] [--seconds 15] [--groups-total 100000]
     python -m benchmarks.control_plane --clients 64 --against CHECKOUT [--pairs 4] [--leader-cores 0.25]
 
-A real leader process with a real Redis (append-only file, fsync every second) serves K rollout clients and one
-policy replica, which are spread over ``--load-processes`` processes. Each client has a connection and a session
-of its own. The loop is closed:
+A real leader process with a real Redis (append-only file, fsync every second) serves K rollout
+clients and one policy replica, which are spread over ``--load-processes`` processes. Each client
+has a connection and a session of its own. The loop is closed:
 
-- A rollout client leases ``--tasks`` tasks in one request. It stores the payload of each group, 16 completions of
-  256 (or 16) token ids with log-probabilities, and submits the facts of each group in a request of its own. It
-  waits for the verdict, and leases again when all groups are accepted.
+- A rollout client leases ``--tasks`` tasks in one request. It stores the payload of each group, 16
+  completions of 256 (or 16) token ids with log-probabilities, and submits the facts of each group
+  in a request of its own. It waits for the verdict, and leases again when all groups are accepted.
 - The policy replica asks for the next plan, votes, and records a checkpoint when one is due. With
   ``--fetch`` it reads the payloads of its shard before it votes, as a trainer does.
 - With ``--groups-a-submit`` above 1, a client submits that many groups in one request.
 - Every reply leaves the leader only after its events are in Redis.
 
-A step is 256 groups (4,096 samples). ``max_staleness`` is high, so that no lease waits for training. A
-group counts if its verdict arrived within the measured window. Latencies are those of single requests; that of a
-submission includes storing the payload. ``leader_cpu`` is the leader's share of one core; ``groups_per_cpu_s`` is
-the rate that it would reach with a core of its own. Load and leader share the machine's cores.
+A step is 256 groups (4,096 samples). ``max_staleness`` is high, so that no lease waits for
+training. A group counts if its verdict arrived within the measured window. Latencies are those of
+single requests; that of a submission includes storing the payload. ``leader_cpu`` is the leader's
+share of one core; ``groups_per_cpu_s`` is the rate that it would reach with a core of its own. Load
+and leader share the machine's cores.
 
-``--against CHECKOUT`` measures this checkout and another in turn, other, this, other, this, each with its own
-benchmark, clients and controller, and prints the ratios of each pair. The other one needs a ``.venv``. On few cores the
-clients and Redis take more than the leader, and limit the rate in both. With ``--leader-cores`` the leader gets so
-much of a core and is the limit, as it is if clients have machines of their own. That needs root.
+``--against CHECKOUT`` measures this checkout and another in turn, other, this, other, this, each
+with its own benchmark, clients and controller, and prints the ratios of each pair. The other one
+needs a ``.venv``. On few cores the clients and Redis take more than the leader, and limit the rate
+in both. With ``--leader-cores`` the leader gets so much of a core and is the limit, as it is if
+clients have machines of their own. That needs root.
 """
 
 from __future__ import annotations
@@ -283,7 +285,8 @@ class _Load:
 def _window(
     load: _Load, leader: psutil.Process, seconds: float, total: int, tokens: int
 ) -> dict[str, Any]:
-    """What the load and the leader did for ``seconds``, or until ``total`` groups were accepted if that is not 0."""
+    """What the load and the leader did for ``seconds``, or until ``total`` groups were accepted if
+    that is not 0."""
     rss = [leader.memory_info().rss]
     load.begin()
     before, began = leader.cpu_times(), time.perf_counter()

@@ -1,4 +1,5 @@
-"""Load process of the control-plane benchmark: rollout clients, and in the first process the policy replica.
+"""Load process of the control-plane benchmark: rollout clients, and in the first process the policy
+replica.
 
 It works from its start, and takes orders from standard input, one a line:
 

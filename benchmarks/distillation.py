@@ -2,9 +2,10 @@
 
     python -m benchmarks.distillation [--seeds 0 1 2]
 
-The student is the demo's model. The teacher has the same size and was trained for longer, up to an exact match of
-TEACHER_TARGET; it runs as a scorer of kind ``logprobs``. ``teacher_kl`` is the student's reverse KL to it in nats a token, over
-the samples that a step trains. Results are added to benchmarks/results/distillation.json as they come.
+The student is the demo's model. The teacher has the same size and was trained for longer, up to an
+exact match of TEACHER_TARGET; it runs as a scorer of kind ``logprobs``. ``teacher_kl`` is the
+student's reverse KL to it in nats a token, over the samples that a step trains. Results are added
+to benchmarks/results/distillation.json as they come.
 """
 
 from __future__ import annotations
@@ -95,8 +96,9 @@ def measure(seed: int, teacher: Path) -> dict[str, Any]:
 
 
 def change(kl: Sequence[float]) -> dict[str, Any]:
-    """First and last KL: means over WINDOW steps, since the KL is estimated from samples. ``halved_at``: the first step by
-    which the mean over the last WINDOW steps was at most half the first; None if it never was."""
+    """First and last KL: means over WINDOW steps, since the KL is estimated from samples.
+    ``halved_at``: the first step by which the mean over the last WINDOW steps was at most half the
+    first; None if it never was."""
     first = statistics.fmean(kl[:WINDOW])
     means = ((n, statistics.fmean(kl[n - WINDOW : n])) for n in range(WINDOW, len(kl) + 1))
     halved = next((n for n, mean in means if mean <= first / 2), None)

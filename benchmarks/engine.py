@@ -2,18 +2,19 @@
 
     python -m benchmarks.engine [--rounds 5] [--json FILE]
 
-256 sequences (32 prompts of the digit-sort demo, 8 completions each), at most 24 new tokens, sampled
-at temperature 1, one thread, float32. One process runs one model after the other:
+256 sequences (32 prompts of the digit-sort demo, 8 completions each), at most 24 new tokens,
+sampled at temperature 1, one thread, float32. One process runs one model after the other:
 
 - generate: all 256 as one static batch, prompts padded on the left, until the last has ended;
 - engine, 256 slots: all at once as well, so the difference is the work per token;
 - engine, 128 slots: continuous batching, as in a worker of the demo.
 
-The three take turns. Each ratio is of times of one round; the result is the median over rounds. Times
-are CPU seconds of the process, so that a busy machine does not distort them. ``generate`` returns
-only token ids; the engine returns each token's log-probability too. Tokens are counted up to and
-including the end of the sequence, for all three. The 0.1 M model is trained and its completions end
-after 4 to 13 tokens. The 0.8 M model has random weights, so nearly all lengths occur.
+The three take turns. Each ratio is of times of one round; the result is the median over rounds.
+Times are CPU seconds of the process, so that a busy machine does not distort them. ``generate``
+returns only token ids; the engine returns each token's log-probability too. Tokens are counted up
+to and including the end of the sequence, for all three. The 0.1 M model is trained and its
+completions end after 4 to 13 tokens. The 0.8 M model has random weights, so nearly all lengths
+occur.
 """
 
 from __future__ import annotations

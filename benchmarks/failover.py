@@ -2,11 +2,12 @@
 
     python -m benchmarks.failover [--trials 20] [--hint]
 
-Two real controllers run with the default lease and a real Redis. In each trial the leader gets
-kill -9 while a client calls it in a closed loop; each call is a registration, so it is journalled. The
+Two real controllers run with the default lease and a real Redis. In each trial the leader gets kill
+-9 while a client calls it in a closed loop; each call is a registration, so it is journalled. The
 result is the time from the kill to the first reply of the new leader. Then the killed controller is
-started again, and the next trial begins when it stands by. With ``--hint`` the lease of the dead process
-is released, as a supervisor does that observed the exit (paceline.redis.leader_lease.release_dead).
+started again, and the next trial begins when it stands by. With ``--hint`` the lease of the dead
+process is released, as a supervisor does that observed the exit
+(paceline.redis.leader_lease.release_dead).
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python -m benchmarks.isolated_halves generate ...   the rollout worker's engine and reward, batch after batch
     python -m benchmarks.isolated_halves train ...      the policy worker's step on those very batches
 
-No controller, no Redis, no other process. Used by ``overlap.py`` for the ideal and by ``versus_trl.py`` to
-split the time. Prints one JSON object.
+No controller, no Redis, no other process. Used by ``overlap.py`` for the ideal and by
+``versus_trl.py`` to split the time. Prints one JSON object.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A reward that waits in proportion to the answer's length, as a longer generation or execution does.
+"""A reward that waits in proportion to the answer's length, as a longer generation or execution
+does.
 
 Digit sort with it is a task whose harder prompts need longer answers, and longer answers more time.
 """

@@ -1,4 +1,5 @@
-"""Measurements in the ranks of a replica: a process for each rank, and a fresh replica for each measurement."""
+"""Measurements in the ranks of a replica: a process for each rank, and a fresh replica for each
+measurement."""
 
 from __future__ import annotations
 
@@ -82,8 +83,9 @@ def take_part(
     scenario: Callable[..., dict[str, Any]],
     handed: list[Any],
 ) -> None:
-    """If this process is a rank: runs ``scenario`` (the replica, and what was ``handed`` to rank 0) and ends the process.
-    Rank 0 prints the result as JSON, and starts the others with ``module``."""
+    """If this process is a rank: runs ``scenario`` (the replica, and what was ``handed`` to rank 0)
+    and ends the process. Rank 0 prints the result as JSON, and starts the others with ``module``.
+    """
 
     def rank() -> int:
         replica, given = join_ranks()

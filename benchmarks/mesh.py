@@ -4,8 +4,8 @@
 
 Real member processes with one thread each, real Redis, loopback. Faults: kill -9 of one of three
 members inside an all-reduce of 32 MB (survivors notice by themselves), and SIGSTOP of one (nobody
-can notice, so the epoch is ended by hand, as the controller does after the lease). The time runs from
-the fault, or from the end of the epoch, until both survivors hold the next epoch's sum.
+can notice, so the epoch is ended by hand, as the controller does after the lease). The time runs
+from the fault, or from the end of the epoch, until both survivors hold the next epoch's sum.
 """
 
 from __future__ import annotations

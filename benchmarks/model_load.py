@@ -2,9 +2,10 @@
 
     python -m benchmarks.model_load [--layers N] [--hidden N] [--ranks 1,2,4] [--out FILE]
 
-A model is made on disk in bfloat16 and loaded in float32 by all ranks of a replica at once, on the CPU. Memory is what the
-processes have allocated (anonymous pages); files that the kernel has mapped are not counted, because it can drop them. The
-peak is that of the sum over the ranks, sampled every 5 ms, above what they had before.
+A model is made on disk in bfloat16 and loaded in float32 by all ranks of a replica at once, on the
+CPU. Memory is what the processes have allocated (anonymous pages); files that the kernel has mapped
+are not counted, because it can drop them. The peak is that of the sum over the ranks, sampled every
+5 ms, above what they had before.
 """
 
 from __future__ import annotations

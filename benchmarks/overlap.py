@@ -3,12 +3,12 @@
     python -m benchmarks.overlap
 
 (a) As is: the demo's step, one policy replica and one rollout worker of one thread each. The ideal
-    is the slower of generation alone and training alone, measured in the same run on one thread each.
-    The learning rate is nearly 0, so that every mode does the same work at every step.
+    is the slower of generation alone and training alone, measured in the same run on one thread
+    each. The learning rate is nearly 0, so that every mode does the same work at every step.
 (b) With a reward that waits (log-normal, ``waiting_reward.py``), as a sandbox or a judge does, at
-    the demo's learning rate: samples/s, and the reward after the same number of samples. The waits do
-    not depend on what is answered; ``benchmarks.staleness`` has waits that do. Also with late groups
-    dropped (train.late_groups = "drop"), for comparison.
+    the demo's learning rate: samples/s, and the reward after the same number of samples. The waits
+    do not depend on what is answered; ``benchmarks.staleness`` has waits that do. Also with late
+    groups dropped (train.late_groups = "drop"), for comparison.
 """
 
 from __future__ import annotations

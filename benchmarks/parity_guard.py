@@ -1,12 +1,14 @@
-"""Cost of the parity guard: tokens per CPU second with a swap before every batch, checked and unchecked.
+"""Cost of the parity guard: tokens per CPU second with a swap before every batch, checked and
+unchecked.
 
     python -m benchmarks.parity_guard [--rounds 40] [--json FILE]
 
-The batch is that of ``benchmarks.engine``: 256 sequences of at most 24 tokens, one thread, float32. A run
-of the demo swaps weights about as often; longer completions make the share of the check smaller. Two
-engines of one process take turns, with ``rollout.verify`` on and off; ``ratio`` is the median of their
-tokens per CPU second, round by round. The checks are timed alone as well: the sampled one, which most
-swaps have, and the complete one, which every ``rollout.verify_every``-th has.
+The batch is that of ``benchmarks.engine``: 256 sequences of at most 24 tokens, one thread, float32.
+A run of the demo swaps weights about as often; longer completions make the share of the check
+smaller. Two engines of one process take turns, with ``rollout.verify`` on and off; ``ratio`` is the
+median of their tokens per CPU second, round by round. The checks are timed alone as well: the
+sampled one, which most swaps have, and the complete one, which every ``rollout.verify_every``-th
+has.
 """
 
 from __future__ import annotations

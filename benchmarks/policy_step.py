@@ -3,11 +3,11 @@
     OMP_NUM_THREADS=1 python benchmarks/policy_step.py [--steps 20] [--json FILE]
 
 One process, no controller and no mesh: decode groups, advantages, forward, loss, backward, clip,
-AdamW. Both use the same groups, model and thread count, one after the other in one run. Prompts have
-6 to 14 tokens and completions 4 to 16 (10 on average), padded to 24: the sizes of the digit-sort
-demo. "no skipping" trains every sequence. By default sequences with zero advantage are skipped, which
-does not change the gradient (here 40 % of the groups, as late in the demo). Times are CPU seconds of
-the process, so that a busy machine does not distort them.
+AdamW. Both use the same groups, model and thread count, one after the other in one run. Prompts
+have 6 to 14 tokens and completions 4 to 16 (10 on average), padded to 24: the sizes of the
+digit-sort demo. "no skipping" trains every sequence. By default sequences with zero advantage are
+skipped, which does not change the gradient (here 40 % of the groups, as late in the demo). Times
+are CPU seconds of the process, so that a busy machine does not distort them.
 """
 
 from __future__ import annotations

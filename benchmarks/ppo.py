@@ -2,8 +2,9 @@
 
     python -m benchmarks.ppo
 
-Each run is a fleet of its own, with one policy replica and one rollout worker. A run's number is the mean of its last
-three evaluations (greedy, 256 prompts that none was trained on): single checkpoints swing by 0.05 to 0.10.
+Each run is a fleet of its own, with one policy replica and one rollout worker. A run's number is
+the mean of its last three evaluations (greedy, 256 prompts that none was trained on): single
+checkpoints swing by 0.05 to 0.10.
 
     grpo    100 steps of 32 prompts x 8 completions, lr 3e-4
     ppo     400 steps of 8 prompts x 8 completions, lr 1e-4: four updates where GRPO makes one, each from samples
@@ -109,7 +110,8 @@ def measure(algorithm: str, seed: int, args: argparse.Namespace) -> dict[str, An
 
 
 def evaluations(run_dir: Path) -> list[float]:
-    """Held-out accuracy of each evaluation, in order; the first is that of the model it starts from."""
+    """Held-out accuracy of each evaluation, in order; the first is that of the model it starts
+    from."""
     lines = (run_dir / "metrics.jsonl").read_text().splitlines()
     rows = [row for row in map(json.loads, lines) if row["kind"] == "eval"]
     return [row["eval_reward_mean"] for row in sorted(rows, key=lambda row: row["step"])]

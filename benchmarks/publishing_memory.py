@@ -1,11 +1,13 @@
-"""Host memory of the ranks of a replica while they publish: how much above the model that they hold.
+"""Host memory of the ranks of a replica while they publish: how much above the model that they
+hold.
 
     python -m benchmarks.publishing_memory [--layers N] [--hidden N] [--ranks 1,2,4] [--out FILE]
 
-A model of about 1 GiB in bfloat16 is loaded in float32 by the ranks of a replica, on the CPU, and published three times
-with nobody to send to. Memory is what a process has allocated (anonymous pages), sampled every 5 ms, above what it had
-before the first publication. "Whole on rank 0" gathers whole weights in float32 on all ranks and keeps a copy of all of them
-on rank 0, as before each rank kept its share.
+A model of about 1 GiB in bfloat16 is loaded in float32 by the ranks of a replica, on the CPU, and
+published three times with nobody to send to. Memory is what a process has allocated (anonymous
+pages), sampled every 5 ms, above what it had before the first publication. "Whole on rank 0"
+gathers whole weights in float32 on all ranks and keeps a copy of all of them on rank 0, as before
+each rank kept its share.
 """
 
 from __future__ import annotations
@@ -25,11 +27,13 @@ from policy_worker.ranks.rank_group import RankGroup
 
 VERSIONS = 3
 WAYS = ("share", "share_deltas", "whole")
-"""Shares without and with the version before, on which deltas build; and all on rank 0, without it."""
+"""Shares without and with the version before, on which deltas build; and all on rank 0, without it.
+"""
 
 
 def publish(replica: RankGroup, path: str, how: str) -> dict[str, Any]:
-    """By rank: bytes of its slices and of its share, and the peak of the first publication and of all."""
+    """By rank: bytes of its slices and of its share, and the peak of the first publication and of
+    all."""
     from paceline.config.schema import Config
     from paceline.weights.weight_snapshot import BUCKET_BYTES
     from policy_worker.model.train_state import TrainState, local_tensor

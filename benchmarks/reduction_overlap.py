@@ -2,10 +2,11 @@
 
     python -m benchmarks.reduction_overlap [--mbit 800 1600] [--hidden 1024] [--layers 8] [--repeats 5] [--out FILE]
 
-Two replicas of one rank on hosts of their own (network namespaces), whose links carry ``--mbit`` each way (token bucket). A step is
-one row on each. Its time is measured with the reduction after the backward and with the reduction during it, in turn; the time
-of the backward alone comes from the same steps without a reduction, and that of the reduction alone from the wait after it.
-Needs root, iproute2 and a kernel with tbf.
+Two replicas of one rank on hosts of their own (network namespaces), whose links carry ``--mbit``
+each way (token bucket). A step is one row on each. Its time is measured with the reduction after
+the backward and with the reduction during it, in turn; the time of the backward alone comes from
+the same steps without a reduction, and that of the reduction alone from the wait after it. Needs
+root, iproute2 and a kernel with tbf.
 
     exposed = step with reduction - step without        hidden share = 1 - exposed(during) / exposed(after)
 """

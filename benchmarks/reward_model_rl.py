@@ -1,10 +1,12 @@
-"""RL against a learned reward on digit sort: the true accuracy with a KL term and without one, and when the run warns.
+"""RL against a learned reward on digit sort: the true accuracy with a KL term and without one, and
+when the run warns.
 
     python -m benchmarks.reward_model_rl [--seeds 0 1 2] [--arms grpo_kl grpo ppo_kl ppo]
 
-For each seed: 8,000 pairs of the model's own samples, a reward model of 250 updates on them, and runs of ``paceline up`` whose
-only reward is its score. The truth is the exact match on 512 prompts that nothing is trained on; the result of a run is
-the mean of its last three evaluations. Results are added to benchmarks/results/reward_model_rl.json as they come.
+For each seed: 8,000 pairs of the model's own samples, a reward model of 250 updates on them, and
+runs of ``paceline up`` whose only reward is its score. The truth is the exact match on 512 prompts
+that nothing is trained on; the result of a run is the mean of its last three evaluations. Results
+are added to benchmarks/results/reward_model_rl.json as they come.
 """
 
 from __future__ import annotations
@@ -160,8 +162,9 @@ def measure(arm: str, seed: int, scorer: Path) -> dict[str, Any]:
 
 
 def curve_of(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Of each evaluation: step, true accuracy, and the means of score and KL over the steps since the one before. An
-    evaluation has no accuracy if too few of its prompts were answered with one version of the weights; it is left out."""
+    """Of each evaluation: step, true accuracy, and the means of score and KL over the steps since
+    the one before. An evaluation has no accuracy if too few of its prompts were answered with one
+    version of the weights; it is left out."""
     steps = sorted((r for r in rows if r["kind"] == "step"), key=lambda r: int(r["step"]))
     evals = sorted((r for r in rows if r["kind"] == "eval"), key=lambda r: int(r["step"]))
     curve, before = [], 0

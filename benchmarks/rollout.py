@@ -1,4 +1,5 @@
-"""Cost of a rollout worker's engine on vLLM: against plain vLLM, and against transformers ``generate``.
+"""Cost of a rollout worker's engine on vLLM: against plain vLLM, and against transformers
+``generate``.
 
     python -m benchmarks.rollout [--rounds 9] [--json FILE]
 
@@ -11,13 +12,13 @@ completions each), at most 24 new tokens, sampled at temperature 1, float32, one
 - engine, swaps: the same, with new weights loaded in the middle of every round;
 - generate: transformers, all 256 as one static batch.
 
-They take turns. Each ratio is of one round; the result is the median over rounds. Wall time, and CPU
-seconds of all processes together; on a machine with other work only CPU seconds are meaningful.
-The 0.1 M model is the demo's, whose completions are short; the others have random weights. With models
-this small, nearly all time is vLLM's Python work per token. The costs of log-probs, of a swap and of
-Paceline's own work are therefore at their largest, and shrink as the model grows. A round has as many
-samples as a step of the demo, so a swap a round is a swap a step. Each model is measured in a process
-of its own; the time from process start to first token includes its imports.
+They take turns. Each ratio is of one round; the result is the median over rounds. Wall time, and
+CPU seconds of all processes together; on a machine with other work only CPU seconds are meaningful.
+The 0.1 M model is the demo's, whose completions are short; the others have random weights. With
+models this small, nearly all time is vLLM's Python work per token. The costs of log-probs, of a
+swap and of Paceline's own work are therefore at their largest, and shrink as the model grows. A
+round has as many samples as a step of the demo, so a swap a round is a swap a step. Each model is
+measured in a process of its own; the time from process start to first token includes its imports.
 """
 
 from __future__ import annotations

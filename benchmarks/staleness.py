@@ -2,15 +2,16 @@
 
     python -m benchmarks.staleness
 
-Digit sort: a prompt with more digits is harder, and its answer longer. The reward waits in proportion to
-the answer's length (``length_reward.py``), so that durations follow from the content. The same fleet runs
-three times a seed, over the same number of samples:
+Digit sort: a prompt with more digits is harder, and its answer longer. The reward waits in
+proportion to the answer's length (``length_reward.py``), so that durations follow from the content.
+The same fleet runs three times a seed, over the same number of samples:
 
     synchronous     max_staleness = 0: each step waits for its slowest group
     asynchronous    late groups are trained (train.late_groups = "train", the default)
     dropping        late groups are dropped, and others generated in their place
 
-The exported models answer prompts that none was trained on, greedily; a third is a third of the lengths.
+The exported models answer prompts that none was trained on, greedily; a third is a third of the
+lengths.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The TRL side of ``versus_trl.py``: the demo's task through GRPOTrainer, in one process.
 
-Prints one JSON object. Run by ``versus_trl.py`` in a process of its own, so that the thread count holds
-from the first import on. Set up to be as fast as TRL goes here: no gradient checkpointing, no
+Prints one JSON object. Run by ``versus_trl.py`` in a process of its own, so that the thread count
+holds from the first import on. Set up to be as fast as TRL goes here: no gradient checkpointing, no
 logging inside the measured stretch, one generation batch an optimizer step, float32 on the CPU.
 """
 

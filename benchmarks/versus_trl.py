@@ -5,15 +5,16 @@
     python -m benchmarks.versus_trl --sizes 0.1M --steps 60 --repeats 3
 
 Both start from the same warm-started weights and take the same number of optimizer steps of 32
-prompts x 8 completions of at most 24 tokens, float32, AdamW, the same constant learning rate, no KL.
-TRL runs in one process, at 1 and at 2 threads; the better counts. Paceline runs ``paceline up`` with
-one controller, one policy replica, one rollout worker and Redis, with a durable journal and
-checkpoints. Both clocks run from the end of the last warm-up step to the end of the last step, so neither
-pays for imports and start-up. Held-out reward is measured afterwards, greedy, by one piece of code.
+prompts x 8 completions of at most 24 tokens, float32, AdamW, the same constant learning rate, no
+KL. TRL runs in one process, at 1 and at 2 threads; the better counts. Paceline runs ``paceline up``
+with one controller, one policy replica, one rollout worker and Redis, with a durable journal and
+checkpoints. Both clocks run from the end of the last warm-up step to the end of the last step, so
+neither pays for imports and start-up. Held-out reward is measured afterwards, greedy, by one piece
+of code.
 
-Paceline runs twice: with its defaults, and with ``train.skip_zero_advantage = false``. By default it
-skips samples whose gradient is exactly zero (groups of equal rewards, no KL); TRL computes them. The
-two rows show this part of the ratio.
+Paceline runs twice: with its defaults, and with ``train.skip_zero_advantage = false``. By default
+it skips samples whose gradient is exactly zero (groups of equal rewards, no KL); TRL computes them.
+The two rows show this part of the ratio.
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
-"""Weights to 1, 2, 4 and 8 receivers that send at a limited rate, from one trainer or two, with and without relays.
+"""Weights to 1, 2, 4 and 8 receivers that send at a limited rate, from one trainer or two, with and
+without relays.
 
     python -m benchmarks.weight_relays [--egress-mb-s 50] [--mib 64] [--out FILE]
     python -m benchmarks.weight_relays --mbit 400
 
-Each trainer and each receiver is a process that sends at most ``--egress-mb-s`` in all, limited in the transport. With
-``--mbit`` each is on a host of its own instead (a network namespace), which sends and receives at most so much (token
-bucket; needs root, iproute2 and a kernel with tbf). A version is bfloat16, trained by AdamW at a learning rate of 1e-6;
-"whole" sends all of it, "deltas" what a step changed. Seconds run from the publication until the last receiver has all
-buckets, intact. The trainers' bytes are those that the limit, or the network device, has counted. Buckets are 1/128 of the
-version: a model of 16 GB has 1,000 of the usual 16 MiB.
+Each trainer and each receiver is a process that sends at most ``--egress-mb-s`` in all, limited in
+the transport. With ``--mbit`` each is on a host of its own instead (a network namespace), which
+sends and receives at most so much (token bucket; needs root, iproute2 and a kernel with tbf). A
+version is bfloat16, trained by AdamW at a learning rate of 1e-6; "whole" sends all of it, "deltas"
+what a step changed. Seconds run from the publication until the last receiver has all buckets,
+intact. The trainers' bytes are those that the limit, or the network device, has counted. Buckets
+are 1/128 of the version: a model of 16 GB has 1,000 of the usual 16 MiB.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ def parent_of(receiver: int, fanout: int, trainers: int) -> int:
 
 
 class Trainer:
-    """Takes the links that a line of its input names, trains a version, and publishes it with the line after that."""
+    """Takes the links that a line of its input names, trains a version, and publishes it with the
+    line after that."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args

@@ -3,10 +3,10 @@
     python -m benchmarks.weights [--elements 32] [--out FILE]
 
 Real receiver processes with one thread each, real Redis, loopback. The weights are normal with a
-deviation of 0.02 and are trained by AdamW at a learning rate of 1e-6 on random gradients, which moves
-every element by about the learning rate: a dense step, not one that is sparse by construction. Each
-receiver checks every bucket's checksum. Loopback is faster than any network, so times show what encoding
-costs, and bytes what a network would be spared.
+deviation of 0.02 and are trained by AdamW at a learning rate of 1e-6 on random gradients, which
+moves every element by about the learning rate: a dense step, not one that is sparse by
+construction. Each receiver checks every bucket's checksum. Loopback is faster than any network, so
+times show what encoding costs, and bytes what a network would be spared.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ def transfers(url: str, millions: int, wire: str, receivers: int) -> dict[str, A
 
 
 def trained(millions: int) -> Iterator[dict[str, Tensor]]:
-    """The weights after each of STEPS optimizer steps: float32, about the number of tensors of a small model."""
+    """The weights after each of STEPS optimizer steps: float32, about the number of tensors of a
+    small model."""
     generator = torch.Generator().manual_seed(0)
     size = millions * 1_000_000 // 100
     tensors = {f"t{i}": torch.randn(size, generator=generator) * DEVIATION for i in range(100)}

@@ -72,8 +72,8 @@ class ControllerContext:
             return False
 
     def run_spec(self, rows: DatasetRows, config: Config) -> RunSpec:
-        """What the ledger must know of the data and of ``config``: this controller's, with the settings
-        that are in force."""
+        """What the ledger must know of the data and of ``config``: this controller's, with the
+        settings that are in force."""
         return RunSpec(
             run_id=config.run.name,
             run_name=config.run.name,

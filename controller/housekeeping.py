@@ -32,19 +32,20 @@ from paceline.process.structured_log import event
 log = logging.getLogger(__name__)
 
 SYNC_S = 2.5
-"""Redis syncs its append-only file each second and may lag by another one (appendfsync everysec): after this
-time a power cut does not lose an entry."""
+"""Redis syncs its append-only file each second and may lag by another one (appendfsync everysec):
+after this time a power cut does not lose an entry."""
 GATE_S = 1.0
 """Between two questions whether a replica of Redis has an entry."""
 SWEEP_S = 600.0
-"""Between two sweeps of payloads that nobody refers to: of workers that died before they submitted the facts."""
+"""Between two sweeps of payloads that nobody refers to: of workers that died before they submitted
+the facts."""
 HAND_OVER_S = 0.3
 """How long a leader that leaves waits for a sink in the middle of a write before it lets go."""
 
 
 END_ALERT_S = 12.0
-"""How long the process waits at the end of a run for its last alert: a receiver that takes longer than
-the time limit of one try may miss it."""
+"""How long the process waits at the end of a run for its last alert: a receiver that takes longer
+than the time limit of one try may miss it."""
 
 
 class Housekeeping:
@@ -74,7 +75,8 @@ class Housekeeping:
         self._obsolete: list[Ref] = []
         """Payloads that the newest durable entry makes needless, until they are deleted."""
         self._synced_t = 0.0
-        """When Redis has synced the entry that makes the newest of them needless, on the monotonic clock."""
+        """When Redis has synced the entry that makes the newest of them needless, on the monotonic
+        clock."""
         self._deleting = False
         self.sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
@@ -210,8 +212,8 @@ class Housekeeping:
     # ---- payloads -----------------------------------------------------------------------------
 
     def discard(self, refs: Sequence[Ref]) -> None:
-        """Deletes payloads that a durable entry makes needless, once that entry is safe: if it were lost, the
-        run would go back to a checkpoint that needs them."""
+        """Deletes payloads that a durable entry makes needless, once that entry is safe: if it were
+        lost, the run would go back to a checkpoint that needs them."""
         self._obsolete.extend(refs)
         if refs:
             self._synced_t = self._context.clock.monotonic() + SYNC_S
@@ -222,8 +224,8 @@ class Housekeeping:
     async def _delete_obsolete(self) -> None:
         try:
             while self._obsolete:
-                # They stay in the list meanwhile: if the process ends before they are safe, ``finish`` has
-                # its turn with them.
+                # They stay in the list meanwhile: if the process ends before they are safe,
+                # ``finish`` has its turn with them.
                 refs = list(self._obsolete)
                 await self._until_safe()
                 await self._delete(refs)
@@ -232,15 +234,16 @@ class Housekeeping:
             self._deleting = False
 
     async def _delete_last(self) -> None:
-        """Deletes what is left if its record is safe. If not, the files stay for the next leader's sweep: a power
-        cut may take back the record, and never the removal of a file."""
+        """Deletes what is left if its record is safe. If not, the files stay for the next leader's
+        sweep: a power cut may take back the record, and never the removal of a file."""
         if refs := list(self._obsolete):
             await self.sleep(max(0.0, self._synced_t - self._context.clock.monotonic()))
             if await self._is_last(self._group_commit.at.number):
                 await self._delete(refs)
 
     async def _until_safe(self) -> None:
-        """Returns once neither a failover of Redis nor a power cut would lose the newest durable entry."""
+        """Returns once neither a failover of Redis nor a power cut would lose the newest durable
+        entry."""
         number = self._group_commit.at.number
         await self.sleep(SYNC_S)
         waited = False
@@ -252,7 +255,8 @@ class Housekeeping:
             await self.sleep(GATE_S)
 
     async def _is_safe(self, number: int) -> bool:
-        """Whether the journal of this leader holds entry ``number``, and a replica of Redis holds it too."""
+        """Whether the journal of this leader holds entry ``number``, and a replica of Redis holds
+        it too."""
         try:
             return await self._survives(number) and await self._context.stores.election.renew(
                 self._term
@@ -293,15 +297,16 @@ class Housekeeping:
             await self.sleep(SWEEP_S)
 
     async def sweep_orphans(self) -> None:
-        """Payloads that no accepted group needs: left by a leader that died before deleting them, or by a worker that
-        died before it submitted the facts."""
+        """Payloads that no accepted group needs: left by a leader that died before deleting them,
+        or by a worker that died before it submitted the facts."""
         try:
             found = await self._context.stores.payloads.list()
         except (RedisError, OSError):
             return
         # Looked up now and not before the listing: what came in meanwhile is known by now.
         needed = live_payloads(self._ledger.state)
-        # A group under way may have been stored by the leader before, and be handed in again any time.
+        # A group under way may have been stored by the leader before, and be handed in again any
+        # time.
         expected = running_attempts(self._ledger.state)
         spare = [ref for ref in found if ref not in needed and ref not in expected]
         if not spare:

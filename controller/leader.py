@@ -64,7 +64,8 @@ log = logging.getLogger(__name__)
 MENDING_TICK_S = 0.02
 """While a mesh is to be formed."""
 TERM_AHEAD_S = 86_400.0
-"""Terms are milliseconds of Redis's clock: a worker's may be this far ahead of the leader's clock."""
+"""Terms are milliseconds of Redis's clock: a worker's may be this far ahead of the leader's clock.
+"""
 PATIENCE_S = 2.0
 """How long a request waits for an outage to end before its caller is told to come again."""
 
@@ -137,8 +138,8 @@ class Leader:
     async def execute(self, command: Command) -> Any:
         """Decides ``command`` and returns its reply once all it rests on is durable.
 
-        Raises CommandRefused, or NotLeading or Deposed if this process no longer leads: the caller asks
-        the next leader.
+        Raises CommandRefused, or NotLeading or Deposed if this process no longer leads: the caller
+        asks the next leader.
         """
         await self.ready()
         reply = self.decide(command)
@@ -167,10 +168,12 @@ class Leader:
         return reply
 
     def check_term(self, seen: int) -> None:
-        """Ends this term if a worker has seen a later one: it would follow no directive of this leader.
+        """Ends this term if a worker has seen a later one: it would follow no directive of this
+        leader.
 
-        The later one has begun elsewhere, or Redis has lost it with the end of the journal. Raises NotLeading, or Invalid
-        for a term that no clock has reached: after such a report no term would be left for the run.
+        The later one has begun elsewhere, or Redis has lost it with the end of the journal. Raises
+        NotLeading, or Invalid for a term that no clock has reached: after such a report no term
+        would be left for the run.
         """
         if seen > 1e3 * (self.clock.time() + TERM_AHEAD_S):
             raise Invalid(f"report.seen_term = {seen} is a term of the future: check the clocks")

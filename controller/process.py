@@ -141,8 +141,8 @@ async def serve(
     finally:
         if rest is not None:
             await rest.stop()
-        # Also before a refusal ends the process: a server that is freed while it answers corrupts memory, and the
-        # launcher sees a crash instead of the reason.
+        # Also before a refusal ends the process: a server that is freed while it answers corrupts
+        # memory, and the launcher sees a crash instead of the reason.
         await server.stop(GRACE_S)
         await stores.close()
 
@@ -154,8 +154,8 @@ async def _run_until(stop: asyncio.Event, controller: Controller) -> None:
     stopping.cancel()
     if running.done():
         running.result()
-    # Longer than a leader takes to hand over. That of a run that has ended first waits until the record of
-    # the last checkpoint is synced, to delete the payloads.
+    # Longer than a leader takes to hand over. That of a run that has ended first waits until the
+    # record of the last checkpoint is synced, to delete the payloads.
     await cancel_all([running], again_s=SYNC_S + 1.5)
 
 
@@ -169,8 +169,8 @@ def _on_signal() -> asyncio.Event:
 
 
 def _check_bind(config: Config) -> str | None:
-    """The configured token; None: the run's own one is demanded. If other machines can reach the server,
-    a configured token and a Redis that they can reach are required."""
+    """The configured token; None: the run's own one is demanded. If other machines can reach the
+    server, a configured token and a Redis that they can reach are required."""
     token = read_token(config.auth)
     host = config.controller.host
     if is_loopback(host):

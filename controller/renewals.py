@@ -1,4 +1,5 @@
-"""Renewals of a leader's lease: how long they took, and so why the lease ran out although the leader lived."""
+"""Renewals of a leader's lease: how long they took, and so why the lease ran out although the
+leader lived."""
 
 from __future__ import annotations
 

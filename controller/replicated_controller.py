@@ -45,7 +45,8 @@ log = logging.getLogger(__name__)
 
 PRESENCE_S = 1.0
 EDITED_S = 30.0
-"""How long a standby's config may differ from the leader's: a new leader takes its own over at once."""
+"""How long a standby's config may differ from the leader's: a new leader takes its own over at
+once."""
 STALE_PEER_S = 3600.0
 LATE_SAID_S = 30.0
 """How long a controller that has lost the lead says why."""
@@ -54,7 +55,8 @@ READING = "reading the journal"
 
 
 KeepFleet = Callable[["Controller", Leader], list[asyncio.Task[None]]]
-"""Starts what a leader does for the fleet beside deciding; the tasks are cancelled with the term."""
+"""Starts what a leader does for the fleet beside deciding; the tasks are cancelled with the term.
+"""
 
 
 class Controller:
@@ -82,7 +84,8 @@ class Controller:
         """Why a standby cannot follow the journal; empty once it does."""
         self._trouble_since = context.clock.monotonic()
         self.lease_holder: LeaderIdentity | None = None
-        """Of a standby: who held the lease when it last looked, and until when if it is not renewed."""
+        """Of a standby: who held the lease when it last looked, and until when if it is not
+        renewed."""
         self.lease_until = 0.0
         self.without_session = WithoutSession()
         self.rest_url = ""

@@ -44,7 +44,8 @@ class RunSettings:
         return self._config
 
     def edited(self) -> dict[str, Any]:
-        """Settings of the config file that the run does not know as its leader's; none before it begins."""
+        """Settings of the config file that the run does not know as its leader's; none before it
+        begins."""
         known = self._state().settings
         return known.edited(self._file) if known.configured else {}
 

@@ -14,8 +14,8 @@ async def set_settings(
 ) -> tuple[str, dict[str, SettingChange]]:
     """The effect in words, and what has changed. Raises CommandRefused and NotLeading.
 
-    ``asked``: JSON values by dotted name. A repeated request has one effect and gets the same words; its
-    changes are empty then.
+    ``asked``: JSON values by dotted name. A repeated request has one effect and gets the same
+    words; its changes are empty then.
     """
     leader = controller.leading()
     await leader.ready()
@@ -23,7 +23,8 @@ async def set_settings(
     if done is not None:
         await leader.group_commit.durable()
         return done, {}
-    # Nothing is awaited from here to the decision: two requests cannot both rest on the same settings.
+    # Nothing is awaited from here to the decision: two requests cannot both rest on the same
+    # settings.
     command = leader.settings.change_command(leader.rows, request_id, asked)
     changes = leader.settings.effect_of(command)
     if dry_run:

@@ -9,7 +9,8 @@ T = TypeVar("T")
 
 
 def slices(sized: Iterable[tuple[T, int]], most: int) -> Iterator[list[T]]:
-    """Items in their order, in slices of at most ``most`` bytes; a larger item is a slice of its own."""
+    """Items in their order, in slices of at most ``most`` bytes; a larger item is a slice of its
+    own."""
     part: list[T] = []
     total = 0
     for item, size in sized:

@@ -33,5 +33,6 @@ def one_line(error: BaseException) -> str:
 
 
 def seen_from(path: str) -> str:
-    """The directory in which a relative ``path`` was looked for, for an error; empty for an absolute one."""
+    """The directory in which a relative ``path`` was looked for, for an error; empty for an
+    absolute one."""
     return "" if Path(path).expanduser().is_absolute() else f" in {Path.cwd()}"

@@ -1,4 +1,5 @@
-"""Types of the events that readers of a run tell apart: values of ``type`` in a journal and in events.jsonl."""
+"""Types of the events that readers of a run tell apart: values of ``type`` in a journal and in
+events.jsonl."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ from enum import StrEnum
 
 
 class EventType(StrEnum):
-    """Names of event classes of ``controller.ledger.events``, which has all of them and what each means."""
+    """Names of event classes of ``controller.ledger.events``, which has all of them and what each
+    means."""
 
     BEST_CHECKPOINT_CHOSEN = "BestCheckpointChosen"
     CHECKPOINT_RECORDED = "CheckpointRecorded"

@@ -108,7 +108,8 @@ class PromptTokenizer:
     def _truncated(self, row: dict[str, Any], whole: Prompt) -> Prompt:
         """The prompt of a row whose text is cut until the prompt fits. Raises BadPrompt.
 
-        Tokens of the text alone and within its prompt may differ at the edges, so a cut may have to be repeated.
+        Tokens of the text alone and within its prompt may differ at the edges, so a cut may have to
+        be repeated.
         """
         prompt = whole
         for _ in range(MOST_CUTS):
@@ -173,8 +174,8 @@ class PromptTokenizer:
     ) -> list[int]:
         """The chat template's tokens between a turn of the model and its next one.
 
-        ``messages``: those in between. ``last_token``: of the model's turn; if it is the special token
-        that ends a turn in the template, it is not repeated. Raises BadPrompt.
+        ``messages``: those in between. ``last_token``: of the model's turn; if it is the special
+        token that ends a turn in the template, it is not repeated. Raises BadPrompt.
 
         The turn itself is not rendered, because a template may render past turns differently than
         the model wrote them (drop their reasoning, trim blanks). A marker takes its place.
@@ -230,11 +231,13 @@ class PromptTokenizer:
         return token in self._special
 
     def conversation(self, messages: Sequence[Message]) -> str:
-        """The chat template's text of whole ``messages``, to which nobody answers. Raises BadPrompt."""
+        """The chat template's text of whole ``messages``, to which nobody answers. Raises
+        BadPrompt."""
         return self._templated(messages, answered=True)
 
     def answers(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
-        """Tokens of whole ``messages``, and 1 for each that the chat template marks as the assistant's, else 0.
+        """Tokens of whole ``messages``, and 1 for each that the chat template marks as the
+        assistant's, else 0.
 
         Only if ``marks_answers``. Raises BadPrompt.
         """

@@ -1,7 +1,8 @@
 """Worker pools: workers that can replace one another, and that are counted and scaled together.
 
-The policy replicas are one pool and the rollout workers another; each scorer of the configuration is one of its own.
-A pool's name is "policy", "rollout" or "scorer:NAME". Its workers are policy-0, rollout-0, scorer-NAME-0 and so on.
+The policy replicas are one pool and the rollout workers another; each scorer of the configuration
+is one of its own. A pool's name is "policy", "rollout" or "scorer:NAME". Its workers are policy-0,
+rollout-0, scorer-NAME-0 and so on.
 """
 
 from __future__ import annotations

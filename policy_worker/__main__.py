@@ -1,7 +1,8 @@
-"""One policy replica: ``python -P -m policy_worker CONFIG --controllers HOST:PORT,... --id policy-0``.
+"""One policy replica: ``python -P -m policy_worker CONFIG --controllers HOST:PORT,... --id
+policy-0``.
 
-Under torchrun's environment it is the rank of a replica that the environment names; rank 0 is the worker that the
-controller knows.
+Under torchrun's environment it is the rank of a replica that the environment names; rank 0 is the
+worker that the controller knows.
 
 Exit status: 0 after the run has ended, 2 for bad input (one line on standard error), else 1.
 """

@@ -70,9 +70,9 @@ class BlockingControlPlane:
         self._session.on_directive(callback)
 
     def register(self, side: SideChannel | None = None) -> worker_pb2.RegisterReply:
-        """Joins the fleet without any state. From then on ``side`` reports only if the session's event loop
-        stands still. Raises RequestRefused if the controller refuses this
-        worker, for example because its config differs."""
+        """Joins the fleet without any state. From then on ``side`` reports only if the session's
+        event loop stands still. Raises RequestRefused if the controller refuses this worker, for
+        example because its config differs."""
         reply = self._background.run(self._session.register())
         self._payloads = open_payloads(reply.payload_urls, reply.run_id, reply.rendezvous_url)
         self._running = self._background.submit(self._session.run())
@@ -111,7 +111,8 @@ class BlockingControlPlane:
         return 0.0 if self._stopped_at is None else time.monotonic() - self._stopped_at
 
     def wait(self, done: Callable[[], bool]) -> None:
-        """Blocks until ``done()``, which is evaluated after every directive and reply, and each second.
+        """Blocks until ``done()``, which is evaluated after every directive and reply, and each
+        second.
 
         Raises the error that ended the session, if one did.
         """
@@ -131,8 +132,8 @@ class BlockingControlPlane:
         return self._await(self._background.submit(self._plane.call(method, request, None)), over)
 
     def fetch(self, keys: Sequence[tuple[str, int]], over: Callable[[], bool]) -> Payloads | None:
-        """The payload of each of ``keys``, in their order, and None for one that is lost. None instead of a list if
-        ``over()`` turned true first. Waits out failures of the store."""
+        """The payload of each of ``keys``, in their order, and None for one that is lost. None
+        instead of a list if ``over()`` turned true first. Waits out failures of the store."""
         if not keys:
             return []
         if self._payloads is None:

@@ -1,9 +1,10 @@
-"""Evaluation of a run of recorded data: one replica measures the held-out rows with the state before the next step.
+"""Evaluation of a run of recorded data: one replica measures the held-out rows with the state
+before the next step.
 
     NextPlan: EVALUATE ─► rows (once, from the controller) ─► groups ─► forward ─► RecordHeldOut ─► NextPlan
 
-Rank 0 of the mesh does it before it computes its groups of the next step, so the state cannot be lost to a commit. If
-it dies, the next rank 0 is asked.
+Rank 0 of the mesh does it before it computes its groups of the next step, so the state cannot be
+lost to a commit. If it dies, the next rank 0 is asked.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class HeldOutEvaluation:
     _encoder: RowEncoder | None = None
 
     def run(self, step: int, over: Callable[[], bool]) -> None:
-        """Measures and reports; or returns without, if ``over()`` turned true. Raises RequestRefused and what the
-        trainer raises."""
+        """Measures and reports; or returns without, if ``over()`` turned true. Raises
+        RequestRefused and what the trainer raises."""
         began = time.monotonic()
         self.report.work(f"evaluation after step {step}")
         if (groups := self._all(over)) is None:
@@ -70,7 +71,8 @@ class HeldOutEvaluation:
     def _measured(
         self, step: int, usable: list[rollout_pb2.Group]
     ) -> tuple[Stats | None, list[rollout_pb2.Group]]:
-        """The measurement, and the groups that it is of: without those that the model or its memory cannot take."""
+        """The measurement, and the groups that it is of: without those that the model or its memory
+        cannot take."""
         while usable:
             try:
                 return self.trainer.measure(usable), usable

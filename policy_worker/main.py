@@ -68,10 +68,11 @@ PLAN_WAIT_S = 10.0
 FORM_LIMIT_S = 60.0
 """Time for the members of an epoch to form it."""
 REPORT_AGAIN_S = 5.0
-"""A failed epoch is reported again after this time if the controller names no other one: a long outage
-may have swallowed the report, and a failover of Redis may have lost it."""
+"""A failed epoch is reported again after this time if the controller names no other one: a long
+outage may have swallowed the report, and a failover of Redis may have lost it."""
 LAST_REPLY_S = 3.0
-"""How long after STOPPED the reply to a vote is waited for: no controller may be left to send it."""
+"""How long after STOPPED the reply to a vote is waited for: no controller may be left to send it.
+"""
 
 
 def run(
@@ -115,7 +116,8 @@ class PolicyWorker:
         tensor_host: str | None = None,
         place: TorchrunPlace | None = None,
     ) -> None:
-        """Loads the model; raises ModelError, AuthError, ReplicaBroken, or BadInput for a wrong ``place``."""
+        """Loads the model; raises ModelError, AuthError, ReplicaBroken, or BadInput for a wrong
+        ``place``."""
         self.config = config
         self.run_dir = run_dir
         self.host = tensor_host or own_address(controllers[0])
@@ -270,7 +272,8 @@ class PolicyWorker:
             with waiting(WaitKind.STATE, f"sending the state to {first}", first):
                 trainer.send_state(needy[0])
         if trainer.state.version != version:
-            # The controller sees it in the report, and forms an epoch that transfers the state here.
+            # The controller sees it in the report, and forms an epoch that transfers the state
+            # here.
             raise MeshError(f"holds version {trainer.state.version}, the epoch needs {version}")
         self.worker_report.mesh_epoch = mesh.epoch
         self.control.poke()

@@ -1,7 +1,7 @@
 """Reader of payloads: groups from the payload store, however long the store is away.
 
-A payload that the store does not have is lost; a store that does not answer only delays. What has arrived is not
-asked for again.
+A payload that the store does not have is lost; a store that does not answer only delays. What has
+arrived is not asked for again.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class PayloadReader:
         self._background = BackgroundLoop("payloads")
 
     def fetch(self, keys: Sequence[tuple[str, int]], over: Callable[[], bool]) -> Payloads | None:
-        """The payload of each of ``keys``, in their order, and None for one that is lost. None instead of a list if
-        ``over()`` turned true first."""
+        """The payload of each of ``keys``, in their order, and None for one that is lost. None
+        instead of a list if ``over()`` turned true first."""
         reading = self._background.submit(read_payloads(self._store, keys))
         while not wait([reading], LOOK_S).done:
             if over():
@@ -59,8 +59,8 @@ class PayloadReader:
 
 
 async def read_payloads(store: PayloadStore, keys: Sequence[tuple[str, int]]) -> Payloads:
-    """One payload for each of ``keys`` (task id, attempt), in their order; None for one that is lost. Cancel it to
-    give up."""
+    """One payload for each of ``keys`` (task id, attempt), in their order; None for one that is
+    lost. Cancel it to give up."""
     refs = [(TaskId(task_id), attempt) for task_id, attempt in keys]
     found: Payloads = []
     pause_s = FIRST_RETRY_S

@@ -4,10 +4,11 @@
           └──► checkpoint ──► writer's thread ──► RecordCheckpoint ──► obsolete ones deleted
                                                                   (rank 0 of the mesh)
 
-Both copy the state on the training thread and continue in the background; each version leaves once. If
-a checkpoint is due and nobody is writing it (its writer died, its write failed), it is written at the
-next opportunity, not at the next regular step. If a failover of Redis loses the record of one, a leader
-of a newer term asks for it still: the record is posted again, because the files are on disk.
+Both copy the state on the training thread and continue in the background; each version leaves once.
+If a checkpoint is due and nobody is writing it (its writer died, its write failed), it is written
+at the next opportunity, not at the next regular step. If a failover of Redis loses the record of
+one, a leader of a newer term asks for it still: the record is posted again, because the files are
+on disk.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class PublishAndCheckpoint:
         self._saved_step = Step(0)
         self._save_again_at = 0.0
         self._recorded: tuple[CheckpointInfo, int] | None = None
-        """The newest checkpoint whose record was acknowledged, and the term that the leader had before."""
+        """The newest checkpoint whose record was acknowledged, and the term that the leader had
+        before."""
         self._records: list[Future[None]] = []
         self.last_publish_s = 0.0
         """Time that the newest publication took on the training thread."""
@@ -88,8 +90,8 @@ class PublishAndCheckpoint:
             self._record(lost)
 
     def publish(self) -> None:
-        """Hands the newest weights to the publisher, if receivers are linked to this replica. A replica that feeds
-        nobody keeps no copy of them."""
+        """Hands the newest weights to the publisher, if receivers are linked to this replica. A
+        replica that feeds nobody keeps no copy of them."""
         directive, version = self._control.directive, self._trainer.state.version
         if directive is None or version < 0 or self._published == version:
             return
@@ -108,8 +110,8 @@ class PublishAndCheckpoint:
         self._published, self._keeps = version, True
 
     def forget_from(self, version: Version) -> None:
-        """This replica received the state of ``version`` from another one: what it published or saved as
-        that version was outvoted, and later versions were never committed."""
+        """This replica received the state of ``version`` from another one: what it published or
+        saved as that version was outvoted, and later versions were never committed."""
         if self._published >= version:
             self._trainer.forget_published()
             self._published = NO_VERSION
@@ -140,7 +142,8 @@ class PublishAndCheckpoint:
         return self._saved_step if same_line else 0
 
     def _lost_record(self) -> CheckpointInfo | None:
-        """The saved checkpoint, if a leader of a newer term than the one that recorded it asks for it."""
+        """The saved checkpoint, if a leader of a newer term than the one that recorded it asks for
+        it."""
         recorded, directive = self._recorded, self._control.directive
         if recorded is None or directive is None or self._trainer.rank != 0:
             return None

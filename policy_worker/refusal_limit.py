@@ -1,8 +1,8 @@
 """Refusal limit: ends a replica after three equal refusals in a row.
 
-A single refusal often concerns an incarnation that is over: the process registers as another one and
-continues. A refusal that one incarnation meets again and again, with no step in between, will not end
-by itself, and every attempt costs the other replicas a mesh epoch.
+A single refusal often concerns an incarnation that is over: the process registers as another one
+and continues. A refusal that one incarnation meets again and again, with no step in between, will
+not end by itself, and every attempt costs the other replicas a mesh epoch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Gradients of a replica's shard: payloads are checked, suspects computed alone, bad groups rejected.
+"""Gradients of a replica's shard: payloads are checked, suspects computed alone, bad groups
+rejected.
 
-take (each rank fetches and checks) ─► add the others ─► each suspect: TryGroup ─► add it alone ─► complete
+take (each rank fetches and checks) ─► add the others ─► each suspect: TryGroup ─► add it alone ─►
+complete
            │             │
            │             └─ out of memory ─┬─ row of several groups: each of them alone
            │                               └─ row of one group ─┐
@@ -50,8 +52,9 @@ class ShardGradients:
     """Groups of rows that did not fit into memory: each is computed by itself."""
 
     def compute(self, plan: policy_pb2.StepPlan, over: Callable[[], bool]) -> ShardResult:
-        """Adds the groups of the plan's shard that are still missing. Raises EpochCancelled if ``over()`` turned true
-        while they were fetched, RequestRefused, and what the trainer raises."""
+        """Adds the groups of the plan's shard that are still missing. Raises EpochCancelled if
+        ``over()`` turned true while they were fetched, RequestRefused, and what the trainer raises.
+        """
         keys = [_key(ref) for ref in plan.shard]
         planned = dict(zip(keys, plan.groups, strict=False))
         suspects = {key for key, facts in planned.items() if facts.suspect}

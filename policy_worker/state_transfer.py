@@ -4,9 +4,9 @@
 
 So the source sends one copy, however many join, and it takes about as long as one transfer.
 
-Parameters, saved buffers and optimizer moments of all parts, and the objective's numbers, go tensor by tensor. Their
-order and sizes follow from the models alone, which both ends have loaded, so no manifest is needed. In sharded replicas rank i
-sends to rank i, which slices the same way.
+Parameters, saved buffers and optimizer moments of all parts, and the objective's numbers, go tensor
+by tensor. Their order and sizes follow from the models alone, which both ends have loaded, so no
+manifest is needed. In sharded replicas rank i sends to rank i, which slices the same way.
 """
 
 from __future__ import annotations
@@ -57,9 +57,11 @@ def receive_state(
     progress: Callable[[], None],
     following: int | None = None,
 ) -> None:
-    """Fills ``state`` bit for bit, with step and version, from ``source``, and hands it on to ``following``.
+    """Fills ``state`` bit for bit, with step and version, from ``source``, and hands it on to
+    ``following``.
 
-    Raises EpochCancelled or MeshError, also if it could not be handed on: the state is void then, its version NO_VERSION.
+    Raises EpochCancelled or MeshError, also if it could not be handed on: the state is void then,
+    its version NO_VERSION.
     """
     header = torch.zeros(2, dtype=torch.int64)
     state.version = NO_VERSION

@@ -4,9 +4,9 @@
       ▲                                                 ▲         │      │       │
       └─────────────────── abandon ◄────────────────────┴─────────┴──────┴───────┘  (local gradients stay)
 
-- Nothing here talks to the controller. Each operation first announces itself to the other ranks, which
-  call the same method, or the one that decodes its arguments from JSON: so all ranks execute the same
-  sequence.
+- Nothing here talks to the controller. Each operation first announces itself to the other ranks,
+  which call the same method, or the one that decodes its arguments from JSON: so all ranks execute
+  the same sequence.
 - An operation on the mesh that fails on one rank fails on all, and leaves the mesh abandoned.
 - Only restore, receive_state and commit change the state. commit computes from the reduced buffer,
   which is the same on all replicas bit for bit, and from nothing else.
@@ -88,7 +88,8 @@ class Trainer:
     """Whether the open step was given up meanwhile; only for the rank that leads."""
 
     def __post_init__(self) -> None:
-        """Loads the objective's parts. Raises ModelError if a model cannot be read, and ObjectiveError."""
+        """Loads the objective's parts. Raises ModelError if a model cannot be read, and
+        ObjectiveError."""
         self.state: TrainState = load_sharded_state(self.config, self.replica, self.device)
         frozen = {
             part.name: load_sharded(part, self.config, self.replica, self.device, trainable=False)
@@ -114,8 +115,8 @@ class Trainer:
         self._payloads: PayloadReader | None = None
 
     def attach(self, run_dir: str | Path, store: StorePlace | None = None) -> None:
-        """Sets the run directory for checkpoints, and the payload store that ranks above 0 read from; the controller
-        names both."""
+        """Sets the run directory for checkpoints, and the payload store that ranks above 0 read
+        from; the controller names both."""
         place = asdict(store) if store is not None else None
         self.replica.announce(RankCommand.ATTACH, run_dir=str(run_dir), store=place)
         self._checkpointer = Checkpointer(Path(run_dir), self.config, self.replica, self.device)
@@ -177,9 +178,11 @@ class Trainer:
     # -- state --------------------------------------------------------------------------------
 
     def restore(self, path: str, step: Step, version: Version) -> None:
-        """Loads a checkpoint, or with an empty path the initial state, as ``version`` after ``step``.
+        """Loads a checkpoint, or with an empty path the initial state, as ``version`` after
+        ``step``.
 
-        The initial state is that of model.path, with the weights of model.initial_checkpoint if it is set.
+        The initial state is that of model.path, with the weights of model.initial_checkpoint if it
+        is set.
 
         Raises CheckpointError or ModelError; the state is unusable then.
         """
@@ -217,7 +220,8 @@ class Trainer:
         )
 
     def receive_state(self, source: int, following: int | None = None) -> None:
-        """Takes over the whole state of mesh rank ``source``, bit for bit, and hands it on to mesh rank ``following``.
+        """Takes over the whole state of mesh rank ``source``, bit for bit, and hands it on to mesh
+        rank ``following``.
 
         Raises EpochCancelled or MeshError; the state is void then (version -1).
         """
@@ -232,8 +236,8 @@ class Trainer:
         self._on_all_ranks(receive)
 
     def digest(self) -> str:
-        """Digest of all parts' weights and of the objective's numbers, equal on replicas whose state is equal bit for
-        bit."""
+        """Digest of all parts' weights and of the objective's numbers, equal on replicas whose
+        state is equal bit for bit."""
         if self._digest[0] != self.state.version:
             self.replica.announce(RankCommand.DIGEST)
             parts: list[str] = self.replica.gather(
@@ -262,10 +266,11 @@ class Trainer:
         return POLICY in self.state.parts
 
     def take(self, groups: Sequence[AcceptedGroup], fetch: Fetch) -> Taken:
-        """Has each rank read and check the groups that its rows need of ``groups``, for add(). Rank 0 reads with ``fetch``.
+        """Has each rank read and check the groups that its rows need of ``groups``, for add(). Rank
+        0 reads with ``fetch``.
 
-        Raises BadGroup with the groups that a rank found lost or invalid, EpochCancelled if the epoch ended meanwhile,
-        and what ``fetch`` raises. Nothing was added then.
+        Raises BadGroup with the groups that a rank found lost or invalid, EpochCancelled if the
+        epoch ended meanwhile, and what ``fetch`` raises. Nothing was added then.
         """
         self.replica.announce(RankCommand.TAKE, accepted=[asdict(group) for group in groups])
 
@@ -285,7 +290,8 @@ class Trainer:
     def add(self, taken: Taken, last: bool = False) -> None:
         """Adds the gradients of what take() returned ``taken`` for to the local ones, once.
 
-        ``last``: nothing is added before reduce(), which begins during the last backward of this call.
+        ``last``: nothing is added before reduce(), which begins during the last backward of this
+        call.
 
         Raises RowOutOfMemory (of one rank) or EpochCancelled; the step has to begin again then.
         """
@@ -306,7 +312,8 @@ class Trainer:
             raise
 
     def measure(self, groups: Sequence[rollout_pb2.Group]) -> Stats:
-        """Loss and measurements of held-out groups with the present state, without gradients. Raises BadGroup."""
+        """Loss and measurements of held-out groups with the present state, without gradients.
+        Raises BadGroup."""
         self.replica.announce(RankCommand.MEASURE, groups=groups)
         found = measure_held_out(self.gradients, groups)
         stats = Stats()
@@ -316,8 +323,8 @@ class Trainer:
     def reduce(self) -> Stats:
         """Sums the gradients of all members into a scratch buffer, for commit().
 
-        Local gradients are untouched. Returns this replica's stats of the step, grad_norm of each part (before
-        clipping) included. Raises EpochCancelled or MeshError.
+        Local gradients are untouched. Returns this replica's stats of the step, grad_norm of each
+        part (before clipping) included. Raises EpochCancelled or MeshError.
         """
         self.replica.announce(RankCommand.REDUCE)
         reduction, self._reduction = self._reduction, None
@@ -361,8 +368,8 @@ class Trainer:
         return self._scratch
 
     def commit(self, version: Version, lr: float) -> None:
-        """Applies the reduced gradients at learning rate ``lr``: the state is now ``version``, one step
-        further."""
+        """Applies the reduced gradients at learning rate ``lr``: the state is now ``version``, one
+        step further."""
         self.replica.announce(RankCommand.COMMIT, version=version, lr=lr)
         if self._scratch is None:
             raise RuntimeError("nothing was reduced")
@@ -399,7 +406,8 @@ class Trainer:
         return self._publisher
 
     def publish(self, version: Version) -> float:
-        """Hands the present weights, as ``version``, to the publisher; returns the seconds that it took."""
+        """Hands the present weights, as ``version``, to the publisher; returns the seconds that it
+        took."""
         self.replica.announce(RankCommand.PUBLISH, version=version)
         return self._need_publisher().publish(version)
 

@@ -36,9 +36,11 @@ class WeightPublisher(SendingEnd):
         share: WeightShare = WHOLE_SHARE,
         **ends: Any,
     ) -> None:
-        """``wire``: the type in which weights travel; default: the tensors' own. ``deltas``: keep the version before,
-        so that the newest may travel as what changed. ``on_host``: keep the snapshots in host memory. ``bucket_bytes``: what
-        is checked, kept and handed on at once. ``share``: of this rank. Other arguments as for LinkEnd."""
+        """``wire``: the type in which weights travel; default: the tensors' own. ``deltas``: keep
+        the version before, so that the newest may travel as what changed. ``on_host``: keep the
+        snapshots in host memory. ``bucket_bytes``: what is checked, kept and handed on at once.
+        ``share``: of this rank. Other arguments as for LinkEnd.
+        """
         self.share = share
         self.wire = wire or WireDtype()
         self.bucket_bytes = bucket_bytes
@@ -59,7 +61,8 @@ class WeightPublisher(SendingEnd):
         """Makes these weights the newest version; returns the seconds that the caller spent on it.
 
         Copies the tensors once and returns; on a CUDA device even the copy runs in the background,
-        in the order of the current stream. A version that is not newer is ignored. ``layout``: see WeightSnapshot.take().
+        in the order of the current stream. A version that is not newer is ignored. ``layout``: see
+        WeightSnapshot.take().
         """
         return self._publish(
             version,
@@ -77,8 +80,8 @@ class WeightPublisher(SendingEnd):
     def publish_share(
         self, version: int, manifest: Manifest, fill: Callable[[Tensor], None]
     ) -> float:
-        """As publish(), for the share of this rank, which ``fill`` writes to a buffer of its size. All ranks of the replica
-        call it with the same versions in the same order."""
+        """As publish(), for the share of this rank, which ``fill`` writes to a buffer of its size.
+        All ranks of the replica call it with the same versions in the same order."""
         return self._publish(
             version,
             lambda: WeightSnapshot.filled(
@@ -101,7 +104,8 @@ class WeightPublisher(SendingEnd):
                 # One base is kept: a receiver that has an earlier version gets whole buckets.
                 base.forget_base()
                 if not (self._deltas and base.manifest.may_be_sparse):
-                    # No base at all: its memory is for the next version, unless a link still sends it.
+                    # No base at all: its memory is for the next version, unless a link still sends
+                    # it.
                     with self._changed:
                         self._newest = base = None
             snapshot = take()
@@ -113,7 +117,8 @@ class WeightPublisher(SendingEnd):
         return time.perf_counter() - started
 
     def forget(self) -> None:
-        """The published version was never committed: the next one counts as newer, whatever its number."""
+        """The published version was never committed: the next one counts as newer, whatever its
+        number."""
         with self._changed:
             self._newest, self._version = None, -1
             self.taken_back = self._publications

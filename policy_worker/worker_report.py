@@ -10,8 +10,8 @@ from paceline.v1 import worker_pb2
 
 
 class PolicyReport:
-    """``progress`` rises only if the training thread completed some work. ``busy`` means that it has
-    work to do: a worker that is busy without progress is wedged."""
+    """``progress`` rises only if the training thread completed some work. ``busy`` means that it
+    has work to do: a worker that is busy without progress is wedged."""
 
     def __init__(self) -> None:
         self.lifecycle = worker_pb2.LIFECYCLE_STARTING

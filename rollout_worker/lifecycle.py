@@ -86,9 +86,9 @@ class WorkerLifecycle:
         self.ended.set()
 
     async def leave(self, session: WorkerSession, tasks: TaskRunner, *, keep_partial: bool) -> None:
-        """Hands the held tasks back. Reports STOPPED, unless the engine died while it generated: the
-        tasks that were in it stay held until the worker is declared dead. That is the evidence by
-        which the ledger finds a prompt that kills engines.
+        """Hands the held tasks back. Reports STOPPED, unless the engine died while it generated:
+        the tasks that were in it stay held until the worker is declared dead. That is the evidence
+        by which the ledger finds a prompt that kills engines.
 
         ``keep_partial``: unfinished completions are stored for the workers that get the tasks next.
         """

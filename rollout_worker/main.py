@@ -23,8 +23,8 @@ Leaving: DRAINING takes nothing new, finishes the held tasks or hands them back 
 reports STOPPED and exits 0. STOPPED hands back at once. REJOIN drops everything held; the engine
 keeps its weights.
 
-Recorded data (rollout.source): a producer tokenises the lease's row. There is no engine, no receiver, and
-no scoring; leases, outbox and the rest are the same.
+Recorded data (rollout.source): a producer tokenises the lease's row. There is no engine, no
+receiver, and no scoring; leases, outbox and the rest are the same.
 
 Threads: this event loop; the engine's; the receiver's. Processes: the scoring pool.
 """
@@ -196,7 +196,8 @@ class RolloutWorker:
         self.receiver = self.reports.receiver = WeightReceiver(
             url=reply.rendezvous_url,
             run_id=reply.run_id,
-            # The ranks of vLLM share what arrived through host memory, and its device has no room for it.
+            # The ranks of vLLM share what arrived through host memory, and its device has no room
+            # for it.
             device=pick_device("cpu" if of_vllm else self.config.model.device),
             on_weights=self.loading.on_weights,
             evaluating=self.held.evaluating,

@@ -27,11 +27,11 @@ from rollout_worker.tasks.task_runner import TaskRunner
 log = logging.getLogger(__name__)
 
 LOAD_TRIES = 3
-"""After so many versions in a row that could not be staged or loaded, on one link after the other, the worker ends: its
-engine would never follow the trainer."""
+"""After so many versions in a row that could not be staged or loaded, on one link after the other,
+the worker ends: its engine would never follow the trainer."""
 PARITY_TRIES = 3
-"""After so many swaps in its life whose parameters differed from the weights, the worker ends: its memory,
-device or engine does not keep what is written to it."""
+"""After so many swaps in its life whose parameters differed from the weights, the worker ends: its
+memory, device or engine does not keep what is written to it."""
 
 
 @dataclass

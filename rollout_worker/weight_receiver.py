@@ -3,10 +3,11 @@
     sources ──► link thread ── StagedWeights ──► on_weights (the engine swaps at a token boundary)
                      └── buckets ──► relay, if this worker hands weights on
 
-One link at a time. Its thread waits for the next version, until another link replaces it. Each rank of a replica that
-publishes is a source of the link: it sends its share of the buckets. The next link goes on with an interrupted transfer at
-the buckets that are missing. A relay that has nothing to say says so; one that is silent while a newer version than the one
-here is known has failed, and its link with it. So has a rank that owes buckets of a version and sends none.
+One link at a time. Its thread waits for the next version, until another link replaces it. Each rank
+of a replica that publishes is a source of the link: it sends its share of the buckets. The next
+link goes on with an interrupted transfer at the buckets that are missing. A relay that has nothing
+to say says so; one that is silent while a newer version than the one here is known has failed, and
+its link with it. So has a rank that owes buckets of a version and sends none.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ from rollout_worker.weight_relay import WeightRelay
 HOLD_CHECK_S = 0.05
 """Time after which it is asked again whether an evaluation is under way."""
 SLOW_BYTES_PER_S = 16e6
-"""Ranks that send at once share a receiver's bandwidth: each bucket of theirs is allowed the time that this one takes."""
+"""Ranks that send at once share a receiver's bandwidth: each bucket of theirs is allowed the time
+that this one takes."""
 _SIGNS = 4
 """LifeSigns of a relay within the time after which its silence is a failure."""
 _log = logging.getLogger(__name__)
@@ -61,12 +63,14 @@ class WeightReceiver(LinkEnd):
         **ends: Any,
     ) -> None:
         """``on_weights``: called from the link's thread with each new version, in rising order; the
-        next transfer starts after it returns. ``evaluating``: while it is true, a version that has come
-        waits, because an evaluated completion is of one version. ``on_staging_failure``: called from the link's thread
-        if this worker, not the link, is why a version could not be staged. ``deltas``: keep the newest weights in
-        host memory, so that the next version may come as what changed. ``relays``: links may lead from one receiver
-        to another; then weights pass through host memory, and the newest stay there. ``stall_s``: silence after which
-        a relay, or a rank that owes buckets, has failed. Other arguments as for LinkEnd."""
+        next transfer starts after it returns. ``evaluating``: while it is true, a version that has
+        come waits, because an evaluated completion is of one version. ``on_staging_failure``:
+        called from the link's thread if this worker, not the link, is why a version could not be
+        staged. ``deltas``: keep the newest weights in host memory, so that the next version may
+        come as what changed. ``relays``: links may lead from one receiver to another; then weights
+        pass through host memory, and the newest stay there. ``stall_s``: silence after which a
+        relay, or a rank that owes buckets, has failed. Other arguments as for LinkEnd.
+        """
         self._deltas = deltas
         self._on_weights = on_weights
         self._evaluating = evaluating
@@ -74,7 +78,8 @@ class WeightReceiver(LinkEnd):
         self._stall_s = stall_s
         self._handing_over = threading.Lock()
         self._receiving = threading.Lock()
-        """Held while buckets arrive: the next link goes on with them once the thread before has let go."""
+        """Held while buckets arrive: the next link goes on with them once the thread before has let
+        go."""
         self.version = -1
         """Newest version handed to on_weights; -1 for none."""
         self._base: ReceiverBase | None = None
@@ -92,8 +97,8 @@ class WeightReceiver(LinkEnd):
         """Converges to this link; another epoch replaces the present one. Does not block.
 
         ``newest``: version that the controller calls the newest. Versions received beyond it were
-        never committed, and the new link replaces them by an older one. A link with ``reload`` replaces
-        them in any case.
+        never committed, and the new link replaces them by an older one. A link with ``reload``
+        replaces them in any case.
         """
         if newest is not None and newest != self._known:
             self._known, self._known_t = newest, time.monotonic()
@@ -153,7 +158,8 @@ class WeightReceiver(LinkEnd):
                 other.abandon()
 
     def _join_others(self, link: WeightLink, sources: list[ProcessMesh], number: int) -> None:
-        """Joins the ranks from 1 on of the replica at the other end. They know of the link, or are about to."""
+        """Joins the ranks from 1 on of the replica at the other end. They know of the link, or are
+        about to."""
         formed: queue.SimpleQueue[tuple[int, ProcessMesh | Exception]] = queue.SimpleQueue()
 
         def form(source: int) -> None:
@@ -199,7 +205,8 @@ class WeightReceiver(LinkEnd):
             del staged
 
     def _reception_over(self, link: WeightLink) -> Reception:
-        """A reception for this link's thread alone, with what the link before has left of a transfer."""
+        """A reception for this link's thread alone, with what the link before has left of a
+        transfer."""
         if self.relay is not None:
             self.relay.confirm(link.tree, link.newest, reload=link.reload)
         before = self._reception

@@ -1,10 +1,12 @@
 """Weight relay: the weights that a rollout worker receives, handed on to others while they arrive.
 
     link thread of the receiver ── bucket by bucket ──► newest weights ──► link thread ──► other receiver
-                                                               └─────────► link thread ──► other receiver
+                                                               └─────────► link thread ──► other
+                                                               receiver
 
-What came over a link of an earlier tree is handed on over no link of a later one before the controller, or the
-publisher of the later one, has confirmed it: the ledger plants a new tree if a version has to be taken back.
+What came over a link of an earlier tree is handed on over no link of a later one before the
+controller, or the publisher of the later one, has confirmed it: the ledger plants a new tree if a
+version has to be taken back.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ class WeightRelay(SendingEnd):
     thread_name = "relay"
 
     def __init__(self, *, life: LifeSign, **ends: Any) -> None:
-        """``life``: whether and how often a receiver is told that this worker waits for weights itself. Other
-        arguments as for LinkEnd."""
+        """``life``: whether and how often a receiver is told that this worker waits for weights
+        itself. Other arguments as for LinkEnd."""
         self.life = life
         self._held: ArrivingWeights | None = None
         super().__init__(**ends)
@@ -39,8 +41,9 @@ class WeightRelay(SendingEnd):
             before.give_up()
 
     def confirm(self, tree: int, newest: int | None, *, reload: bool) -> None:
-        """A link of ``tree`` has been formed, when ``newest`` was the newest committed version. What is held and
-        complete belongs to that tree, if it is not taken back; if it is, it is dropped."""
+        """A link of ``tree`` has been formed, when ``newest`` was the newest committed version.
+        What is held and complete belongs to that tree, if it is not taken back; if it is, it is
+        dropped."""
         with self._changed:
             held = self._held
             if held is None:

@@ -1,6 +1,8 @@
-"""One scorer worker: ``python -P -m scorer_worker CONFIG --scorer NAME --controllers HOST:PORT,... --id NAME-0``.
+"""One scorer worker: ``python -P -m scorer_worker CONFIG --scorer NAME --controllers HOST:PORT,...
+--id NAME-0``.
 
-Exit status: 0 after the run has ended or the worker was drained, 2 for bad input (one line on standard error), else 1.
+Exit status: 0 after the run has ended or the worker was drained, 2 for bad input (one line on
+standard error), else 1.
 """
 
 from __future__ import annotations

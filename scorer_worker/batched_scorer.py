@@ -15,7 +15,8 @@ Waiting = tuple[Item, "asyncio.Future[Score]"]
 
 
 class BatchedScorer(CompletionScorer):
-    """One thread loads the model and computes; the event loop goes on meanwhile. Oldest requests first."""
+    """One thread loads the model and computes; the event loop goes on meanwhile. Oldest requests
+    first."""
 
     limit: int
     """Longest prompt plus completion, in tokens. Set by ``load``."""

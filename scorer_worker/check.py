@@ -1,4 +1,5 @@
-"""Check of a judge behind a URL: ``python -m scorer_worker.check NAME SETTINGS_JSON`` asks for one score.
+"""Check of a judge behind a URL: ``python -m scorer_worker.check NAME SETTINGS_JSON`` asks for one
+score.
 
 Exit status: 0 if it gave one; else 1, with one line on standard error.
 """

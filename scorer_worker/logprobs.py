@@ -1,4 +1,5 @@
-"""Log-probs of the tokens of a completion under a frozen language model, at the run's sampling temperature."""
+"""Log-probs of the tokens of a completion under a frozen language model, at the run's sampling
+temperature."""
 
 from __future__ import annotations
 
@@ -28,8 +29,9 @@ LOGITS_AT_ONCE = 1 << 25
 
 
 class TokenLogprobs(BatchedScorer):
-    """float32, one for each token: log softmax(logits / rollout.temperature) of the token after those before it. The
-    trainer computes its own log-probs in the same way, so that the two can be compared."""
+    """float32, one for each token: log softmax(logits / rollout.temperature) of the token after
+    those before it. The trainer computes its own log-probs in the same way, so that the two can be
+    compared."""
 
     def __init__(self, config: Config, name: str) -> None:
         self._config, self._name = config, name
@@ -78,7 +80,8 @@ class TokenLogprobs(BatchedScorer):
 
 
 def _logits(model: Any, hidden: Tensor) -> Tensor:
-    """As the model's own forward computes them: Gemma caps logits, Cohere multiplies and Granite divides them."""
+    """As the model's own forward computes them: Gemma caps logits, Cohere multiplies and Granite
+    divides them."""
     logits: Tensor = model.get_output_embeddings()(hidden)
     config = model.config.get_text_config()
     if scale := getattr(config, "logit_scale", None):

@@ -3,9 +3,9 @@
     rollout workers ── Score ──► server ──► scorer (model thread, or a judge) ──► scores
     controller ◄── reports ── session ── directives ──► lifecycle
 
-It is a member of the fleet as any other worker, but stateless: its death costs nobody more than the time of a request,
-which the rollout worker sends to another scorer. Leaving: it refuses new requests, answers those that it has, reports
-STOPPED and exits 0.
+It is a member of the fleet as any other worker, but stateless: its death costs nobody more than the
+time of a request, which the rollout worker sends to another scorer. Leaving: it refuses new
+requests, answers those that it has, reports STOPPED and exits 0.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def run(
     run_dir: Path | None = None,
     tensor_host: str | None = None,
 ) -> int:
-    """Runs until the controller says STOPPED or the worker is drained. Returns the exit status. Raises UserError."""
+    """Runs until the controller says STOPPED or the worker is drained. Returns the exit status.
+    Raises UserError."""
     logs.setup(worker_id)
     worker: ScorerWorker | None = None
     side = SideChannel(config, controllers, worker_id, common_pb2.ROLE_SCORER, run_dir)

@@ -93,7 +93,8 @@ def _vocabulary(path: str, config: Config) -> dict[str, int]:
 
 
 def padded(items: Sequence[Item], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Token ids and attention mask, int64 [B, L]: prompt and completion of each item, padded on the right."""
+    """Token ids and attention mask, int64 [B, L]: prompt and completion of each item, padded on the
+    right."""
     longest = max(len(item) for item in items)
     ids = torch.zeros((len(items), longest), dtype=torch.int64)
     mask = torch.zeros_like(ids)

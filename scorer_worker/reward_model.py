@@ -1,6 +1,7 @@
 """Reward models: the output of a scalar head at the last token of prompt and completion.
 
-Source: Ouyang et al., arXiv 2203.02155, section 3.5. `paceline export` writes such a model of a reward-model run.
+Source: Ouyang et al., arXiv 2203.02155, section 3.5. `paceline export` writes such a model of a
+reward-model run.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class RewardModelScorer(BatchedScorer):
             return self._scores(items)
 
     def _scores(self, items: Sequence[Item]) -> list[Score]:
-        """One number each. The head reads the last token itself, not the last one that is no padding: a completion
-        may end with the padding token."""
+        """One number each. The head reads the last token itself, not the last one that is no
+        padding: a completion may end with the padding token."""
         ids, mask = padded(items, self._device)
         hidden = self._model.base_model(input_ids=ids, attention_mask=mask, use_cache=False)[0]
         last = torch.tensor([len(item) - 1 for item in items], device=self._device)

@@ -68,7 +68,8 @@ class ScorerServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         """Refuses new requests."""
 
     async def start(self, host: str) -> str:
-        """Listens on a free port. ``host``: address at which other machines reach this one. Returns host:port."""
+        """Listens on a free port. ``host``: address at which other machines reach this one. Returns
+        host:port."""
         limit = self._config.controller.max_message_mb << 20
         self._server = grpc.aio.server(
             options=[

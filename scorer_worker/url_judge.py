@@ -1,7 +1,7 @@
 """Judge behind an OpenAI-compatible URL: one chat completion for each completion that is scored.
 
-The server's own faults (it does not answer, it is overloaded) are nobody's: the rollout worker asks again. A request
-that it refuses, and replies without a score, fail the attempt.
+The server's own faults (it does not answer, it is overloaded) are nobody's: the rollout worker asks
+again. A request that it refuses, and replies without a score, fail the attempt.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ from policy_worker.trainer import Trainer
 
 
 def add(trainer: Trainer, groups: Sequence[rollout_pb2.Group], *, last: bool = False) -> None:
-    """Adds their gradients to the open step of a replica of one rank. Raises as take() and add() do."""
+    """Adds their gradients to the open step of a replica of one rank. Raises as take() and add()
+    do."""
     payloads = {(g.task.task_id, g.task.attempt): encode(g) for g in groups}
     accepted = [AcceptedGroup(key) for key in payloads]
     trainer.add(trainer.take(accepted, lambda keys: [payloads[key] for key in keys]), last)

@@ -1,7 +1,7 @@
 """Limits of waits in tests, which grow with the load of the machine.
 
-Such a limit ends a test that hangs. A machine with ten times as much to do as it has cores takes ten times as long,
-and that is no fault of what is tested.
+Such a limit ends a test that hangs. A machine with ten times as much to do as it has cores takes
+ten times as long, and that is no fault of what is tested.
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ def until(
     goes_on: Callable[[], None] = lambda: None,
     said: Callable[[], str] = str,
 ) -> None:
-    """Polls until ``true()``. Raises AssertionError after ``limit_s`` of an idle machine, and what ``goes_on`` raises.
+    """Polls until ``true()``. Raises AssertionError after ``limit_s`` of an idle machine, and what
+    ``goes_on`` raises.
 
-    A question that takes long, as a command in a process of its own does, is asked less often: else it would take from
-    what it waits for the time that this needs.
+    A question that takes long, as a command in a process of its own does, is asked less often: else
+    it would take from what it waits for the time that this needs.
     """
     patience = Patience(limit_s)
     while True:

@@ -41,8 +41,8 @@ def make_tiny_model(
     seed: int = 0,
     experts: int = 0,
 ) -> Path:
-    """Writes a randomly initialised Qwen3 (4 heads, 2 KV heads, tied embeddings) and its tokenizer. With ``experts`` it
-    is a mixture of that many experts, of which each token goes to two.
+    """Writes a randomly initialised Qwen3 (4 heads, 2 KV heads, tied embeddings) and its tokenizer.
+    With ``experts`` it is a mixture of that many experts, of which each token goes to two.
 
     Returns ``path`` as a Path; ``AutoModelForCausalLM`` and ``AutoTokenizer`` load it. float32.
     About 0.1 M parameters by default. The same arguments give the same bytes.
@@ -90,7 +90,8 @@ def make_tiny_reward_model(path: str | Path, model: str | Path, seed: int = 0) -
 
 
 def make_endless_model(path: str | Path, hidden: int = 64) -> Path:
-    """A tiny model without an end-of-sequence token: every completion has as many tokens as allowed."""
+    """A tiny model without an end-of-sequence token: every completion has as many tokens as
+    allowed."""
     path = make_tiny_model(path, hidden=hidden)
     model, tokenizer = (
         AutoModelForCausalLM.from_pretrained(path),

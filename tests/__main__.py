@@ -1,4 +1,5 @@
-"""Test runner of ``make test``, ``test-fast`` and ``test-long``: files of tests side by side on all cores.
+"""Test runner of ``make test``, ``test-fast`` and ``test-long``: files of tests side by side on all
+cores.
 
     python -m tests [pytest options]           all tests that are marked neither long nor slow
     python -m tests --long [pytest options]    those marked long: fleets and engines, up to two minutes each
@@ -10,8 +11,9 @@ Fleets and processes mostly wait, for time-outs of their peers above all: two mo
 there are cores keep the cores busy. The long files come first, the short unit tests fill up the
 end. A file's tests stay together, because they may share an engine or a Redis.
 
-If a few tests fail beside others, each is run once more alone. Those that pass then are listed as unsteady:
-a time limit was too short for the load, or an event was not awaited. Such a test is to be mended too.
+If a few tests fail beside others, each is run once more alone. Those that pass then are listed as
+unsteady: a time limit was too short for the load, or an event was not awaited. Such a test is to be
+mended too.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ FAST = ("tests/unit", "--dist", "worksteal", "-k", "not vllm", "--schedules=100"
 
 
 MORE = 2
-"""Workers beyond one a core. On 2 cores one more left them idle for a quarter of the time, in ``make test`` as in ``test-long``."""
+"""Workers beyond one a core. On 2 cores one more left them idle for a quarter of the time, in
+``make test`` as in ``test-long``."""
 MOST_AGAIN = 5
 """More failures than these are no accident of the load."""
 

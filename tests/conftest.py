@@ -28,8 +28,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 def settings_of_the_process() -> Iterator[None]:
     """What a file's tests set for the whole process ends with them.
 
-    vLLM in a process leaves LOCAL_WORLD_SIZE and LD_PRELOAD behind, and processes of later tests would inherit them. Roles
-    and commands that run in a test set limits.
+    vLLM in a process leaves LOCAL_WORLD_SIZE and LD_PRELOAD behind, and processes of later tests
+    would inherit them. Roles and commands that run in a test set limits.
     """
     before, files = dict(os.environ), resource.getrlimit(resource.RLIMIT_NOFILE)
     switch_s, mask = sys.getswitchinterval(), os.umask(0o077)
@@ -78,7 +78,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> object:
-    """A test may take longer if the machine is slower. This is decided once, at its start, so not without a bound."""
+    """A test may take longer if the machine is slower. This is decided once, at its start, so not
+    without a bound."""
     mine = settings._replace(timeout=settings.timeout * min(slowness(), MOST_PATIENCE))
     return pytest_timeout.pytest_timeout_set_timer(item, mine)
 

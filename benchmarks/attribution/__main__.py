@@ -4,9 +4,10 @@
     python -m benchmarks.attribution --kinds "worker: SIGKILL" "host: lost"
     python -m benchmarks.attribution --seed 2 --minutes 120 --calm-s 45
 
-Each round injects one fault of each kind, in an order that the seed decides, and waits until the fleet is whole
-again. Then comes a time of calm, whose length the seed decides too. Every fault that the ledger then has is counted,
-also those that nobody has injected. Needs root, iproute2 and util-linux.
+Each round injects one fault of each kind, in an order that the seed decides, and waits until the
+fleet is whole again. Then comes a time of calm, whose length the seed decides too. Every fault that
+the ledger then has is counted, also those that nobody has injected. Needs root, iproute2 and
+util-linux.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ def measure(args: argparse.Namespace, group: Path | None) -> dict[str, Any]:
                 try:
                     found["injections"].append(_injected(scene, kind, calm_s))
                 except Exception as error:
-                    # Of this program: what it had injected counts as faults that nobody has injected.
+                    # Of this program: what it had injected counts as faults that nobody has
+                    # injected.
                     traceback.print_exc()
                     found.setdefault("problems", []).append(f"{kind}: {error!r}"[:500])
                     fleet.settled()
@@ -162,7 +164,8 @@ def _injected(scene: Scene, kind: str, calm_s: float) -> dict[str, Any]:
 
 
 def _carried_out(scene: Scene, kind: str) -> tuple[list[Expected], dict[str, str]]:
-    """What to expect. If this program fails halfway, that is nothing: every fault that follows then counts as wrong."""
+    """What to expect. If this program fails halfway, that is nothing: every fault that follows then
+    counts as wrong."""
     try:
         return KINDS[kind](scene), {}
     except Exception as error:

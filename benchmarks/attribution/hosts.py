@@ -1,6 +1,8 @@
-"""A run on two hosts of one machine (network and host name of their own), under ``paceline node``; needs root.
+"""A run on two hosts of one machine (network and host name of their own), under ``paceline node``;
+needs root.
 
-Host 0 has Redis, two controllers, a policy replica and a rollout worker, host 1 a replica and a rollout worker.
+Host 0 has Redis, two controllers, a policy replica and a rollout worker, host 1 a replica and a
+rollout worker.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Faults that are injected, and the causes that the ledger should give them.
 
-inject ──► the ledger has a fault of that very process ──► undo ──► the fleet is whole again and at its pace
+inject ──► the ledger has a fault of that very process ──► undo ──► the fleet is whole again and at
+its pace
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Training that takes its time, as on devices that are full: its steps leave the cores of this machine to others."""
+"""Training that takes its time, as on devices that are full: its steps leave the cores of this
+machine to others."""
 
 from __future__ import annotations
 
@@ -17,8 +18,10 @@ SEQUENCE_S = 0.3
 
 class Paced(Grpo):
     def advantages(self, batch: TokenBatch, totals: StepTotals) -> NDArray[np.float64]:
-        """Those of GRPO, and a wait for each sequence: a replica that trains alone takes twice as long."""
-        # The check of an own objective before the start computes hundreds of batches: they are no training.
+        """Those of GRPO, and a wait for each sequence: a replica that trains alone takes twice as
+        long."""
+        # The check of an own objective before the start computes hundreds of batches: they are no
+        # training.
         if "policy_worker.main" in sys.modules:
             time.sleep(SEQUENCE_S * float(batch.sequences.sum()))
         return super().advantages(batch, totals)

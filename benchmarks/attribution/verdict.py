@@ -15,7 +15,8 @@ class Verdict:
     right: int
     """Faults of the ledger that have the cause that was injected."""
     wrong: int
-    """Those with another cause, those that nobody had injected, and injected ones that it does not have."""
+    """Those with another cause, those that nobody had injected, and injected ones that it does not
+    have."""
 
 
 def verdict(injection: Mapping[str, Any]) -> Verdict:
@@ -31,14 +32,16 @@ def verdict(injection: Mapping[str, Any]) -> Verdict:
 
 
 def attributed_share(injections: Iterable[Mapping[str, Any]], others: int = 0) -> float:
-    """Of all faults, those whose cause is the one that was injected; ``others`` came at no injection."""
+    """Of all faults, those whose cause is the one that was injected; ``others`` came at no
+    injection."""
     verdicts = [verdict(injection) for injection in injections]
     right = sum(one.right for one in verdicts)
     return right / max(1, right + others + sum(one.wrong for one in verdicts))
 
 
 def rows(found: Mapping[str, Any]) -> list[list[object]]:
-    """Of each kind: how often, faults with the right cause of all, mean time lost, mean time until all was whole."""
+    """Of each kind: how often, faults with the right cause of all, mean time lost, mean time until
+    all was whole."""
     kinds: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for injection in found["injections"]:
         kinds[injection["kind"]].append(injection)

@@ -1,11 +1,13 @@
-"""Training flows on the digit-sort demo: held-out accuracy before and after, and the reward model's accuracy over pairs.
+"""Training flows on the digit-sort demo: held-out accuracy before and after, and the reward model's
+accuracy over pairs.
 
     python -m benchmarks.flows [FLOW ...] [--seeds 3]
 
-Each flow is a run of ``paceline up`` with one policy replica on one thread; docs/algorithms.md has the table. Preference
-data are the model's own samples (own_pairs.py). Accuracy is greedy, on 512 prompts that none was trained on, and is the
-mean over the last three checkpoints, because single ones swing by 0.05 to 0.10. Results are added to
-benchmarks/results/flows.json as they come, so that flows can be measured one after the other.
+Each flow is a run of ``paceline up`` with one policy replica on one thread; docs/algorithms.md has
+the table. Preference data are the model's own samples (own_pairs.py). Accuracy is greedy, on 512
+prompts that none was trained on, and is the mean over the last three checkpoints, because single
+ones swing by 0.05 to 0.10. Results are added to benchmarks/results/flows.json as they come, so that
+flows can be measured one after the other.
 """
 
 from __future__ import annotations
@@ -160,7 +162,8 @@ def accuracy(model: Path, rows: Sequence[Mapping[str, str]]) -> float:
 
 
 def pair_accuracy(model_dir: Path, rows: Sequence[Mapping[str, str]]) -> float:
-    """Share of ``rows`` whose chosen completion gets the higher score, through transformers. A tie is half right."""
+    """Share of ``rows`` whose chosen completion gets the higher score, through transformers. A tie
+    is half right."""
     tokenizer = AutoTokenizer.from_pretrained(model_dir, padding_side="right")
     model = AutoModelForSequenceClassification.from_pretrained(model_dir).eval()
 

@@ -29,9 +29,11 @@ HELD_OUT = 512
 
 
 def write_pairs(directory: Path, *, train: int, held_out: int, seed: int) -> dict[str, Any]:
-    """Writes pairs.jsonl and held_out_pairs.jsonl unless they are there; their prompts are in no file of the demo.
+    """Writes pairs.jsonl and held_out_pairs.jsonl unless they are there; their prompts are in no
+    file of the demo.
 
-    A row has ``prompt``, ``chosen`` and ``rejected``. Returns how many samples they took, and the seconds.
+    A row has ``prompt``, ``chosen`` and ``rejected``. Returns how many samples they took, and the
+    seconds.
     """
     about = directory / "pairs.json"
     if about.is_file():

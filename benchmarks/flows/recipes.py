@@ -1,7 +1,7 @@
 """Recipes of the flows: what each trains on, and its settings beside those of the demo.
 
-Batch sizes and learning rates are those that worked in a probe in plain PyTorch; the usual ``beta = 0.1`` of DPO is in the
-list because it collapses here.
+Batch sizes and learning rates are those that worked in a probe in plain PyTorch; the usual ``beta =
+0.1`` of DPO is in the list because it collapses here.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ SAMPLED_STEPS = 100
 @dataclass(frozen=True, slots=True)
 class Recipe:
     data: Literal["sampled", "pairs", "labels", "chosen", "reward_pairs"]
-    """sampled: the demo's prompts. pairs: recorded pairs. labels: their completions one by one, each desirable or not.
-    chosen: their better completions alone."""
+    """sampled: the demo's prompts. pairs: recorded pairs. labels: their completions one by one,
+    each desirable or not. chosen: their better completions alone."""
     settings: Mapping[str, Any]
     steps: int
     gate: float | None = None
-    """Gain in held-out accuracy that is asked for, or the accuracy over pairs of the reward model."""
+    """Gain in held-out accuracy that is asked for, or the accuracy over pairs of the reward model.
+    """
 
     @property
     def checkpoint_every(self) -> int:

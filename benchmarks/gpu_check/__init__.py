@@ -1,1 +1,2 @@
-"""Check of a machine with a GPU: parity with the CPU, speed, memory, publishing, and a short run with faults."""
+"""Check of a machine with a GPU: parity with the CPU, speed, memory, publishing, and a short run
+with faults."""

@@ -2,10 +2,11 @@
 
     python -m benchmarks.gpu_check [--out FILE] [--without-fleet]
 
-Log-probs and gradients against the CPU, the trainer on Qwen3 shapes of 0.6B and 1.7B with rows of 8k tokens, its peak
-memory against `paceline plan memory`, publication of weights, and a short run in which a rollout worker and a policy
-replica are killed. The run needs the other packages of Paceline, and is left out, with their names, if they are missing.
-Without a GPU everything runs on the CPU with a toy model. Exit status 1 if a part fails.
+Log-probs and gradients against the CPU, the trainer on Qwen3 shapes of 0.6B and 1.7B with rows of
+8k tokens, its peak memory against `paceline plan memory`, publication of weights, and a short run
+in which a rollout worker and a policy replica are killed. The run needs the other packages of
+Paceline, and is left out, with their names, if they are missing. Without a GPU everything runs on
+the CPU with a toy model. Exit status 1 if a part fails.
 """
 
 from __future__ import annotations

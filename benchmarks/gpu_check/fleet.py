@@ -20,7 +20,8 @@ def missing() -> list[str]:
 
 
 def fleet(device: str, ranks: int = 1) -> dict[str, Any]:
-    """``ranks``: of each policy replica. Raises AssertionError, with the logs, if the run does not end well."""
+    """``ranks``: of each policy replica. Raises AssertionError, with the logs, if the run does not
+    end well."""
     with tempfile.TemporaryDirectory(prefix="paceline-gpu-check-") as name:
         where = Path(name)
         config = write_run(

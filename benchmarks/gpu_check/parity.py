@@ -21,8 +21,8 @@ from policy_worker.step.totals import StepTotals
 
 ROW_TOKENS = 512
 BOUNDS = {"float32": (1e-4, 1e-4), "bfloat16": (5e-2, 5e-2)}
-"""Largest difference of a log-prob in nats, and of the gradient relative to its norm. float32 on two devices differs by
-the order of its sums, bfloat16 by its 8 bits of mantissa."""
+"""Largest difference of a log-prob in nats, and of the gradient relative to its norm. float32 on
+two devices differs by the order of its sums, bfloat16 by its 8 bits of mantissa."""
 
 
 def parity(device: torch.device) -> list[dict[str, Any]]:

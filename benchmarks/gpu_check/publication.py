@@ -1,4 +1,5 @@
-"""Publication of weights: what it takes from training, and the rate at which buckets reach the host."""
+"""Publication of weights: what it takes from training, and the rate at which buckets reach the
+host."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ VERSIONS = 3
 
 
 def publication(device: torch.device, shape: Shape) -> dict[str, Any]:
-    """Snapshots in bfloat16. The training thread is held while it starts the copy, not while the device makes it."""
+    """Snapshots in bfloat16. The training thread is held while it starts the copy, not while the
+    device makes it."""
     model = make_model(shape, device)
     pool, wire = SnapshotPool(), WireDtype(torch.bfloat16)
     held, copied, rates = [], [], []

@@ -1,4 +1,5 @@
-"""Speed and memory of the trainer on one device: tokens per second, MFU, and peak memory against the plan."""
+"""Speed and memory of the trainer on one device: tokens per second, MFU, and peak memory against
+the plan."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ PEAK_FLOPS = {
     "H20": 148e12,
     "B200": 2250e12,
 }
-"""Dense bfloat16 operations per second that NVIDIA's data sheets state, by what the device's name contains."""
+"""Dense bfloat16 operations per second that NVIDIA's data sheets state, by what the device's name
+contains."""
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -86,7 +88,8 @@ def trainer_speed(
 
 
 def _memory(device: torch.device, shape: Shape, config: Config) -> dict[str, Any]:
-    """Peak of the device against `paceline plan memory`, less what one process without a mesh does not hold."""
+    """Peak of the device against `paceline plan memory`, less what one process without a mesh does
+    not hold."""
     if device.type != "cuda":
         return {"peak, GiB": None, "of the plan": None}
     parts = memory_plan(config, shape_of(shape.config, "bfloat16"))[0].gpu
@@ -100,7 +103,8 @@ def _memory(device: torch.device, shape: Shape, config: Config) -> dict[str, Any
 
 
 def _mfu(device: torch.device, parameters: int, tokens_per_s: float) -> float | None:
-    """Share of the device's peak: 6 operations per parameter and token, without what is recomputed and without attention.
+    """Share of the device's peak: 6 operations per parameter and token, without what is recomputed
+    and without attention.
 
     Source: Chowdhery et al., PaLM, arXiv 2204.02311, appendix B.
     """

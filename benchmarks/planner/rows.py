@@ -1,7 +1,8 @@
 """Published runs: what a system measured synchronously, and how much faster it was asynchronously.
 
-A system is calibrated from its synchronous rows alone; its asynchronous rows are only compared. Where a figure is not published
-and had to be assumed, a comment says so: lengths' spread, GPUs of an engine, pauses for weights.
+A system is calibrated from its synchronous rows alone; its asynchronous rows are only compared.
+Where a figure is not published and had to be assumed, a comment says so: lengths' spread, GPUs of
+an engine, pauses for weights.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from controller.planner.calibration import MeasuredStep
-from controller.planner.lengths import Lengths
-from controller.planner.system import (
+from testbed.planner.calibration import MeasuredStep
+from testbed.planner.lengths import Lengths
+from testbed.planner.system import (
     Accelerator,
     Batch,
     EngineTime,
@@ -59,7 +60,8 @@ class PublishedSystem:
     asynchronous: tuple[Asynchronous, ...]
     assumed: str
     like: str | None = None
-    """Name of the system whose training scales in the same way, if this one has a single synchronous row."""
+    """Name of the system whose training scales in the same way, if this one has a single
+    synchronous row."""
     breakdown: bool = True
     """The parts of the synchronous step are published."""
 
@@ -88,7 +90,8 @@ VERL_7B = PublishedSystem(
     gpu=H20,
     tp=4,
     pause_s=5.0,
-    # Means over 400 steps, scaled to the first 200 by the hours of either: lengths grew in one run, not in the other.
+    # Means over 400 steps, scaled to the first 200 by the hours of either: lengths grew in one run,
+    # not in the other.
     rows=(
         MeasuredStep(32, 225.7, 170.4, 68.0, 499.0),
         MeasuredStep(64, 154.1, 136.4, 71.8, 373.5),

@@ -2,11 +2,11 @@
 
     python -m benchmarks.recovery [--faults leader-kill,policy-reduce] [--trials 20] [--table | --check]
 
-The fleet has a tiny model and the default leases: Redis, 2 controllers, 2 policy replicas (or as many
-as the fault needs) and 2 rollout workers, restarted by a supervisor. For faults of the network, every
-process is started by hand in a network namespace of its own (needs root). Each trial waits until the
-fleet is complete, injects one fault, and reads the journal. Times are the leader's own, from the
-fault to the event that shows detection and to the event that shows recovery.
+The fleet has a tiny model and the default leases: Redis, 2 controllers, 2 policy replicas (or as
+many as the fault needs) and 2 rollout workers, restarted by a supervisor. For faults of the
+network, every process is started by hand in a network namespace of its own (needs root). Each trial
+waits until the fleet is complete, injects one fault, and reads the journal. Times are the leader's
+own, from the fault to the event that shows detection and to the event that shows recovery.
 ``--table`` only writes the table of docs/fault-tolerance.md from the existing results; ``--check``
 writes nothing, and the exit status is 1 if the table is not current or a fault was never measured.
 Results of faults that are not measured this time are kept.

@@ -1,4 +1,5 @@
-"""Scale of the fleet on one machine: operations of a large fleet, measured without its accelerators.
+"""Scale of the fleet on one machine: operations of a large fleet, measured without its
+accelerators.
 
 python -m benchmarks.scale fleet     the leader's work for 1,000 rollout workers and 64 replicas
 python -m benchmarks.scale fetch     all replicas read the payloads of a large step at once

@@ -1,9 +1,12 @@
-"""Reading of a large step's payloads by all its replicas at once, against raw GETs of the same bytes.
+"""Reading of a large step's payloads by all its replicas at once, against raw GETs of the same
+bytes.
 
-Every replica reads its shard as the policy worker does, from the payload store of a run whose controller leads
-meanwhile, and compares each payload with its digest. The same connections' worth of plain GETs of the same keys is
-timed in the same run, by turns. Either keeps what it has read, as a trainer does. Replicas share a few processes; each has a client of its own. The store holds the
-payloads of one shard, which every replica reads: that bounds its memory, and the bytes that travel are the same.
+Every replica reads its shard as the policy worker does, from the payload store of a run whose
+controller leads meanwhile, and compares each payload with its digest. The same connections' worth
+of plain GETs of the same keys is timed in the same run, by turns. Either keeps what it has read, as
+a trainer does. Replicas share a few processes; each has a client of its own. The store holds the
+payloads of one shard, which every replica reads: that bounds its memory, and the bytes that travel
+are the same.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """The leader's work for a large fleet, by the size of the fleet.
 
-The ledger, sessions, directives and liveness that ship run in this process, without gRPC and Redis; every
-reporting worker has an open session. Times are CPU times of that one event loop, so other processes of the
-machine hardly change them. A publication is: the replicas' votes and the commit, its directives, then
-the report of every rollout worker that it has loaded the version, with the answer to each, and the
-journal's JSON of all events.
+The ledger, sessions, directives and liveness that ship run in this process, without gRPC and Redis;
+every reporting worker has an open session. Times are CPU times of that one event loop, so other
+processes of the machine hardly change them. A publication is: the replicas' votes and the commit,
+its directives, then the report of every rollout worker that it has loaded the version, with the
+answer to each, and the journal's JSON of all events.
 
-``--snapshot-groups`` measures the longest pause of an event loop while a snapshot of so many uncovered
-groups is taken and saved, ``--mesh-members`` the Redis commands with which so many members form a mesh.
+``--snapshot-groups`` measures the longest pause of an event loop while a snapshot of so many
+uncovered groups is taken and saved, ``--mesh-members`` the Redis commands with which so many
+members form a mesh.
 """
 
 from __future__ import annotations

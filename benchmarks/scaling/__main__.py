@@ -1,11 +1,13 @@
-"""Throughput of fleets of 1 to 8 rollout workers against ideal, and against the same GPUs used in turns.
+"""Throughput of fleets of 1 to 8 rollout workers against ideal, and against the same GPUs used in
+turns.
 
     python -m benchmarks.scaling                                   every cell, about 20 minutes
     python -m benchmarks.scaling --workers 8 --staleness 2 5 --slots 32 --repeats 3
 
-Controller, Redis, gRPC and all workers are those that ship. Decoding and training take the times of emulated GPUs,
-so that the machine's cores are not the bound. A run with n rollout workers has a trainer of n GPUs; the baseline is
-given all 2n. Runs are added to those in the results; --fresh forgets them.
+Controller, Redis, gRPC and all workers are those that ship. Decoding and training take the times of
+emulated GPUs, so that the machine's cores are not the bound. A run with n rollout workers has a
+trainer of n GPUs; the baseline is given all 2n. Runs are added to those in the results; --fresh
+forgets them.
 """
 
 from __future__ import annotations

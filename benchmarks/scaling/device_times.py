@@ -1,8 +1,9 @@
 """Device times of emulated GPUs, and how the processes of a fleet get them.
 
-An engine advances every running sequence by one token in ``step_s + sequence_s * running``. Training takes
-``update_s`` GPU seconds a token, divided by the trainer's GPUs, and a constant. Weights take ``transfer_s`` to
-arrive, while engines go on, and ``swap_s`` to be swapped in, while they do not.
+An engine advances every running sequence by one token in ``step_s + sequence_s * running``.
+Training takes ``update_s`` GPU seconds a token, divided by the trainer's GPUs, and a constant.
+Weights take ``transfer_s`` to arrive, while engines go on, and ``swap_s`` to be swapped in, while
+they do not.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from controller.planner.lengths import Lengths
+from testbed.planner.lengths import Lengths
 
 VARIABLE = "PACELINE_EMULATED"
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,10 +1,12 @@
 """An engine that waits as a GPU would, and computes nothing.
 
-submit ──► waiting ──► running: at most ``slots``, one token each in ``step_s + sequence_s * running``
+submit ──► waiting ──► running: at most ``slots``, one token each in ``step_s + sequence_s *
+running``
 
-Lengths are drawn from a request's seed or given by its limit, tokens are random digits, log-probabilities those of a uniform choice.
-The clock of the device goes on while the process is not scheduled, as a GPU does; what the process does late, such
-as sending new requests, comes late. A request joins at the next token boundary.
+Lengths are drawn from a request's seed or given by its limit, tokens are random digits,
+log-probabilities those of a uniform choice. The clock of the device goes on while the process is
+not scheduled, as a GPU does; what the process does late, such as sending new requests, comes late.
+A request joins at the next token boundary.
 """
 
 from __future__ import annotations
@@ -23,7 +25,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.scaling.device_times import DeviceTimes
-from controller.planner.lengths import Lengths
 from paceline.config.schema import Config
 from paceline.prompt_tokenizer import PromptTokenizer
 from rollout_worker.engine.base import (
@@ -36,6 +37,7 @@ from rollout_worker.engine.base import (
     Request,
     merge_spans,
 )
+from testbed.planner.lengths import Lengths
 
 
 @dataclass(eq=False)
@@ -69,8 +71,8 @@ class EmulatedEngine(Engine):
         end: int,
         draws: Lengths | None = None,
     ) -> None:
-        """``letters``: the token ids of completions; ``end``: the one that ends them; ``draws``: what lengths are
-        drawn from, None: every completion has its limit of tokens."""
+        """``letters``: the token ids of completions; ``end``: the one that ends them; ``draws``:
+        what lengths are drawn from, None: every completion has its limit of tokens."""
         self.times = times
         self._draws = draws
         self.vocabulary = vocabulary

@@ -1,4 +1,5 @@
-"""Training that takes the time of emulated GPUs: the gradients are real, what is left of the time is waited for."""
+"""Training that takes the time of emulated GPUs: the gradients are real, what is left of the time
+is waited for."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from benchmarks.scaling.device_times import DeviceTimes
 
 
 def take_device_time(trainer: Any, times: DeviceTimes) -> None:
-    """Makes ``add`` and ``commit`` of the class ``trainer`` take at least the times of ``times.policy_gpus`` GPUs."""
+    """Makes ``add`` and ``commit`` of the class ``trainer`` take at least the times of
+    ``times.policy_gpus`` GPUs."""
     take, add, commit = trainer.take, trainer.add, trainer.commit
     tokens: dict[Any, int] = {}
     """Of what each take() returned."""

@@ -1,4 +1,5 @@
-"""Throughput of a real fleet with emulated devices: controller, Redis, gRPC and every worker are processes."""
+"""Throughput of a real fleet with emulated devices: controller, Redis, gRPC and every worker are
+processes."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class Cell:
 
     @property
     def groups_needed(self) -> float:
-        """By Little's law, so that all slots of all engines are taken: a group stays until its longest completion."""
+        """By Little's law, so that all slots of all engines are taken: a group stays until its
+        longest completion."""
         sequences = self.rollouts * self.times.slots
         return sequences / self.batch.group_size * self.times.group_stretch(self.batch.group_size)
 
@@ -75,8 +77,8 @@ def _steps(up: Up) -> list[dict[str, Any]]:
 def _in_time(rows: list[dict[str, Any]], warm_up: int) -> list[dict[str, Any]]:
     """From the first step to the last one, after the warm-up, that the trainer had to wait for.
 
-    No group was left over before either: what was trained between them was generated between them, and not while the
-    trainer had not started yet. All steps after the warm-up if it never waited.
+    No group was left over before either: what was trained between them was generated between them,
+    and not while the trainer had not started yet. All steps after the warm-up if it never waited.
     """
     late = rows[warm_up - 1 :]
     waited = [at for at, row in enumerate(late) if row["time_wait_s"] >= WAITED_S]

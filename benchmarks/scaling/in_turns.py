@@ -1,7 +1,9 @@
-"""Generation alone, and colocated synchronous training: the same engines and device times without a fleet.
+"""Generation alone, and colocated synchronous training: the same engines and device times without a
+fleet.
 
-Nothing but the devices costs time here: no control plane, no rewards, no payloads, a balance that no scheduler can
-beat (any engine with a free slot takes the next sequence). A fleet is compared with better than a real baseline.
+Nothing but the devices costs time here: no control plane, no rewards, no payloads, a balance that
+no scheduler can beat (any engine with a free slot takes the next sequence). A fleet is compared
+with better than a real baseline.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ async def generation_rate(times: DeviceTimes, seconds: float) -> float:
 
 
 async def colocated_rate(times: DeviceTimes, gpus: int, batch: Batch, steps: int) -> float:
-    """Tokens per second: all GPUs generate a batch, then all of them train on it, then they take the new weights."""
+    """Tokens per second: all GPUs generate a batch, then all of them train on it, then they take
+    the new weights."""
     engines = await _start(times, gpus)
     seeds = itertools.count()
     began, tokens = time.monotonic(), 0

@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.scaling.report import Summary, summaries
-from paceline.console.plot import new_figure, save_figure
+from paceline_launcher.console.plot import new_figure, save_figure
 
 SHOWN = (16, 32)
 """Slots and groups a step of the left picture."""
 
 
 def draw(found: Mapping[str, Any], out: Path) -> None:
-    """Left: throughput over workers. Right: share of the ideal over groups admitted, of those needed."""
+    """Left: throughput over workers. Right: share of the ideal over groups admitted, of those
+    needed."""
     figure = new_figure((10, 4.2))
     over_workers, over_groups = figure.subplots(1, 2)
     cells = list(summaries(found))

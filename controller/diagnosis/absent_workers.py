@@ -1,4 +1,5 @@
-"""Diagnosis of a role without a worker at work: what those that start wait for, or that none starts."""
+"""Diagnosis of a role without a worker at work: what those that start wait for, or that none
+starts."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@
                         ▼                          └── neither ─────────────────────────► controller
                     balanced
 
-By Little's law a run that the staleness bound limits makes (max_staleness + 1) x groups_per_step groups in
-the time that one group takes, however many workers it has: more of these change nothing.
+By Little's law a run that the staleness bound limits makes (max_staleness + 1) x groups_per_step
+groups in the time that one group takes, however many workers it has: more of these change nothing.
 """
 
 from __future__ import annotations
@@ -132,7 +132,8 @@ def _kind_of_recorded(pace: Pace) -> BottleneckKind:
 
 
 def _slow_appends(pace: Pace) -> bool:
-    """Each group and each commit waits for the journal at least twice: lease and verdict, vote and plan."""
+    """Each group and each commit waits for the journal at least twice: lease and verdict, vote and
+    plan."""
     return pace.step_s > 0 and 4 * pace.append_s / pace.step_s >= SLOW_COMMITS
 
 

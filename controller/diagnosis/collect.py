@@ -1,7 +1,7 @@
 """Collection of the evidence for a diagnosis from a controller, and the diagnosis as messages.
 
-Everything is in memory but the kernel's view of silent processes of this machine: a few reads of /proc.
-At 1,000 workers it is about 10 ms of the leader's time, once for each request.
+Everything is in memory but the kernel's view of silent processes of this machine: a few reads of
+/proc. At 1,000 workers it is about 10 ms of the leader's time, once for each request.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     the run itself ─► stores ─► leader ─► workers that are missing ─► ranks ─► mesh ─► open step ─► groups ─► disk
 
-The order is that of cause and effect: without Redis nothing is decided, without a leader nobody is seen,
-without a mesh no step opens, without groups there is none to open.
+The order is that of cause and effect: without Redis nothing is decided, without a leader nobody is
+seen, without a mesh no step opens, without groups there is none to open.
 """
 
 from __future__ import annotations

@@ -63,8 +63,8 @@ class Diagnosis:
 
     @property
     def sentence(self) -> str:
-        """Everything but the remedy: "step 412 waits 38 s for policy-1 (host b, pid 812), stopped inside
-        the all-reduce of epoch 9; it is declared dead in 2 s"."""
+        """Everything but the remedy: "step 412 waits 38 s for policy-1 (host b, pid 812), stopped
+        inside the all-reduce of epoch 9; it is declared dead in 2 s"."""
         if self.culprit.kind is CulpritKind.NONE:
             text = f"{self.subject} {self.because}".strip()
         else:

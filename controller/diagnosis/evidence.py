@@ -1,4 +1,5 @@
-"""Evidence for a diagnosis: the ledger's state, reports, liveness, stores and the kernel. Values only."""
+"""Evidence for a diagnosis: the ledger's state, reports, liveness, stores and the kernel. Values
+only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Diagnosis of groups that wait for a scorer: none is alive, or those that are alive have not answered."""
+"""Diagnosis of groups that wait for a scorer: none is alive, or those that are alive have not
+answered."""
 
 from __future__ import annotations
 

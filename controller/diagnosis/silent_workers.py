@@ -1,4 +1,5 @@
-"""Words about a worker that does not report, or that takes long: where it stands, and what comes next."""
+"""Words about a worker that does not report, or that takes long: where it stands, and what comes
+next."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ def silent_worker(
     peers: list[WorkerEvidence] | None = None,
     then: str = "",
 ) -> Diagnosis:
-    """``peers``: workers that wait for it, whose reports may say where it stands. ``then``: what its
-    death leads to."""
+    """``peers``: workers that wait for it, whose reports may say where it stands. ``then``: what
+    its death leads to."""
     waited_s = max(
         [w.age_s for p in peers or [] for w in p.waits if w.kind in _SHARED], default=0.0
     )

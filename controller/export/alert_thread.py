@@ -3,9 +3,9 @@
     events.jsonl, metrics.jsonl ──► rules ──► webhook, command ──► cursor (alerts.json)
     last commit, free disk      ──►   │
 
-The cursor is written after an alert is delivered or given up, so the next leader goes on there: an alert is sent
-at least once, with the same id. Nobody waits for the thread. An alert that cannot be delivered is tried
-``TRIES`` times; then it is logged, and the next one has its turn.
+The cursor is written after an alert is delivered or given up, so the next leader goes on there: an
+alert is sent at least once, with the same id. Nobody waits for the thread. An alert that cannot be
+delivered is tried ``TRIES`` times; then it is logged, and the next one has its turn.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ FIRST_PAUSE_S = 1.0
 LAST_PAUSE_S = 0.5
 """Between tries once the run is over."""
 OLD_S = 600.0
-"""If there is no cursor, what is older than this was no alert at its time: alerts are new to the run."""
+"""If there is no cursor, what is older than this was no alert at its time: alerts are new to the
+run."""
 _FILES = ("events", "metrics")
 _Key = tuple[tuple[int, ...], int]
 
@@ -76,8 +77,8 @@ class AlertThread:
         self._delivery = Delivery.of(config)
         self._cursor_path = run_dir / "alerts.json"
         self._waits_since = 0.0
-        """When the newest commit was seen, or that the run goes on after a pause. On the monotonic clock:
-        the wall clock may be set."""
+        """When the newest commit was seen, or that the run goes on after a pause. On the monotonic
+        clock: the wall clock may be set."""
         self._seen: tuple[float, bool] | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="alerts", daemon=True)
@@ -109,8 +110,8 @@ class AlertThread:
         self._send(self._of_state())
 
     def _survive(self, part: Callable[..., None], *arguments: Any) -> None:
-        """A disk that fails for a moment, or a line of another release, is logged, and costs no other
-        line its alert."""
+        """A disk that fails for a moment, or a line of another release, is logged, and costs no
+        other line its alert."""
         try:
             part(*arguments)
         except Exception as error:

@@ -60,8 +60,8 @@ class Exporters:
             )
 
     def start(self, started_t: float, progress: Callable[[], RunPace]) -> None:
-        """``started_t``: the run's start in its ledger, unix seconds. ``progress``: of the run, read in
-        another thread."""
+        """``started_t``: the run's start in its ledger, unix seconds. ``progress``: of the run,
+        read in another thread."""
         alerts = self._config.alerts
         if alerts.webhook_file is not None or alerts.command:
             self.alerts = AlertThread(

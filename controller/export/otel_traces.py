@@ -2,8 +2,9 @@
 
     journal entry ──► bounded queue ──► thread: SampleSpans ──► Tracer ──► exporter's own thread
 
-Trace and span ids are derived from the run, the task and the span's key, so a new leader continues the
-traces of its predecessor. If the collector is slow or gone, spans are lost; the run is never delayed.
+Trace and span ids are derived from the run, the task and the span's key, so a new leader continues
+the traces of its predecessor. If the collector is slow or gone, spans are lost; the run is never
+delayed.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ Item = tuple[str, float, Sequence[Mapping[str, Any]]]
 
 
 class RunFiles:
-    """Feeds a ``RunFileWriter`` from ``start`` on. A disk that fails is logged once and never stops the run."""
+    """Feeds a ``RunFileWriter`` from ``start`` on. A disk that fails is logged once and never stops
+    the run."""
 
     def __init__(self, run_dir: Path, *, may_write: Callable[[], bool]) -> None:
         """``may_write`` returns whether this process still leads: a deposed leader that wakes up
@@ -43,8 +44,9 @@ class RunFiles:
         self._thread = threading.Thread(target=self._serve, name="run-files", daemon=True)
 
     def start(self) -> None:
-        """Opens the files, which takes them from an earlier leader: call it once the term is in the journal.
-        A controller that does not know yet that it is deposed would take them from its successor."""
+        """Opens the files, which takes them from an earlier leader: call it once the term is in the
+        journal. A controller that does not know yet that it is deposed would take them from its
+        successor."""
         self._thread.start()
 
     async def opened(self) -> str | None:

@@ -2,12 +2,13 @@
 
     step committed ──► facts of its groups ──► payloads read ──► queue ──► thread ──► Parquet file
 
-A file is written when there is enough for it, after a minute, before payloads are deleted, and when the term
-ends. A new leader archives again the steps that are in no file and that no checkpoint covers. So the death of a
-leader loses at most the covered steps that it was just writing.
+A file is written when there is enough for it, after a minute, before payloads are deleted, and when
+the term ends. A new leader archives again the steps that are in no file and that no checkpoint
+covers. So the death of a leader loses at most the covered steps that it was just writing.
 
-Memory: steps are read one after the other, and payloads in slices of at most 8 MiB (a larger group alone), each
-turned into text at once. Rows that wait for the file have the text of archive.step_mb a step.
+Memory: steps are read one after the other, and payloads in slices of at most 8 MiB (a larger group
+alone), each turned into text at once. Rows that wait for the file have the text of archive.step_mb
+a step.
 """
 
 from __future__ import annotations
@@ -125,8 +126,8 @@ class SampleArchiver:
             )
 
     async def written(self) -> None:
-        """Waits, for a limited time, until all steps so far are in files: their payloads may be deleted
-        then."""
+        """Waits, for a limited time, until all steps so far are in files: their payloads may be
+        deleted then."""
         if self._reading:
             await asyncio.wait(set(self._reading), timeout=WRITTEN_S)
         if self._closing or self._thread is None:
@@ -176,7 +177,8 @@ class SampleArchiver:
             self._queue.put(list(rows.values()))
 
     def _take(self, size: int) -> float:
-        """How many of a step's ``size`` bytes may be read; at most archive.step_mb, and archive.read_mb_s on average."""
+        """How many of a step's ``size`` bytes may be read; at most archive.step_mb, and
+        archive.read_mb_s on average."""
         now = self._clock()
         room = self._room + (now - self._room_at) * self._config.read_mb_s * (1 << 20)
         room = min(room, float(self._config.step_mb << 20))
@@ -236,8 +238,8 @@ async def _slices(payloads: AsyncIterator[bytes | None]) -> AsyncIterator[list[b
 
 
 def _content(payload: bytes | None, fill_texts: FillTexts) -> dict[str, str]:
-    """As text at once: the objects of a minute's completions would make every garbage collection a pause. Empty if the
-    payload is gone."""
+    """As text at once: the objects of a minute's completions would make every garbage collection a
+    pause. Empty if the payload is gone."""
     if payload is None:
         return {}
     content = content_of(payload, fill_texts)

@@ -4,12 +4,13 @@
                             ▲                                              │
                             └──── restarts when the fleet changes ◄────────┘
 
-- *starved* is the fraction of a step that replicas wait for groups. *throttled* is the fraction of time
-  that rollout engines are idle because the next task would be too stale. At most one is large.
-- Both measure one number: rollout capacity per trainer capacity. A change is proposed only if, by that
-  number, it reduces the waiting. Applied proposals therefore approach balance and come to an end.
-- The slower role grows. If its limit forbids that, the role that waits for it shrinks. If the measured
-  times stay constant, no role ever both grows and shrinks.
+- *starved* is the fraction of a step that replicas wait for groups. *throttled* is the fraction of
+  time that rollout engines are idle because the next task would be too stale. At most one is large.
+- Both measure one number: rollout capacity per trainer capacity. A change is proposed only if, by
+  that number, it reduces the waiting. Applied proposals therefore approach balance and come to an
+  end.
+- The slower role grows. If its limit forbids that, the role that waits for it shrinks. If the
+  measured times stay constant, no role ever both grows and shrinks.
 """
 
 from __future__ import annotations
@@ -91,8 +92,8 @@ def propose(
 def waiting(balance: float, now: WorkerCounts, then: WorkerCounts) -> float:
     """Fraction of time that the waiting role would wait with ``then`` workers.
 
-    ``balance``: rollout capacity over trainer capacity with ``now`` workers. Capacity is assumed to be
-    proportional to workers.
+    ``balance``: rollout capacity over trainer capacity with ``now`` workers. Capacity is assumed to
+    be proportional to workers.
     """
     after = balance * (then.rollout / now.rollout) / (then.policy / now.policy)
     return 1.0 - min(after, 1.0 / after)

@@ -1,7 +1,7 @@
 """Autoscaler loop: measures waiting times, proposes worker counts and, if enabled, applies them.
 
-The metrics of each step contain the replicas' waiting time. A rollout engine is throttled while it is
-idle and the ledger has no task that its weights are fresh enough for; both are sampled.
+The metrics of each step contain the replicas' waiting time. A rollout engine is throttled while it
+is idle and the ledger has no task that its weights are fresh enough for; both are sampled.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Autoscaling:
         self._limited = fleet.scorers_max is not None
         self._step = -1
         self._samples: list[tuple[float, bool]] = []
-        """Since the last step: idle fraction of the engines, and whether no task was fresh enough."""
+        """Since the last step: idle fraction of the engines, and whether no task was fresh enough.
+        """
 
     async def run(self) -> None:
         state = self._leader.ledger.state
@@ -85,7 +86,8 @@ class Autoscaling:
         kind = bottleneck_of(pace).kind
         # Synchronous training is closed by design: its waits compare the roles alone.
         if kind is BottleneckKind.SCORERS or (pace.max_staleness and kind not in GROWS):
-            # The groups in flight, the rewards, the scorers, the weights or the controller are the limit.
+            # The groups in flight, the rewards, the scorers, the weights or the controller are the
+            # limit.
             starved = throttled = 0.0
         counts = WorkerCounts(state.desired.get("policy", 1), state.desired.get("rollout", 1))
         self._autoscaler.observe(
@@ -136,7 +138,8 @@ def limits_of(fleet: FleetConfig, groups_per_step: int) -> ScaleBounds:
 
 
 def settled(state: State, counts: WorkerCounts) -> bool:
-    """Whether exactly the desired workers are active and neither evaluations nor the run's end slow them."""
+    """Whether exactly the desired workers are active and neither evaluations nor the run's end slow
+    them."""
     at_work = WorkerCounts(
         sum(w.joinable for w in state.fleet.living(Role.POLICY)),
         sum(w.joinable and not w.spare for w in state.fleet.living(Role.ROLLOUT)),

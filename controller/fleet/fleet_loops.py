@@ -3,8 +3,8 @@
     desired counts ──► provisioning ──► provider ──► processes           (not with the local provider)
     committed steps ─► autoscaling ──► proposal ──► Scale, if fleet.autoscale
 
-Both run as asyncio tasks for the term of a leader. The next leader can recompute their state. A failure
-of either is logged and retried; it never ends the term.
+Both run as asyncio tasks for the term of a leader. The next leader can recompute their state. A
+failure of either is logged and retried; it never ends the term.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Shares of time in which rollout workers are busy, idle or held back, averaged over the last steps.
+"""Shares of time in which rollout workers are busy, idle or held back, averaged over the last
+steps.
 
 The leader samples ten times a second from the newest reports and the ledger. The average forgets
 exponentially: over ten seconds, or over the last two steps if these are longer.
@@ -27,7 +28,8 @@ class FlowShares:
     lagging: float = 0.0
     """A task could be leased with the newest weights, and the engines do not have these. 0 to 1."""
     scoring: float = 0.0
-    """Groups that are scored or wait for it, over those that can be scored at once. May exceed 1."""
+    """Groups that are scored or wait for it, over those that can be scored at once. May exceed 1.
+    """
     scorers: float = 0.0
     """Workers of the busiest scorer that have as many requests as they can work on. 0 to 1."""
     unsent: float = 0.0
@@ -47,7 +49,8 @@ class FlowAverage:
     """Of all samples so far; near 1 once the average has been filled."""
 
     def commit(self, metrics: Mapping[str, float]) -> None:
-        """A step was committed. Groups come in waves: of two steps in a row one may wait and one not."""
+        """A step was committed. Groups come in waves: of two steps in a row one may wait and one
+        not."""
         step_s = metrics.get("step_s", 0.0)
         kept = math.exp(-step_s / max(AVERAGED_S, AVERAGED_STEPS * self.of_a_step("step_s")))
         self._steps = kept * self._steps + 1.0

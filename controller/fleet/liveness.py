@@ -1,4 +1,5 @@
-"""Failure detection by evidence: takes times and reports, and returns commands for the ledger. Pure.
+"""Failure detection by evidence: takes times and reports, and returns commands for the ledger.
+Pure.
 
 Evidence and its consequence:
 
@@ -6,18 +7,19 @@ Evidence and its consequence:
 - The session broke: *suspect*, not dead, because a short network fault breaks sessions too.
 - A worker is suspect and a peer reports a failed collective: dead after ``suspect_grace_s``. If no
   worker is suspect, nobody is declared dead; the members form the next epoch.
-- No request and no report for ``lease_ttl_s``: dead, suspect or not. This detects hung processes. The
-  lease ends 2 % early, so that the worker's tasks are leased again when the full time is over.
+- No request and no report for ``lease_ttl_s``: dead, suspect or not. This detects hung processes.
+  The lease ends 2 % early, so that the worker's tasks are leased again when the full time is over.
 - Busy and no progress for ``wedged_after_s``: dead. If several members hang in one collective, only
   the first is declared dead: the others may have waited for it, and their time starts again.
 
-There is no transition from idle to dead: a replica that reports and is not busy is never removed. The
-transition would evict a healthy replica that only waits for work.
+There is no transition from idle to dead: a replica that reports and is not busy is never removed.
+The transition would evict a healthy replica that only waits for work.
 
-If the leader itself did not run, as on an overloaded machine, it adds the missed time to every lease.
+If the leader itself did not run, as on an overloaded machine, it adds the missed time to every
+lease.
 
-Nothing here is journalled. A new leader gives every worker a full lease and learns the rest from the
-reports. It forms no new mesh before every living member of a broken one has reported.
+Nothing here is journalled. A new leader gives every worker a full lease and learns the rest from
+the reports. It forms no new mesh before every living member of a broken one has reported.
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ class ScorerGrowth:
     """Call ``observe`` once for every committed step."""
 
     def __init__(self, most: int | None, *, steps: int, high: float) -> None:
-        """``most``: workers of a scorer; None is no limit. ``steps``: in a row that must find the same."""
+        """``most``: workers of a scorer; None is no limit. ``steps``: in a row that must find the
+        same."""
         self._most, self._steps, self._high = most, steps, high
         self._last: tuple[str, int] | None = None
         self._agreed = 0

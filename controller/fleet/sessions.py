@@ -1,11 +1,12 @@
 """Sessions of workers: streams that carry reports to the leader and directives to the workers.
 
 - A directive is built when a batch of events is closed, from the state after that batch. It is sent
-  only once the batch is durable. It is built again only if something that it depends on has changed: its
-  *grounds*, a value that is quick to take and to compare. Most reports change only the leases that they name: if
-  all of these are the worker's own, nothing is to be cancelled, and nothing is built.
-- Every report is answered. If nothing changed, the same directive is sent again, so that a worker can
-  detect a leader that hangs.
+  only once the batch is durable. It is built again only if something that it depends on has
+  changed: its *grounds*, a value that is quick to take and to compare. Most reports change only the
+  leases that they name: if all of these are the worker's own, nothing is to be cancelled, and
+  nothing is built.
+- Every report is answered. If nothing changed, the same directive is sent again, so that a worker
+  can detect a leader that hangs.
 - ``seq`` counts all directives of a term, so a worker that reconnects never sees it fall.
 """
 

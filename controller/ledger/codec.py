@@ -1,8 +1,8 @@
 """JSON encoding of dataclasses, derived from the types of their fields.
 
-``encoder`` and ``decoder`` compile one function for a type; None means that a value is JSON already.
-``encode`` and ``decode`` apply them to a whole dataclass. ``known_fields`` makes encodings of two releases
-comparable.
+``encoder`` and ``decoder`` compile one function for a type; None means that a value is JSON
+already. ``encode`` and ``decode`` apply them to a whole dataclass. ``known_fields`` makes encodings
+of two releases comparable.
 
     int, float, str, None, StrEnum    as they are
     tuple, list                       array (a tuple of the above stays a tuple)
@@ -11,9 +11,9 @@ comparable.
     bytearray                         text: base64 of the compressed bytes
     dataclass                         object by field name; an array if the class sets ``compact``
 
-A field with ``metadata=TRANSIENT`` is left out, and has its default when it is read. So has a field that
-an earlier release did not write, and the last items of an array. A field without a default that is missing is a
-KeyError.
+A field with ``metadata=TRANSIENT`` is left out, and has its default when it is read. So has a field
+that an earlier release did not write, and the last items of an array. A field without a default
+that is missing is a KeyError.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def decode(kind: type[_T], data: Mapping[str, Any]) -> _T:
 
 
 def known_fields(kind: Any, data: Any, like: Any) -> Any:
-    """``data``, an encoded ``kind``, with those fields only that ``like`` has, which another release may have
-    encoded. Keys of a mapping are no fields: all of them stay."""
+    """``data``, an encoded ``kind``, with those fields only that ``like`` has, which another
+    release may have encoded. Keys of a mapping are no fields: all of them stay."""
     kind = _bare(kind)
     origin, args = get_origin(kind) or kind, get_args(kind)
     if data is None or like is None:
@@ -96,7 +96,8 @@ def encoder(kind: Any) -> Convert | None:
             return lambda v: [_apply(f, x) for f, x in zip(items, v, strict=True)]
         item = items[0]
         if item is None:
-            # A tuple cannot change: JSON writes it as it is. A snapshot has a million of task ids in tuples.
+            # A tuple cannot change: JSON writes it as it is. A snapshot has a million of task ids
+            # in tuples.
             return list if origin is list else None
         return lambda v: [item(x) for x in v]
     if isinstance(origin, type) and issubclass(origin, Mapping):

@@ -1,7 +1,7 @@
 """Commands to the ledger, and its replies.
 
-``decide`` turns a command into events or refuses it. Commands carry no clock and no I/O: the shell hands
-in what it saw.
+``decide`` turns a command into events or refuses it. Commands carry no clock and no I/O: the shell
+hands in what it saw.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class AdminCommand(Command):
 class StartRun(Command):
     """First command of a run, and of every later leader of it.
 
-    Refused if the run exists with another spec, apart from what may change. A finished run goes on if
-    it is given more steps.
+    Refused if the run exists with another spec, apart from what may change. A finished run goes on
+    if it is given more steps.
     """
 
     facts: RunSpec
@@ -213,8 +213,8 @@ class RecordHeldOut(WorkerCommand):
 
 @dataclass(frozen=True, slots=True)
 class RejectGroups(WorkerCommand):
-    """A trainer cannot train these groups of its shard. Reply: the number that left the step. Groups
-    that have left it, or are in another member's shard, are not counted again."""
+    """A trainer cannot train these groups of its shard. Reply: the number that left the step.
+    Groups that have left it, or are in another member's shard, are not counted again."""
 
     step: Step
     groups: tuple[tuple[TaskId, int], ...]
@@ -225,8 +225,8 @@ class RejectGroups(WorkerCommand):
 
 @dataclass(frozen=True, slots=True)
 class TryGroup(WorkerCommand):
-    """The trainer computes this suspect group next, and nothing else; "": no further one. Reply: bool,
-    whether the attempt at the step still stands. Idempotent."""
+    """The trainer computes this suspect group next, and nothing else; "": no further one. Reply:
+    bool, whether the attempt at the step still stands. Idempotent."""
 
     step: Step
     mesh_epoch: MeshEpoch
@@ -269,8 +269,8 @@ class Scale(AdminCommand):
 
 @dataclass(frozen=True, slots=True)
 class Drain(AdminCommand):
-    """Without ``replace`` the desired count falls by one with the same event, so that no worker is started
-    in its place."""
+    """Without ``replace`` the desired count falls by one with the same event, so that no worker is
+    started in its place."""
 
     worker_id: str
     replace: bool = False
@@ -280,8 +280,8 @@ class Drain(AdminCommand):
 
 @dataclass(frozen=True, slots=True)
 class RecordFault(Command):
-    """A launcher saw a fault of a process that is no worker, or of one that still runs. Reply: None.
-    Idempotent by request_id."""
+    """A launcher saw a fault of a process that is no worker, or of one that still runs. Reply:
+    None. Idempotent by request_id."""
 
     request_id: str
     name: str
@@ -294,7 +294,8 @@ class RecordFault(Command):
 
 @dataclass(frozen=True, slots=True)
 class RecordExit(Command):
-    """A launcher saw the end of a worker's process, registered or not. Reply: None. Idempotent by name, host and pid."""
+    """A launcher saw the end of a worker's process, registered or not. Reply: None. Idempotent by
+    name, host and pid."""
 
     name: str
     """Worker id."""
@@ -324,8 +325,9 @@ class RequestCheckpoint(AdminCommand):
 
 @dataclass(frozen=True, slots=True)
 class Suspend(AdminCommand):
-    """Stop for now: no new step and no new lease; once a checkpoint covers the last step, the workers
-    leave. The run can be continued. A run that is being ended for good ends in the same stages."""
+    """Stop for now: no new step and no new lease; once a checkpoint covers the last step, the
+    workers leave. The run can be continued. A run that is being ended for good ends in the same
+    stages."""
 
     stage: SuspendStage
     reason: str = ""

@@ -36,7 +36,8 @@ class EvalSet:
     solved_at: float = 1.0
     """Reward from which a completion counts as solved."""
     truth: bool = False
-    """Its reward is none of the scorers that the training is rewarded by: see paceline.evaluation.reward_hacking."""
+    """Its reward is none of the scorers that the training is rewarded by: see
+    paceline.evaluation.reward_hacking."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +79,11 @@ class RunSpec:
     data_digest: str = ""
     config_digest: str = ""
     bounds: Mapping[str, int] = field(default_factory=dict)
-    """Limits of the desired counts: policy_min, policy_max, rollout_min, rollout_max; an absent one is
-    no limit. rollout_spares: workers beside the desired ones, to stand by."""
+    """Limits of the desired counts: policy_min, policy_max, rollout_min, rollout_max; an absent one
+    is no limit. rollout_spares: workers beside the desired ones, to stand by."""
     late_groups: str = LATE_DROP
-    """LATE_TRAIN or LATE_DROP. The journals of releases that knew no other way have no field for it."""
+    """LATE_TRAIN or LATE_DROP. The journals of releases that knew no other way have no field for
+    it."""
     max_token_age: int = 0
     """Steps; of LATE_TRAIN alone."""
     max_nonfinite_steps: int = 0
@@ -92,11 +94,13 @@ class RunSpec:
     """Share of the best held-out reward from which a smaller one is a warning; 0: never."""
     lr: LearningRate = field(default_factory=LearningRate)
     recorded: bool = False
-    """Completions are in the data: no weights sampled them, no worker loads weights, and no group is too old."""
+    """Completions are in the data: no weights sampled them, no worker loads weights, and no group
+    is too old."""
     eval_sets: tuple[EvalSet, ...] = ()
     """Beside the one of ``eval_rows``."""
     relay_fanout: int = 0
-    """Receivers to which a worker sends weights; 0: the replica sends to all, and no receiver hands them on."""
+    """Receivers to which a worker sends weights; 0: the replica sends to all, and no receiver hands
+    them on."""
     best_metric: str = ""
     """SET/METRIC that ranks evaluations. Empty: the reward of the first set."""
 
@@ -198,13 +202,13 @@ class GroupFacts:
     generate_s: float = 0.0
     reward_s: float = 0.0
     token_versions: tuple[tuple[Version, int], ...] = ()
-    """Number of trainable tokens by version, oldest first. It is as long as the group's generation in
-    steps. Empty: all tokens are of ``max_version``, as far as the journal knows."""
+    """Number of trainable tokens by version, oldest first. It is as long as the group's generation
+    in steps. Empty: all tokens are of ``max_version``, as far as the journal knows."""
     lengths: tuple[int, ...] = ()
     """Completion tokens of each sequence, those that are not trained included."""
     sequence_versions: tuple[tuple[tuple[Version, ...], int], ...] = ()
-    """Number of sequences by the versions of their trainable tokens. Sequences without such a token are in
-    none. Empty: every sequence is trained, as far as the journal knows."""
+    """Number of sequences by the versions of their trainable tokens. Sequences without such a token
+    are in none. Empty: every sequence is trained, as far as the journal knows."""
     rewards: tuple[float, ...] = field(default=(), metadata=TRANSIENT)
     """Of an evaluation's sequences; empty for training groups."""
     answers: tuple[str, ...] = field(default=(), metadata=TRANSIENT)
@@ -306,7 +310,8 @@ class StepSpec:
     shards: Mapping[str, tuple[int, ...]]
     """Worker id to positions in ``groups``."""
     replay: bool
-    """A composition that an earlier attempt at the step had, but for groups that had to leave it."""
+    """A composition that an earlier attempt at the step had, but for groups that had to leave it.
+    """
     terms: StepTerms | None = None
     """None: it was opened by a release that did not record them."""
 

@@ -19,9 +19,10 @@ class LearningRate:
     def at(self, step: Step, steps: int) -> float:
         """Of ``step``, counted from 1, in a run of ``steps``.
 
-        Warm-up is linear, from peak / warmup_steps at step 1 to the peak at step warmup_steps. The first
-        step after it has the peak. The decay would reach min_ratio * peak at the step after the last one,
-        as in transformers' get_linear_schedule_with_warmup: the last batch is trained, too.
+        Warm-up is linear, from peak / warmup_steps at step 1 to the peak at step warmup_steps. The
+        first step after it has the peak. The decay would reach min_ratio * peak at the step after
+        the last one, as in transformers' get_linear_schedule_with_warmup: the last batch is
+        trained, too.
         """
         if step <= self.warmup_steps:
             return self.peak * step / self.warmup_steps

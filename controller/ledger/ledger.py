@@ -55,8 +55,8 @@ class Ledger(Decider):
     def execute(self, command: cmd.Command, now: float) -> tuple[tuple[Event, ...], Any]:
         """Decides and applies. Returns the events, for the journal, and the command's reply.
 
-        ``now``: Unix seconds. Raises ``CommandRefused``, with nothing changed, if the command is not
-        allowed. The reply may leave only once the events are durable.
+        ``now``: Unix seconds. Raises ``CommandRefused``, with nothing changed, if the command is
+        not allowed. The reply may leave only once the events are durable.
         """
         if self.state.phase is Phase.NONE and not isinstance(command, cmd.StartRun | cmd.BeginTerm):
             raise cmd.CommandRefused(RefusalCode.UNKNOWN, "no run has been started")
@@ -91,9 +91,8 @@ class Ledger(Decider):
         return encode(self.state)
 
     def begin_snapshot(self) -> dict[str, Any]:
-        """As ``to_snapshot``, at once: ``["tasks"]["records"]`` is a Moment, which encodes a task when it is
-        read. To be closed; until then no other snapshot may be begun.
-        """
+        """As ``to_snapshot``, at once: ``["tasks"]["records"]`` is a Moment, which encodes a task
+        when it is read. To be closed; until then no other snapshot may be begun."""
         book = self.state.tasks
         assert book.moment is None or book.moment.over, "a snapshot is being written"
         rest, tasks = copy(self.state), copy(book)

@@ -1,4 +1,5 @@
-"""Traits of the roles: what differs between policy replicas, rollout workers and scorers, in one table."""
+"""Traits of the roles: what differs between policy replicas, rollout workers and scorers, in one
+table."""
 
 from __future__ import annotations
 

@@ -5,7 +5,8 @@
 - A request from another site's page, as reported by the browser, is refused even with the token.
   Pages of the run's other controllers are accepted, so that an open dashboard continues with
   another controller when its own dies.
-- An address that sends too many wrong tokens is locked out for a while; the right token still gets in.
+- An address that sends too many wrong tokens is locked out for a while; the right token still gets
+  in.
 """
 
 from __future__ import annotations
@@ -118,7 +119,8 @@ class RestAuth:
         if not offered and not write and is_open:
             return None
         client = request.client.host if request.client else "?"
-        # First: whoever shares an address with a guesser, behind a proxy or on this machine, gets in.
+        # First: whoever shares an address with a guesser, behind a proxy or on this machine, gets
+        # in.
         if hmac.compare_digest(offered, f"Bearer {self.token}".encode()):
             self._failures.pop(client, None)
             return None
@@ -133,7 +135,8 @@ class RestAuth:
         return respond(401, problem, path, {"WWW-Authenticate": "Bearer"})
 
     def _host_is_ours(self, request: Request) -> bool:
-        """Checked on loopback only: a foreign name that resolves to 127.0.0.1 is a rebinding attack."""
+        """Checked on loopback only: a foreign name that resolves to 127.0.0.1 is a rebinding
+        attack."""
         if not self.loopback:
             return True
         try:

@@ -1,4 +1,5 @@
-"""Prometheus metrics of the scorers: completions that they scored, those that wait, and the time of their requests."""
+"""Prometheus metrics of the scorers: completions that they scored, those that wait, and the time of
+their requests."""
 
 from __future__ import annotations
 

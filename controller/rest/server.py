@@ -48,9 +48,9 @@ def open_door(
 ) -> Door | None:
     """Binds the socket; None if the interface is disabled.
 
-    ``token``: that requests must carry. ``host``: the name under which others reach this controller,
-    unless rest.host is set. Raises BadInput for a port that is taken, and for an address other than
-    loopback if no token is configured.
+    ``token``: that requests must carry. ``host``: the name under which others reach this
+    controller, unless rest.host is set. Raises BadInput for a port that is taken, and for an
+    address other than loopback if no token is configured.
     """
     if not config.rest.enabled:
         return None
@@ -146,8 +146,8 @@ class RestServer:
             log.exception("rest interface failed")
 
     async def _settled(self) -> None:
-        """Returns once this controller leads durably or knows the leader. Imports hold the interpreter
-        lock, and the first entry of a term must not wait for them."""
+        """Returns once this controller leads durably or knows the leader. Imports hold the
+        interpreter lock, and the first entry of a term must not wait for them."""
         while not self.controller.hint:
             leader = self.controller.leader
             if leader is not None and leader.ledger.state.term == leader.term:

@@ -1,4 +1,5 @@
-"""AdminService: requests of users, launchers and dashboards. Standbys answer GetStatus and WatchEvents."""
+"""AdminService: requests of users, launchers and dashboards. Standbys answer GetStatus and
+WatchEvents."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Check of submitted facts: what a worker says of a group whose payload the controller never sees.
 
-Policy ranks compare the facts with the payload. Here they must be possible, and agree with one another.
+Policy ranks compare the facts with the payload. Here they must be possible, and agree with one
+another.
 """
 
 from __future__ import annotations
@@ -100,7 +101,8 @@ def _check_sequences(facts: rollout_pb2.GroupFacts, limits: GroupLimits, *, trai
 
 
 def _check_versions(facts: rollout_pb2.GroupFacts, newest: int) -> int:
-    """The number of trainable tokens. Versions exist, rise, and are of no more tokens and sequences than there are."""
+    """The number of trainable tokens. Versions exist, rise, and are of no more tokens and sequences
+    than there are."""
     if not 0 <= facts.min_version <= facts.max_version <= newest:
         raise Invalid(f"versions {facts.min_version} to {facts.max_version}, newest is {newest}")
     within = facts.min_version, facts.max_version

@@ -1,8 +1,8 @@
 """gRPC server: authentication, dispatch to handlers, and the status of each failure.
 
-A handler is ``async (controller, request) -> reply`` for unary methods and
-``(controller, request or requests) -> async iterator of replies`` for streams. Unary methods of STREAMED are also
-answered over WorkerService.Requests. Exceptions of a handler become:
+A handler is ``async (controller, request) -> reply`` for unary methods and ``(controller, request
+or requests) -> async iterator of replies`` for streams. Unary methods of STREAMED are also answered
+over WorkerService.Requests. Exceptions of a handler become:
 
     Invalid                       INVALID_ARGUMENT     nothing changed
     CommandRefused                by its code          nothing changed
@@ -49,7 +49,8 @@ Streaming = Callable[["Controller", Any], AsyncIterator[Any]]
 HANDSHAKE_MS = 10_000
 """Time for the handshakes of TLS and HTTP/2."""
 IDLE_MS = 300_000
-"""A connection without a call is closed after this time; a client connects again when it needs to."""
+"""A connection without a call is closed after this time; a client connects again when it needs to.
+"""
 MOST_METADATA = 16 << 10
 """Bytes of the headers of a call."""
 REQUESTS = "WorkerService.Requests"
@@ -89,7 +90,8 @@ def new_server(config: Config) -> grpc.aio.Server:
         options=[
             ("grpc.max_receive_message_length", limit),
             ("grpc.max_send_message_length", limit),
-            # Otherwise two processes could listen on one port, and each would get half of the calls.
+            # Otherwise two processes could listen on one port, and each would get half of the
+            # calls.
             ("grpc.so_reuseport", 0),
             ("grpc.keepalive_permit_without_calls", 1),
             # What strangers may hold, who can connect without a token.
@@ -144,8 +146,8 @@ def _wrap(controller: Controller, method: Method, handler: Any) -> grpc.RpcMetho
             try:
                 return await handler(controller, request)
             except Exception as error:
-                # The abort below is an exception too, whose traceback may live until a collection of
-                # garbage: without this line it would keep requests of up to 64 MB.
+                # The abort below is an exception too, whose traceback may live until a collection
+                # of garbage: without this line it would keep requests of up to 64 MB.
                 del request
                 if isinstance(error, grpc.aio.AbortError):
                     raise
@@ -194,7 +196,8 @@ class Failure:
 
 
 def failure_of(controller: Controller, method: Method, error: Exception) -> Failure:
-    """The answer to a request whose handler has raised ``error``, which keeps nothing of the request afterwards."""
+    """The answer to a request whose handler has raised ``error``, which keeps nothing of the
+    request afterwards."""
     error = final_error(controller, error)
     known = CommandRefused | Invalid | NotLeading | Deposed | RedisError | OSError
     if not isinstance(error, known):

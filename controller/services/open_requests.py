@@ -3,9 +3,10 @@
     frames ──► one task a request ──► replies, in the order in which they are ready
                  ▲ cancelled if the client withdraws the request, or the stream ends
 
-- At most MOST_OPEN requests wait for their reply or for the client to read it: beyond that the stream is not read,
-  and the client's writes wait.
-- A request that was decided when the stream ends stays decided: the client repeats it on another stream.
+- At most MOST_OPEN requests wait for their reply or for the client to read it: beyond that the
+  stream is not read, and the client's writes wait.
+- A request that was decided when the stream ends stays decided: the client repeats it on another
+  stream.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class OpenRequests:
     def __init__(
         self, answer: Callable[[worker_pb2.RequestFrame], Awaitable[worker_pb2.ReplyFrame]]
     ) -> None:
-        """``answer`` returns the reply to a failed request, too. An exception of its own ends the stream."""
+        """``answer`` returns the reply to a failed request, too. An exception of its own ends the
+        stream."""
         self._answer = answer
         self._running: dict[int, asyncio.Task[None]] = {}
         self._replies: deque[worker_pb2.ReplyFrame] = deque()

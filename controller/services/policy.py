@@ -198,8 +198,8 @@ async def record_checkpoint(
     if durable := await leader.context.survives_failover():
         older = older[: max(0, len(older) - max(0, keep - verdict.needed))]
     else:
-        # A failover may lose this checkpoint's record, and the run then needs an earlier checkpoint.
-        # The next reply names the checkpoints that stay now again.
+        # A failover may lose this checkpoint's record, and the run then needs an earlier
+        # checkpoint. The next reply names the checkpoints that stay now again.
         event(
             log,
             "checkpoints are kept: no replica of Redis has the record of this one",

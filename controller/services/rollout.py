@@ -127,8 +127,8 @@ async def _with_rows(
 async def _fitting(
     leader: Leader, caller: tuple[str, int], leases: Sequence[LeasedTask], room: int
 ) -> tuple[list[LeasedTask], list[str]]:
-    """The first leases, with their rows, whose rows have at most ``room`` bytes together; the others are handed
-    back. A row that is larger alone is dropped: no reply could carry it."""
+    """The first leases, with their rows, whose rows have at most ``room`` bytes together; the
+    others are handed back. A row that is larger alone is dropped: no reply could carry it."""
     tasks, rows, left = [], [], room
     for lease, row in zip(leases, await leader.rows.of(leases), strict=True):
         size = len(row) if row.isascii() else len(row.encode())

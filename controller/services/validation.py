@@ -76,7 +76,8 @@ def check_stats(stats: Mapping[str, common_pb2.Stat]) -> dict[str, StatValue]:
 
 
 def check_partial(group: rollout_pb2.PartialGroup, limits: GroupLimits, newest: int) -> int:
-    """Number of tokens in a report of a partial group, after the checks of a finished one. Raises Invalid."""
+    """Number of tokens in a report of a partial group, after the checks of a finished one. Raises
+    Invalid."""
     check_task(group.task)
     if group.offset and group.prompt_tokens:
         raise Invalid("prompt_tokens belong to the report with offset 0")

@@ -7,8 +7,8 @@
 - A leader measures its lease with its own monotonic clock, and does not act after ``lease_until``.
 - A lease that was released stays released, whatever renewals are under way then.
 - A Redis at its memory limit grants and renews the lease (a hundred bytes), too.
-- If a leader's lease expired while Redis did not answer, and no other term was granted since, nobody
-  else has written. The leader then continues in its term.
+- If a leader's lease expired while Redis did not answer, and no other term was granted since,
+  nobody else has written. The leader then continues in its term.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class Election:
         self._one_request = asyncio.Lock()
         """A renewal that overtook a release would take the lease again, for nobody."""
         self.lease_until = 0.0
-        """On this process's monotonic clock. Counted from before the request was sent, so it ends no
-        later than the lease in Redis."""
+        """On this process's monotonic clock. Counted from before the request was sent, so it ends
+        no later than the lease in Redis."""
 
     async def acquire(self, known_term: int) -> int | None:
         """The new term, or None while another controller holds the lease."""
@@ -101,7 +101,8 @@ class Election:
         return term
 
     async def renew(self, term: int) -> bool:
-        """Extends the lease; False if another term was granted, another process holds it, or it was released."""
+        """Extends the lease; False if another term was granted, another process holds it, or it was
+        released."""
         async with self._one_request:
             if self.released:
                 return False

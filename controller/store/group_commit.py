@@ -101,8 +101,8 @@ class GroupCommit:
         """Flushes until cancelled. Raises Deposed."""
         while True:
             await self._wanted.wait()
-            # Tasks that are ready to run decide first, so that their events join this batch. If many
-            # wait already, more will follow: one larger batch is then faster than two.
+            # Tasks that are ready to run decide first, so that their events join this batch. If
+            # many wait already, more will follow: one larger batch is then faster than two.
             crowded = len(self._open.waiters) >= CROWD
             await asyncio.sleep(LINGER_S if crowded else 0)
             self._wanted.clear()

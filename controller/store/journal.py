@@ -1,16 +1,17 @@
 """Journal of a run: its events in a Redis Stream, one entry for each flush.
 
-- One script checks the append: the term must be the highest granted, and the entry must follow the one that
-  the writer knows. A deposed leader's append is therefore refused.
-- If the answer to an append was lost, the writer repeats it. The head names the newest batch, so a batch
-  that was already appended is recognised and not written twice.
-- An append is durable once it is in Redis' append-only file. While Redis syncs that file (each second,
-  with appendfsync everysec), it may answer up to two seconds before it writes.
-- A snapshot bounds replay. The stream is trimmed up to the previous snapshot, so that a standby that lags
-  can follow. Entries are numbered, so a standby notices if its next entry was trimmed.
-- A snapshot is written piece by piece under a name of its own, which expires, and takes the place of the one before
-  in one script. A repeated write of a piece has no further effect.
-- Journal and snapshot contain the number of their format. Other formats are refused and not changed.
+- One script checks the append: the term must be the highest granted, and the entry must follow the
+  one that the writer knows. A deposed leader's append is therefore refused.
+- If the answer to an append was lost, the writer repeats it. The head names the newest batch, so a
+  batch that was already appended is recognised and not written twice.
+- An append is durable once it is in Redis' append-only file. While Redis syncs that file (each
+  second, with appendfsync everysec), it may answer up to two seconds before it writes.
+- A snapshot bounds replay. The stream is trimmed up to the previous snapshot, so that a standby
+  that lags can follow. Entries are numbered, so a standby notices if its next entry was trimmed.
+- A snapshot is written piece by piece under a name of its own, which expires, and takes the place
+  of the one before in one script. A repeated write of a piece has no further effect.
+- Journal and snapshot contain the number of their format. Other formats are refused and not
+  changed.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ if (string.match(info, 'aof_pending_bio_fsync:(%d+)') or '0') == '0' then return
 return (string.match(info, 'aof_buffer_length:(%d+)') or '0') == '0' and 1 or 0
 """)
 
-# KEYS: journal, snapshot, term, staged snapshot. ARGV: term, its last piece, position to trim before, length of
-# the pieces before that.
+# KEYS: journal, snapshot, term, staged snapshot. ARGV: term, its last piece, position to trim
+# before, length of the pieces before that.
 _SNAPSHOT = Script("""
 if redis.call('GET', KEYS[3]) ~= ARGV[1] then return 0 end
 if redis.call('STRLEN', KEYS[4]) ~= tonumber(ARGV[4]) then return -1 end
@@ -95,7 +96,8 @@ class ForeignFormat(BadInput):
 
 
 def check_format(found: bytes | int | None) -> None:
-    """Raises ForeignFormat unless ``found``, the number in a journal's head or in a snapshot, is ours."""
+    """Raises ForeignFormat unless ``found``, the number in a journal's head or in a snapshot, is
+    ours."""
     number = int(found or 1)
     if number != FORMAT:
         raise ForeignFormat(
@@ -137,7 +139,8 @@ class Journal:
     """One run's journal. ``append`` and ``save_snapshot`` write, and check the writer's term."""
 
     def __init__(self, redis: Any, keys: Keys, bulk: Any = None) -> None:
-        """``bulk``: client for appends, whose sockets wait as long as the largest takes; default: ``redis``."""
+        """``bulk``: client for appends, whose sockets wait as long as the largest takes; default:
+        ``redis``."""
         self._redis = redis
         self._bulk = redis if bulk is None else bulk
         self._keys = keys
@@ -151,9 +154,11 @@ class Journal:
         t: float,
         events: Sequence[Mapping[str, Any]],
     ) -> Position:
-        """Appends one entry after ``after`` and returns its position. A repeat has no further effect.
+        """Appends one entry after ``after`` and returns its position. A repeat has no further
+        effect.
 
-        Raises Deposed, RedisFull or a connection error; after the last, the entry may be in the journal.
+        Raises Deposed, RedisFull or a connection error; after the last, the entry may be in the
+        journal.
         """
         entry, number = encode_entry(term, t, events), after.number + 1
         verdict, detail = await self._write(after, term, batch, number, entry)
@@ -275,7 +280,8 @@ class Journal:
             pieces = [head]
             while len(pieces[-1]) == SNAPSHOT_PIECE_BYTES:
                 pieces.append(await self._snapshot_piece(len(pieces)))
-            # Begins with its position: if that is another one now, the pieces may be of two snapshots.
+            # Begins with its position: if that is another one now, the pieces may be of two
+            # snapshots.
             if await self._snapshot_piece(0) == head:
                 return b"".join(pieces)
         return None

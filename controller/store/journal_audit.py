@@ -1,15 +1,16 @@
-"""Audit of a journal (``paceline ledger verify``): replays it and checks every promise. Writes nothing.
+"""Audit of a journal (``paceline ledger verify``): replays it and checks every promise. Writes
+nothing.
 
-- Every event is applied to a ledger that checks after each one that no task is lost. At the end every
-  invariant is recomputed from the tasks.
-- Trained groups are counted a second time from the events alone: no group is in two steps, except in
-  steps that a rollback undid.
-- Every row of every data-set epoch is accounted for: no row is skipped, and none is finished twice. The
-  row of each lease is what the row sampler says.
+- Every event is applied to a ledger that checks after each one that no task is lost. At the end
+  every invariant is recomputed from the tasks.
+- Trained groups are counted a second time from the events alone: no group is in two steps, except
+  in steps that a rollback undid.
+- Every row of every data-set epoch is accounted for: no row is skipped, and none is finished twice.
+  The row of each lease is what the row sampler says.
 - Entries are numbered without a gap; terms, versions and mesh epochs only rise.
 - If the journal still holds the entries before the snapshot, the snapshot must equal the replayed
-  state, in the fields that the release which saved it had. Otherwise replay begins at the snapshot, and the
-  counts depend on it.
+  state, in the fields that the release which saved it had. Otherwise replay begins at the snapshot,
+  and the counts depend on it.
 - The payload of every group that a step may still need must exist.
 """
 
@@ -223,7 +224,8 @@ class _Replay:
             self.report.problem(f"{what} {value} follows {before}")
 
     def compare(self, snapshot: Mapping[str, Any]) -> None:
-        """The release that saved the snapshot may have known fewer fields, which replay fills today."""
+        """The release that saved the snapshot may have known fewer fields, which replay fills
+        today."""
         stored = snapshot["state"]
         states = (Ledger.from_snapshot(stored).to_snapshot(), self.ledger.to_snapshot())
         saved, replayed = (json.dumps(known_fields(State, state, stored)) for state in states)

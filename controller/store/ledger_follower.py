@@ -1,4 +1,5 @@
-"""Copy of the ledger made from the journal: a standby keeps it current, and a leader starts from it."""
+"""Copy of the ledger made from the journal: a standby keeps it current, and a leader starts from
+it."""
 
 from __future__ import annotations
 

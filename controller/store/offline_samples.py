@@ -32,9 +32,9 @@ async def kept_groups(
     limit: int,
     text: str | None = None,
 ) -> dict[str, Any]:
-    """``groups``, each as in ``GET groups/{id}``, and ``total``, their number before the limit: those in
-    the payload store and those in the archive of ``run_dir``. With ``text`` only archived groups that have
-    it in their prompt or in a completion.
+    """``groups``, each as in ``GET groups/{id}``, and ``total``, their number before the limit:
+    those in the payload store and those in the archive of ``run_dir``. With ``text`` only archived
+    groups that have it in their prompt or in a completion.
 
     Raises NoRedis if the journal cannot be read.
     """

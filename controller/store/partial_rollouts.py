@@ -1,11 +1,13 @@
-"""Partial rollouts: the tokens of running tasks, kept beside the ledger for the next lease of the task.
+"""Partial rollouts: the tokens of running tasks, kept beside the ledger for the next lease of the
+task.
 
     ReportPartials ──check──► store (chunks of each task) ──► the next lease of the task ──► deleted with it
 
-No promise depends on a report. The chunks of a task make up a consistent prefix of it (tokens, log-probs and
-versions), so if one is lost, late or stale, at most some tokens are generated again.
+No promise depends on a report. The chunks of a task make up a consistent prefix of it (tokens,
+log-probs and versions), so if one is lost, late or stale, at most some tokens are generated again.
 
-- The chunks of one attempt are kept for a task, the newest that reported. A deposed leader cannot store one.
+- The chunks of one attempt are kept for a task, the newest that reported. A deposed leader cannot
+  store one.
 - A sample continues only if it would still be trained if it ended now (``views.may_continue``).
   Otherwise it starts again from the prompt.
 - A size limit bounds all reports together. A chunk that would exceed it is not kept.
@@ -59,8 +61,9 @@ class PartialRollouts:
         await self.delete([task_id for task_id in found if not unfinished(self._state, task_id)])
 
     async def keep(self, partials: Sequence[Partial]) -> list[Kept]:
-        """Stores chunks; what is held of each task afterwards, with or without the chunk. Raises NotLeading if
-        the term is over or Redis does not answer; the worker then repeats the request."""
+        """Stores chunks; what is held of each task afterwards, with or without the chunk. Raises
+        NotLeading if the term is over or Redis does not answer; the worker then repeats the
+        request."""
         fitting: dict[int, Partial] = {}
         room = self._limit - self._writing - sum(kept.size for kept in self._sizes.values())
         after: dict[TaskId, Kept] = {}
@@ -88,7 +91,8 @@ class PartialRollouts:
             self._writing -= more
         if held is None:
             raise NotLeading("stepped down")
-        # Only now: a chunk that was not stored must not count towards the limit. Redis may have lost some.
+        # Only now: a chunk that was not stored must not count towards the limit. Redis may have
+        # lost some.
         for partial, kept in zip(fitting.values(), held, strict=True):
             self._sizes[partial.task_id] = kept
         self._say_full(

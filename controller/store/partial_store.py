@@ -1,10 +1,12 @@
 """Partial stores: the reports of a running task as chunks, each appended to those before it.
 
-A chunk holds the tokens after the first ``offset`` ones of an attempt, over all its completions. It is stored if
-it is whole (offset 0) and newer, or if exactly ``offset`` tokens of its attempt are held. A chunk that comes
-twice, late or after a gap changes nothing, and the answer says what is held.
+A chunk holds the tokens after the first ``offset`` ones of an attempt, over all its completions. It
+is stored if it is whole (offset 0) and newer, or if exactly ``offset`` tokens of its attempt are
+held. A chunk that comes twice, late or after a gap changes nothing, and the answer says what is
+held.
 
-T tokens of a completion, reported every N: 8 T bytes are written, and T / N chunks are read for the next lease.
+T tokens of a completion, reported every N: 8 T bytes are written, and T / N chunks are read for the
+next lease.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from controller.store.redis_keys import Keys
 from paceline.ids import TaskId
 from paceline.payloads.file_payloads import unlink
 
-# KEYS: term, one for each chunk. ARGV: term, then attempt, offset, tokens and data of each chunk. The answer:
-# attempt, tokens and size held of each, or nothing if a higher term was granted.
+# KEYS: term, one for each chunk. ARGV: term, then attempt, offset, tokens and data of each chunk.
+# The answer: attempt, tokens and size held of each, or nothing if a higher term was granted.
 _PUT = Script("""
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return {} end
 local held = {}
@@ -87,8 +89,8 @@ class Partial:
 
 class PartialStore(Protocol):
     async def put(self, term: int, partials: Sequence[Partial]) -> list[Kept] | None:
-        """Stores chunks; what is held of each task then. None, and nothing stored, if a higher term was
-        granted."""
+        """Stores chunks; what is held of each task then. None, and nothing stored, if a higher term
+        was granted."""
         ...
 
     async def get(self, task_ids: Sequence[TaskId]) -> list[list[bytes]]:
@@ -144,9 +146,9 @@ def _in_order(found: dict[bytes, bytes]) -> list[bytes]:
 
 
 class FilePartials:
-    """In the payloads' directory, for runs whose payloads outgrow Redis: a file for each task. Each chunk has a
-    line with attempt, offset, tokens and size before it. A file that a power cut left incomplete counts as
-    none."""
+    """In the payloads' directory, for runs whose payloads outgrow Redis: a file for each task. Each
+    chunk has a line with attempt, offset, tokens and size before it. A file that a power cut left
+    incomplete counts as none."""
 
     def __init__(self, directory: Path, is_term: Any) -> None:
         """``is_term(term)``: awaitable; whether it is the highest granted."""
@@ -154,7 +156,8 @@ class FilePartials:
         self._is_term = is_term
         self._writing = asyncio.Lock()
         self._known: dict[TaskId, tuple[Kept, int]] = {}
-        """What is held, and the size of the file when this process wrote it: it is not read for each chunk."""
+        """What is held, and the size of the file when this process wrote it: it is not read for
+        each chunk."""
 
     async def put(self, term: int, partials: Sequence[Partial]) -> list[Kept] | None:
         if not await self._is_term(term):

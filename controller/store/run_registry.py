@@ -20,7 +20,8 @@ class RunRegistry:
         self._keys = keys
 
     async def agree(self, run: str, payload_urls: Sequence[str], config_json: str) -> None:
-        """Stores the settings that all processes of a run must share, or compares them with the stored ones.
+        """Stores the settings that all processes of a run must share, or compares them with the
+        stored ones.
 
         Raises BadInput if they differ.
         """

@@ -1,9 +1,10 @@
-"""JSON of a snapshot in pieces: the event loop turns between its slices, however much the snapshot holds.
+"""JSON of a snapshot in pieces: the event loop turns between its slices, however much the snapshot
+holds.
 
-A thread would not help, because the encoder keeps the interpreter to itself from beginning to end. With 30 % of
-1,000,000 tasks dropped, coverage is 0.84 million numbers: 6 MB, and 0.1 s in one piece. With 10,000,000 tasks
-one piece would outlast the lease. Tasks in memory are encoded as they are written: see
-controller.ledger.state.moment. Nobody ever holds the whole text.
+A thread would not help, because the encoder keeps the interpreter to itself from beginning to end.
+With 30 % of 1,000,000 tasks dropped, coverage is 0.84 million numbers: 6 MB, and 0.1 s in one
+piece. With 10,000,000 tasks one piece would outlast the lease. Tasks in memory are encoded as they
+are written: see controller.ledger.state.moment. Nobody ever holds the whole text.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ _compact = json.JSONEncoder(separators=(",", ":")).encode
 
 
 async def snapshot_pieces(snapshot: Any) -> AsyncIterator[str]:
-    """The same text as ``json.dumps`` in compact form, in pieces of at most ``PIECE`` characters and a slice. The
-    snapshot must not change meanwhile."""
+    """The same text as ``json.dumps`` in compact form, in pieces of at most ``PIECE`` characters
+    and a slice. The snapshot must not change meanwhile."""
     parts: list[str] = []
     length = since = 0
     for part in slices(snapshot):

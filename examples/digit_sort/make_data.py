@@ -1,7 +1,8 @@
-"""Writes the digit-sort data: ``train.jsonl`` and ``held_out.jsonl``, disjoint, seeded, and pairs of both.
+"""Writes the digit-sort data: ``train.jsonl`` and ``held_out.jsonl``, disjoint, seeded, and pairs
+of both.
 
-A row asks for the digits between ``s`` and ``=`` in rising order. A pair has a wrong answer beside the right one: two
-neighbours are exchanged.
+A row asks for the digits between ``s`` and ``=`` in rising order. A pair has a wrong answer beside
+the right one: two neighbours are exchanged.
 
     {"prompt": "s7391=", "answer": "1379"}
     {"prompt": "s7391=", "chosen": "1379", "rejected": "3179"}

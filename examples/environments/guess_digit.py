@@ -3,8 +3,8 @@
     python -m examples.environments.guess_digit
 
 Makes a randomly initialised model of 0.1 M parameters and its data under ``runs/``, and runs the
-whole fleet of ``guess_digit.toml``. Options are handed on to ``paceline up``. Someone who ignores the
-hints and never repeats a guess gets 0.5 on average; halving the range gets 1.1.
+whole fleet of ``guess_digit.toml``. Options are handed on to ``paceline up``. Someone who ignores
+the hints and never repeats a guess gets 0.5 on average; halving the range gets 1.1.
 """
 
 from __future__ import annotations

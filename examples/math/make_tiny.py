@@ -1,10 +1,12 @@
-r"""A tiny Qwen3 and rows in the layout of MATH-lighteval, to try the tutorial on any machine within minutes.
+r"""A tiny Qwen3 and rows in the layout of MATH-lighteval, to try the tutorial on any machine within
+minutes.
 
     python -m examples.math.make_tiny            # models/tiny-qwen3 and data/MATH-lighteval
 
-The rows are small problems with worked solutions, of numbers, fractions and intervals, as Parquet files for the splits train and test,
-which have no problem in common. The model has two layers and a byte-level tokenizer with a chat template. A short
-supervised run teaches it to answer some of the problems, and to put the answer into ``\boxed{...}``.
+The rows are small problems with worked solutions, of numbers, fractions and intervals, as Parquet
+files for the splits train and test, which have no problem in common. The model has two layers and a
+byte-level tokenizer with a chat template. A short supervised run teaches it to answer some of the
+problems, and to put the answer into ``\boxed{...}``.
 """
 
 from __future__ import annotations

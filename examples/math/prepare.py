@@ -3,11 +3,12 @@ r"""Rows to train on, from a data set in the layout of MATH-lighteval or of GSM8
     python -m examples.math.prepare data/MATH-lighteval --out data/math
     python -m examples.math.prepare openai/gsm8k --name main --layout gsm8k --out data/gsm8k
 
-The source is a directory or a name of the Hugging Face hub, whose splits train and test become ``train.jsonl`` and
-``test.jsonl``; or files (JSONL, Parquet), each of which becomes one of the same name. A row of MATH has the fields
-problem, solution, level and type. It keeps them and gets ``answer``, the content of the last ``\boxed{...}`` of its
-solution. A row of GSM8K has question and answer; it becomes one with problem, solution and answer, which is what follows
-``####``. Rows without an answer are left out and counted.
+The source is a directory or a name of the Hugging Face hub, whose splits train and test become
+``train.jsonl`` and ``test.jsonl``; or files (JSONL, Parquet), each of which becomes one of the same
+name. A row of MATH has the fields problem, solution, level and type. It keeps them and gets
+``answer``, the content of the last ``\boxed{...}`` of its solution. A row of GSM8K has question and
+answer; it becomes one with problem, solution and answer, which is what follows ``####``. Rows
+without an answer are left out and counted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""An objective of one's own: REINFORCE with a leave-one-out baseline and truncated importance weights.
+"""An objective of one's own: REINFORCE with a leave-one-out baseline and truncated importance
+weights.
 
     paceline up RUN.toml --set train.algorithm=examples.own_objective.leave_one_out:LeaveOneOut
 

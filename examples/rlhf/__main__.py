@@ -1,7 +1,9 @@
-"""RLHF on digit sort by one command: SFT, a reward model, PPO against it; or SFT and DPO on the same preferences.
+"""RLHF on digit sort by one command: SFT, a reward model, PPO against it; or SFT and DPO on the
+same preferences.
 
-Each stage is a run of `paceline up` that begins with the exports of the stages before it. The same command goes on after
-an interruption: a stage that is done is skipped, and one that was cut is continued from its last state.
+Each stage is a run of `paceline up` that begins with the exports of the stages before it. The same
+command goes on after an interruption: a stage that is done is skipped, and one that was cut is
+continued from its last state.
 """
 
 from __future__ import annotations
@@ -123,7 +125,8 @@ def _models(places: list[Place]) -> str:
 
 
 def _report(root: Path, places: list[Place]) -> str:
-    """Greedy exact match on held-out prompts before and after each stage that makes a policy, by `paceline eval`."""
+    """Greedy exact match on held-out prompts before and after each stage that makes a policy, by
+    `paceline eval`."""
     lines = ["greedy exact match on 256 held-out prompts:"]
     models = {"base model": BASE}
     models |= {p.stage.name: p.output for p in places if p.stage.name in ("sft", "ppo", "dpo")}

@@ -1,8 +1,8 @@
 """Preferences between a model's own answers: for each prompt one that is right and one that is not.
 
-Eight samples at temperature 1 are drawn for each prompt, with the rollout workers' own engine, and a rule takes the place of
-the people who would compare them. Prompts that have no right or no wrong sample are left out, and so are samples that
-did not end, because their text alone does not say so.
+Eight samples at temperature 1 are drawn for each prompt, with the rollout workers' own engine, and
+a rule takes the place of the people who would compare them. Prompts that have no right or no wrong
+sample are left out, and so are samples that did not end, because their text alone does not say so.
 
     python -m examples.rlhf.preferences --model runs/rlhf/sft/export --out runs/rlhf/preferences --pairs 8000
 """
@@ -69,8 +69,8 @@ async def own_pairs(
 ) -> tuple[list[Row], int]:
     """``count`` rows with prompt, chosen and rejected, and the number of samples that they took.
 
-    ``prompts`` gives batches of rows with ``prompt`` and ``answer``. Raises ValueError if many of them in a row give no
-    pair.
+    ``prompts`` gives batches of rows with ``prompt`` and ``answer``. Raises ValueError if many of
+    them in a row give no pair.
     """
     from transformers import AutoModelForCausalLM
 

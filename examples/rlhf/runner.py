@@ -1,4 +1,5 @@
-"""Runner of stages: one after the other, each as ``paceline up`` in a process of its own, with a line of progress.
+"""Runner of stages: one after the other, each as ``paceline up`` in a process of its own, with a
+line of progress.
 
     for each stage:  done? ── yes ─► next
                        │ no
@@ -48,7 +49,8 @@ class Interrupted(Exception):
 
 
 class Progress:
-    """One line on standard error that is written over; a line for every tenth of a stage if it is no terminal."""
+    """One line on standard error that is written over; a line for every tenth of a stage if it is
+    no terminal."""
 
     def __init__(self, title: str) -> None:
         self._title = title
@@ -119,8 +121,8 @@ def _run(place: Place, command: list[str], progress: Progress) -> int:
 
 
 class _Stops:
-    """Signals that ask this process to stop. They go to a process that writes a checkpoint and ends, also those that
-    came before it was there."""
+    """Signals that ask this process to stop. They go to a process that writes a checkpoint and
+    ends, also those that came before it was there."""
 
     def __init__(self) -> None:
         self.told: list[int] = []
@@ -194,7 +196,8 @@ def newest_step(run_dir: Path) -> Mapping[str, Any]:
 
 
 def _is_running(place: Place) -> bool:
-    """Whether another `paceline up` holds the run directory: its own starter was killed, and it goes on."""
+    """Whether another `paceline up` holds the run directory: its own starter was killed, and it
+    goes on."""
     path = place.directory / "supervisor.lock"
     if not path.is_file():
         return False

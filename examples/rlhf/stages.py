@@ -1,10 +1,12 @@
-"""Stages of the pipelines: what each one reads, runs and leaves behind. Pure but for the files that say how far it is.
+"""Stages of the pipelines: what each one reads, runs and leaves behind. Pure but for the files that
+say how far it is.
 
     base model ─► sft ─► preferences ─► reward_model ─► ppo
                    └───────────┴──────────────────────► dpo
 
-A stage begins with the exports of the stages that it needs, never with their checkpoints. It is done once its output is
-complete, so a command that is started again begins with the first stage that is not.
+A stage begins with the exports of the stages that it needs, never with their checkpoints. It is
+done once its output is complete, so a command that is started again begins with the first stage
+that is not.
 """
 
 from __future__ import annotations
@@ -97,7 +99,8 @@ PIPELINES = {
 
 
 def chosen_stages(pipeline: str, only: Sequence[str]) -> list[Stage]:
-    """Stages of a pipeline, or of these ``only`` some, in the order in which they run. Raises PipelineProblem."""
+    """Stages of a pipeline, or of these ``only`` some, in the order in which they run. Raises
+    PipelineProblem."""
     for name in only:
         if name not in PIPELINES[pipeline]:
             known = ", ".join(PIPELINES[pipeline])
@@ -178,7 +181,8 @@ class Place:
         return words
 
     def begun_with(self) -> dict[str, Any]:
-        """Config, settings and inputs: a stage that was made from others is not the one that is asked for."""
+        """Config, settings and inputs: a stage that was made from others is not the one that is
+        asked for."""
         config = self.stage.config.read_bytes() if self.stage.is_run else b""
         return {
             "config": hashlib.sha256(config).hexdigest(),

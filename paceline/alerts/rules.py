@@ -1,7 +1,7 @@
 """Rules: which events and metric rows of a run are alerts. Pure: records in, alerts out.
 
-One alert a kind in ``QUIET_S``; the next one tells how many were held back. What is true once is told once: the end
-of the run always.
+One alert a kind in ``QUIET_S``; the next one tells how many were held back. What is true once is
+told once: the end of the run always.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Alert:
 
 @dataclass(slots=True)
 class AlertRules:
-    """``reward_drop``: fraction of the best mean reward over WINDOW steps by which a later one is lower."""
+    """``reward_drop``: fraction of the best mean reward over WINDOW steps by which a later one is
+    lower."""
 
     kinds: frozenset[str]
     reward_drop: float

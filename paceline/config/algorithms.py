@@ -1,7 +1,8 @@
 """The GRPO family: the settings of ``[train]`` that each published name stands for.
 
-All of them are one clipped policy-gradient loss with other settings. A name gives defaults, and a setting of the user's
-own goes before them; but a name cannot be used with a setting that contradicts what defines it.
+All of them are one clipped policy-gradient loss with other settings. A name gives defaults, and a
+setting of the user's own goes before them; but a name cannot be used with a setting that
+contradicts what defines it.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ FAMILY: dict[str, Published] = {
 
 
 def with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """``given``: the table ``[train]`` as the user wrote it. Raises ValueError if a setting contradicts the algorithm."""
+    """``given``: the table ``[train]`` as the user wrote it. Raises ValueError if a setting
+    contradicts the algorithm."""
     name = given.get("algorithm", "grpo")
     published = FAMILY.get(name) if isinstance(name, str) else None
     if published is None:

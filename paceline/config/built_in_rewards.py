@@ -1,4 +1,5 @@
-"""Rewards that are built in, beside format:REGEX: the one list of their names. All compare with the row's answer."""
+"""Rewards that are built in, beside format:REGEX: the one list of their names. All compare with the
+row's answer."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ def _home_expanded(path: str) -> str:
 
 
 LocalPath = Annotated[str, AfterValidator(_home_expanded)]
-"""A leading `~` is expanded here, once: some of the libraries that receive paths do not expand it."""
+"""A leading `~` is expanded here, once: some of the libraries that receive paths do not expand it.
+"""
 
 
 class Section(BaseModel):

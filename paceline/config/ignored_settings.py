@@ -1,7 +1,7 @@
 """Settings of the loss in ``[train]`` that a built-in objective does not read.
 
-A term of the loss that would be missing without a word is refused. A detail of a term that an objective does not have is
-worth a warning: it may be left from another algorithm.
+A term of the loss that would be missing without a word is refused. A detail of a term that an
+objective does not have is worth a warning: it may be left from another algorithm.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ IGNORED: dict[str, frozenset[str]] = {
     "sft": _SUPERVISED,
     **dict.fromkeys(PREFERENCES, _SUPERVISED | {"aggregation"}),
 }
-"""By objective. The GRPO family reads all of them; what an objective of a user reads is not known."""
+"""By objective. The GRPO family reads all of them; what an objective of a user reads is not known.
+"""
 
 
 def ignored(train: TrainConfig) -> list[str]:
@@ -42,7 +43,8 @@ def ignored(train: TrainConfig) -> list[str]:
 
 
 def problem_of_ignored(train: TrainConfig) -> str:
-    """The terms of the loss that the objective would leave out, with the remedy; empty if there is none."""
+    """The terms of the loss that the objective would leave out, with the remedy; empty if there is
+    none."""
     missing = [f"train.{name}" for name in ignored(train) if name in TERMS]
     if not missing:
         return ""

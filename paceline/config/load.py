@@ -39,8 +39,8 @@ NEWER = (
     *("data.sources", "data.prompt_template", "data.prompt_suffix", "data.chat_template_args"),
     *("data.long_prompts", "data.curriculum", "data.curriculum_min"),
 )
-"""Settings that earlier releases did not have. At their defaults they are in no digest, so that a run of such a
-release can be continued."""
+"""Settings that earlier releases did not have. At their defaults they are in no digest, so that a
+run of such a release can be continued."""
 
 FIELDS = [(section, name) for section, model in SECTIONS.items() for name in model.model_fields]
 
@@ -123,8 +123,8 @@ def _written(values: Mapping[str, Any], known: Mapping[str, FieldInfo]) -> dict[
 def fleet_digest(config: Config) -> tuple[str, str]:
     """Digest (hex) and canonical JSON of the settings that must agree across the fleet.
 
-    Settings that may change while the run runs are not among them: their values come from the controller.
-    The divisor of the ``dr_grpo`` loss is: every replica reads it from its own file.
+    Settings that may change while the run runs are not among them: their values come from the
+    controller. The divisor of the ``dr_grpo`` loss is: every replica reads it from its own file.
     """
     shared = _by_section(config, (Rule.FIXED, Rule.START))
     if config.train.aggregation == "dr_grpo":
@@ -267,7 +267,8 @@ def _one_per_field(errors: list[ErrorDetails]) -> Iterator[ErrorDetails]:
 
 
 def _field_of(error: ErrorDetails) -> Field:
-    """Section and field of an error, without the position inside the field's value. Of a scorer: with its name between."""
+    """Section and field of an error, without the position inside the field's value. Of a scorer:
+    with its name between."""
     loc = tuple(str(part) for part in error["loc"])
     if loc[:1] == ("scorers",):
         return loc[:3]

@@ -22,7 +22,8 @@ def vocabulary_size(model: str) -> int | None:
 
 
 def model_file(model: str, name: str) -> Path:
-    """The file ``name`` of a model's directory, or of the hub's cache. Raises LookupError if the cache has none."""
+    """The file ``name`` of a model's directory, or of the hub's cache. Raises LookupError if the
+    cache has none."""
     directory = Path(model).expanduser()
     if directory.is_dir():
         return directory / name

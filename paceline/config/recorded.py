@@ -1,4 +1,5 @@
-"""Recorded data: the forms of its rows, by the fields that ``[data]`` names, and what a config of it needs."""
+"""Recorded data: the forms of its rows, by the fields that ``[data]`` names, and what a config of
+it needs."""
 
 from __future__ import annotations
 
@@ -63,7 +64,8 @@ def row_form(data: DataConfig) -> RowForm | None:
 
 
 def with_group_size(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``raw``, the sections of a config, with the group size that recorded rows have, unless it names one."""
+    """``raw``, the sections of a config, with the group size that recorded rows have, unless it
+    names one."""
     rollout, data = raw.get("rollout"), raw.get("data")
     if not isinstance(rollout, dict) or rollout.get("source") != "recorded":
         return raw

@@ -11,7 +11,8 @@ from paceline.errors import BadInput
 def run_steps(config: Config, rows: int) -> int:
     """Optimizer steps of a run over ``rows`` training rows.
 
-    train.epochs is rounded up to whole steps, and train.max_samples down. Raises BadInput if the warm-up is longer.
+    train.epochs is rounded up to whole steps, and train.max_samples down. Raises BadInput if the
+    warm-up is longer.
     """
     train = config.train
     if train.epochs is not None:

@@ -9,10 +9,12 @@ from paceline.config.model_config import model_file, vocabulary_size
 
 
 def difference(one: str, other: str) -> str:
-    """Why ids of ``one``'s tokens are not those of ``other``'s (directories, or hub names downloaded before).
+    """Why ids of ``one``'s tokens are not those of ``other``'s (directories, or hub names
+    downloaded before).
 
-    Empty if they are, or if this machine cannot tell. Vocabularies of tokenizer.json are compared if both have one, and
-    else the rows of the embeddings: models of one tokenizer may pad them differently.
+    Empty if they are, or if this machine cannot tell. Vocabularies of tokenizer.json are compared
+    if both have one, and else the rows of the embeddings: models of one tokenizer may pad them
+    differently.
     """
     mine, theirs = _vocabulary(one), _vocabulary(other)
     if mine is None or theirs is None:
@@ -31,10 +33,11 @@ def difference(one: str, other: str) -> str:
 
 
 def misread(ours: str, theirs: str) -> str:
-    """Why ids of the tokens of ``ours`` mean something else to the model ``theirs``; both as in ``difference``.
+    """Why ids of the tokens of ``ours`` mean something else to the model ``theirs``; both as in
+    ``difference``.
 
-    Empty if they do not, or if this machine cannot tell. ``theirs`` may know more tokens. A model that was saved without
-    its tokenizer says only how many it knows.
+    Empty if they do not, or if this machine cannot tell. ``theirs`` may know more tokens. A model
+    that was saved without its tokenizer says only how many it knows.
     """
     mine, others = _vocabulary(ours), _vocabulary(theirs)
     if mine is None:

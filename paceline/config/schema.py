@@ -1,7 +1,7 @@
 """Schema of a run's configuration.
 
-Each field of a section is followed by its meaning and its unit. Unknown fields are refused. docs/configuration.md
-and the comments that `paceline init` writes are generated from these texts.
+Each field of a section is followed by its meaning and its unit. Unknown fields are refused.
+docs/configuration.md and the comments that `paceline init` writes are generated from these texts.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ from paceline.config.sections.training import (
 from paceline.config.sections.workers import FleetConfig, KubernetesConfig, RayConfig, RolloutConfig
 
 AUTO_FANOUT = 2
-"""Of relays that the user has not asked for: a replica sends two copies at most, and the way to the last of n receivers is
-log2(n) relays long. A chain sends one, and each of its relays that fails holds up all below it."""
+"""Of relays that the user has not asked for: a replica sends two copies at most, and the way to the
+last of n receivers is log2(n) relays long. A chain sends one, and each of its relays that fails
+holds up all below it."""
 
 
 class Config(Section):
@@ -164,8 +165,8 @@ class Config(Section):
 
     @property
     def length_setting(self) -> str:
-        """Field of ``[rollout]`` that bounds one sample of a prompt. ``max_tokens`` bounds a turn of an
-        environment."""
+        """Field of ``[rollout]`` that bounds one sample of a prompt. ``max_tokens`` bounds a turn
+        of an environment."""
         in_context = self.rollout.environment is not None and self.rollout.max_context is not None
         return "max_context" if in_context else "max_tokens"
 
@@ -199,7 +200,8 @@ class Config(Section):
 
     @property
     def weights_through_host(self) -> bool:
-        """Weights travel between host memories: relays keep them there, and vLLM's ranks take them from there."""
+        """Weights travel between host memories: relays keep them there, and vLLM's ranks take them
+        from there."""
         return self.relay_fanout > 0 or self.rollout.engine == "vllm"
 
     @property

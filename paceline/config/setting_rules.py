@@ -1,9 +1,11 @@
 """Rules of change: for every setting, whether a run may change it, when, and what to do otherwise.
 
-- LIVE: while the run runs (``paceline set``) and when it is continued. The value travels with the plan of a
-  step or the lease of a task, so every process uses the same one, and a replay uses it again.
+- LIVE: while the run runs (``paceline set``) and when it is continued. The value travels with the
+  plan of a step or the lease of a task, so every process uses the same one, and a replay uses it
+  again.
 - START: when the run is continued. Each process reads it at its start.
-- FIXED: never. The reason says what rests on it; a new run can begin with the weights of a checkpoint.
+- FIXED: never. The reason says what rests on it; a new run can begin with the weights of a
+  checkpoint.
 
 A new field of the schema must be entered here; a test finds one that is not.
 """
@@ -57,7 +59,8 @@ _START = {
     "auth": "token_file tls_cert tls_key tls_ca",
 }
 SCORER_START = ("url", "api_key_file", "batch_size", "timeout_s", "attempts", "dtype")
-"""Settings of a scorer that a continued run may change; the others decide its numbers, and are fixed."""
+"""Settings of a scorer that a continued run may change; the others decide its numbers, and are
+fixed."""
 _OBJECTIVE = "steps that a rollback repeats must optimise what they optimised before"
 _SCORED = "groups in flight were scored with it"
 _DATA = "the ledger counts rows of this data set"
@@ -193,7 +196,8 @@ def values_of(config: Config, rules: Iterable[Rule]) -> dict[str, JsonValue]:
 
 
 def with_settings(config: Config, settings: Mapping[str, JsonValue]) -> Config:
-    """``config`` with ``settings``; what they touch is validated. Raises pydantic's ValidationError."""
+    """``config`` with ``settings``; what they touch is validated. Raises pydantic's
+    ValidationError."""
     known = config.model_dump(mode="json")
     sections: dict[str, Any] = {name: getattr(config, name) for name in known}
     for dotted, value in settings.items():

@@ -135,7 +135,8 @@ def template_settings(algorithm: str, size: str) -> dict[str, dict[str, Any]]:
 def _without_engine(
     settings: dict[str, dict[str, Any]], data: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """A run of recorded rows: one rollout worker tokenises them, on no GPU, and nothing is rewarded."""
+    """A run of recorded rows: one rollout worker tokenises them, on no GPU, and nothing is
+    rewarded."""
     longest = settings["rollout"]["max_tokens"]
     found = {
         **settings,

@@ -1,12 +1,14 @@
 """Data order: the row of every task, over one source or a mixture of several.
 
-A pure function of the seed, the number of the task, and the sources: every controller computes the same order.
+A pure function of the seed, the number of the task, and the sources: every controller computes the
+same order.
 
 - One source: each epoch visits each row once (row_sampler).
-- Sources without weights: one data set, the sources one after the other. Each epoch visits each row of each
-  source once.
-- Sources with weights: of every ``BLOCK`` tasks, ``share`` are of a source, in an order that the seed decides.
-  Each source has an order and epochs of its own, so a small source with a large weight is visited more often.
+- Sources without weights: one data set, the sources one after the other. Each epoch visits each row
+  of each source once.
+- Sources with weights: of every ``BLOCK`` tasks, ``share`` are of a source, in an order that the
+  seed decides. Each source has an order and epochs of its own, so a small source with a large
+  weight is visited more often.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ class DataSource:
 def shares(weights: Sequence[float]) -> tuple[int, ...]:
     """Shares of ``BLOCK`` in proportion to ``weights``, by largest remainder.
 
-    They sum to ``BLOCK``, and a positive weight has a share of at least 1. Raises ValueError if no weight is positive,
-    or one is negative.
+    They sum to ``BLOCK``, and a positive weight has a share of at least 1. Raises ValueError if no
+    weight is positive, or one is negative.
     """
     total = sum(weights)
     if min(weights) < 0 or not total > 0:
@@ -75,7 +77,8 @@ class DataOrder:
         return tuple(source.name for source in self.sources) or ("",)
 
     def place(self, ordinal: int) -> tuple[int, int]:
-        """(epoch, row) of the ``ordinal``-th task, from 0. The epoch is that of the source if sources have weights."""
+        """(epoch, row) of the ``ordinal``-th task, from 0. The epoch is that of the source if
+        sources have weights."""
         if not self.weighted:
             return task_row(self.seed, ordinal, self.rows, self.shuffle)
         block, position = divmod(ordinal, BLOCK)
@@ -97,8 +100,8 @@ class DataOrder:
     def count(self, start: int, stop: int) -> Counter[tuple[int, int]]:
         """Tasks of ``range(start, stop)`` by (epoch, number of the source).
 
-        Time: constant for each epoch, but for sources without weights: there, linear in the tasks of epochs that
-        the range covers in part.
+        Time: constant for each epoch, but for sources without weights: there, linear in the tasks
+        of epochs that the range covers in part.
         """
         found: Counter[tuple[int, int]] = Counter()
         if self.weighted:

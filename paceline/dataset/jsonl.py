@@ -14,8 +14,8 @@ from paceline.dataset.row_source import DataError, Row, RowSource
 class JsonLines(RowSource):
     """One JSON object per line. Blank lines are skipped.
 
-    Opening the file reads and parses it once, so that a bad line fails the start of a run and not its
-    thousandth step. After that only the offsets of rows are held: 8 bytes a row.
+    Opening the file reads and parses it once, so that a bad line fails the start of a run and not
+    its thousandth step. After that only the offsets of rows are held: 8 bytes a row.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Parts of recorded rows: the prompt and the completions that a row holds, before they become tokens."""
+"""Parts of recorded rows: the prompt and the completions that a row holds, before they become
+tokens."""
 
 from __future__ import annotations
 
@@ -27,8 +28,9 @@ ASSISTANT = "assistant"
 
 @dataclass(frozen=True, slots=True)
 class RowParts:
-    """``prompt``: text or messages. ``completions``: of the same kind as the prompt, each after it; at least one.
-    ``rewards``: one for each. A pair has chosen before rejected, and its margin is the difference of its rewards."""
+    """``prompt``: text or messages. ``completions``: of the same kind as the prompt, each after it;
+    at least one. ``rewards``: one for each. A pair has chosen before rejected, and its margin is
+    the difference of its rewards."""
 
     prompt: Content
     completions: tuple[Content, ...]
@@ -36,7 +38,8 @@ class RowParts:
 
 
 def check_run_rows(rows: RowSource, data: DataConfig) -> None:
-    """Raises DataError unless every row has the fields that the run reads, and the first row is usable.
+    """Raises DataError unless every row has the fields that the run reads, and the first row is
+    usable.
 
     Later rows may still be malformed: their tasks are dropped, with a reason, when they are leased.
     """

@@ -10,7 +10,8 @@ from functools import lru_cache
 
 _MASK = (1 << 64) - 1
 _SMALL = 4096
-"""Up to this many rows, an epoch's permutation is a shuffled list; above, it is computed per row."""
+"""Up to this many rows, an epoch's permutation is a shuffled list; above, it is computed per row.
+"""
 
 
 def mix(*values: int) -> int:

@@ -107,8 +107,8 @@ def prompt_of(row: Mapping[str, Any], data: DataConfig) -> str | list[Message]:
     """The prompt of a row: text to tokenise as it is, or messages for the chat template.
 
     ``data.prompt_template`` makes it from the row's fields. ``data.prompt_suffix`` is put after it.
-    ``data.system_prompt`` is put before the messages unless the row has a system message of its own.
-    Raises DataError if the prompt is neither text nor messages.
+    ``data.system_prompt`` is put before the messages unless the row has a system message of its
+    own. Raises DataError if the prompt is neither text nor messages.
     """
     field = data.prompt_field
     if data.prompt_template is not None:

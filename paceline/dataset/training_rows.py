@@ -45,7 +45,8 @@ class TrainingRows:
 
 
 def open_training_rows(data: DataConfig) -> TrainingRows:
-    """Opens and checks the sources of ``data``. Raises DataError that names the file, and the source if it has a name."""
+    """Opens and checks the sources of ``data``. Raises DataError that names the file, and the
+    source if it has a name."""
     if data.path is not None:
         rows = load_rows(data.path, name=data.name, split=data.split)
         check_run_rows(rows, data)

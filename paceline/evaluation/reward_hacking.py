@@ -1,13 +1,16 @@
-"""Reward hacking: the training score rises while what it stands for, measured on held-out prompts, falls. Pure.
+"""Reward hacking: the training score rises while what it stands for, measured on held-out prompts,
+falls. Pure.
 
-A learned reward is a proxy. Optimised hard enough, it goes on rising while the true quality falls (Gao et al., "Scaling
-laws for reward model overoptimization", arXiv 2210.10760). A set of held-out prompts with a reward of its own shows it:
+A learned reward is a proxy. Optimised hard enough, it goes on rising while the true quality falls
+(Gao et al., "Scaling laws for reward model overoptimization", arXiv 2210.10760). A set of held-out
+prompts with a reward of its own shows it:
 
     truth   ▁▃▅▇█▇▅▃▁      fallen: the newest two evaluations are both below the best one, by more than noise
     score   ▁▂▃▄▅▆▇▇█      risen: its mean before the newest two is above that before the best one and its predecessor
                 ↑ best     step to go back to
 
-A score that falls along with the truth is another fault, for example a learning rate that is too high.
+A score that falls along with the truth is another fault, for example a learning rate that is too
+high.
 """
 
 from __future__ import annotations
@@ -19,8 +22,8 @@ from dataclasses import dataclass
 NEWEST = 2
 """Evaluations that must all be lower: a single one swings."""
 TRUTH_NOISE = 3.5
-"""Standard errors of the difference by which the truth must be lower. It is compared with the highest of many evaluations,
-which is high by chance."""
+"""Standard errors of the difference by which the truth must be lower. It is compared with the
+highest of many evaluations, which is high by chance."""
 SCORE_NOISE = 2.0
 """Standard errors of the difference by which the score must be higher."""
 
@@ -46,8 +49,8 @@ class RewardSums:
     """Sum of the variances of these means."""
 
     def add(self, mean: float, deviation: float, groups: int) -> None:
-        """``deviation``: of the rewards of the step's samples. Samples of one prompt are alike, so each of the ``groups``
-        counts as one draw: the error is rather too large than too small."""
+        """``deviation``: of the rewards of the step's samples. Samples of one prompt are alike, so
+        each of the ``groups`` counts as one draw: the error is rather too large than too small."""
         self.steps += 1
         self.total += mean
         self.variance += deviation**2 / max(1, groups)
@@ -90,7 +93,8 @@ class Exploited:
 def exploited(evaluations: Sequence[Checked], drop: float) -> Exploited | None:
     """Whether the score rose while the truth fell; None if not, or if that is not known.
 
-    ``evaluations``: in order of their steps. ``drop``: share of the best truth by which the newest ones must be lower; 0: never.
+    ``evaluations``: in order of their steps. ``drop``: share of the best truth by which the newest
+    ones must be lower; 0: never.
     """
     if not drop or len(evaluations) <= NEWEST:
         return None

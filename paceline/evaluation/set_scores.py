@@ -37,8 +37,8 @@ def row_score(
     truncated: int,
     solved_at: float,
 ) -> RowScore:
-    """The score of a prompt from its samples. ``answers``: one for each sample ("": it has none), or none at all,
-    if nobody votes. ``solved_at``: reward from which a sample counts as solved."""
+    """The score of a prompt from its samples. ``answers``: one for each sample ("": it has none),
+    or none at all, if nobody votes. ``solved_at``: reward from which a sample counts as solved."""
     solved = [reward >= solved_at - ROUNDING for reward in rewards]
     return RowScore(
         reward_mean=math.fsum(rewards) / len(rewards),
@@ -79,8 +79,9 @@ class SetScores:
     def metrics(self) -> dict[str, float]:
         """Means over the prompts by metric; empty if no prompt was scored.
 
-        reward; reward_se, the standard error of its mean, with the prompts as independent draws; pass@k for
-        the reported k; maj@N of N > 1 samples; tokens, the mean length of a sample; truncated, a share.
+        reward; reward_se, the standard error of its mean, with the prompts as independent draws;
+        pass@k for the reported k; maj@N of N > 1 samples; tokens, the mean length of a sample;
+        truncated, a share.
         """
         if not self.rows:
             return {}
@@ -92,8 +93,8 @@ class SetScores:
         return found | {"tokens": self.tokens / samples, "truncated": self.truncated / samples}
 
     def _standard_error(self) -> float:
-        """Of the mean reward: sample standard deviation of the prompts' means over the root of their number;
-        0 for one prompt."""
+        """Of the mean reward: sample standard deviation of the prompts' means over the root of
+        their number; 0 for one prompt."""
         if self.rows < 2:
             return 0.0
         squares = self.reward_squares - self.reward_sum**2 / self.rows

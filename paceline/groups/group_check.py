@@ -31,7 +31,8 @@ FINISHED = (rollout_pb2.FINISH_REASON_STOP, rollout_pb2.FINISH_REASON_LENGTH)
 def check_group(
     group: rollout_pb2.Group, limits: GroupLimits, newest_version: int
 ) -> rollout_pb2.GroupFacts:
-    """Checks all data of a group that will be trained on, and returns its facts, without the payload's digest.
+    """Checks all data of a group that will be trained on, and returns its facts, without the
+    payload's digest.
 
     Tokens are int32 and not negative; log-probs float32, finite, at most 0; version spans cover the
     tokens, never fall and name versions that exist. Raises Invalid.

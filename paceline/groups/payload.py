@@ -1,9 +1,10 @@
-"""Payload of a group, and the digests by which a reader knows that it is the group that was accepted.
+"""Payload of a group, and the digests by which a reader knows that it is the group that was
+accepted.
 
-A worker submits the facts of a group with the digest of its payload. The controller, which never sees the payload,
-keeps both that digest and one of all the facts. A reader compares the bytes with the first, and the facts that it
-derives from them with the second: a store that has lost or changed bytes and a worker that told other facts than its
-payload has are both found out.
+A worker submits the facts of a group with the digest of its payload. The controller, which never
+sees the payload, keeps both that digest and one of all the facts. A reader compares the bytes with
+the first, and the facts that it derives from them with the second: a store that has lost or changed
+bytes and a worker that told other facts than its payload has are both found out.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def decode(payload: bytes) -> rollout_pb2.Group:
 
 
 def payload_digest(payload: bytes) -> str:
-    """The first 128 bits of the SHA-256 of the bytes, 32 hexadecimal digits: processors have instructions for it."""
+    """The first 128 bits of the SHA-256 of the bytes, 32 hexadecimal digits: processors have
+    instructions for it."""
     return sha256(payload).hexdigest()[:32]
 
 

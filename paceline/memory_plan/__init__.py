@@ -1,1 +1,2 @@
-"""Arithmetic of a run's memory: what each of its processes needs, by part, before anything is loaded."""
+"""Arithmetic of a run's memory: what each of its processes needs, by part, before anything is
+loaded."""

@@ -20,8 +20,8 @@ GPUS = {
     "h200-141g": 139.8,
     "b200-180g": 178.0,
 }
-"""GiB that CUDA reports of a GPU, below the size in its name, which is in units of 10^9 bytes or leaves out what the
-driver reserves. Rounded down."""
+"""GiB that CUDA reports of a GPU, below the size in its name, which is in units of 10^9 bytes or
+leaves out what the driver reserves. Rounded down."""
 SPEEDS = {
     "l4-24g": (0.30, 121),
     "a10-24g": (0.60, 125),
@@ -45,8 +45,8 @@ class Gpu:
 
 
 def named_gpu(name: str) -> Gpu:
-    """A GPU of the list, also by the part of its name before the size, or ``NNg`` for one of so many GiB. Raises
-    BadInput."""
+    """A GPU of the list, also by the part of its name before the size, or ``NNg`` for one of so
+    many GiB. Raises BadInput."""
     if known := [full for full in GPUS if name in (full, full.rpartition("-")[0])]:
         if len(known) > 1:
             raise BadInput(f"--gpu {name}: give {' or '.join(known)}")

@@ -1,9 +1,10 @@
 """Memory plan: bytes by part of every kind of process of a run, on its GPU and on its host.
 
-A policy rank holds, of each part that it trains, slices of float32 weights, gradients, two moments and the scratch
-buffer of the elastic reduction: 20 bytes a parameter, divided by the ranks of its replica. What it gathers, keeps for
-the backward pass and publishes comes on top. Attention and publishing each have one function here, because their
-memory depends on how they are done and not on the model alone.
+A policy rank holds, of each part that it trains, slices of float32 weights, gradients, two moments
+and the scratch buffer of the elastic reduction: 20 bytes a parameter, divided by the ranks of its
+replica. What it gathers, keeps for the backward pass and publishes comes on top. Attention and
+publishing each have one function here, because their memory depends on how they are done and not on
+the model alone.
 """
 
 from __future__ import annotations
@@ -17,16 +18,19 @@ from paceline.memory_plan.head_memory import head_scratch_bytes
 from paceline.memory_plan.model_shape import ModelShape
 
 RESERVE = 0.92
-"""Share of a GPU that a plan may fill. The rest is for CUDA's context and for what its allocator cannot use."""
+"""Share of a GPU that a plan may fill. The rest is for CUDA's context and for what its allocator
+cannot use."""
 STATE = {"weights": 4, "gradients": 4, "optimizer moments": 8, "reduction scratch": 4}
-"""Bytes per trained parameter on a rank, before they are divided by the ranks. All of it is float32."""
+"""Bytes per trained parameter on a rank, before they are divided by the ranks. All of it is
+float32."""
 MOMENTS_BUCKET = 8 << 24
-"""Bytes of both moments that the device holds of parameters under way (policy_worker.offload.moments)."""
+"""Bytes of both moments that the device holds of parameters under way
+(policy_worker.offload.moments)."""
 PUBLISHING_BUFFERS = 2 << 24
 """Bytes of the device's buffers through which slices of weights become shares, with several ranks
 (policy_worker.ranks.share_exchange)."""
-"""Of a chunk in float32: logits, their log-softmax, and in the backward pass the gradients of both; one more for the
-gradient of the entropy."""
+"""Of a chunk in float32: logits, their log-softmax, and in the backward pass the gradients of both;
+one more for the gradient of the entropy."""
 ENGINE_SHARE = 0.9
 """Share of a GPU that vLLM takes unless rollout.vllm.gpu_memory_utilization says otherwise."""
 
@@ -62,7 +66,8 @@ class ProcessPlan:
 
 
 def memory_plan(config: Config, shape: ModelShape) -> list[ProcessPlan]:
-    """Of a policy rank and, unless the data is recorded, of a rollout worker. ``shape``: of model.path.
+    """Of a policy rank and, unless the data is recorded, of a rollout worker. ``shape``: of
+    model.path.
 
     A critic, a reference, a teacher and scorers are taken to have the size of the policy.
     """
@@ -141,7 +146,8 @@ def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
 
 
 def gathered_bytes(config: Config, shape: ModelShape) -> int:
-    """Whole weights, and whole gradients of one block, that a rank of a sharded replica holds in a row."""
+    """Whole weights, and whole gradients of one block, that a rank of a sharded replica holds in a
+    row."""
     width = 2 if config.model.dtype == "bfloat16" else 4
     # Embeddings and head stay whole from a model's forward to its backward.
     roots = trained_parts(config) * shape.root_parameters
@@ -153,7 +159,8 @@ def gathered_bytes(config: Config, shape: ModelShape) -> int:
 
 
 def activation_bytes(config: Config, shape: ModelShape) -> int:
-    """What the blocks keep of one row for its backward pass, without shared prompts that attention copies."""
+    """What the blocks keep of one row for its backward pass, without shared prompts that attention
+    copies."""
     tokens = config.train.tokens_per_microbatch
     if config.model.gradient_checkpointing:
         stored = 0 if config.train.offload_activations else block_input_bytes(config, shape)
@@ -180,7 +187,8 @@ def logits_bytes(config: Config, shape: ModelShape) -> int:
 
 
 def publishing_bytes(config: Config, shape: ModelShape) -> int:
-    """A rank's share of two versions: of the newest, and of the one before it, which links still send or compare with."""
+    """A rank's share of two versions: of the newest, and of the one before it, which links still
+    send or compare with."""
     return 2 * wire_bytes(config, shape) // config.fleet.policy_ranks
 
 
@@ -195,7 +203,8 @@ def engine_width(config: Config) -> int:
 
 
 def _rollout(config: Config, shape: ModelShape) -> ProcessPlan:
-    """The device of one rank of an engine; the least cache with which it can serve is one sequence of full length."""
+    """The device of one rank of an engine; the least cache with which it can serve is one sequence
+    of full length."""
     devices = config.rollout.tensor_parallel
     context = (
         config.rollout.max_context or config.data.max_prompt_tokens + config.rollout.max_tokens
@@ -212,7 +221,8 @@ def _rollout(config: Config, shape: ModelShape) -> ProcessPlan:
         remedies.insert(0, "rollout.tensor_parallel: more GPUs for one engine")
     if width == 4:
         remedies.insert(0, 'rollout.dtype = "bfloat16": half of the weights and of the cache')
-    # Those that arrive, and those before them, on which deltas build or which a relay still hands on.
+    # Those that arrive, and those before them, on which deltas build or which a relay still hands
+    # on.
     kept = (config.rollout.weight_deltas and width == 2) or config.relay_fanout > 0
     host = {"received weights": (2 if kept else 1) * wire_bytes(config, shape)}
     if config.rollout.engine == "vllm":
@@ -221,7 +231,8 @@ def _rollout(config: Config, shape: ModelShape) -> ProcessPlan:
 
 
 def kv_sequences(config: Config, shape: ModelShape, gpu: Gpu) -> int:
-    """Sequences of full length whose keys and values fit beside the weights of an engine on such GPUs."""
+    """Sequences of full length whose keys and values fit beside the weights of an engine on such
+    GPUs."""
     plan = _rollout(config, shape)
     one = plan.gpu["KV cache of one sequence"]
     share = ENGINE_SHARE

@@ -1,8 +1,10 @@
-"""Sizes of a model, from its config.json alone: no weight is read and no memory of its size is used.
+"""Sizes of a model, from its config.json alone: no weight is read and no memory of its size is
+used.
 
-Parameters are counted on torch's meta device. What a forward keeps for its backward is counted by running models of
-one and two blocks on fake tensors, which have shapes, types and storages but no data. Both are linear in the number
-of tokens and of blocks, so that four small runs give every size.
+Parameters are counted on torch's meta device. What a forward keeps for its backward is counted by
+running models of one and two blocks on fake tensors, which have shapes, types and storages but no
+data. Both are linear in the number of tokens and of blocks, so that four small runs give every
+size.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ class ModelShape:
 
 
 def read_shape(path: str, dtype: str, *, trust_remote_code: bool = False) -> ModelShape:
-    """``path``: directory or hub name; ``dtype``: float32 or bfloat16, in which the trainer computes.
+    """``path``: directory or hub name; ``dtype``: float32 or bfloat16, in which the trainer
+    computes.
 
     Raises BadInput if the config cannot be read, or its model cannot be built or run without data.
     """
@@ -122,7 +125,8 @@ def _line(bytes_of: Callable[[int], int]) -> tuple[int, int]:
 
 
 def _saved(config: Any, blocks: int, tokens: int, dtype: str) -> int:
-    """Bytes that the forward of a model of so many blocks keeps for its backward, without its parameters and head."""
+    """Bytes that the forward of a model of so many blocks keeps for its backward, without its
+    parameters and head."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
     from transformers import AttentionInterface, AutoModel
@@ -166,8 +170,8 @@ def _saved(config: Any, blocks: int, tokens: int, dtype: str) -> int:
 
 
 def _experts_in_bfloat16(model: Any) -> None:
-    """The type in which a sharded replica gathers them. Autocast leaves the product of a mixture of experts alone, and
-    without data it is defined in no other type."""
+    """The type in which a sharded replica gathers them. Autocast leaves the product of a mixture of
+    experts alone, and without data it is defined in no other type."""
     import torch
 
     for name, parameter in model.named_parameters():
@@ -178,8 +182,8 @@ def _experts_in_bfloat16(model: Any) -> None:
 def _attention(
     module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **_: Any
 ) -> tuple[Any, None]:
-    """What fused attention keeps, in shapes only: queries [1, heads, T, dim], keys, values and its output. A prompt
-    that attention copies for each of its completions is not counted."""
+    """What fused attention keeps, in shapes only: queries [1, heads, T, dim], keys, values and its
+    output. A prompt that attention copies for each of its completions is not counted."""
     import torch
 
     class Fused(torch.autograd.Function):  # type: ignore[misc]

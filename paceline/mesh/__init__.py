@@ -1,1 +1,2 @@
-"""The elastic torch.distributed mesh: process groups formed and abandoned per epoch, on gloo or NCCL."""
+"""The elastic torch.distributed mesh: process groups formed and abandoned per epoch, on gloo or
+NCCL."""

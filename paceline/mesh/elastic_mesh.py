@@ -4,9 +4,9 @@ Invariants:
 
 - Every wait ends within one slice (20 ms) of ``cancelled()`` turning true, whatever the peers do.
 - abandon() never blocks, and reaches the peers: their operations of this epoch fail as well.
-- When an operation or wait() raises, the buffers handed to the mesh hold garbage: reduce a scratch copy.
-  Nothing writes to them any more, unless ``settled`` is false: then an operation could not be ended,
-  and the mesh keeps its memory for good.
+- When an operation or wait() raises, the buffers handed to the mesh hold garbage: reduce a scratch
+  copy. Nothing writes to them any more, unless ``settled`` is false: then an operation could not be
+  ended, and the mesh keeps its memory for good.
 - An abandoned group is dropped once no operation of it is running. So any number of rebuilds leaves
   threads, descriptors and memory as they were.
 """
@@ -35,9 +35,11 @@ __all__ = ["EpochCancelled", "Handle", "MeshError", "ProcessMesh"]
 _log = logging.getLogger(__name__)
 
 _SETTLE_S = 1.0
-"""A severed operation ends within milliseconds or never: gloo fails those that wait for a message, and
-forgets one whose message is being received or sent at that moment. This happens when a stopped member
-wakes up: it reads what its peers had sent, answers into a closed connection, and waits for ever."""
+"""A severed operation ends within milliseconds or never: gloo fails those that wait for a message,
+and forgets one whose message is being received or sent at that moment. This happens when a stopped
+member wakes up: it reads what its peers had sent, answers into a closed connection, and waits for
+ever.
+"""
 
 
 @dataclass(eq=False)
@@ -59,8 +61,8 @@ class ProcessMesh:
         self._abandoned = threading.Event()
         self._running: list[Handle] = []
         self.settled = True
-        """False if an operation of this mesh, now abandoned, did not end: the owner of a buffer that was
-        handed to it must drop the buffer and allocate another. The mesh keeps it alive."""
+        """False if an operation of this mesh, now abandoned, did not end: the owner of a buffer
+        that was handed to it must drop the buffer and allocate another. The mesh keeps it alive."""
         threads.on_exit(self.abandon)
 
     @classmethod

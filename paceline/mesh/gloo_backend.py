@@ -1,7 +1,7 @@
 """Gloo backend: the mesh's process group for host memory. (For CUDA memory: nccl_backend.py.)
 
-A backend starts operations and returns a handle for each. Any thread may sever it at any time, without
-blocking; every operation of it then ends in an error.
+A backend starts operations and returns a handle for each. Any thread may sever it at any time,
+without blocking; every operation of it then ends in an error.
 """
 
 from __future__ import annotations

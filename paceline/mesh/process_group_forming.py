@@ -1,6 +1,7 @@
 """Forming and dropping of process groups, both in threads of their own.
 
-Connecting cannot be interrupted, and dropping a group joins its threads: neither may block the caller.
+Connecting cannot be interrupted, and dropping a group joins its threads: neither may block the
+caller.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """Rendezvous of the members of one epoch: hashes in Redis, and a torch store on top of one of them.
 
-What every member says to all others is a *round*, a hash of its own. The last member to speak puts one token
-for each of them on a list, where they wait: Redis wakes each once, and nobody asks again and again. So a
-meeting takes each member some twenty commands, however many members there are and however late the last one
-comes (two more commands for each second of waiting).
+What every member says to all others is a *round*, a hash of its own. The last member to speak puts
+one token for each of them on a list, where they wait: Redis wakes each once, and nobody asks again
+and again. So a meeting takes each member some twenty commands, however many members there are and
+however late the last one comes (two more commands for each second of waiting).
 
 Invariants:
 
 - A meeting is used once. Each rank is claimed by one process; a second claim is refused, so that
   addresses of an earlier try never mix with those of a later one.
 - Every wait ends soon after ``cancelled()`` turns true: a superseded epoch gives up by itself.
-- A token that is lost, with its reply or because the last member died before it put the tokens there, costs
-  time alone: who waits looks at the hash itself now and then.
+- A token that is lost, with its reply or because the last member died before it put the tokens
+  there, costs time alone: who waits looks at the hash itself now and then.
 - Nothing is left behind: hashes and lists expire by themselves.
 """
 
@@ -111,7 +111,8 @@ class Rendezvous:
             pause_s = min(pause_s * 1.5, _LONGEST_POLL_S)
 
     def speak(self, topic: str, name: str, value: bytes, size: int) -> None:
-        """Says ``value`` under ``name`` in the round ``topic``, in which each of ``size`` members speaks once."""
+        """Says ``value`` under ``name`` in the round ``topic``, in which each of ``size`` members
+        speaks once."""
         said = f"{self._key}:{topic}"
 
         def write() -> int:
@@ -201,8 +202,8 @@ class Rendezvous:
 class RedisStore(dist.Store):  # type: ignore[misc]
     """What a gloo group asks of a torch store while it forms, over a Rendezvous.
 
-    Each of ``size`` members sets one key, its addresses, and then asks for those of all members, one after
-    the other: they are fetched at once. A key that no such round holds is an error.
+    Each of ``size`` members sets one key, its addresses, and then asks for those of all members,
+    one after the other: they are fetched at once. A key that no such round holds is an error.
 
     torch keeps only a C++ reference to it: the group's owner must keep the Python object alive for
     as long as the group.

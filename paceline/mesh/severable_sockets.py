@@ -1,4 +1,5 @@
-"""Severable sockets: the TCP sockets of this process, found by descriptor because gloo hides its own.
+"""Severable sockets: the TCP sockets of this process, found by descriptor because gloo hides its
+own.
 
 Only shutting a collective's connected sockets frees a thread that is blocked in gloo. A listening
 socket must never be shut: gloo ends the process then.

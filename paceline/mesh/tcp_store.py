@@ -1,8 +1,8 @@
 """torch's TCPStore on one address.
 
-Whoever connects to a store reads and writes all of its values; there is no password. Given a host name,
-TCPStore nevertheless listens on every interface of the machine. Here it gets a socket that is bound
-already.
+Whoever connects to a store reads and writes all of its values; there is no password. Given a host
+name, TCPStore nevertheless listens on every interface of the machine. Here it gets a socket that is
+bound already.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ def host_store(
 ) -> dist.TCPStore:
     """A store whose server listens on ``port`` (0: a free one) of ``host`` and of no other address.
 
-    ``size``: number of the processes that will use it, if known. Raises OSError if the port is taken.
+    ``size``: number of the processes that will use it, if known. Raises OSError if the port is
+    taken.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, port), family=family, backlog=BACKLOG)

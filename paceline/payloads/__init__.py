@@ -1,1 +1,2 @@
-"""Payload plane: the tokens of groups in a store that workers write, policy ranks read and controllers tidy."""
+"""Payload plane: the tokens of groups in a store that workers write, policy ranks read and
+controllers tidy."""

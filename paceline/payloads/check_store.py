@@ -19,7 +19,8 @@ CHECKED = "paceline-check"
 
 
 async def check_store(store: PayloadStore, urls: Sequence[str]) -> None:
-    """Raises BadInput with the reason and the remedy if ``store``, which was opened for ``urls``, cannot be used."""
+    """Raises BadInput with the reason and the remedy if ``store``, which was opened for ``urls``,
+    cannot be used."""
     shown = ", ".join(map(without_password, urls))
     # Several, so that each of several servers gets some.
     probe = {

@@ -1,4 +1,5 @@
-"""Payloads as files in a directory that every process of the run sees, such as a shared file system."""
+"""Payloads as files in a directory that every process of the run sees, such as a shared file
+system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Payloads in any file system or object store that fsspec opens: S3, Google Cloud Storage and others.
+"""Payloads in any file system or object store that fsspec opens: S3, Google Cloud Storage and
+others.
 
 An object appears whole or not at all, and counts once the store has acknowledged it.
 """
@@ -16,7 +17,8 @@ from paceline.redis.client import without_password
 
 T = TypeVar("T")
 AT_ONCE = 16
-"""Requests under way at the same time: an object store answers each of them late, and many at once."""
+"""Requests under way at the same time: an object store answers each of them late, and many at once.
+"""
 SUFFIX = ".group"
 
 
@@ -30,7 +32,8 @@ class FsspecPayloads:
         import fsspec
 
         self._shown = without_password(url)
-        # A listing that is remembered would show payloads that others have written or deleted since.
+        # A listing that is remembered would show payloads that others have written or deleted
+        # since.
         options = {"use_listings_cache": False, "skip_instance_cache": True}
         if urlsplit(url).scheme in ("memory", "file"):
             options = {}

@@ -1,7 +1,7 @@
 """Payloads in Redis or Valkey: in the journal's server, or spread over several others.
 
-With several servers a payload is in the one that the checksum of its name falls on: every process that is given the
-same list of URLs finds it there.
+With several servers a payload is in the one that the checksum of its name falls on: every process
+that is given the same list of URLs finds it there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ NAMES_AT_ONCE = 512
 
 
 def payload_key(run_id: str, task_id: str, attempt: int | str) -> str:
-    """Name of a payload. The embedded server lets workers use the names of this form, and few others."""
+    """Name of a payload. The embedded server lets workers use the names of this form, and few
+    others."""
     return f"paceline:{run_id}:payload:{task_id}:{attempt}"
 
 

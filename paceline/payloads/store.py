@@ -1,9 +1,10 @@
-"""Payload store: the tokens of groups, from before they are submitted until a checkpoint covers them.
+"""Payload store: the tokens of groups, from before they are submitted until a checkpoint covers
+them.
 
-A payload is one group, encoded (see ``paceline.groups.payload``), under (task id, attempt). The rollout worker
-stores it before it submits the group's facts, so an accepted group has one unless the store has lost it. Policy
-ranks read it; the leader deletes it. The payload of a group that was not accepted is overwritten by a repeated
-attempt, or deleted as an orphan.
+A payload is one group, encoded (see ``paceline.groups.payload``), under (task id, attempt). The
+rollout worker stores it before it submits the group's facts, so an accepted group has one unless
+the store has lost it. Policy ranks read it; the leader deletes it. The payload of a group that was
+not accepted is overwritten by a repeated attempt, or deleted as an orphan.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ Payloads = list[bytes | None]
 
 
 class StoreUnavailable(OSError):
-    """The store does not answer, or answers with an error. The operation may have happened; it may be repeated."""
+    """The store does not answer, or answers with an error. The operation may have happened; it may
+    be repeated."""
 
 
 class StoreFull(StoreUnavailable):

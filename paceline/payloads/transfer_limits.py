@@ -1,7 +1,9 @@
-"""Limits of bulk transfer to and from Redis: large values in slices, each with a time limit that grows with its size.
+"""Limits of bulk transfer to and from Redis: large values in slices, each with a time limit that
+grows with its size.
 
-One reply to 0.5 GB of payloads takes seconds: with one limit for every size it would time out, and the same request
-would be repeated unchanged for ever. A slice of 8 MiB needs 4 MB/s of Redis to arrive in time.
+One reply to 0.5 GB of payloads takes seconds: with one limit for every size it would time out, and
+the same request would be repeated unchanged for ever. A slice of 8 MiB needs 4 MB/s of Redis to
+arrive in time.
 """
 
 from __future__ import annotations
@@ -34,9 +36,11 @@ MOST_PATIENCE = 16.0
 
 
 class Patience:
-    """Time limits of requests of one kind. One that runs out of time is repeated with twice as much: on a slow store the
-    same limit would end every attempt. Requests that need a quarter of their time at most make it shorter again, so each
-    kind has its own: a store that answers small questions at once may send slowly."""
+    """Time limits of requests of one kind. One that runs out of time is repeated with twice as
+    much: on a slow store the same limit would end every attempt. Requests that need a quarter of
+    their time at most make it shorter again, so each kind has its own: a store that answers small
+    questions at once may send slowly.
+    """
 
     def __init__(self) -> None:
         self.factor = 1.0

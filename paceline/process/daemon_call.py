@@ -1,6 +1,7 @@
 """Blocking calls in daemon threads, for calls that may never return: a file on a dead mount.
 
-A call in the event loop's own thread pool would keep the process from ending, because the pool is joined.
+A call in the event loop's own thread pool would keep the process from ending, because the pool is
+joined.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ T = TypeVar("T")
 
 
 async def in_daemon_thread(work: Callable[[], T], name: str) -> T:
-    """The result of ``work``. If the caller is cancelled, the thread goes on and nobody waits for it."""
+    """The result of ``work``. If the caller is cancelled, the thread goes on and nobody waits for
+    it."""
     return await asyncio.get_running_loop().run_in_executor(_DaemonThread(name), work)
 
 
 def call_within(limit_s: float, work: Callable[[], T], name: str) -> T:
-    """The result of ``work``. After ``limit_s`` it raises TimeoutError; the thread goes on and nobody waits for it."""
+    """The result of ``work``. After ``limit_s`` it raises TimeoutError; the thread goes on and
+    nobody waits for it."""
     result: T = _DaemonThread(name).submit(work).result(limit_s)
     return result
 

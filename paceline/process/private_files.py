@@ -14,8 +14,8 @@ def private_directory(path: Path) -> Path:
 
 
 def new_private_directory(path: Path) -> Path:
-    """Makes ``path`` if missing, closed to other users. A directory that exists keeps its mode: its owner
-    may share it on purpose, and the files in it are private anyway."""
+    """Makes ``path`` if missing, closed to other users. A directory that exists keeps its mode: its
+    owner may share it on purpose, and the files in it are private anyway."""
     if not path.exists():
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     return path

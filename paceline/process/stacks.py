@@ -2,8 +2,8 @@
 
     paceline stacks ──SIGUSR2──► faulthandler, in C ──► <run dir>/stacks/<name>.<pid>.txt
 
-The handler runs inside the signal, so it needs neither the event loop nor the interpreter lock. Only a
-process that the kernel does not run (stopped, or in an uninterruptible wait) cannot answer.
+The handler runs inside the signal, so it needs neither the event loop nor the interpreter lock.
+Only a process that the kernel does not run (stopped, or in an uninterruptible wait) cannot answer.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def _remove_earlier(directory: Path, name: str) -> None:
 
 
 def own_stacks(tasks: Iterable[asyncio.Task[Any]] = ()) -> str:
-    """Stacks of this process's threads, with their names, and of ``tasks``: those of the calling event loop.
-    Needs the interpreter lock."""
+    """Stacks of this process's threads, with their names, and of ``tasks``: those of the calling
+    event loop. Needs the interpreter lock."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = []
     for ident, frame in sys._current_frames().items():
@@ -91,7 +91,8 @@ def own_stacks(tasks: Iterable[asyncio.Task[Any]] = ()) -> str:
 
 
 def _awaiting(awaited: Any) -> Iterator[FrameType]:
-    """Frames of a suspended coroutine, of the one it awaits, and so on. ``Task.get_stack`` has the first."""
+    """Frames of a suspended coroutine, of the one it awaits, and so on. ``Task.get_stack`` has the
+    first."""
     while awaited is not None:
         frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "ag_frame", None)
         frame = frame or getattr(awaited, "gi_frame", None)
@@ -103,7 +104,8 @@ def _awaiting(awaited: Any) -> Iterator[FrameType]:
 
 
 def read_stacks(run_dir: Path, name: str, pid: int) -> Stacks:
-    """Asks process ``pid`` of this machine, which called ``install`` under ``name``. Blocks for seconds."""
+    """Asks process ``pid`` of this machine, which called ``install`` under ``name``. Blocks for
+    seconds."""
     seen = kernel_state(pid, name)
     if seen is None:
         return Stacks(note=f"there is no process {pid} of {name} on this machine")

@@ -18,7 +18,8 @@ SAFE_PATH = "PYTHONSAFEPATH"
 
 
 def python_module(module: str) -> tuple[str, ...]:
-    """Command line that runs ``module`` of an installed package, never a file of the start directory."""
+    """Command line that runs ``module`` of an installed package, never a file of the start
+    directory."""
     return (sys.executable, "-P", "-m", module)
 
 
@@ -37,7 +38,8 @@ def search_start_directory_last() -> None:
 
 @contextmanager
 def safe_path_for_children() -> Iterator[None]:
-    """Gives ``-P`` to Python processes that a library starts inside, with a command line of its own."""
+    """Gives ``-P`` to Python processes that a library starts inside, with a command line of its
+    own."""
     before = os.environ.get(SAFE_PATH)
     os.environ[SAFE_PATH] = "1"
     try:

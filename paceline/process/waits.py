@@ -3,8 +3,9 @@
     with waiting(WaitKind.COLLECTIVE, "inside the all-reduce of epoch 9"):
         mesh.wait(handle)
 
-Any thread or task may mark a wait. The worker's reports carry the longest ones, so the controller can say
-who waits for whom. A mark costs about a microsecond; equal waits are reported once, with their number.
+Any thread or task may mark a wait. The worker's reports carry the longest ones, so the controller
+can say who waits for whom. A mark costs about a microsecond; equal waits are reported once, with
+their number.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ _numbers = itertools.count()
 def waiting(
     kind: WaitKind, what: str, of: str = "", *, limit_s: float = 0.0, since: float | None = None
 ) -> Iterator[None]:
-    """Marks the body as a wait of this process. ``since``: monotonic time at which it began; default: now."""
+    """Marks the body as a wait of this process. ``since``: monotonic time at which it began;
+    default: now."""
     number = next(_numbers)
     _marks[number] = _Mark(kind, what, of, limit_s, time.monotonic() if since is None else since)
     try:
@@ -111,7 +113,8 @@ def loading_model(path: str) -> AbstractContextManager[None]:
 
 
 def present(least_s: float = LEAST_AGE_S) -> list[Wait]:
-    """The waits of this process that are at least so old, the oldest first; equal ones once. Any thread."""
+    """The waits of this process that are at least so old, the oldest first; equal ones once. Any
+    thread."""
     now = time.monotonic()
     found: dict[tuple[WaitKind, str, str], Wait] = {}
     # Copying the values is atomic under the interpreter lock.
@@ -143,7 +146,8 @@ def messages(waits: list[Wait]) -> list[worker_pb2.Wait]:
 
 
 def from_message(message: worker_pb2.Wait, older_s: float = 0.0) -> Wait | None:
-    """The wait that a report names, ``older_s`` seconds later; None for a kind that is not known here."""
+    """The wait that a report names, ``older_s`` seconds later; None for a kind that is not known
+    here."""
     name = worker_pb2.WaitKind.Name(message.kind) if message.kind in _KINDS else ""
     if not name or message.kind == worker_pb2.WAIT_KIND_UNSPECIFIED:
         return None

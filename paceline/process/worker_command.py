@@ -26,7 +26,8 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 def worker_command(role: str, run: Callable[[Config, argparse.Namespace], int]) -> NoReturn:
     """Parses the command line, calls ``run`` and ends the process with its exit status.
 
-    ``role``: policy, rollout or scorer. ``run`` imports torch itself: its thread pools are sized here, once.
+    ``role``: policy, rollout or scorer. ``run`` imports torch itself: its thread pools are sized
+    here, once.
     """
 
     def main() -> int:

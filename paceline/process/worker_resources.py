@@ -23,7 +23,8 @@ class Resources:
         self._last: dict[str, float] = {}
 
     def read(self) -> dict[str, float]:
-        """rss_bytes (this process) and memory_bytes (with its children; shared pages count in each).
+        """rss_bytes (this process) and memory_bytes (with its children; shared pages count in
+        each).
 
         On CUDA also gpu_memory_bytes (used on the visible devices, by any process) and, if NVML
         is installed, gpu_utilization (mean of the devices, 0 to 1).

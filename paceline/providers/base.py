@@ -65,7 +65,8 @@ class Provider(ABC):
     """Interval of calls, in seconds, while nothing changes in the ledger."""
 
     async def converge(self, status: admin_pb2.StatusReply) -> str:
-        """Moves the fleet towards ``status.desired``. Returns quickly and never blocks the event loop.
+        """Moves the fleet towards ``status.desired``. Returns quickly and never blocks the event
+        loop.
 
         Returns a line for people that names what is still missing; empty if nothing is. Raises
         Trouble if it cannot act now; it is then called again a little later.

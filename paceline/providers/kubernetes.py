@@ -3,9 +3,9 @@
     GET  .../statefulsets/NAME/scale ──► differs? ──► PATCH with the resourceVersion that was read
                                                         409: another writer was faster; read again
 
-It uses only the scale subresource, so the service account needs ``get`` and ``patch`` on it and nothing
-else. Pods leave gracefully by their ``preStop`` hook (`paceline drain --wait`). The workload chooses
-the pod that leaves: a StatefulSet chooses the highest ordinal.
+It uses only the scale subresource, so the service account needs ``get`` and ``patch`` on it and
+nothing else. Pods leave gracefully by their ``preStop`` hook (`paceline drain --wait`). The
+workload chooses the pod that leaves: a StatefulSet chooses the highest ordinal.
 """
 
 from __future__ import annotations

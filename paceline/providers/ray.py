@@ -51,8 +51,9 @@ class Placed:
 
 
 def _without_secrets(config: Config) -> Config:
-    """Ray keeps an actor's arguments, and whoever reaches the cluster can read them. The address of Redis
-    may have a password in it; workers get theirs from the controller, once they present the token."""
+    """Ray keeps an actor's arguments, and whoever reaches the cluster can read them. The address of
+    Redis may have a password in it; workers get theirs from the controller, once they present the
+    token."""
     return config.model_copy(update={"redis": config.redis.model_copy(update={"url": None})})
 
 

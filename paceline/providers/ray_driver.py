@@ -1,7 +1,8 @@
 """Ray driver process: ``python -m paceline.providers.ray_driver ADDRESS RUN``.
 
-It reads one JSON request per line (list, start, remove) and writes one JSON answer per line, and ends
-with its input. It keeps no state: Ray holds the placement groups and actors, in the run's namespace.
+It reads one JSON request per line (list, start, remove) and writes one JSON answer per line, and
+ends with its input. It keeps no state: Ray holds the placement groups and actors, in the run's
+namespace.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 from paceline.worker_pools import pool_of_worker
 
 ANSWER_LIMIT_S = 5.0
-"""Time for an actor to report its worker's state. An actor that is not placed yet does not answer."""
+"""Time for an actor to report its worker's state. An actor that is not placed yet does not answer.
+"""
 
 
 class Driver:
@@ -47,8 +49,9 @@ class Driver:
     def placed(self) -> list[dict[str, Any]]:
         """Every worker that has a placement group. If its actor is gone, the worker has ended.
 
-        pending: it is not placed yet. silent: it is placed, but its actor did not answer in time. The
-        actor may be starting, or its machine may be busy or unreachable; the worker may be running.
+        pending: it is not placed yet. silent: it is placed, but its actor did not answer in time.
+        The actor may be starting, or its machine may be busy or unreachable; the worker may be
+        running.
         """
         from ray.util import list_named_actors, placement_group_table
 

@@ -2,8 +2,8 @@
 
     python -P -m paceline.recorded.check CONFIG_AS_JSON < ROW_AS_JSON
 
-Prints the row as the model reads it, with what is trained marked. Exit status 2, with one line on standard error, if the
-row would be dropped.
+Prints the row as the model reads it, with what is trained marked. Exit status 2, with one line on
+standard error, if the row would be dropped.
 """
 
 from __future__ import annotations

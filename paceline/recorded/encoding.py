@@ -1,7 +1,7 @@
 """Encoding of recorded rows: from a row to the tokens of a prompt and its completions.
 
-The prompt and each following piece are tokenised by themselves, so that the prompt has the tokens that an engine
-would get, and both completions of a pair have the same prompt.
+The prompt and each following piece are tokenised by themselves, so that the prompt has the tokens
+that an engine would get, and both completions of a pair have the same prompt.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from paceline.recorded.assistant_spans import marked_answers, rendered_answers
 
 @dataclass(frozen=True, slots=True)
 class RecordedCompletion:
-    """``tokens`` int32 [n], n >= 1; ``trained`` uint8 [n]: 1 for a token of the assistant; ``text``: with special tokens."""
+    """``tokens`` int32 [n], n >= 1; ``trained`` uint8 [n]: 1 for a token of the assistant;
+    ``text``: with special tokens."""
 
     tokens: NDArray[np.int32]
     trained: NDArray[np.uint8]

@@ -1,8 +1,8 @@
 """The leader's lease in Redis: who holds it, and its early release by a launcher.
 
-A launcher that saw the leading process end deletes the lease, if it still names that process, so that
-a standby takes over without waiting for the lease to expire. The term, not the lease, fences the
-journal: an early release can never let two leaders write.
+A launcher that saw the leading process end deletes the lease, if it still names that process, so
+that a standby takes over without waiting for the lease to expire. The term, not the lease, fences
+the journal: an early release can never let two leaders write.
 """
 
 from __future__ import annotations

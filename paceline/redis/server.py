@@ -1,4 +1,5 @@
-"""The embedded Redis: a server process in ``<run_dir>/redis``, shared by all processes on this host.
+"""The embedded Redis: a server process in ``<run_dir>/redis``, shared by all processes on this
+host.
 
 - It outlives the process that started it, and keeps its port and password over restarts.
 - If two processes start it at once, a file lock decides: one starts it, the other finds it running.
@@ -59,7 +60,8 @@ class RedisEndpoint:
     pid: int | None
     """Process id of the embedded server; None for an existing server."""
     worker_url: str
-    """For workers: only the keys under which they meet. The same as ``url`` for an existing server."""
+    """For workers: only the keys under which they meet. The same as ``url`` for an existing server.
+    """
     started: bool
     """Whether this call started it."""
 
@@ -74,16 +76,16 @@ class RedisEndpoint:
 
 LOG = "redis.log"
 _children: dict[Path, list[subprocess.Popen[bytes]]] = {}
-"""The last two servers of each directory that this process has started. A child that nobody holds is reaped at once, or by the
-start of any other process, and its exit status is lost to the one who reports what it has ended of. The second may run before
-that one has looked at the first."""
+"""The last two servers of each directory that this process has started. A child that nobody holds
+is reaped at once, or by the start of any other process, and its exit status is lost to the one who
+reports what it has ended of. The second may run before that one has looked at the first."""
 
 
 def ensure_redis(run_dir: Path, cfg: RedisConfig) -> RedisEndpoint:
     """Finds or starts the run's Redis and waits until it answers.
 
-    If ``cfg.url`` is set, that server is only probed. Raises NoRedis with the remedy. Blocks for tens
-    of milliseconds, or longer if a large append-only file is loaded.
+    If ``cfg.url`` is set, that server is only probed. Raises NoRedis with the remedy. Blocks for
+    tens of milliseconds, or longer if a large append-only file is loaded.
     """
     if cfg.url is not None:
         return _probe_existing(cfg.url)

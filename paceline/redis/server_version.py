@@ -1,8 +1,9 @@
 """Minimum versions of Redis and Valkey: older servers run the code of whoever reaches them.
 
-Refused is a server with a published flaw that lets a client run code in it, or that needs no password.
-Flaws that only crash the server are not in the list: it starts again and loses nothing. Sources are the
-advisories and release notes of both projects, read in November 2026. First mended release of each branch:
+Refused is a server with a published flaw that lets a client run code in it, or that needs no
+password. Flaws that only crash the server are not in the list: it starts again and loses nothing.
+Sources are the advisories and release notes of both projects, read in November 2026. First mended
+release of each branch:
 
     flaw                                         Redis                             Valkey
     CVE-2026-81934       TLS, no password        6.2.24 7.2.16 7.4.11 8.2.9
@@ -19,9 +20,9 @@ advisories and release notes of both projects, read in November 2026. First mend
       and CVE-2025-48367 no password
     CVE-2024-46981       scripts                 6.2.17 7.2.7 7.4.2
 
-Sources: https://github.com/redis/redis/security/advisories, https://github.com/CVEProject/cvelistV5 and
-the file 00-RELEASENOTES of each branch of https://github.com/valkey-io/valkey. The record of CVE-2026-81934
-names no mended release of Redis 8.0, so none is accepted.
+Sources: https://github.com/redis/redis/security/advisories, https://github.com/CVEProject/cvelistV5
+and the file 00-RELEASENOTES of each branch of https://github.com/valkey-io/valkey. The record of
+CVE-2026-81934 names no mended release of Redis 8.0, so none is accepted.
 """
 
 from __future__ import annotations

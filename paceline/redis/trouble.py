@@ -1,6 +1,7 @@
 """Refusals of a Redis server in words: a full memory and a full disk have a name and a remedy.
 
-The words stand in the leader's log, in ``paceline status`` as the run's phase, and in ``paceline why``.
+The words stand in the leader's log, in ``paceline status`` as the run's phase, and in ``paceline
+why``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _REMEDIES = {
 
 
 def trouble_of(error: BaseException) -> str:
-    """Why a request to Redis failed. A server may put its own words before the code of a script's error."""
+    """Why a request to Redis failed. A server may put its own words before the code of a script's
+    error."""
     words = str(error)
     if "MISCONF" in words:
         return UNWRITABLE

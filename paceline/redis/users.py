@@ -5,8 +5,9 @@
     worker      paceline:*:rdv:*      hashes and lists of a meeting: who is there, and where
     worker      paceline:*:payload:*  strings: writes and reads payloads, and deletes none
 
-No user may run a command that concerns the server (CONFIG, SAVE, MODULE, DEBUG, SHUTDOWN, REPLICAOF,
-FLUSHALL): with these, whoever learns a password could write files as the owner of the run.
+No user may run a command that concerns the server (CONFIG, SAVE, MODULE, DEBUG, SHUTDOWN,
+REPLICAOF, FLUSHALL): with these, whoever learns a password could write files as the owner of the
+run.
 """
 
 from __future__ import annotations

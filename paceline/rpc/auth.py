@@ -1,8 +1,8 @@
 """Bearer token and TLS files of a run.
 
-The token is, in this order: PACELINE_TOKEN, the content of ``auth.token_file``, or the run's own token in
-``<run_dir>/token``. Only its owner can read the last one, so on one machine nobody has to type a token,
-and other users of the machine have none.
+The token is, in this order: PACELINE_TOKEN, the content of ``auth.token_file``, or the run's own
+token in ``<run_dir>/token``. Only its owner can read the last one, so on one machine nobody has to
+type a token, and other users of the machine have none.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def read_token(auth: AuthConfig, run_dir: Path | None = None) -> str | None:
 def worker_token(config: Config, run_dir: Path | None) -> str | None:
     """The token of a worker whose run is in ``run_dir``; None: in the default directory.
 
-    On the controllers' machine a worker may start before them: it then writes the token that they ask
-    for.
+    On the controllers' machine a worker may start before them: it then writes the token that they
+    ask for.
     """
     token = read_token(config.auth, run_dir or Path("runs") / config.run.name)
     if token is None and run_dir is not None and is_loopback(config.controller.host):
@@ -94,8 +94,8 @@ def checked_token(token: str, where: str) -> str:
 
 
 def dashboard_link(url: str, token: str | None) -> str:
-    """Address that opens the dashboard with the right to steer. A browser sends what is behind the # to
-    nobody; the page takes it out of the address."""
+    """Address that opens the dashboard with the right to steer. A browser sends what is behind the
+    # to nobody; the page takes it out of the address."""
     return f"{url.rstrip('/')}/#token={quote(token, safe='')}" if token else url
 
 

@@ -1,8 +1,10 @@
 """Control-plane client: calls that always reach the leading controller.
 
 - Every request is idempotent, so a call whose reply was lost is made again.
-- A standby refuses and names the leader. If a controller is dead or hangs, the client tries the next.
-- A definite refusal (malformed, unknown, fenced, unauthenticated) is raised at once and never retried.
+- A standby refuses and names the leader. If a controller is dead or hangs, the client tries the
+  next.
+- A definite refusal (malformed, unknown, fenced, unauthenticated) is raised at once and never
+  retried.
 """
 
 from __future__ import annotations
@@ -54,8 +56,8 @@ RETRIED = frozenset(
 class RequestRefused(UserError):
     """The leader refused the request. Nothing has changed, and a retry would be refused too.
 
-    ``code``: name of the gRPC status, for example FAILED_PRECONDITION if the caller's incarnation has
-    ended.
+    ``code``: name of the gRPC status, for example FAILED_PRECONDITION if the caller's incarnation
+    has ended.
     """
 
     def __init__(self, code: str, message: str) -> None:
@@ -65,7 +67,8 @@ class RequestRefused(UserError):
 
     @property
     def bad_input(self) -> bool:
-        """True if a registration failed because the worker's config or token differs from the run's."""
+        """True if a registration failed because the worker's config or token differs from the
+        run's."""
         codes = (RefusalCode.INVALID.grpc_status, RefusalCode.FENCED.grpc_status)
         return self.code in (*codes, "UNAUTHENTICATED")
 
@@ -139,7 +142,8 @@ class ControlPlane:
                 failure = "cancelled"
             except grpc.aio.AioRpcError as error:
                 said = self.failed(address, error)
-                # An attempt that this call's own deadline cut short says less than the one before it.
+                # An attempt that this call's own deadline cut short says less than the one before
+                # it.
                 cut = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and attempt_s < patience
                 late = f"; then {said}" if cut and failure else ""
                 failure = failure if late else said
@@ -154,7 +158,8 @@ class ControlPlane:
                 self._calls.pop(call, None)
                 self._moved.discard(call)
             if _cancels() > cancels:
-                # gRPC may answer, or raise an error, if the caller is cancelled while the call ends.
+                # gRPC may answer, or raise an error, if the caller is cancelled while the call
+                # ends.
                 raise asyncio.CancelledError
             if time.monotonic() >= deadline:
                 raise ControlPlaneUnavailable(
@@ -243,7 +248,8 @@ class ControlPlane:
         return self._bound[address, method]
 
     def failed(self, address: str, error: grpc.aio.AioRpcError) -> str:
-        """Chooses the next controller after ``error``. Raises RequestRefused if the refusal is definite.
+        """Chooses the next controller after ``error``. Raises RequestRefused if the refusal is
+        definite.
 
         Returns a description of the error.
         """
@@ -317,7 +323,8 @@ class ControlPlane:
 
 
 def _cancels() -> int:
-    """How often the running task was cancelled. A library may swallow a cancellation, but not this count."""
+    """How often the running task was cancelled. A library may swallow a cancellation, but not this
+    count."""
     task = asyncio.current_task()
     return 0 if task is None else task.cancelling()
 

@@ -3,9 +3,11 @@
     send ──► frame, numbered ──► controller ──► reply of that number ──► the request's future
 
 - A message over an open stream costs either side a fraction of a call.
-- A request fails alone (refused, late), or with its stream. Either is the error that a call would have raised, so
-  ``ControlPlane`` repeats it under the same rules. A reply that nobody waits for any more is dropped.
-- A request that came too late may mean that the controller hangs: its stream gets no further requests.
+- A request fails alone (refused, late), or with its stream. Either is the error that a call would
+  have raised, so ``ControlPlane`` repeats it under the same rules. A reply that nobody waits for
+  any more is dropped.
+- A request that came too late may mean that the controller hangs: its stream gets no further
+  requests.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from paceline.v1 import worker_pb2
 STREAMED = frozenset(
     {"RolloutService.LeaseTasks", "RolloutService.SubmitGroups", "RolloutService.ReturnTasks"}
 )
-"""Methods whose requests go over the stream: frequent and small. A large message would hold up those behind it."""
+"""Methods whose requests go over the stream: frequent and small. A large message would hold up
+those behind it."""
 FRAME_BYTES = 1 << 10
 """What a frame has around the request, at most."""
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
@@ -66,7 +69,8 @@ class RequestStream:
     ) -> asyncio.Future[Any]:
         """The reply to ``request`` of method ``name``. It may be cancelled.
 
-        Fails with AioRpcError: the refusal of this request, DEADLINE_EXCEEDED, or UNAVAILABLE with the stream.
+        Fails with AioRpcError: the refusal of this request, DEADLINE_EXCEEDED, or UNAVAILABLE with
+        the stream.
         """
         future = self._loop.create_future()
         body = request.SerializeToString()
@@ -102,7 +106,8 @@ class RequestStream:
             waiting.future.set_exception(late)
 
     def _left(self, number: int, _: asyncio.Future[Any]) -> None:
-        """The request is over for its caller. If it has no reply, the controller need not go on with it."""
+        """The request is over for its caller. If it has no reply, the controller need not go on
+        with it."""
         waiting = self._open.pop(number, None)
         if waiting is not None:
             waiting.timer.cancel()

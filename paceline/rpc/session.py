@@ -3,8 +3,8 @@
     report() ──every heartbeat_s, or at once on poke()──► leader
     on_directive ◄── newest (term, seq) only ──────────── leader
 
-- Directives are desired state. A repeated, reordered or outdated directive is ignored, and the leader
-  sends a lost one again.
+- Directives are desired state. A repeated, reordered or outdated directive is ignored, and the
+  leader sends a lost one again.
 - The leader answers every report, so a hung controller is detected by its silence. After two
   heartbeats the session asks the other controllers for the leader, and after four it leaves.
 - A worker that was declared dead (REJOIN) registers as a new incarnation. Its tasks belong to other
@@ -38,8 +38,9 @@ log = logging.getLogger(__name__)
 SILENCE_S = 1.5
 """A leader that has not answered for this long, and for four heartbeats, is considered lost."""
 DOUBT_S = 0.75
-"""After this time, and two heartbeats, the other controllers are asked for the leader. On a busy machine
-a leader may be that late: asking is cheap, and the session leaves only if another controller leads."""
+"""After this time, and two heartbeats, the other controllers are asked for the leader. On a busy
+machine a leader may be that late: asking is cheap, and the session leaves only if another
+controller leads."""
 
 
 @dataclass(eq=False)
@@ -96,8 +97,8 @@ class WorkerSession:
         self._directive_callbacks.append(callback)
 
     def on_rejoin(self, callback: Callable[[worker_pb2.RegisterReply], None]) -> None:
-        """Calls ``callback`` on the event loop after this process was declared dead and has registered
-        as a new incarnation: leases, plans and meshes of the old one are void."""
+        """Calls ``callback`` on the event loop after this process was declared dead and has
+        registered as a new incarnation: leases, plans and meshes of the old one are void."""
         self._rejoin_callbacks.append(callback)
 
     async def register(

@@ -2,8 +2,9 @@
 
     starting (imports, hub, model), or its event loop does not run ──► ReportWaits, every two seconds
 
-A thread with a blocking client of its own, because what it reports on may block everything else. It sends
-to every controller, as there may be no leader, and nobody's answer matters. A worker at work sends nothing.
+A thread with a blocking client of its own, because what it reports on may block everything else. It
+sends to every controller, as there may be no leader, and nobody's answer matters. A worker at work
+sends nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Text search in the sample archive of a run.
 
-Every file is read once for a text, in batches: 1 GiB of samples takes some seconds and little memory. Files never
-change, so a page that repeats its question costs only the files that are new.
+Every file is read once for a text, in batches: 1 GiB of samples takes some seconds and little
+memory. Files never change, so a page that repeats its question costs only the files that are new.
 """
 
 from __future__ import annotations

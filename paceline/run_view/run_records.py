@@ -35,7 +35,8 @@ class RunRecords:
     def _reset_metrics(self) -> None:
         self.metrics = MetricStore()
         self.evals: list[dict[str, Any]] = []
-        """step, version, t, eval_reward_mean, eval_count and eval_SET/METRIC of each evaluation, by step."""
+        """step, version, t, eval_reward_mean, eval_count and eval_SET/METRIC of each evaluation, by
+        step."""
 
     @classmethod
     def read(cls, run_dir: Path) -> RunRecords:

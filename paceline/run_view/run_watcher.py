@@ -100,9 +100,9 @@ async def watch(
 ) -> str:
     """Keeps ``picture`` up to date until the run is over; returns finished or failed.
 
-    ``show`` is called after every poll of the status, ``note`` with the text and time (Unix seconds)
-    of each event. Raises RequestRefused, and ControlPlaneUnavailable if no controller answers for a
-    minute.
+    ``show`` is called after every poll of the status, ``note`` with the text and time (Unix
+    seconds) of each event. Raises RequestRefused, and ControlPlaneUnavailable if no controller
+    answers for a minute.
     """
     follower = asyncio.create_task(_follow(control, picture, note))
     answered = time.monotonic()

@@ -34,8 +34,8 @@ def summarise(
 ) -> dict[str, Any]:
     """The fields of summary.json. ``status``: finished, failed or interrupted.
 
-    ``counts``, ``problems`` and ``faults``: those of the replayed journal; ``counts`` and ``faults`` are
-    None if it could not be read.
+    ``counts``, ``problems`` and ``faults``: those of the replayed journal; ``counts`` and
+    ``faults`` are None if it could not be read.
     """
 
     def column(name: str) -> list[float]:
@@ -108,7 +108,8 @@ def _newest_of_sets(evals: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, A
 
 
 def _has_score(row: Mapping[str, Any]) -> bool:
-    """Whether any set of the round has a reward, or recorded data a loss. A round may lack the set that ranks checkpoints."""
+    """Whether any set of the round has a reward, or recorded data a loss. A round may lack the set
+    that ranks checkpoints."""
     rewards = (value for name, value in row.items() if name.endswith("/reward"))
     if row.get("eval_loss") is not None:
         return True

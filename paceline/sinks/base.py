@@ -15,8 +15,8 @@ class ExternalRun:
     """Identity of the run in an external service. Every leader of the run derives the same one."""
 
     id: str
-    """Derived from the run's name and start time, so that a new leader continues the external run and
-    a fresh run of the same name gets its own. Letters, digits and dashes."""
+    """Derived from the run's name and start time, so that a new leader continues the external run
+    and a fresh run of the same name gets its own. Letters, digits and dashes."""
     name: str
     settings: Mapping[str, Any]
     """By dotted name: train.lr."""

@@ -64,8 +64,8 @@ class SinkThread:
     def begin_close(self, outcome: str | None) -> None:
         """Asks the thread to close the sink. Later calls change nothing.
 
-        If the run has ended (``outcome``), the rest of the file is delivered first; otherwise the next
-        leader delivers it.
+        If the run has ended (``outcome``), the rest of the file is delivered first; otherwise the
+        next leader delivers it.
         """
         if not self._closing.is_set():
             self._outcome = outcome

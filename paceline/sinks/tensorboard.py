@@ -1,8 +1,8 @@
 """Curves as TensorBoard event files, in ``<run_dir>/tensorboard`` or a directory of many runs.
 
 They are written without a deep-learning framework: the controller must start in about a second, and
-tensorboardX and torch's own writer import torch. The format is a sequence of records: length, masked
-CRC-32C of the length, a protobuf ``Event``, masked CRC-32C of the event.
+tensorboardX and torch's own writer import torch. The format is a sequence of records: length,
+masked CRC-32C of the length, a protobuf ``Event``, masked CRC-32C of the event.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Decoder of tokens: ``python -m paceline.token_texts.decode TOKENIZER_JSON``, a child of ``text_decoder``.
+"""Decoder of tokens: ``python -m paceline.token_texts.decode TOKENIZER_JSON``, a child of
+``text_decoder``.
 
-A vocabulary takes a second to load, during which Python answers nobody, and 100 MB: so it is in a process of its own.
+A vocabulary takes a second to load, during which Python answers nobody, and 100 MB: so it is in a
+process of its own.
 
     standard input:  1 if names of special tokens are wanted, number of tokens, tokens (int32)   again and again
     standard output: a byte once it is ready; then for each: bytes of the text, text (UTF-8)

@@ -1,7 +1,7 @@
 """Texts of tokens: what a person reads of a group whose payload has tokens alone.
 
-Rollout workers leave out texts that a reader can decode: a third of a payload. The decoder is a child process; one that
-dies or does not answer is replaced, and costs texts, nothing else.
+Rollout workers leave out texts that a reader can decode: a third of a payload. The decoder is a
+child process; one that dies or does not answer is replaced, and costs texts, nothing else.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class TextDecoder:
 
     @property
     def available(self) -> bool:
-        """Whether the run's tokenizer is on this host and decodes: workers need not send texts then."""
+        """Whether the run's tokenizer is on this host and decodes: workers need not send texts
+        then."""
         return self._file is not None and self._failures < MOST_FAILURES
 
     def fill(self, group: rollout_pb2.Group) -> None:
@@ -99,7 +100,8 @@ class TextDecoder:
 
 
 def _write(child: subprocess.Popen[bytes], data: bytes, deadline: float) -> None:
-    """All of ``data``, which may be more than the pipe holds while the child is stopped. Raises DecoderFailed."""
+    """All of ``data``, which may be more than the pipe holds while the child is stopped. Raises
+    DecoderFailed."""
     assert child.stdin is not None
     left = memoryview(data)
     with selectors.DefaultSelector() as ready:

@@ -10,8 +10,8 @@ NAME = "tokenizer.json"
 
 
 def tokenizer_file(config: Config) -> Path | None:
-    """Where the run's tokenizer is on this host: in the model's directory, or in the cache of the hub. None if it is not
-    there. Nothing is downloaded."""
+    """Where the run's tokenizer is on this host: in the model's directory, or in the cache of the
+    hub. None if it is not there. Nothing is downloaded."""
     place = config.model.tokenizer or config.model.path
     directory = Path(place).expanduser()
     if directory.is_dir() or place.startswith(("/", ".", "~")):

@@ -5,8 +5,8 @@
 Invariants:
 
 - A bucket counts as held once it matched its checksum. From then on it never changes.
-- Checksums are the trainer's. They are handed on as they came and never computed anew, so what a relay's memory
-  damages later is noticed by the next receiver.
+- Checksums are the trainer's. They are handed on as they came and never computed anew, so what a
+  relay's memory damages later is noticed by the next receiver.
 - They outlive the link that they came over: the next one brings what is missing.
 """
 
@@ -33,8 +33,8 @@ class WeightSource(Protocol):
 
     version: int
     publication: int
-    """Counts what a trainer published, equally on all ranks of its replica: a version that was taken back may come
-    again, with other bits."""
+    """Counts what a trainer published, equally on all ranks of its replica: a version that was
+    taken back may come again, with other bits."""
     manifest: Manifest
     share: WeightShare
     flat: Tensor
@@ -51,15 +51,16 @@ class WeightSource(Protocol):
     def checksum(self, index: int) -> str: ...
 
     def base_for(self, held: str) -> Any:
-        """What ``delta`` takes, for a receiver whose base has the fingerprint ``held`` over the share; None: it gets
-        whole buckets."""
+        """What ``delta`` takes, for a receiver whose base has the fingerprint ``held`` over the
+        share; None: it gets whole buckets."""
 
     def delta(self, index: int, base: Any) -> Tensor | None:
         """The bucket as encode_delta() of that of the base, on the host; None: it travels whole."""
 
 
 class ArrivingWeights:
-    """A WeightSource that fills up. One thread a source adds buckets; any number of others read them."""
+    """A WeightSource that fills up. One thread a source adds buckets; any number of others read
+    them."""
 
     publication = 0
     share = WHOLE_SHARE
@@ -67,7 +68,8 @@ class ArrivingWeights:
     def __init__(
         self, version: int, manifest: Manifest, *, tree: int = 0, keep_deltas: bool = False
     ) -> None:
-        """``tree``: of the link that they come over. ``keep_deltas``: for receivers that have the same base."""
+        """``tree``: of the link that they come over. ``keep_deltas``: for receivers that have the
+        same base."""
         self.version = version
         self.manifest = manifest
         self.flat = torch.empty(manifest.total_bytes, dtype=torch.uint8)
@@ -92,7 +94,8 @@ class ArrivingWeights:
             self._moved.notify_all()
 
     def leave_memory(self) -> None:
-        """Moves to other memory, because something may still write to a missing bucket of the present one."""
+        """Moves to other memory, because something may still write to a missing bucket of the
+        present one."""
         with self._moved:
             self.flat = self.flat.clone()
 

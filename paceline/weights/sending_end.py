@@ -1,11 +1,12 @@
-"""Sending end of weights links: one thread a link, each of which sends the newest version that its receiver lacks.
+"""Sending end of weights links: one thread a link, each of which sends the newest version that its
+receiver lacks.
 
-A link thread waits for a version that its receiver does not have, sends it, and then waits for the receiver's
-acknowledgement. Links share nothing but what is sent: a slow or stopped receiver holds up only its own thread, and
-the versions that pass meanwhile are skipped for it.
+A link thread waits for a version that its receiver does not have, sends it, and then waits for the
+receiver's acknowledgement. Links share nothing but what is sent: a slow or stopped receiver holds
+up only its own thread, and the versions that pass meanwhile are skipped for it.
 
-Rank 0 of a replica is source 0 of its links, and announces versions. The other ranks are sources, too, and answer what
-the receiver asks of them.
+Rank 0 of a replica is source 0 of its links, and announces versions. The other ranks are sources,
+too, and answer what the receiver asks of them.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class SendingEnd(LinkEnd):
 
     @abstractmethod
     def newest_for(self, link: WeightLink) -> WeightSource | None:
-        """What the link sends next, if its receiver does not have it. Called with the condition held."""
+        """What the link sends next, if its receiver does not have it. Called with the condition
+        held."""
 
     def set_links(self, links: Sequence[worker_pb2.WeightsLink]) -> None:
         """Converges to these links: new epochs are formed, others withdrawn. Does not block."""
@@ -132,7 +134,8 @@ class SendingEnd(LinkEnd):
         has: int,
         passed: weakref.ref[WeightSource] | None,
     ) -> WeightSource:
-        """Waits for something newer than version ``has`` that is not ``passed``. Raises EpochCancelled."""
+        """Waits for something newer than version ``has`` that is not ``passed``. Raises
+        EpochCancelled."""
 
         def newer() -> WeightSource | None:
             source = self._newer(link, has)
@@ -152,7 +155,8 @@ class SendingEnd(LinkEnd):
                 send_life_sign(mesh)
 
     def _await_publication(self, link: WeightLink, ask: Ask) -> WeightSource | None:
-        """What rank 0 has announced, of which this rank may be about to have its share; None if it is too late."""
+        """What rank 0 has announced, of which this rank may be about to have its share; None if it
+        is too late."""
 
         def is_due() -> bool:
             source = self.newest_for(link)

@@ -1,4 +1,5 @@
-"""Reception of shares: the buckets that each source of a link sends, into one buffer, all sources at once.
+"""Reception of shares: the buckets that each source of a link sends, into one buffer, all sources
+at once.
 
 source 0 ── buckets 0, n, ... ──► thread ─┐ checked against their checksums
 source 1 ── buckets 1, n + 1, ... ► thread ─┴──► ArrivingWeights
@@ -63,7 +64,8 @@ def receive_direct(
 
 
 def at_once(coming: Sequence[Coming], work: Callable[[Coming], T]) -> list[T]:
-    """The results of ``work`` for all sources. The first that fails ends the meshes of the others, and its error is raised."""
+    """The results of ``work`` for all sources. The first that fails ends the meshes of the others,
+    and its error is raised."""
     if len(coming) == 1:
         return [work(coming[0])]
     ended: queue.SimpleQueue[tuple[int, T | Exception]] = queue.SimpleQueue()

@@ -2,9 +2,10 @@
 
     converge ──► link thread: form a mesh of two ──► transfer, until the link is withdrawn or fails
 
-- A link is named by its epoch. Withdrawing it frees its thread within a slice, whatever it waits for.
-- It has one or more sources, the ranks of the replica that publishes. The receiver joins a mesh of two with each of
-  them. If one of these breaks, the link has failed as a whole.
+- A link is named by its epoch. Withdrawing it frees its thread within a slice, whatever it waits
+  for.
+- It has one or more sources, the ranks of the replica that publishes. The receiver joins a mesh of
+  two with each of them. If one of these breaks, the link has failed as a whole.
 - A link that fails is reported once, and stays dead until another epoch takes its place.
 """
 
@@ -31,8 +32,8 @@ FORM_S = 60.0
 """Time for both ends of a link to meet."""
 
 LinkKey = tuple[int, int]
-"""Epoch and incarnation of the peer. A failover of Redis that loses the newest entries of the journal
-lets an epoch be counted again, for another process."""
+"""Epoch and incarnation of the peer. A failover of Redis that loses the newest entries of the
+journal lets an epoch be counted again, for another process."""
 
 
 @dataclass(eq=False)
@@ -51,7 +52,8 @@ class WeightLink:
     relayed: bool = False
     """The publisher is a rollout worker."""
     heard_t: float | None = None
-    """Receiver: when it last heard of the publisher, on the monotonic clock; None while it does not listen."""
+    """Receiver: when it last heard of the publisher, on the monotonic clock; None while it does not
+    listen."""
     owing: dict[int, float] = field(default_factory=dict)
     """Receiver: sources from 1 on that owe it something, and when it last heard of each."""
     fault: str = ""
@@ -77,8 +79,8 @@ class LinkEnd(ABC):
     host: str | None = None
     """As for ProcessMesh.form()."""
     through_host: bool = False
-    """Weights pass through host memory at both ends, wherever they are computed with: a relay hands on what is there.
-    The same at both ends."""
+    """Weights pass through host memory at both ends, wherever they are computed with: a relay hands
+    on what is there. The same at both ends."""
 
     def __post_init__(self) -> None:
         self._changed = threading.Condition()

@@ -1,4 +1,5 @@
-"""Sending of weights over a link: an announcement, then the buckets that a receiver asks for, each as soon as it is there.
+"""Sending of weights over a link: an announcement, then the buckets that a receiver asks for, each
+as soon as it is there.
 
 See weight_transfer for the other end and for what both guarantee.
 """
@@ -24,8 +25,8 @@ class LifeSign:
 
     every_s: float = 60.0
     shown: Callable[[], bool] = lambda: False
-    """Whether the publisher does wait for its source. One that is busy with something else lets its receiver look
-    for another."""
+    """Whether the publisher does wait for its source. One that is busy with something else lets its
+    receiver look for another."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,14 @@ def announce(mesh: ProcessMesh, source: WeightSource) -> None:
 def send_share(
     mesh: ProcessMesh, look_up: Callable[[Ask], WeightSource | None], life: LifeSign = LifeSign()
 ) -> Sent | None:
-    """Source: answers the receiver until it wants the share sent, sends it, and waits for the acknowledgement.
+    """Source: answers the receiver until it wants the share sent, sends it, and waits for the
+    acknowledgement.
 
     ``look_up``: the weights that are asked for; None if they are not here and never will be.
 
-    Returns None if the receiver was told that this source will not have the version, or does without it. Raises
-    EpochCancelled, MeshError, or WeightsRefused if what the receiver says makes no sense.
+    Returns None if the receiver was told that this source will not have the version, or does
+    without it. Raises EpochCancelled, MeshError, or WeightsRefused if what the receiver says makes
+    no sense.
     """
     granted: _Granted | None = None
     while True:
@@ -80,7 +83,8 @@ def send_share(
 
 
 def send_life_sign(mesh: ProcessMesh) -> None:
-    """Publisher: tells a receiver that waits for an announcement that the publisher waits for its own source."""
+    """Publisher: tells a receiver that waits for an announcement that the publisher waits for its
+    own source."""
     send_frame(mesh, {"protocol": PROTOCOL, "waits": True}, RECEIVER)
 
 
@@ -136,7 +140,8 @@ def _send_buckets(mesh: ProcessMesh, granted: _Granted, life: LifeSign) -> Sent 
         bucket = bucket if delta is None else delta
         sending = mesh.send_async(bucket if direct else bucket.cpu(), RECEIVER)
         if following is not None and _is_there(source, following):
-            # A snapshot computes these when it is first asked: while the bucket before is on its way.
+            # A snapshot computes these when it is first asked: while the bucket before is on its
+            # way.
             source.checksum(following)
             if base is not None:
                 source.delta(following, base)

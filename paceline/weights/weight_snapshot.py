@@ -1,4 +1,5 @@
-"""Weight snapshots: copies of the weights at one version, or of a share of them, as they travel to the engines."""
+"""Weight snapshots: copies of the weights at one version, or of a share of them, as they travel to
+the engines."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ class WeightSnapshot:
         source: torch.device | None = None,
         share: WeightShare = WHOLE_SHARE,
     ) -> None:
-        """``source``: the device that fills ``flat`` in the order of its current stream; default: that of ``flat``."""
+        """``source``: the device that fills ``flat`` in the order of its current stream; default:
+        that of ``flat``."""
         self.version = version
         self.publication = 0
         self.manifest = manifest
@@ -76,11 +78,13 @@ class WeightSnapshot:
         layout: Sequence[tuple[str, Tensor]] | None = None,
         on_host: bool = False,
     ) -> WeightSnapshot:
-        """Copies the tensors (any layout, one device), once, and lets go of each as soon as it is copied.
+        """Copies the tensors (any layout, one device), once, and lets go of each as soon as it is
+        copied.
 
-        With a ``pool`` the memory of snapshots that are no longer in use is used again. ``layout``: names, shapes and types of
-        ``named``, as tensors without data; default: ``named`` itself, which is then held as a whole. ``on_host``: the copy is in
-        host memory, page-locked if the tensors are on a GPU. Raises WeightsRefused if ``named`` is not what ``layout`` says.
+        With a ``pool`` the memory of snapshots that are no longer in use is used again. ``layout``:
+        names, shapes and types of ``named``, as tensors without data; default: ``named`` itself,
+        which is then held as a whole. ``on_host``: the copy is in host memory, page-locked if the
+        tensors are on a GPU. Raises WeightsRefused if ``named`` is not what ``layout`` says.
         """
         if layout is None:
             layout = named = list(named)
@@ -111,7 +115,8 @@ class WeightSnapshot:
         *,
         on_host: bool = False,
     ) -> WeightSnapshot:
-        """A snapshot of the share, whose buckets ``fill`` writes to uint8[share.size_bytes]; padding stays zero.
+        """A snapshot of the share, whose buckets ``fill`` writes to uint8[share.size_bytes];
+        padding stays zero.
 
         ``source``: the device whose current stream does it. ``pool``, ``on_host``: as for take().
         """
@@ -172,7 +177,8 @@ class WeightSnapshot:
     def delta(self, index: int, base: WeightSnapshot) -> Tensor | None:
         """One bucket as encode_delta() of that of ``base``, on the host; None if it travels whole.
 
-        ``base``: as ``self.base`` was when the transfer began. Computed once, however many links it goes over.
+        ``base``: as ``self.base`` was when the transfer began. Computed once, however many links it
+        goes over.
         """
         with self._lock:
             if index not in self._deltas:
@@ -196,7 +202,8 @@ def _described(
 def _batches(
     named: Iterable[tuple[TensorSpec, Tensor]],
 ) -> Iterator[list[tuple[TensorSpec, Tensor]]]:
-    """Tensors with memory of their own, of about BATCH_BYTES together: fewer kernels, and few whole tensors at once."""
+    """Tensors with memory of their own, of about BATCH_BYTES together: fewer kernels, and few whole
+    tensors at once."""
     batch: list[tuple[TensorSpec, Tensor]] = []
     for spec, tensor in named:
         if spec.same_as or not tensor.numel():

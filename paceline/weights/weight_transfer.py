@@ -1,7 +1,8 @@
 """Weight transfer over a link: its protocol, and the receiving of weights.
 
-A link has one or more sources: the ranks of the replica that publishes, of which each holds a share of the buckets, or a
-rollout worker that relays what it receives. Over a link, from its sources (rank 0 of a mesh with each) to the receiver:
+A link has one or more sources: the ranks of the replica that publishes, of which each holds a share
+of the buckets, or a rollout worker that relays what it receives. Over a link, from its sources
+(rank 0 of a mesh with each) to the receiver:
 
     receiver → source 0: hello {version it has}; source 0 → receiver: welcome {number of sources}        once a link
     source 0 → receiver: header {version, publication, manifest}
@@ -9,17 +10,18 @@ rollout worker that relays what it receives. Over a link, from its sources (rank
     receiver → each source: go; source → receiver: for each bucket of its share that is missing: record, bucket or delta
     receiver → each source: ack {version}
 
-If a source holds the same base as the receiver, the weights of an earlier version, a bucket may travel as a delta (see
-bucket_delta).
+If a source holds the same base as the receiver, the weights of an earlier version, a bucket may
+travel as a delta (see bucket_delta).
 
 Invariants:
 
-- What is sent never changes: it is the state at one version, whatever the trainer does. All sources send what was
-  published at once: a publication has a number of its own.
-- Staged weights are complete and intact, or the transfer raises and there are none. Every bucket is compared with
-  the trainer's checksum of the whole bucket, however and over however many relays it travelled.
-- A transfer that breaks off goes on at the missing buckets over the next link, if each of that link's sources has the
-  same checksums for those that are here. If not, it begins anew.
+- What is sent never changes: it is the state at one version, whatever the trainer does. All sources
+  send what was published at once: a publication has a number of its own.
+- Staged weights are complete and intact, or the transfer raises and there are none. Every bucket is
+  compared with the trainer's checksum of the whole bucket, however and over however many relays it
+  travelled.
+- A transfer that breaks off goes on at the missing buckets over the next link, if each of that
+  link's sources has the same checksums for those that are here. If not, it begins anew.
 - No size from a message is used before it was checked.
 """
 
@@ -59,8 +61,8 @@ class StagedWeights:
     seconds: float = 0.0
     """From the announcement of the transfer to intact in memory."""
     base: ReceiverBase | None = None
-    """The same weights as a base for the next version; None if they came straight to a device, or if deltas of
-    their types are not worth it."""
+    """The same weights as a base for the next version; None if they came straight to a device, or
+    if deltas of their types are not worth it."""
 
     @cached_property
     def digest(self) -> str:
@@ -105,9 +107,10 @@ def receive_snapshot(
 ) -> StagedWeights:
     """Receiver: waits for the next version and stages it in fresh memory.
 
-    ``sources``: the meshes with all sources of the link. ``newer_than``: any version up to this is refused. ``base``: what is
-    here. ``limit_bytes``: largest buffer to allocate; default: the device's whole memory. ``device``: where the tensors are
-    staged; default: the mesh's. Call acknowledge() for each source once the engine holds it.
+    ``sources``: the meshes with all sources of the link. ``newer_than``: any version up to this is
+    refused. ``base``: what is here. ``limit_bytes``: largest buffer to allocate; default: the
+    device's whole memory. ``device``: where the tensors are staged; default: the mesh's. Call
+    acknowledge() for each source once the engine holds it.
 
     Raises EpochCancelled, MeshError, or WeightsRefused: old version, malformed, too large, or a
     bucket that does not match its checksum. What has come until then is in ``reception.begun``.

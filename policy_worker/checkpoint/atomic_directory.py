@@ -84,7 +84,8 @@ def put_in_place(finished: Path, final: Path) -> None:
 
 
 def fingerprint(path: Path, on_progress: Callable[[], None] = lambda: None) -> dict[str, int]:
-    """Size in bytes and CRC-32 of a file, as a JSON object. Calls ``on_progress`` for every few MiB."""
+    """Size in bytes and CRC-32 of a file, as a JSON object. Calls ``on_progress`` for every few
+    MiB."""
     size = checksum = 0
     with path.open("rb") as stream:
         while chunk := stream.read(1 << 22):

@@ -5,15 +5,16 @@
                      rank 0: all ranks done ► slices cover every tensor ► meta.json ► fsync
                              ► rename to step-000123.<writer> ► fsync of the parent
 
-- A directory named ``step-…`` with a ``meta.json`` is complete. At whatever instant the process dies,
-  the complete checkpoints are the old ones, or the old ones and the new one.
-- <writer> is random and is never used twice, so no replica, however late, can overwrite what another wrote.
-  The ledger records the directory. The leader then links step-000123 to it.
-- Nothing in it can run code: tensors are safetensors, the rest is JSON. The files' headers describe the
-  slices of each rank, so a checkpoint of any number of ranks loads into any other number, and ranks
-  exchange no plan.
+- A directory named ``step-…`` with a ``meta.json`` is complete. At whatever instant the process
+  dies, the complete checkpoints are the old ones, or the old ones and the new one.
+- <writer> is random and is never used twice, so no replica, however late, can overwrite what
+  another wrote. The ledger records the directory. The leader then links step-000123 to it.
+- Nothing in it can run code: tensors are safetensors, the rest is JSON. The files' headers describe
+  the slices of each rank, so a checkpoint of any number of ranks loads into any other number, and
+  ranks exchange no plan.
 - A writer holds a lock on its unfinished directory. The next writer removes an unfinished directory
-  that nobody has locked. After each record it also removes what was finished and never recorded (litter.py).
+  that nobody has locked. After each record it also removes what was finished and never recorded
+  (litter.py).
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ FORMAT = 1
 
 
 class CheckpointError(UserError):
-    """A checkpoint that is missing, incomplete, damaged or of another model. The message says which."""
+    """A checkpoint that is missing, incomplete, damaged or of another model. The message says
+    which."""
 
 
 @dataclass(frozen=True)
@@ -118,9 +120,11 @@ class Checkpointer:
         self._newest: _Job | None = None
 
     def save_async(self, state: TrainState, digest: str = "") -> Future[CheckpointInfo]:
-        """Copies the state and writes it in the background. ``digest``: of its weights, as in votes.
+        """Copies the state and writes it in the background. ``digest``: of its weights, as in
+        votes.
 
-        From a CPU the copy is complete on return. From a GPU it goes on: call ``before_change`` before the state is changed.
+        From a CPU the copy is complete on return. From a GPU it goes on: call ``before_change``
+        before the state is changed.
 
         The future of rank 0 is done when the checkpoint is complete and durable; that of another
         rank when its own part is. It raises CheckpointError or OSError if the write failed; no
@@ -144,7 +148,8 @@ class Checkpointer:
         return self._writer.submit(self._write_marked, job)
 
     def before_change(self) -> None:
-        """What is queued on the device from now on may change the state: it comes after the copies under way."""
+        """What is queued on the device from now on may change the state: it comes after the copies
+        under way."""
         self._copies.before_change()
 
     def _write_marked(self, job: _Job) -> CheckpointInfo:
@@ -152,8 +157,8 @@ class Checkpointer:
             return self._write(job)
 
     def abandon(self, version: Version) -> None:
-        """A write of ``version`` or a later one that is under way leaves no checkpoint, and its future
-        raises: the state was wrong."""
+        """A write of ``version`` or a later one that is under way leaves no checkpoint, and its
+        future raises: the state was wrong."""
         if self._newest is not None and self._newest.version >= version:
             self._newest.abandoned.set()
 
@@ -167,11 +172,11 @@ class Checkpointer:
     ) -> dict[str, Any]:
         """Loads ``path`` into ``state`` (parameters, optimizer, step, random states), bit for bit.
 
-        The ranks of a host share the check of the files that they need: 96 GB (8B parameters) are read once for it, and
-        not by each of 8.
-        ``version``: the controller's number for this state now; default: its number when written.
-        ``on_progress`` is called while it goes on. Returns the checkpoint's meta data. Raises CheckpointError,
-        on every rank if it does on one; the state is unusable then.
+        The ranks of a host share the check of the files that they need: 96 GB (8B parameters) are
+        read once for it, and not by each of 8. ``version``: the controller's number for this state
+        now; default: its number when written. ``on_progress`` is called while it goes on. Returns
+        the checkpoint's meta data. Raises CheckpointError, on every rank if it does on one; the
+        state is unusable then.
         """
         path = Path(path)
         targets = {name: tensor for name, tensor in named_tensors(state) if tensor.numel()}
@@ -207,9 +212,9 @@ class Checkpointer:
     ) -> None:
         """Loads the weights of another run's checkpoint, and its optimizer state if that fits.
 
-        Parts that the other run had not keep their first weights; parts that only the other run had are left out. Step,
-        version and random states stay those of a new run. The files are checked as by ``restore``, and ``on_progress`` is
-        called while it goes on. Raises CheckpointError.
+        Parts that the other run had not keep their first weights; parts that only the other run had
+        are left out. Step, version and random states stay those of a new run. The files are checked
+        as by ``restore``, and ``on_progress`` is called while it goes on. Raises CheckpointError.
         """
         path = Path(path)
         targets = {name: tensor for name, tensor in named_tensors(state) if tensor.numel()}
@@ -234,7 +239,8 @@ class Checkpointer:
     def _checked_meta(
         self, path: Path, targets: Mapping[str, Tensor], on_progress: Callable[[], None]
     ) -> dict[str, Any]:
-        """meta.json. Of the files that hold the ``targets`` of ranks on this host, this rank has checked its share."""
+        """meta.json. Of the files that hold the ``targets`` of ranks on this host, this rank has
+        checked its share."""
         problem, meta, needed = "", dict[str, Any](), set[str]()
         try:
             meta = meta_of(path)
@@ -258,7 +264,8 @@ class Checkpointer:
     def _needed_files(
         self, path: Path, meta: Mapping[str, Any], targets: Mapping[str, Tensor]
     ) -> set[str]:
-        """Files that this rank reads; all of them if their headers are not those of a checkpoint: one is damaged."""
+        """Files that this rank reads; all of them if their headers are not those of a checkpoint:
+        one is damaged."""
         check_sizes(path, meta)
         try:
             needed = files_of(path, slices_of(targets))
@@ -276,8 +283,8 @@ class Checkpointer:
             self._delete(chosen)
 
     def sweep(self, settled: Step, recorded: Collection[str]) -> None:
-        """Removes in the background what dead writers left: directories of steps before ``settled`` whose
-        names are not ``recorded``, and unfinished ones."""
+        """Removes in the background what dead writers left: directories of steps before ``settled``
+        whose names are not ``recorded``, and unfinished ones."""
         with contextlib.suppress(RuntimeError):  # closed: a later sweep finds them
             self._writer.submit(self._sweep, settled, recorded)
 
@@ -428,7 +435,8 @@ def complete_checkpoints(run_dir: Path) -> list[Path]:
 def read_meta(path: Path) -> dict[str, Any]:
     """``meta.json`` of a complete checkpoint.
 
-    Raises CheckpointError with the reason, also if a file is missing or its bytes are not those written.
+    Raises CheckpointError with the reason, also if a file is missing or its bytes are not those
+    written.
     """
     meta = meta_of(path)
     check_files(path, meta, meta["files"])
@@ -462,7 +470,8 @@ def meta_of(path: Path) -> dict[str, Any]:
 
 
 def check_sizes(path: Path, meta: Mapping[str, Any]) -> None:
-    """Raises CheckpointError for the first file that is missing or has another size than ``meta`` says."""
+    """Raises CheckpointError for the first file that is missing or has another size than ``meta``
+    says."""
     for name, wanted in meta["files"].items():
         try:
             size = (path / name).stat().st_size
@@ -480,7 +489,8 @@ def check_files(
     names: Iterable[str],
     on_progress: Callable[[], None] = lambda: None,
 ) -> None:
-    """Compares the bytes of these files with ``meta``. Raises CheckpointError for the first that differs."""
+    """Compares the bytes of these files with ``meta``. Raises CheckpointError for the first that
+    differs."""
     for name in names:
         wanted = meta["files"][name]
         try:

@@ -58,9 +58,10 @@ def export(
     """Writes the weights of ``checkpoint_dir`` to ``out_dir`` as safetensors. Returns ``out_dir``.
 
     ``model_path``: directory or hub name of the original model; None: the one that the checkpoint
-    names. ``part``: a part that the run trains, such as critic; None: the main one. One with a scalar head becomes an
-    AutoModelForSequenceClassification. ``dtype``: float32, bfloat16 or float16; None: as stored, bit for bit.
-    ``trust_remote_code``: run model code that comes with the original. Raises ExportError.
+    names. ``part``: a part that the run trains, such as critic; None: the main one. One with a
+    scalar head becomes an AutoModelForSequenceClassification. ``dtype``: float32, bfloat16 or
+    float16; None: as stored, bit for bit. ``trust_remote_code``: run model code that comes with the
+    original. Raises ExportError.
     """
     transformers_logging.disable_progress_bar()
     checkpoint, out = Path(checkpoint_dir).absolute(), Path(out_dir).absolute()

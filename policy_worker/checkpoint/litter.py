@@ -1,8 +1,9 @@
 """Litter of dead writers: unfinished directories, and finished ones that the ledger never recorded.
 
-A directory is unfinished as long as its name begins with a dot; its living writer holds its lock. A finished
-one of a settled step is recorded already, or never: the ledger refuses the record of a writer that is later.
-Whatever does not bear a writer's name (links, copies by hand, checkpoints of earlier releases) is left alone.
+A directory is unfinished as long as its name begins with a dot; its living writer holds its lock. A
+finished one of a settled step is recorded already, or never: the ledger refuses the record of a
+writer that is later. Whatever does not bear a writer's name (links, copies by hand, checkpoints of
+earlier releases) is left alone.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def remove_unfinished(root: Path) -> None:
 def unrecorded(
     root: Path, settled: Step, recorded: Collection[str], in_use: str | None
 ) -> list[Path]:
-    """Finished directories in ``root`` of steps before ``settled`` that are not ``recorded``, nor ``in_use``."""
+    """Finished directories in ``root`` of steps before ``settled`` that are not ``recorded``, nor
+    ``in_use``."""
     keep = None if in_use is None else Path(in_use).resolve()
     found = []
     for path in root.iterdir():

@@ -28,7 +28,8 @@ def named_tensors(state: TrainState) -> Iterator[tuple[str, Tensor]]:
 
 
 def weights_of_part(names: Iterable[str], part: str) -> dict[str, str]:
-    """Those of ``names`` that are weights of ``part``, with their names in the model; "" is the main part."""
+    """Those of ``names`` that are weights of ``part``, with their names in the model; "" is the
+    main part."""
     prefix = f"{WEIGHTS}{part}/" if part else WEIGHTS
     mine = [name for name in names if name.startswith(prefix) and (part or "/" not in name)]
     return {name: name.removeprefix(prefix) for name in mine}
@@ -37,8 +38,8 @@ def weights_of_part(names: Iterable[str], part: str) -> dict[str, str]:
 def shared_weights(
     state: TrainState, targets: Mapping[str, Tensor], stored: Collection[str]
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Of a checkpoint of another objective, which has the tensors ``stored``: the weights of the parts that both have,
-    and the names by which such a part differs. Both have the main part."""
+    """Of a checkpoint of another objective, which has the tensors ``stored``: the weights of the
+    parts that both have, and the names by which such a part differs. Both have the main part."""
     shared: dict[str, Tensor] = {}
     strange: set[str] = set()
     for part in state.parts:

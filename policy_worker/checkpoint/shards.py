@@ -1,8 +1,9 @@
-"""Shards of a checkpoint: slices of tensors as safetensors, in the format of torch.distributed.checkpoint.
+"""Shards of a checkpoint: slices of tensors as safetensors, in the format of
+torch.distributed.checkpoint.
 
-Every rank writes the slices it stores, with their offsets in the file's header, and knows nothing of
-the other ranks. torch's reader combines the headers of all files and reads, for each slice it needs,
-the overlapping parts of stored slices.
+Every rank writes the slices it stores, with their offsets in the file's header, and knows nothing
+of the other ranks. torch's reader combines the headers of all files and reads, for each slice it
+needs, the overlapping parts of stored slices.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from paceline.durable_files import write_durably
 from policy_worker.model.device_copies import CopiesDone, DeviceCopies, copy_to_host
 
 FILE_BYTES = 1 << 30
-"""A file is serialised in memory before it is written: more tensors than this go to another file."""
+"""A file is serialised in memory before it is written: more tensors than this go to another file.
+"""
 
 Slice = tuple[tuple[int, ...], Sequence[int]]
 """Part of a whole tensor: its offset and its shape."""
@@ -60,7 +62,8 @@ class StateSnapshot:
     ) -> StateSnapshot:
         """Copies this rank's slices; of tensors that every rank holds whole, rank 0 copies all.
 
-        The state may be computed with at once. Call ``copies.before_change()`` before it is changed.
+        The state may be computed with at once. Call ``copies.before_change()`` before it is
+        changed.
         """
         pieces: dict[str, TensorSlice] = {}
         shapes: dict[str, torch.Size] = {}
@@ -77,7 +80,8 @@ class StateSnapshot:
 
 
 def write_shards(snapshot: StateSnapshot, directory: Path, rank: int) -> list[str]:
-    """Writes and fsyncs the snapshot's slices, once they are copied. Returns the names of the new files."""
+    """Writes and fsyncs the snapshot's slices, once they are copied. Returns the names of the new
+    files."""
     snapshot.copied.wait()
     files, names = _files_of(snapshot.pieces), []
     for number, pieces in enumerate(files, start=1):
@@ -97,7 +101,8 @@ def read_shards(
 ) -> None:
     """Fills ``targets`` (whole tensors or DTensors, any device) in place. No communication.
 
-    Calls ``on_progress`` after every ``FILE_BYTES`` or so. Raises KeyError for a name that is not stored and ValueError for another shape.
+    Calls ``on_progress`` after every ``FILE_BYTES`` or so. Raises KeyError for a name that is not
+    stored and ValueError for another shape.
     """
     wanted = {name: t.detach() for name, t in targets.items() if _slice_of(t)[0].numel()}
     stored = stored_tensors(directory)
@@ -138,9 +143,11 @@ def slices_of(targets: Mapping[str, Tensor]) -> dict[str, Slice]:
 
 
 def files_of(directory: Path, slices: Mapping[str, Slice]) -> set[str]:
-    """Names of the files that store any of ``slices``, by the files' headers. Names that are not stored are left out.
+    """Names of the files that store any of ``slices``, by the files' headers. Names that are not
+    stored are left out.
 
-    Raises ValueError if what is stored does not make up a slice: a header that is damaged hides no part of one.
+    Raises ValueError if what is stored does not make up a slice: a header that is damaged hides no
+    part of one.
     """
     metadata = HuggingFaceStorageReader(str(directory)).read_metadata()
     files: set[str] = set()

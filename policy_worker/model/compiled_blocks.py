@@ -11,10 +11,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 
 def compile_blocks(model: nn.Module, blocks: Iterable[nn.Module]) -> None:
-    """Has each of ``blocks`` compiled at its first call, for rows of any length. To be called before they are sharded.
+    """Has each of ``blocks`` compiled at its first call, for rows of any length. To be called
+    before they are sharded.
 
-    Attention stays as it is: its Python runs over the sequences of a row, which differ from row to row, and a compiled
-    copy would be made for each kind of row.
+    Attention stays as it is: its Python runs over the sequences of a row, which differ from row to
+    row, and a compiled copy would be made for each kind of row.
     """
     config: Any = model.config
     name = config._attn_implementation

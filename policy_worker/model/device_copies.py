@@ -4,8 +4,9 @@ training stream   update ──┬── forward and backward of the next step �
 copy stream                └──► wait ──► copies to page-locked memory ──────┘
 writer's thread                                                  event ──► files
 
-The host waits for no kernel, and no kernel but the next update waits for the copies. Their buffers are page-locked memory
-of torch's host allocator, which hands them out again once they are let go of.
+The host waits for no kernel, and no kernel but the next update waits for the copies. Their buffers
+are page-locked memory of torch's host allocator, which hands them out again once they are let go
+of.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from torch import Tensor
 
 
 class DeviceCopies:
-    """Copies of tensors that stay where they are until the next update. On a CPU each is complete when it returns.
+    """Copies of tensors that stay where they are until the next update. On a CPU each is complete
+    when it returns.
 
     Called from the thread that trains, except for what ``queued`` hands out.
     """
@@ -31,7 +33,8 @@ class DeviceCopies:
 
     @contextmanager
     def queued(self) -> Iterator[CopiesDone]:
-        """Within: ``copy_to_host`` comes after everything that the current stream has been given until now."""
+        """Within: ``copy_to_host`` comes after everything that the current stream has been given
+        until now."""
         done = CopiesDone()
         if self._device.type != "cuda":
             yield done
@@ -45,7 +48,8 @@ class DeviceCopies:
         self._newest = done.event = self._stream.record_event()
 
     def before_change(self) -> None:
-        """What the current stream is given from now on may overwrite the sources: it waits, on the device, for the copies."""
+        """What the current stream is given from now on may overwrite the sources: it waits, on the
+        device, for the copies."""
         if self._newest is not None:
             torch.cuda.current_stream(self._device).wait_event(self._newest)
             self._newest = None

@@ -1,4 +1,5 @@
-"""Loading of an objective's parts: language models and models with a scalar head, with one-line errors for people."""
+"""Loading of an objective's parts: language models and models with a scalar head, with one-line
+errors for people."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class ModelError(BadInput):
 
 
 def pick_device(desired: str) -> torch.device:
-    """The device of ``model.device``. ``auto``: the current CUDA device if torch finds one, else the CPU."""
+    """The device of ``model.device``. ``auto``: the current CUDA device if torch finds one, else
+    the CPU."""
     if desired == "cuda" and not torch.cuda.is_available():
         raise ModelError(
             "model.device = 'cuda', but torch finds no CUDA device; use 'auto' or 'cpu'"
@@ -41,7 +43,8 @@ def pick_device(desired: str) -> torch.device:
 def load_part(
     part: Part, config: Config, device: torch.device, *, trainable: bool = True
 ) -> nn.Module:
-    """The model of ``part`` with float32 weights, ready for packed rows. Raises ModelError, which names its field."""
+    """The model of ``part`` with float32 weights, ready for packed rows. Raises ModelError, which
+    names its field."""
     path = part.path or config.model.path
     field = part.field if part.path and part.field else "model.path"
     load = load_model if part.head == "lm" else load_scalar
@@ -49,7 +52,8 @@ def load_part(
 
 
 def empty_part(part: Part, config: Config, *, trainable: bool = True) -> nn.Module:
-    """As load_part(), but the parameters are on torch's meta device, without memory or values; buffers have both.
+    """As load_part(), but the parameters are on torch's meta device, without memory or values;
+    buffers have both.
 
     Raises ModelError, and whatever the model's own code raises if it cannot be made so.
     """
@@ -69,8 +73,8 @@ _HEADS: dict[str, dict[str, Any]] = {"lm": {}, "scalar": {"num_labels": 1}}
 
 @contextlib.contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Modules made inside have their parameters on the meta device; unlike inside torch.device("meta"), not their
-    buffers, whose values no file has."""
+    """Modules made inside have their parameters on the meta device; unlike inside
+    torch.device("meta"), not their buffers, whose values no file has."""
     register = nn.Module.register_parameter
 
     def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
@@ -93,7 +97,8 @@ def load_model(
     field: str = "model.path",
     trainable: bool = True,
 ) -> nn.Module:
-    """The causal language model at ``path`` (directory or hub name) with float32 weights, ready for packed rows.
+    """The causal language model at ``path`` (directory or hub name) with float32 weights, ready for
+    packed rows.
 
     Raises ModelError, which names ``field``, if it cannot be read.
     """
@@ -117,10 +122,11 @@ def load_scalar(
     field: str = "model.path",
     trainable: bool = True,
 ) -> nn.Module:
-    """The model at ``path`` with one number for each token: a sequence classifier with one label, or a causal language
-    model, whose head is replaced by zeros.
+    """The model at ``path`` with one number for each token: a sequence classifier with one label,
+    or a causal language model, whose head is replaced by zeros.
 
-    Raises ModelError, which names ``field``, if it cannot be read, or if it is a classifier of several labels.
+    Raises ModelError, which names ``field``, if it cannot be read, or if it is a classifier of
+    several labels.
     """
     transformers_logging.disable_progress_bar()
     try:
@@ -161,7 +167,8 @@ def load_scalar(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' report of a head that is missing or left out: here that is what is meant."""
+    """Without transformers' report of a head that is missing or left out: here that is what is
+    meant."""
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     try:
@@ -190,8 +197,8 @@ def _prepared(
     if device is not None:
         model.to(device)
     if trainable:
-        # No dropout even if the config has some: the log-probs that the ratio compares must be those
-        # of the policy that sampled.
+        # No dropout even if the config has some: the log-probs that the ratio compares must be
+        # those of the policy that sampled.
         switch_off_dropout(model)
         model.train()
         if config.gradient_checkpointing:

@@ -1,4 +1,5 @@
-"""Random number states of a process as JSON: torch (CPU and the current CUDA device), numpy and Python."""
+"""Random number states of a process as JSON: torch (CPU and the current CUDA device), numpy and
+Python."""
 
 from __future__ import annotations
 

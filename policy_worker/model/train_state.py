@@ -1,4 +1,5 @@
-"""Training state of a policy replica between steps: its parts, optimizer state, numbers, step and version.
+"""Training state of a policy replica between steps: its parts, optimizer state, numbers, step and
+version.
 
 Everything else a step needs is a pure function of these and of the config: the learning rate is
 computed from ``step``, and nothing in the loss draws random numbers.
@@ -24,7 +25,8 @@ class TrainState:
     """The state after ``step`` committed steps, which the controller calls ``version``."""
 
     parts: dict[str, nn.Module]
-    """The models that are trained, by name. The first is the main one: the policy, if there is one."""
+    """The models that are trained, by name. The first is the main one: the policy, if there is one.
+    """
     optimizer: torch.optim.Optimizer
     step: Step
     version: Version
@@ -43,8 +45,8 @@ class TrainState:
         return next(iter(self.parts))
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Weights of all parts: those of the main part under their Hugging Face names, those of another one with
-        ``part_prefix`` before them."""
+        """Weights of all parts: those of the main part under their Hugging Face names, those of
+        another one with ``part_prefix`` before them."""
         for part in self.parts:
             for name, tensor in self.weights_of(part):
                 yield self.part_prefix(part) + name, tensor
@@ -56,7 +58,8 @@ class TrainState:
                 yield self.part_prefix(part) + name, parameter
 
     def weights_of(self, part: str) -> Iterator[tuple[str, Tensor]]:
-        """Weights of one part under their Hugging Face names, tied ones once: parameters, then saved buffers.
+        """Weights of one part under their Hugging Face names, tied ones once: parameters, then
+        saved buffers.
 
         Tensors are the live ones, detached; copy them before the next commit. Of a sharded model
         they are this rank's DTensors.

@@ -1,8 +1,8 @@
 """Token columns: the per-token inputs of the loss, by name.
 
-Weights are such that the plain sum over a whole step is the loss: they depend only on the step's totals and on a
-sequence's own length, never on the replica or micro-batch of the sequence, so gradients of parts add up to that of the
-step.
+Weights are such that the plain sum over a whole step is the loss: they depend only on the step's
+totals and on a sequence's own length, never on the replica or micro-batch of the sequence, so
+gradients of parts add up to that of the step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ FLOATS = ("behaviour", "advantage", "weight", "trained", "staleness", "chosen")
 
 @dataclass(frozen=True, slots=True)
 class TokenColumns(Generic[Array]):
-    """C completion tokens of S sequences: NumPy arrays of a whole batch, or tensors of a micro-batch.
+    """C completion tokens of S sequences: NumPy arrays of a whole batch, or tensors of a
+    micro-batch.
 
     All are [C], float32 except ``sequence_of``, which is int64.
     """
@@ -80,9 +81,10 @@ def token_weights(
 ) -> Floats:
     """trained [C] (1 or 0), length [S] in tokens (their sum is C) -> float32 [C].
 
-    ``tokens`` (trained) and ``sequences`` (with a trained token): of the whole step, on all replicas. token_mean: 1 / tokens.
-    sequence_mean: 1 / (the sequence's trainable tokens * sequences). sequence_sum: 1 / sequences. dr_grpo: 1 / (longest completion
-    that the run allows * sequences). 0 for tokens that are not trained. Sources: token_mean, DAPO, arXiv 2503.14476;
+    ``tokens`` (trained) and ``sequences`` (with a trained token): of the whole step, on all
+    replicas. token_mean: 1 / tokens. sequence_mean: 1 / (the sequence's trainable tokens *
+    sequences). sequence_sum: 1 / sequences. dr_grpo: 1 / (longest completion that the run allows *
+    sequences). 0 for tokens that are not trained. Sources: token_mean, DAPO, arXiv 2503.14476;
     sequence_mean, GRPO, arXiv 2402.03300; dr_grpo, arXiv 2503.20783.
     """
     if config.train.aggregation == "token_mean":

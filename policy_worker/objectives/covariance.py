@@ -1,8 +1,9 @@
 """Tokens whose log-prob and advantage vary together most: they are the ones that lower the entropy.
 
-The source compares a token with the batch. A step's gradient has to be a sum over groups, so a token is compared with the
-trained tokens of its group here, and the log-probs are those of the policy that sampled, which are known before the
-forward pass. Source: Clip-Cov and KL-Cov, Cui et al., arXiv 2505.22617.
+The source compares a token with the batch. A step's gradient has to be a sum over groups, so a
+token is compared with the trained tokens of its group here, and the log-probs are those of the
+policy that sampled, which are known before the forward pass. Source: Clip-Cov and KL-Cov, Cui et
+al., arXiv 2505.22617.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from policy_worker.step.batch import Floats, TokenBatch
 def chosen_tokens(
     batch: TokenBatch, advantage: Floats, trained: Floats, config: TrainConfig
 ) -> Floats:
-    """advantage [C], trained [C] (1 or 0) -> float32 [C]: 1 for tokens that ``train.covariance`` chooses.
+    """advantage [C], trained [C] (1 or 0) -> float32 [C]: 1 for tokens that ``train.covariance``
+    chooses.
 
-    clip: of the tokens whose covariance is in covariance_range, at random. kl: those with the largest, if it is
-    above 0. In both at most covariance_share of the group's trained tokens; a fraction is rounded up or down at random, so that the share is
-    right over many groups. What is random depends on the group's tokens alone: every replica draws the same.
+    clip: of the tokens whose covariance is in covariance_range, at random. kl: those with the
+    largest, if it is above 0. In both at most covariance_share of the group's trained tokens; a
+    fraction is rounded up or down at random, so that the share is right over many groups. What is
+    random depends on the group's tokens alone: every replica draws the same.
     """
     chosen = np.zeros(len(trained), dtype=np.float32)
     per_group = np.bincount(batch.group_of, batch.length, len(batch.sequences)).astype(np.int64)

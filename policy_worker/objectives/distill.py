@@ -1,10 +1,11 @@
-"""On-policy distillation: the policy's own samples, pulled towards the distribution of a larger teacher.
+"""On-policy distillation: the policy's own samples, pulled towards the distribution of a larger
+teacher.
 
-The gradient of the reverse KL, KL(policy || teacher) = E[log policy - log teacher] over samples of the policy, is
-E[(log policy - log teacher) grad log policy]: a policy gradient whose advantage of each sampled token is log teacher -
-log policy. Sources: GKD, Agarwal et al., arXiv 2306.13649, with the student's samples and the reverse KL; MiniLLM, Gu et
-al., arXiv 2306.08543; the estimator by the sampled token alone: Lu and Thinking Machines Lab, "On-Policy Distillation",
-2025.
+The gradient of the reverse KL, KL(policy || teacher) = E[log policy - log teacher] over samples of
+the policy, is E[(log policy - log teacher) grad log policy]: a policy gradient whose advantage of
+each sampled token is log teacher - log policy. Sources: GKD, Agarwal et al., arXiv 2306.13649, with
+the student's samples and the reverse KL; MiniLLM, Gu et al., arXiv 2306.08543; the estimator by the
+sampled token alone: Lu and Thinking Machines Lab, "On-Policy Distillation", 2025.
 """
 
 from __future__ import annotations
@@ -26,20 +27,21 @@ from policy_worker.step.totals import StepTotals
 
 
 class Distill(Objective):
-    """``train.algorithm = "distill"``. Clipping and importance weights are those of ``[train]``, as for GRPO."""
+    """``train.algorithm = "distill"``. Clipping and importance weights are those of ``[train]``, as
+    for GRPO."""
 
     Options = DistillOptions
     options: DistillOptions
 
     def advantages(self, batch: TokenBatch, totals: StepTotals) -> NDArray[np.float64]:
-        """[S], zeros: the advantage of a token needs the policy's log-prob of it, which ``loss`` has. Raises BadGroup if
-        the groups have no log-probs of the teacher."""
+        """[S], zeros: the advantage of a token needs the policy's log-prob of it, which ``loss``
+        has. Raises BadGroup if the groups have no log-probs of the teacher."""
         scored_by(batch, self.options.teacher)
         return np.zeros(len(batch.length))
 
     def loss(self, scores: TokenScores, tokens: TokenColumns[Tensor]) -> Loss:
-        """Measured, per token: teacher_kl, the estimate of the reverse KL in nats; it is weighted by policy / behaviour,
-        because the tokens are samples of the behaviour policy."""
+        """Measured, per token: teacher_kl, the estimate of the reverse KL in nats; it is weighted
+        by policy / behaviour, because the tokens are samples of the behaviour policy."""
         gap = tokens.scored[self.options.teacher] - scores.before
         advantage = gap.clamp(-self.options.most_advantage, self.options.most_advantage)
         found = grpo_loss(

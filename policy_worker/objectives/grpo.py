@@ -1,9 +1,10 @@
 """The clipped policy-gradient loss of GRPO and its relatives.
 
-Sources: PPO, Schulman et al., arXiv 1707.06347; GRPO, Shao et al., arXiv 2402.03300; asymmetric clip
-and token mean: DAPO, Yu et al., arXiv 2503.14476; dual clip: Ye et al., arXiv 1912.09729; importance
-weight of the KL: DeepSeek-V3.2, arXiv 2512.02556; ratio as a constant weight: CISPO, MiniMax-M1, arXiv 2506.13585.
-paceline/config/algorithms.py has the source of each name of the family.
+Sources: PPO, Schulman et al., arXiv 1707.06347; GRPO, Shao et al., arXiv 2402.03300; asymmetric
+clip and token mean: DAPO, Yu et al., arXiv 2503.14476; dual clip: Ye et al., arXiv 1912.09729;
+importance weight of the KL: DeepSeek-V3.2, arXiv 2512.02556; ratio as a constant weight: CISPO,
+MiniMax-M1, arXiv 2506.13585. paceline/config/algorithms.py has the source of each name of the
+family.
 """
 
 from __future__ import annotations
@@ -83,21 +84,25 @@ def grpo_loss(
     before: Tensor | None = None,
     entropy: Tensor | None = None,
 ) -> Loss:
-    """logprobs: float32 [C], of the policy being trained, with graph; ``before``: of the policy before the step, a
-    constant (default: the same numbers); ``entropy``: float32 [C], with graph, if it has a bonus.
+    """logprobs: float32 [C], of the policy being trained, with graph; ``before``: of the policy
+    before the step, a constant (default: the same numbers); ``entropy``: float32 [C], with graph,
+    if it has a bonus.
 
-    Each token contributes weight * (w * -J + kl_coef * v * KL - entropy_coef * entropy), with J by ``surrogate``:
+    Each token contributes weight * (w * -J + kl_coef * v * KL - entropy_coef * entropy), with J by
+    ``surrogate``:
 
     - clip: min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), and at least dual_clip * A if A < 0;
     - weight: clip(r, 1 - clip_low, 1 + clip_high) A log-prob, with the clipped ratio as a constant.
 
-    r is policy / proximal, with ``importance_level`` sequence its geometric mean over the trained tokens of the
-    sequence; w the truncated importance weight proximal / behaviour, v the one of the policy before the step /
-    behaviour. w and v are constants. With ``kl_in`` reward there is no KL term, and A is lowered by kl_coef times the sum
-    of log(before / reference) from the token to the end of its sequence.
+    r is policy / proximal, with ``importance_level`` sequence its geometric mean over the trained
+    tokens of the sequence; w the truncated importance weight proximal / behaviour, v the one of the
+    policy before the step / behaviour. w and v are constants. With ``kl_in`` reward there is no KL
+    term, and A is lowered by kl_coef times the sum of log(before / reference) from the token to the
+    end of its sequence.
 
-    Measured, per token: clip_fraction (1 if the clip took its gradient away, or with weight its ratio was clipped),
-    dual_clip_fraction (1 if the dual clip did), and with a reference kl, its importance weight included.
+    Measured, per token: clip_fraction (1 if the clip took its gradient away, or with weight its
+    ratio was clipped), dual_clip_fraction (1 if the dual clip did), and with a reference kl, its
+    importance weight included.
     """
     before = logprobs.detach() if before is None else before
     proximal = proximal_policy(before, columns.behaviour, columns.staleness, config)
@@ -148,7 +153,8 @@ def _ratio(
 def _advantage(before: Tensor, columns: TokenColumns[Tensor], config: TrainConfig) -> Tensor:
     if columns.reference is None or config.kl_in == "loss":
         return columns.advantage
-    # REINFORCE++, Hu et al., arXiv 2501.03262: the KL is a cost of each token, and is summed to the end.
+    # REINFORCE++, Hu et al., arXiv 2501.03262: the KL is a cost of each token, and is summed to the
+    # end.
     cost = (before - columns.reference) * columns.trained
     to_end = sum_to_end(cost, columns.sequence_of, columns.sequences)
     return columns.advantage - config.kl_coef * to_end
@@ -160,8 +166,8 @@ def _clipped(r: Tensor, advantage: Tensor, config: TrainConfig) -> tuple[Tensor,
     objective = torch.minimum(surrogate, bounded)
     dual_clipped = torch.zeros_like(surrogate, dtype=torch.bool)
     if config.dual_clip is not None:
-        # With A < 0 the clip above bounds r from below only: one token that the engine found unlikely
-        # would be the whole step.
+        # With A < 0 the clip above bounds r from below only: one token that the engine found
+        # unlikely would be the whole step.
         lowest = config.dual_clip * advantage
         dual_clipped = (advantage < 0) & (surrogate < lowest)
         objective = torch.where(dual_clipped, lowest, objective)

@@ -1,9 +1,10 @@
 """Importance ratios between the three policies of asynchronous training.
 
-They are the behaviour policy that sampled a token, the proximal policy that the update must stay close
-to, and the policy being trained. Sources: decoupled PPO, Hilton et al., arXiv 2110.00641; AReaL, arXiv
-2505.24298; A-3PO, arXiv 2512.06547; masks by token, IcePop, Ling team, arXiv 2510.18855; masks by
-sequence, geometric mean of token ratios as in GSPO, Zheng et al., arXiv 2507.18071.
+They are the behaviour policy that sampled a token, the proximal policy that the update must stay
+close to, and the policy being trained. Sources: decoupled PPO, Hilton et al., arXiv 2110.00641;
+AReaL, arXiv 2505.24298; A-3PO, arXiv 2512.06547; masks by token, IcePop, Ling team, arXiv
+2510.18855; masks by sequence, geometric mean of token ratios as in GSPO, Zheng et al., arXiv
+2507.18071.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ class Proximal:
 def proximal_policy(
     trainer: Tensor, behaviour: Tensor, staleness: Tensor, config: TrainConfig
 ) -> Proximal:
-    """trainer: log-probs [C] of the policy before the step, detached; staleness float [C], in steps.
+    """trainer: log-probs [C] of the policy before the step, detached; staleness float [C], in
+    steps.
 
-    behaviour: the policy that sampled (PPO). trainer: decoupled PPO; a step makes one update, so the
-    trainer's log-probs before the step are those of the same forward. interpolated: log-linear mixture
-    (A-3PO); the behaviour policy counts 1 / d at a staleness of d steps, and nothing at d = 0.
+    behaviour: the policy that sampled (PPO). trainer: decoupled PPO; a step makes one update, so
+    the trainer's log-probs before the step are those of the same forward. interpolated: log-linear
+    mixture (A-3PO); the behaviour policy counts 1 / d at a staleness of d steps, and nothing at d =
+    0.
     """
     if config.proximal == "behaviour":
         return Proximal(behaviour, None)
@@ -56,8 +59,8 @@ def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
 def ratio_mask(
     trainer: Tensor, columns: TokenColumns[Tensor], config: TrainConfig
 ) -> Tensor | None:
-    """bool [C], False for tokens on which ``trainer`` (log-probs [C] before the step) and engine disagree
-    too much to learn from; None if no mask is configured.
+    """bool [C], False for tokens on which ``trainer`` (log-probs [C] before the step) and engine
+    disagree too much to learn from; None if no mask is configured.
 
     Token: trainer / behaviour outside mask_ratio_token. Sequence: all tokens of one whose geometric
     mean of token ratios, over trained tokens, is outside mask_ratio_sequence. Bounds are allowed.

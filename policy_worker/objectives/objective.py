@@ -1,10 +1,12 @@
 """Objective of a step: what is optimised, as a sum over the step's groups.
 
-The summand of a group depends on the group, the state before the step and the step's totals, and on nothing else.
-Everything elastic rests on that: groups may be split over replicas, packed into rows, or computed again by a survivor,
-and the sum of the gradients is the same. ``paceline check-objective NAME`` tests it.
+The summand of a group depends on the group, the state before the step and the step's totals, and on
+nothing else. Everything elastic rests on that: groups may be split over replicas, packed into rows,
+or computed again by a survivor, and the sum of the gradients is the same. ``paceline
+check-objective NAME`` tests it.
 
-An objective of your own is a class in a file of yours, named by ``train.algorithm = "module:Class"``:
+An objective of your own is a class in a file of yours, named by ``train.algorithm =
+"module:Class"``:
 
     class Mine(Objective):
         class Options(Section):                      # the settings of [objective]
@@ -51,7 +53,8 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """A mean that merges exactly over rows, replicas and steps. Both tensors have one shape, and are constants."""
+    """A mean that merges exactly over rows, replicas and steps. Both tensors have one shape, and
+    are constants."""
 
     values: Tensor
     weights: Tensor | None = None
@@ -62,7 +65,8 @@ class Objective(ABC):
     """Base class of objectives. ``columns`` and ``contributing`` need no change in most."""
 
     whole_groups: bool = False
-    """Whether ``loss`` needs all completions of a group in one row. It costs memory: a group's tokens then bound a row."""
+    """Whether ``loss`` needs all completions of a group in one row. It costs memory: a group's
+    tokens then bound a row."""
 
     Options: type[Section] = NoOptions
     """Settings of ``[objective]``."""
@@ -76,8 +80,8 @@ class Objective(ABC):
 
     @property
     def trains(self) -> tuple[Part, ...]:
-        """The models that a step changes, all in one commit. Default: the policy, from model.path. The first is the main
-        one: its checkpoints hold its tensors without a prefix."""
+        """The models that a step changes, all in one commit. Default: the policy, from model.path.
+        The first is the main one: its checkpoints hold its tensors without a prefix."""
         return (Part(POLICY),)
 
     @property
@@ -90,8 +94,8 @@ class Objective(ABC):
 
     @property
     def scalars(self) -> Mapping[str, float]:
-        """Numbers of the state at the start, such as running moments. They are checkpointed and seeded with the parts,
-        and ``loss`` reads them as ``scores.scalars``. Default: none."""
+        """Numbers of the state at the start, such as running moments. They are checkpointed and
+        seeded with the parts, and ``loss`` reads them as ``scores.scalars``. Default: none."""
         return {}
 
     @property
@@ -102,8 +106,8 @@ class Objective(ABC):
     def advance(
         self, scalars: Mapping[str, float], sums: Mapping[str, float]
     ) -> Mapping[str, float]:
-        """``scalars`` after a step with ``sums``, which are those of all replicas. Called at the commit; it must be a
-        pure function. Default: no change."""
+        """``scalars`` after a step with ``sums``, which are those of all replicas. Called at the
+        commit; it must be a pure function. Default: no change."""
         return scalars
 
     def resting(self, scalars: Mapping[str, float]) -> frozenset[str]:
@@ -117,15 +121,17 @@ class Objective(ABC):
 
     @abstractmethod
     def advantages(self, batch: TokenBatch, totals: StepTotals) -> NDArray[np.float64]:
-        """[S] for sequences, or [C] for tokens. A group's depend on the group and on the step's totals."""
+        """[S] for sequences, or [C] for tokens. A group's depend on the group and on the step's
+        totals."""
 
     @abstractmethod
     def loss(self, scores: TokenScores, tokens: TokenColumns[Tensor]) -> Loss:
-        """Of one row. A token's summand is a multiple of its ``weight``, so that rows add up to the step's mean, and
-        ``scores.before`` stands for the policy before the step: a constant."""
+        """Of one row. A token's summand is a multiple of its ``weight``, so that rows add up to the
+        step's mean, and ``scores.before`` stands for the policy before the step: a constant."""
 
     def columns(self, batch: TokenBatch, totals: StepTotals) -> TokenColumns[np.ndarray]:
-        """The token columns of a batch of whole groups. Tokens older than the plan allows are not trained."""
+        """The token columns of a batch of whole groups. Tokens older than the plan allows are not
+        trained."""
         advantage = self.advantages(batch, totals).astype(np.float32)
         if len(advantage) == len(batch.length):
             advantage = np.repeat(advantage, batch.length)
@@ -162,5 +168,6 @@ class Objective(ABC):
 
 
 def reference_of(config: Config) -> Part:
-    """The frozen model of ``train.reference_path``, by default the initial one: ``tokens.reference`` are its log-probs."""
+    """The frozen model of ``train.reference_path``, by default the initial one:
+    ``tokens.reference`` are its log-probs."""
     return Part(REFERENCE, path=config.train.reference_path, field="train.reference_path")

@@ -4,8 +4,9 @@
       └──► critic: V(s_t) ─┬──► GAE(reward - beta KL) ─► A, R ──────┘ │
                            └──► clipped value loss ◄──────────────────┘
 
-Sources: PPO, Schulman et al., arXiv 1707.06347; GAE, arXiv 1506.02438; the KL in the reward, its controller and the
-whitening of rewards: Ziegler et al., arXiv 1909.08593, with its code github.com/openai/lm-human-preferences.
+Sources: PPO, Schulman et al., arXiv 1707.06347; GAE, arXiv 1506.02438; the KL in the reward, its
+controller and the whitening of rewards: Ziegler et al., arXiv 1909.08593, with its code
+github.com/openai/lm-human-preferences.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ CRITIC = "critic"
 
 
 class Ppo(Objective):
-    """``train.algorithm = "ppo"``. The column ``advantage`` holds the tokens' rewards: advantages need the critic."""
+    """``train.algorithm = "ppo"``. The column ``advantage`` holds the tokens' rewards: advantages
+    need the critic."""
 
     Options = PpoOptions
     options: PpoOptions
@@ -105,8 +107,9 @@ class Ppo(Objective):
     # -- the summand --------------------------------------------------------------------------
 
     def advantages(self, batch: TokenBatch, totals: StepTotals) -> NDArray[np.float64]:
-        """[C]: the reward of each token. That of a completion is at its last token that the model produced; that of a
-        token which the model did not produce is at the model's token before it, or else at its first."""
+        """[C]: the reward of each token. That of a completion is at its last token that the model
+        produced; that of a token which the model did not produce is at the model's token before it,
+        or else at its first."""
         starts = np.cumsum(batch.length) - batch.length
         sequence = np.repeat(np.arange(len(batch.length)), batch.length)
         place = np.where(batch.trained > 0, np.arange(len(batch.tokens)), -1)
@@ -123,8 +126,9 @@ class Ppo(Objective):
         return rewards
 
     def loss(self, scores: TokenScores, tokens: TokenColumns[Tensor]) -> Loss:
-        """Measured, per token: those of the policy loss, value_loss (without value_coef), value_mean, return_mean, what
-        explained_variance is made of, and with a reference kl (log policy - log reference) and kl_coef."""
+        """Measured, per token: those of the policy loss, value_loss (without value_coef),
+        value_mean, return_mean, what explained_variance is made of, and with a reference kl (log
+        policy - log reference) and kl_coef."""
         options, scalars = self.options, scores.scalars
         rewards, measured, sums = self._token_rewards(scores, tokens)
         if options.whiten_rewards:
@@ -185,7 +189,8 @@ class Ppo(Objective):
 
 
 def value_loss(values: Tensor, old: Tensor, returns: Tensor, clip: float | None) -> Tensor:
-    """[C]: 0.5 max((V - R)^2, (clip(V, V_old - clip, V_old + clip) - R)^2); without clip 0.5 (V - R)^2."""
+    """[C]: 0.5 max((V - R)^2, (clip(V, V_old - clip, V_old + clip) - R)^2); without clip 0.5 (V -
+    R)^2."""
     loss = (values - returns).square()
     if clip is not None:
         clipped = old + (values - old).clamp(-clip, clip)

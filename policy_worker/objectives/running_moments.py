@@ -1,9 +1,11 @@
-"""Running mean and standard deviation of a quantity over the tokens of past steps, as numbers of the state.
+"""Running mean and standard deviation of a quantity over the tokens of past steps, as numbers of
+the state.
 
-Moments of the step itself cannot whiten it: a group's summand would depend on the other groups, and a replica sees only
-its share of them. So a step is whitened by the moments of the steps before it, which all replicas hold, and its own sums
-enter the moments when it is committed. Parallel updates: Chan, Golub and LeVeque, "Updating formulae and a pairwise
-algorithm for computing sample variances", 1979.
+Moments of the step itself cannot whiten it: a group's summand would depend on the other groups, and
+a replica sees only its share of them. So a step is whitened by the moments of the steps before it,
+which all replicas hold, and its own sums enter the moments when it is committed. Parallel updates:
+Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample
+variances", 1979.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class RunningMoments:
     def sums(
         self, values: Tensor, trained: Tensor, scalars: Mapping[str, float]
     ) -> dict[str, Tensor]:
-        """Of one row: values, trained (1 or 0) [C]. About the present mean, which keeps float32 sums exact enough."""
+        """Of one row: values, trained (1 or 0) [C]. About the present mean, which keeps float32
+        sums exact enough."""
         shifted = (values - scalars[f"{self.name}_mean"]) * trained
         sums = (trained.sum(), shifted.sum(), shifted.square().sum())
         return dict(zip(self.summed, sums, strict=True))

@@ -1,7 +1,8 @@
 """Supervised fine-tuning: the cross-entropy of recorded tokens.
 
-The loss of a step is the weighted sum of -log p over the tokens of the assistant. With train.aggregation = token_mean it
-is their mean over the whole step, as in TRL's SFTTrainer; with sequence_mean the mean of the rows' means.
+The loss of a step is the weighted sum of -log p over the tokens of the assistant. With
+train.aggregation = token_mean it is their mean over the whole step, as in TRL's SFTTrainer; with
+sequence_mean the mean of the rows' means.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Activations of a row in host memory, from the forward pass until the backward pass needs them.
 
-With gradient checkpointing this is the input of each block: 4 bytes a token, block and hidden dimension. What a block
-computes again in its backward pass stays on the device, and so do the weights, which a linear layer saves too.
+With gradient checkpointing this is the input of each block: 4 bytes a token, block and hidden
+dimension. What a block computes again in its backward pass stays on the device, and so do the
+weights, which a linear layer saves too.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ class _OnHost:
 
 
 def activations_on_host(tokens: int) -> AbstractContextManager[object]:
-    """Around a forward pass of one row of so many tokens: what it saves of shape [1, tokens, features] goes to host memory.
+    """Around a forward pass of one row of so many tokens: what it saves of shape [1, tokens,
+    features] goes to host memory.
 
     The copies are page-locked if the row is on a GPU. They are the saved values bit for bit.
     """

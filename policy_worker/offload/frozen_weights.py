@@ -15,10 +15,11 @@ from torch import nn
 
 
 def keep_on_host(model: nn.Module, blocks: Iterable[nn.Module], device: torch.device) -> None:
-    """Keeps the parameters of ``model`` in host memory, and has each forward bring them to ``device``; buffers stay there.
+    """Keeps the parameters of ``model`` in host memory, and has each forward bring them to
+    ``device``; buffers stay there.
 
-    ``model``: on the host, without gradients. ``blocks``: modules of it that compute one after the other, none inside
-    another. What is in none of them is on the device for the whole forward.
+    ``model``: on the host, without gradients. ``blocks``: modules of it that compute one after the
+    other, none inside another. What is in none of them is on the device for the whole forward.
     """
     if device.type == "cuda":
         for parameter in model.parameters():

@@ -2,8 +2,8 @@
 
     host moments ──► bucket on the device ── the same fused update ──► bucket ──► host moments
 
-The device computes the update, so it is the same bit for bit as with moments that stay there. A step moves 16 bytes a
-parameter over the bus.
+The device computes the update, so it is the same bit for bit as with moments that stay there. A
+step moves 16 bytes a parameter over the bus.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ BUCKET = 1 << 24
 
 
 class HostMomentsAdamW(torch.optim.AdamW):  # type: ignore[misc]
-    """AdamW; the state of each parameter is made by zeros_on_host(). ``bucket``: elements on the device at once."""
+    """AdamW; the state of each parameter is made by zeros_on_host(). ``bucket``: elements on the
+    device at once."""
 
     def __init__(self, params: Any, *, bucket: int = BUCKET, **settings: Any) -> None:
         super().__init__(params, **settings)
@@ -32,7 +33,8 @@ class HostMomentsAdamW(torch.optim.AdamW):  # type: ignore[misc]
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One update of all parameters that have a gradient. The host may read the moments on return."""
+        """One update of all parameters that have a gradient. The host may read the moments on
+        return."""
         loss = None if closure is None else closure()
         device = None
         for group in self.param_groups:
@@ -115,7 +117,8 @@ def _update(bucket: list[_ParameterPart], group: dict[str, Any]) -> None:
 
 
 def zeros_on_host(parameter: nn.Parameter) -> Tensor:
-    """Zeros in the shape of ``parameter``, in host memory that its device can copy from; sliced as the parameter is."""
+    """Zeros in the shape of ``parameter``, in host memory that its device can copy from; sliced as
+    the parameter is."""
     local = local_tensor(parameter)
     zeros = torch.zeros(local.shape, dtype=local.dtype, device="cpu", pin_memory=local.is_cuda)
     if isinstance(parameter, DTensor):

@@ -1,6 +1,8 @@
-"""Ranks that rank 0 has started on its own host: its child processes, and memory that all of them share.
+"""Ranks that rank 0 has started on its own host: its child processes, and memory that all of them
+share.
 
-The kernel kills the children when rank 0 ends (PR_SET_PDEATHSIG), and rank 0 exits at once if one of them ends.
+The kernel kills the children when rank 0 ends (PR_SET_PDEATHSIG), and rank 0 exits at once if one
+of them ends.
 """
 
 from __future__ import annotations

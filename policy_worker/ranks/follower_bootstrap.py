@@ -49,7 +49,8 @@ class RankSettings:
     device: str
     threads: int
     config: str
-    """For the ranks, as JSON. Not in the store: every user of the machine could read and change it there."""
+    """For the ranks, as JSON. Not in the store: every user of the machine could read and change it
+    there."""
 
     @property
     def place(self) -> RankPlace:

@@ -35,7 +35,8 @@ def follow_from_outside(config: Config, place: TorchrunPlace, options: argparse.
 
 
 def local_device(config: Config, number: int) -> torch.device:
-    """The device of the rank with that number on its host; of CUDA devices it becomes the current one."""
+    """The device of the rank with that number on its host; of CUDA devices it becomes the current
+    one."""
     device = pick_device(config.model.device)
     if device.type == "cuda" and number < torch.cuda.device_count():
         device = torch.device("cuda", number)

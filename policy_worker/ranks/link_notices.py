@@ -1,7 +1,9 @@
-"""Notices of weights links: rank 0 tells the other ranks of its replica which links there are, beside their collectives.
+"""Notices of weights links: rank 0 tells the other ranks of its replica which links there are,
+beside their collectives.
 
-Training threads may be in a collective for minutes. So notices go through the ranks' key-value store, with threads and
-connections of their own. Each notice is the whole present list; the last rank that has read one deletes it.
+Training threads may be in a collective for minutes. So notices go through the ranks' key-value
+store, with threads and connections of their own. Each notice is the whole present list; the last
+rank that has read one deletes it.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class LinkNotices:
         self._closed = False
 
     def tell(self, links: Sequence[worker_pb2.WeightsLink]) -> None:
-        """Rank 0: from now on there are these links. Does not block; of several lists the newest counts."""
+        """Rank 0: from now on there are these links. Does not block; of several lists the newest
+        counts."""
         with self._changed:
             # A directive that concerns something else names the links again.
             if (told := list(links)) != self._newest:
@@ -45,7 +48,8 @@ class LinkNotices:
                 self._changed.notify_all()
 
     def start(self, set_links: Callable[[Sequence[worker_pb2.WeightsLink]], None]) -> None:
-        """Sends what rank 0 is told; on the other ranks, calls ``set_links`` with each notice, from one thread."""
+        """Sends what rank 0 is told; on the other ranks, calls ``set_links`` with each notice, from
+        one thread."""
         if self._rank == 0:
             threads.on_exit(self.close)
             threads.start(self._send, "link-notices")

@@ -1,11 +1,13 @@
-"""Ranks of a replica that were started from outside, on one host or several: how they find one another.
+"""Ranks of a replica that were started from outside, on one host or several: how they find one
+another.
 
     rank 0:  store at MASTER_ADDR:MASTER_PORT ── where it listens ──► the others connect ── hello ──► all there: "go"
                                                                         │
-                                      another world, another run ◄──────┘  refused on both sides, before anything is loaded
+                                      another world, another run ◄──────┘  refused on both sides,
+                                      before anything is loaded
 
-- A rank that ended before all were there may come again. After "go" nobody joins: the replica lives and dies as one
-  (``rank_links``), and its ranks meet again as another replica.
+- A rank that ended before all were there may come again. After "go" nobody joins: the replica lives
+  and dies as one (``rank_links``), and its ranks meet again as another replica.
 - Nothing of the configuration is in the store, which has no password.
 """
 
@@ -65,8 +67,8 @@ class OutsideRank:
     def join(self, device_type: str) -> tuple[RankGroup, str]:
         """Meets the other ranks. Returns the group and the worker id of rank 0.
 
-        Raises BadInput if they belong to another run or world, or if MASTER_ADDR cannot be used, and ReplicaBroken if they
-        do not come.
+        Raises BadInput if they belong to another run or world, or if MASTER_ADDR cannot be used,
+        and ReplicaBroken if they do not come.
         """
         place = self.place
         self._check_device(device_type)
@@ -135,7 +137,8 @@ class OutsideRank:
         return store, links, identity, self.worker_id
 
     def _admit(self, link: socket.socket, identity: str, links: dict[int, socket.socket]) -> None:
-        """Takes the rank at the other end, or refuses it. Raises BadInput if the two contradict each other."""
+        """Takes the rank at the other end, or refuses it. Raises BadInput if the two contradict
+        each other."""
         hello = _hear(link, HELLO_S)
         rank = hello.get("rank")
         if hello.get("identity") != identity or not isinstance(rank, int):
@@ -198,7 +201,8 @@ class OutsideRank:
                 if worker_id := self._introduce(link, meeting["identity"], deadline):
                     return store, {0: link}, meeting["identity"], worker_id
                 link.close()
-            # Rank 0 is that of an earlier replica, which is about to end, or not there yet: its launcher decides when.
+            # Rank 0 is that of an earlier replica, which is about to end, or not there yet: its
+            # launcher decides when.
             time.sleep(AGAIN_S)
 
     def _check_route(self, rank0: str, own: str) -> None:
@@ -209,7 +213,8 @@ class OutsideRank:
             )
 
     def _introduce(self, link: socket.socket, identity: str, deadline: float) -> str:
-        """Worker id of rank 0 once all are there; empty if its replica is over. Raises BadInput if it refuses."""
+        """Worker id of rank 0 once all are there; empty if its replica is over. Raises BadInput if
+        it refuses."""
         hello = {
             "identity": identity,
             "rank": self.place.rank,

@@ -6,10 +6,10 @@
                       └── "epoch n is over" (their shared life) ◄► read between slices of a collective
 
 - Only rank 0 talks to the controller. The others execute its commands, in its order.
-- A rank that dies ends the replica (``rank_life``). Half a replica holds half the parameters: nothing it could
-  still do would be right.
-- Rank 0 starts the others on its host (``start_ranks``), where channels bind to loopback; or all are started from
-  outside, on any hosts (``outside_ranks``). Nothing here is pickled.
+- A rank that dies ends the replica (``rank_life``). Half a replica holds half the parameters:
+  nothing it could still do would be right.
+- Rank 0 starts the others on its host (``start_ranks``), where channels bind to loopback; or all
+  are started from outside, on any hosts (``outside_ranks``). Nothing here is pickled.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from policy_worker.ranks.follower_bootstrap import (
 from policy_worker.ranks.rank_life import AloneLife, RankLife
 
 COMMAND_BYTES = 256 << 20
-"""Held-out groups travel in messages of at most this size: protobuf reads none above 2 GiB. Groups of a step do not
-travel: each rank reads its own."""
+"""Held-out groups travel in messages of at most this size: protobuf reads none above 2 GiB. Groups
+of a step do not travel: each rank reads its own."""
 FOREVER = timedelta(days=365)
 """Between two commands lies however long the rollouts take. Death is noticed by other means."""
 
@@ -84,7 +84,8 @@ class ReplicaBroken(UserError):
 
 
 class RankGroup:
-    """The ranks of one replica. A replica of one rank has nobody to announce anything to or to wait for."""
+    """The ranks of one replica. A replica of one rank has nobody to announce anything to or to wait
+    for."""
 
     command_bytes = COMMAND_BYTES
     mesh: DeviceMesh | None = None
@@ -209,8 +210,9 @@ class RankGroup:
         sizes_from: Sequence[int],
         sizes_to: Sequence[int],
     ) -> None:
-        """Collective. Sends each rank its part of ``sent`` and fills ``received``, both of one dimension on the replica's
-        device, with what the ranks send to this one; parts are in the order of ranks."""
+        """Collective. Sends each rank its part of ``sent`` and fills ``received``, both of one
+        dimension on the replica's device, with what the ranks send to this one; parts are in the
+        order of ranks."""
         with _replica_errors():
             dist.all_to_all_single(received, sent, list(sizes_from), list(sizes_to))
 
@@ -223,8 +225,8 @@ class RankGroup:
         return self._life.ended_epoch >= epoch
 
     def given_up(self, why: str) -> ReplicaBroken:
-        """An error of this rank in the middle of a collective, to be raised until the process ends. Nothing is
-        announced any more: the other ranks would not hear it."""
+        """An error of this rank in the middle of a collective, to be raised until the process ends.
+        Nothing is announced any more: the other ranks would not hear it."""
         self._given_up = True
         return ReplicaBroken(f"rank {self.rank} of {self.size} ends its replica: {why}")
 

@@ -1,7 +1,8 @@
-"""Life that the ranks of a replica share, beside their collectives: the end of one, and of an epoch, reaches all.
+"""Life that the ranks of a replica share, beside their collectives: the end of one, and of an
+epoch, reaches all.
 
-Two kinds: ranks that rank 0 has started on its host (``child_ranks``), and ranks that were started on any hosts from outside
-(``rank_links``).
+Two kinds: ranks that rank 0 has started on its host (``child_ranks``), and ranks that were started
+on any hosts from outside (``rank_links``).
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ class RankLife(Protocol):
 
     @property
     def follower_pids(self) -> Sequence[int]:
-        """Process ids of the ranks from 1 on that run on rank 0's host and that it has started; known to rank 0."""
+        """Process ids of the ranks from 1 on that run on rank 0's host and that it has started;
+        known to rank 0."""
 
     @property
     def ended_epoch(self) -> int:
-        """Newest epoch that a rank has ended, as far as this rank knows; 0 for none. Any thread, without blocking."""
+        """Newest epoch that a rank has ended, as far as this rank knows; 0 for none. Any thread,
+        without blocking."""
 
     def end_epoch(self, epoch: int) -> None:
         """Epochs up to ``epoch`` are over for all ranks. Any thread, without blocking."""
@@ -28,7 +31,8 @@ class RankLife(Protocol):
         """From here on the other ranks may end."""
 
     def await_end(self) -> None:
-        """After begin_end(). Rank 0: waits until the others have ended, at most 10 s. The others: say that they end."""
+        """After begin_end(). Rank 0: waits until the others have ended, at most 10 s. The others:
+        say that they end."""
 
 
 class AloneLife:

@@ -1,11 +1,14 @@
-"""TCP links between rank 0 and every other rank of a replica, on any hosts: heartbeats, ends of epochs, farewells.
+"""TCP links between rank 0 and every other rank of a replica, on any hosts: heartbeats, ends of
+epochs, farewells.
 
     rank 0 ──"." or "x", newest ended epoch──► each other rank        every beat, and at once when an epoch ends
            ◄────────────────────────────────
 
-- A link that closes without a farewell ("x"), or on which nothing came for the detection time, ends this process. So a rank
-  that is killed, stopped or cut off ends all: rank 0 notices it, and its own end closes the other links.
-- What has arrived is read before silence is judged: a process that stood still does not blame its peers for it.
+- A link that closes without a farewell ("x"), or on which nothing came for the detection time, ends
+  this process. So a rank that is killed, stopped or cut off ends all: rank 0 notices it, and its
+  own end closes the other links.
+- What has arrived is read before silence is judged: a process that stood still does not blame its
+  peers for it.
 - A stopped process ends itself when it goes on: its links are closed by then.
 """
 
@@ -64,7 +67,8 @@ class RankLinks:
         silence_s: float,
         lost: Callable[[str], None] = end_process,
     ) -> None:
-        """``links``: connected sockets by the rank at the other end; rank 0 has all others, these have rank 0.
+        """``links``: connected sockets by the rank at the other end; rank 0 has all others, these
+        have rank 0.
 
         ``silence_s``: the detection time. ``lost`` is called once, on the thread of the links.
         """
@@ -185,7 +189,8 @@ class RankLinks:
         for peer in self._peers:
             if not peer.open:
                 continue
-            # One whole message at most waits behind the rest of another: a peer that reads nothing costs no memory.
+            # One whole message at most waits behind the rest of another: a peer that reads nothing
+            # costs no memory.
             if len(peer.unsent) <= _MESSAGE.size:
                 peer.unsent += message
             try:

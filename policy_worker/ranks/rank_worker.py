@@ -1,4 +1,5 @@
-"""Rank 1 and above of a policy replica: ``python -m policy_worker.ranks.rank_worker``, started by rank 0."""
+"""Rank 1 and above of a policy replica: ``python -m policy_worker.ranks.rank_worker``, started by
+rank 0."""
 
 from __future__ import annotations
 
@@ -29,6 +30,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # Rank 0 would wait seconds for an interpreter full of torch to be taken apart, and for ever if one of its
-    # threads is stuck in a collective.
+    # Rank 0 would wait seconds for an interpreter full of torch to be taken apart, and for ever if
+    # one of its threads is stuck in a collective.
     leave_after(main, "policy_worker")

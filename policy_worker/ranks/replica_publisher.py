@@ -1,4 +1,5 @@
-"""Publishing of a replica: each of its ranks keeps a share of the weights and is a source of its links.
+"""Publishing of a replica: each of its ranks keeps a share of the weights and is a source of its
+links.
 
 commit ─► publish ─► slices ─► share_exchange ─► share of each rank ─► its link threads ─► receivers
    └──── on a stream of its own ────┘                ▲
@@ -84,16 +85,19 @@ class ReplicaPublisher:
             self._notices.tell(links)
 
     def publish(self, version: Version) -> float:
-        """Collective: makes the present weights the newest version; returns the seconds that it took.
+        """Collective: makes the present weights the newest version; returns the seconds that it
+        took.
 
-        On a GPU the copies go on beside training: call ``before_change`` before the weights are changed. With several ranks
-        their exchange is on the communicator of FSDP2's gathers, so the next forward's first gather comes after it.
+        On a GPU the copies go on beside training: call ``before_change`` before the weights are
+        changed. With several ranks their exchange is on the communicator of FSDP2's gathers, so the
+        next forward's first gather comes after it.
         """
         with self._copies.queued():
             return self._publish(version)
 
     def before_change(self) -> None:
-        """What is queued on the device from now on may change the weights: it comes after the copies under way."""
+        """What is queued on the device from now on may change the weights: it comes after the
+        copies under way."""
         self._copies.before_change()
 
     def _publish(self, version: Version) -> float:
@@ -153,7 +157,8 @@ def _extent(name: str, tensor: Tensor) -> Extent:
 
 
 def wire_dtype(state: TrainState) -> WireDtype:
-    """The engine's type. Some models keep a few tensors in float32 beside bfloat16 (a router's bias)."""
+    """The engine's type. Some models keep a few tensors in float32 beside bfloat16 (a router's
+    bias)."""
     config: Config = state.config
     policy = state.parts.get(POLICY)
     dtype = config.model.dtype if config.rollout.dtype == "auto" else config.rollout.dtype

@@ -63,11 +63,11 @@ def load_sharded_state(
     device: torch.device,
     on_progress: Callable[[], None] = lambda: None,
 ) -> TrainState:
-    """The initial state of one rank of a replica: the weights of the objective's parts, zero optimizer state, step 0,
-    version NO_VERSION. Collective in its first use, not in loading.
+    """The initial state of one rank of a replica: the weights of the objective's parts, zero
+    optimizer state, step 0, version NO_VERSION. Collective in its first use, not in loading.
 
-    Each rank reads its slices of the weights (sliced_weights). Raises ModelError if a model cannot be read, and
-    ObjectiveError.
+    Each rank reads its slices of the weights (sliced_weights). Raises ModelError if a model cannot
+    be read, and ObjectiveError.
     """
     torch.manual_seed(config.run.seed)
     objective = load_objective(config)
@@ -104,10 +104,11 @@ def load_sharded(
     *,
     trainable: bool,
 ) -> nn.Module:
-    """The model of ``part``; of a replica with several ranks, this rank's slices. Raises ModelError.
+    """The model of ``part``; of a replica with several ranks, this rank's slices. Raises
+    ModelError.
 
-    With train.offload_frozen the weights of a part that is not trainable are in host memory, and come to ``device`` for
-    their pass.
+    With train.offload_frozen the weights of a part that is not trainable are in host memory, and
+    come to ``device`` for their pass.
     """
     on_host = config.train.offload_frozen and not trainable
     if replica.mesh is None and on_host:
@@ -166,9 +167,10 @@ def shard_model(
 ) -> nn.Module:
     """Turns the parameters of ``model`` (equal on all ranks) into this rank's slices, in place.
 
-    ``mixed``: weights are gathered in bfloat16, which is half the bytes, and computed with as such. Slices stay float32, and so
-    do the sums of gradients, over rows and over ranks. ``reshard_after_forward``: if false, the blocks stay gathered until
-    their backward; after a forward without one, slices_again() has to be called. ``offload``: where the slices are.
+    ``mixed``: weights are gathered in bfloat16, which is half the bytes, and computed with as such.
+    Slices stay float32, and so do the sums of gradients, over rows and over ranks.
+    ``reshard_after_forward``: if false, the blocks stay gathered until their backward; after a
+    forward without one, slices_again() has to be called. ``offload``: where the slices are.
     """
     policy = _MIXED if mixed else MixedPrecisionPolicy()
     head = getattr(model, HEAD, None)
@@ -182,7 +184,8 @@ def shard_model(
             reshard_after_forward=reshard_after_forward,
             offload_policy=offload,
         )
-    # By default the root stays gathered, because its backward comes first. Without one, it would fill the device.
+    # By default the root stays gathered, because its backward comes first. Without one, it would
+    # fill the device.
     root = True if isinstance(offload, CPUOffloadPolicy) else None
     fully_shard(
         model, mesh=mesh, mp_policy=policy, reshard_after_forward=root, offload_policy=offload

@@ -1,12 +1,15 @@
-"""Exchange of slices for shares: each rank of a replica stores slices of every weight, and publishes whole buckets.
+"""Exchange of slices for shares: each rank of a replica stores slices of every weight, and
+publishes whole buckets.
 
     rank 0: slices ─┐                             ┌─► rank 0: buckets 0, n, 2n, ...
     rank 1: slices ─┴─ all-to-all, part by part ──┴─► rank 1: buckets 1, n + 1, ...
 
-- A slice is a run of elements of the flattened weight, so both sides know what goes where from the layout alone.
-- Weights are cast to the type in which they travel before they are sent, and only to the rank that keeps them.
-- A round moves one n-th of a bucket to each of n ranks. So a rank holds, beyond its slices and its share, what it sends in a
-  round (one bucket at most) and what it receives (one n-th).
+- A slice is a run of elements of the flattened weight, so both sides know what goes where from the
+  layout alone.
+- Weights are cast to the type in which they travel before they are sent, and only to the rank that
+  keeps them.
+- A round moves one n-th of a bucket to each of n ranks. So a rank holds, beyond its slices and its
+  share, what it sends in a round (one bucket at most) and what it receives (one n-th).
 """
 
 from __future__ import annotations
@@ -24,8 +27,8 @@ from paceline.weights.wire.weight_share import WeightShare
 Extent = tuple[int, int]
 """First element of a slice in the flattened weight, and number of elements."""
 AllToAll = Callable[[Tensor, Tensor, Sequence[int], Sequence[int]], None]
-"""Fills the first uint8 buffer with what the ranks send to this one, in their order, and sends the second, in the order of the
-ranks that it is for. Then the sizes of both, by rank."""
+"""Fills the first uint8 buffer with what the ranks send to this one, in their order, and sends the
+second, in the order of the ranks that it is for. Then the sizes of both, by rank."""
 
 _ALIGNMENT = 8
 """Of pieces in the buffers of a round: they are seen as elements of the weights' types."""
@@ -42,7 +45,8 @@ class _Piece:
     """Its first element in the flattened weight."""
     elements: int
     at: int
-    """Byte in the buffer of the round: of the sender, or of the rank that keeps it; of what needs no sending, in the share."""
+    """Byte in the buffer of the round: of the sender, or of the rank that keeps it; of what needs
+    no sending, in the share."""
     to: int = 0
     """Byte in the share. For the rank that keeps it."""
 
@@ -65,7 +69,8 @@ class ShareExchange:
     def __init__(
         self, manifest: Manifest, share: WeightShare, extents: Sequence[Sequence[Sequence[int]]]
     ) -> None:
-        """``extents``: by rank and by weight, in the manifest's order; a weight that every rank stores whole is in no slices.
+        """``extents``: by rank and by weight, in the manifest's order; a weight that every rank
+        stores whole is in no slices.
 
         Raises ValueError if slices leave a gap or overlap, or if bucket_bytes is no multiple of 8.
         """
@@ -95,7 +100,8 @@ class ShareExchange:
     def fill(self, flat: Tensor, slices: Sequence[Tensor], all_to_all: AllToAll) -> None:
         """Writes this rank's share, in the manifest's types, to uint8 ``flat``.
 
-        ``slices``: this rank's flattened slice of each weight, in the manifest's order, on the device of all_to_all's buffers.
+        ``slices``: this rank's flattened slice of each weight, in the manifest's order, on the
+        device of all_to_all's buffers.
         """
         device = slices[0].device if slices else flat.device
         out = torch.empty(self._largest("sizes_to"), dtype=torch.uint8, device=device)
@@ -128,7 +134,8 @@ class ShareExchange:
     # -- the plan -----------------------------------------------------------------------------
 
     def _check(self, weight: int) -> bool:
-        """Whether every rank stores the whole weight. Raises ValueError if its slices are not exactly the weight."""
+        """Whether every rank stores the whole weight. Raises ValueError if its slices are not
+        exactly the weight."""
         spec = self.manifest.specs[weight]
         elements = _elements(spec.shape)
         found = [extents[weight] for extents in self._extents]
@@ -195,7 +202,8 @@ class ShareExchange:
 def _place(
     pieces: Sequence[_Piece], begin: int, itemsize: Callable[[int], int], into: list[_Piece]
 ) -> int:
-    """Lays the pieces out one after the other from byte ``begin`` on; returns the bytes that they take."""
+    """Lays the pieces out one after the other from byte ``begin`` on; returns the bytes that they
+    take."""
     at = begin
     for p in pieces:
         into.append(_Piece(p.weight, p.first, p.elements, at, p.to))

@@ -1,7 +1,9 @@
-"""Slices of a model's weights, read from its safetensors files without ever holding the whole model.
+"""Slices of a model's weights, read from its safetensors files without ever holding the whole
+model.
 
-A model is first made without memory for its parameters, then sharded; then each rank reads its slices. Files that do not name
-their tensors as the model does, such as experts that are stored one by one, are for transformers' own loading.
+A model is first made without memory for its parameters, then sharded; then each rank reads its
+slices. Files that do not name their tensors as the model does, such as experts that are stored one
+by one, are for transformers' own loading.
 """
 
 from __future__ import annotations
@@ -39,8 +41,9 @@ class SlicedWeights:
     def of(cls, path: str, model: nn.Module, *, scalar: bool) -> SlicedWeights | None:
         """Of ``model``, whose parameters need no memory yet, at ``path`` (directory or hub name).
 
-        ``scalar``: it has a scalar head, and a causal language model may be stored. None if the files have other names or
-        shapes, or cannot be read: transformers' own loading then does it, or says why not.
+        ``scalar``: it has a scalar head, and a causal language model may be stored. None if the
+        files have other names or shapes, or cannot be read: transformers' own loading then does it,
+        or says why not.
         """
         try:
             found = _shapes(_files(path))
@@ -64,8 +67,8 @@ class SlicedWeights:
         device: torch.device,
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
-        """Gives the parameters of ``model`` (sharded) memory on ``device`` and reads this rank's slices into it. Calls
-        ``on_progress`` after each tensor."""
+        """Gives the parameters of ``model`` (sharded) memory on ``device`` and reads this rank's
+        slices into it. Calls ``on_progress`` after each tensor."""
         with _swapped_parameters():
             # As to_empty() does, which would empty the buffers too.
             model._apply(

@@ -1,6 +1,7 @@
 """Ranks of a replica that the kernel does not run: stopped, or in an uninterruptible wait.
 
-Rank 0 waits for them in a collective, and its reports go on. So it alone can say whose fault the wait is.
+Rank 0 waits for them in a collective, and its reports go on. So it alone can say whose fault the
+wait is.
 """
 
 from __future__ import annotations

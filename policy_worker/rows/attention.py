@@ -1,10 +1,10 @@
 """Packed attention: attention over rows without padding, as a transformers attention function.
 
 A row of tokens holds many sequences and no padding; linear layers, norms and embeddings work on it
-as it is. Only attention depends on the tokens that see each other. It gets a ``Packing`` with the row and
-gathers, per block of sequences of similar length, queries, keys and values into [N, L], runs causal
-attention there, and picks each row token's output out of the blocks. Padding exists in these blocks
-only; it sits after the tokens of each sequence, so causality hides it.
+as it is. Only attention depends on the tokens that see each other. It gets a ``Packing`` with the
+row and gathers, per block of sequences of similar length, queries, keys and values into [N, L],
+runs causal attention there, and picks each row token's output out of the blocks. Padding exists in
+these blocks only; it sits after the tokens of each sequence, so causality hides it.
 
 A token may be gathered by several sequences: the completions of a group share the one copy of their
 prompt in the row.
@@ -43,8 +43,8 @@ class Block:
 class Packing:
     """The attention pattern of a row.
 
-    ``collapse`` is int64 [T]: for each row token, the index of its output in the concatenation of all
-    blocks' [N * L] outputs.
+    ``collapse`` is int64 [T]: for each row token, the index of its output in the concatenation of
+    all blocks' [N * L] outputs.
     """
 
     blocks: tuple[Block, ...]
@@ -61,7 +61,8 @@ class RowPattern:
     """-1 for a token of a prompt, which all completions of its group see."""
     position: Tensor
     masks: dict[Any, Any] = field(default_factory=dict)
-    """What an implementation of attention derives from the pattern, for the other layers of the row."""
+    """What an implementation of attention derives from the pattern, for the other layers of the
+    row."""
 
 
 def register() -> None:
@@ -70,7 +71,8 @@ def register() -> None:
 
 
 def register_once(name: str, attend: Callable[..., tuple[Tensor, None]]) -> None:
-    """Nothing if the name is known: compile_blocks() may have taken its function out of compilation since."""
+    """Nothing if the name is known: compile_blocks() may have taken its function out of compilation
+    since."""
     if name not in ALL_ATTENTION_FUNCTIONS:
         AttentionInterface.register(name, attend)
         AttentionMaskInterface.register(name, packed_mask)

@@ -1,10 +1,12 @@
-"""Flex attention over packed rows: one block-sparse mask for a row, in which a group shares the keys of its prompt.
+"""Flex attention over packed rows: one block-sparse mask for a row, in which a group shares the
+keys of its prompt.
 
-Attention by blocks (policy_worker.rows.attention) gathers queries, keys and values of a prompt once for each completion
-of its group. Here nothing is gathered: a token sees those before it in the row that belong to its own sequence, or to
-the prompt of its group.
+Attention by blocks (policy_worker.rows.attention) gathers queries, keys and values of a prompt once
+for each completion of its group. Here nothing is gathered: a token sees those before it in the row
+that belong to its own sequence, or to the prompt of its group.
 
-Source: Dong et al., Flex Attention: A Programming Model for Generating Optimized Attention Kernels, arXiv 2412.05496.
+Source: Dong et al., Flex Attention: A Programming Model for Generating Optimized Attention Kernels,
+arXiv 2412.05496.
 """
 
 from __future__ import annotations
@@ -51,10 +53,11 @@ def packed_flex_attention(
     packing: Packing | None = None,
     **extra: Any,
 ) -> tuple[Tensor, None]:
-    """query [B, H, T, D], key and value [B, Hkv, T, D] -> [B, T, H, D]; arguments and errors of packed_attention().
+    """query [B, H, T, D], key and value [B, Hkv, T, D] -> [B, T, H, D]; arguments and errors of
+    packed_attention().
 
-    On a GPU the kernel is compiled at the first row. PyTorch has none for CPUs with a backward pass: there the same mask is
-    dense, which is right for checks and slow for long rows.
+    On a GPU the kernel is compiled at the first row. PyTorch has none for CPUs with a backward
+    pass: there the same mask is dense, which is right for checks and slow for long rows.
     """
     if packing is None:
         return packed_attention(
@@ -86,7 +89,8 @@ def packed_flex_attention(
 
 
 def row_mask(packing: Packing, window: int | None) -> BlockMask | Tensor:
-    """The mask of the row, made once for all layers with the same window; on a CPU and with gradients bool [1, 1, T, T]."""
+    """The mask of the row, made once for all layers with the same window; on a CPU and with
+    gradients bool [1, 1, T, T]."""
     pattern = packing.pattern
     device, tokens = pattern.group.device, len(pattern.group)
     dense = device.type == "cpu" and torch.is_grad_enabled()

@@ -25,14 +25,16 @@ PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """Of C target tokens, under softmax(logits / temperature). float32 [C], or [0] if the objective trains no policy."""
+    """Of C target tokens, under softmax(logits / temperature). float32 [C], or [0] if the objective
+    trains no policy."""
 
     logprobs: Tensor
     """With graph."""
     entropy: Tensor
     """With graph if the objective's ``entropy_gradient`` says so."""
     before: Tensor
-    """The same log-probs as constants: those of the policy before the step, which makes one update."""
+    """The same log-probs as constants: those of the policy before the step, which makes one update.
+    """
     values: Mapping[str, Tensor] = field(default_factory=dict)
     """Output of each part with a scalar head, by its name; with graph if the part is trained."""
     values_before: Mapping[str, Tensor] = field(default_factory=dict)
@@ -40,8 +42,8 @@ class TokenScores:
     scalars: Mapping[str, float] = field(default_factory=dict)
     """The objective's own numbers before the step (Objective.scalars): constants."""
     routers: tuple[Tensor, ...] = ()
-    """Of each layer of experts, the router's logits [C, experts] where the tokens are predicted, with graph; only if asked
-    for."""
+    """Of each layer of experts, the router's logits [C, experts] where the tokens are predicted,
+    with graph; only if asked for."""
 
 
 class _ScoresTokens:
@@ -95,7 +97,8 @@ def make_scorer(model: nn.Module) -> None:
 
 
 def check_packable(model: Any) -> None:
-    """Raises ValueError, with a reason for people, if the layers of ``model`` cannot run on packed rows."""
+    """Raises ValueError, with a reason for people, if the layers of ``model`` cannot run on packed
+    rows."""
     name = type(model).__name__
     config = model.config.get_text_config()
     layers = set(getattr(config, "layer_types", None) or PACKABLE_LAYERS)
@@ -116,9 +119,9 @@ def score(
     routers: bool = False,
     chunk_mb: float = DEFAULT_CHUNK_MB,
 ) -> TokenScores:
-    """TokenScores of the micro-batch's targets under ``model``, which make_scorer has prepared. ``routers``: with the
-    logits of its experts' routers. ``chunk_mb``: most logits held at once, in MiB of float32; those of larger rows are
-    computed in chunks, and again in the backward pass."""
+    """TokenScores of the micro-batch's targets under ``model``, which make_scorer has prepared.
+    ``routers``: with the logits of its experts' routers. ``chunk_mb``: most logits held at once, in
+    MiB of float32; those of larger rows are computed in chunks, and again in the backward pass."""
     scores: TokenScores = model(
         microbatch=microbatch,
         temperature=temperature,

@@ -48,7 +48,8 @@ class MicroBatch:
     sequence_of: Tensor
     """int64 [C], the target's sequence, from 0 to S - 1."""
     token_at: Tensor | None = None
-    """int64 [C], row position of each target; None if the last tokens of sequences are not in the row."""
+    """int64 [C], row position of each target; None if the last tokens of sequences are not in the
+    row."""
 
 
 class RowLengths(Protocol):
@@ -70,14 +71,16 @@ class RowLengths(Protocol):
 def plan_rows(
     batch: RowLengths, keep: Ints, tokens_per_microbatch: int, *, whole_groups: bool = False
 ) -> list[Ints]:
-    """Splits the sequences ``keep`` (indices, ascending) into rows of at most so many attended tokens.
+    """Splits the sequences ``keep`` (indices, ascending) into rows of at most so many attended
+    tokens.
 
-    A prompt is in the row once and counts once for each of its sequences: attention gathers, and the
-    backward pass keeps, queries, keys, values and outputs of every token for every sequence that attends
-    to it. So the number bounds the memory of a row. Groups stay together if they fit, longest first, so that rows hold
-    sequences of similar length. A group that does not fit is split, and its prompt repeated. A single sequence that is
-    longer than the limit gets a row of its own, and so does a whole group with ``whole_groups``, which splits none. The
-    same input gives the same rows.
+    A prompt is in the row once and counts once for each of its sequences: attention gathers, and
+    the backward pass keeps, queries, keys, values and outputs of every token for every sequence
+    that attends to it. So the number bounds the memory of a row. Groups stay together if they fit,
+    longest first, so that rows hold sequences of similar length. A group that does not fit is
+    split, and its prompt repeated. A single sequence that is longer than the limit gets a row of
+    its own, and so does a whole group with ``whole_groups``, which splits none. The same input
+    gives the same rows.
     """
     if len(keep) == 0:
         return []
@@ -175,7 +178,8 @@ def _attention_blocks(
     total: int,
     device: torch.device,
 ) -> tuple[tuple[Block, ...], Tensor]:
-    """``blocks`` and ``collapse`` of Packing. Blocks [N, L] of similar lengths: each sequence is its prompt's tokens, then its own."""
+    """``blocks`` and ``collapse`` of Packing. Blocks [N, L] of similar lengths: each sequence is
+    its prompt's tokens, then its own."""
     full = prompt + inputs
     collapse = np.empty(total, dtype=np.int64)
     blocks: list[Block] = []

@@ -1,12 +1,14 @@
-"""Row shares: which rows of some groups each rank of a replica computes, and the groups that it reads for them.
+"""Row shares: which rows of some groups each rank of a replica computes, and the groups that it
+reads for them.
 
     lengths (facts) ─► rows ─► dealt to ranks ─► each reads the groups of its rows ─► checks them ─► all tell all
                         ▲                                                                              │
                         └───── without the sequences whose gradient is zero, if there are any ◄────────┘
 
-- No rank hands a payload to another one. A group is read by every rank that has a row of it; rows of a group go to as few
-  ranks as that costs no round.
-- Taking is collective, and its outcome is the same on all ranks: what one of them finds wrong, all raise.
+- No rank hands a payload to another one. A group is read by every rank that has a row of it; rows
+  of a group go to as few ranks as that costs no round.
+- Taking is collective, and its outcome is the same on all ranks: what one of them finds wrong, all
+  raise.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ from policy_worker.step.payload_check import read_groups
 from policy_worker.step.totals import StepTotals
 
 Fetch = Callable[[Sequence[GroupKey]], Payloads | None]
-"""The payloads of these groups, None for one that is lost; or None, if the epoch ended meanwhile."""
+"""The payloads of these groups, None for one that is lost; or None, if the epoch ended meanwhile.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,8 @@ class RowShare:
     rounds: int
     """Rows of the rank that has the most."""
     filler: Ints
-    """What this rank computes, without counting it, in rounds in which it has no row: forwards are collective."""
+    """What this rank computes, without counting it, in rounds in which it has no row: forwards are
+    collective."""
     trained: int
     """Sequences of all ranks that have a token to train on."""
 
@@ -77,10 +81,11 @@ class RowShares:
         vocabulary: int,
         fetch: Fetch,
     ) -> RowShare:
-        """Collective, with the same groups on all ranks. Reads and checks what this rank's rows need.
+        """Collective, with the same groups on all ranks. Reads and checks what this rank's rows
+        need.
 
-        Raises BadGroup with the groups that any rank found lost, or else with those that any found invalid;
-        EpochCancelled if a ``fetch`` ended early; and what this rank's ``fetch`` raises.
+        Raises BadGroup with the groups that any rank found lost, or else with those that any found
+        invalid; EpochCancelled if a ``fetch`` ended early; and what this rank's ``fetch`` raises.
         """
         held = _Held(accepted, self.objective, totals, vocabulary)
         outline = Outline.of(accepted)
@@ -104,7 +109,8 @@ class RowShares:
     def of(
         self, groups: Sequence[rollout_pb2.Group], totals: StepTotals, vocabulary: int
     ) -> RowShare:
-        """The share of groups that every rank has. Raises BadGroup if one contradicts itself or the model."""
+        """The share of groups that every rank has. Raises BadGroup if one contradicts itself or the
+        model."""
         keys = [AcceptedGroup((g.task.task_id, g.task.attempt)) for g in groups]
         held = _Held(keys, self.objective, totals, vocabulary)
         held.add(dict(enumerate(groups)))
@@ -125,7 +131,8 @@ class RowShares:
     def _read(
         self, held: _Held, wanted: Sequence[int], owned: Collection[int], fetch: Fetch
     ) -> list[dict[str, Any]]:
-        """Collective. Reads the groups ``wanted`` that are not held; returns what every rank says of its own."""
+        """Collective. Reads the groups ``wanted`` that are not held; returns what every rank says
+        of its own."""
         failure: Exception | None = None
         said: dict[str, Any] = {}
         try:
@@ -218,7 +225,8 @@ class _Held:
 
     @property
     def _everywhere(self) -> Ints:
-        """[S]: the number that each sequence of ``batch`` has among those of all accepted groups, rising."""
+        """[S]: the number that each sequence of ``batch`` has among those of all accepted groups,
+        rising."""
         sizes = np.array([len(group.lengths) for group in self.accepted])
         sizes[[*self.groups]] = self.batch.sequences
         starts = (np.cumsum(sizes) - sizes)[[*self.groups]]
@@ -231,10 +239,12 @@ class _Held:
 def deal_rows(
     rows: Sequence[Ints], group_of: Ints, ranks: int, held: Sequence[Collection[int]] = ()
 ) -> list[list[Ints]]:
-    """``rows`` (of sequences) by rank, in their order: at most ceil(rows / ranks) each, so that no round is added.
+    """``rows`` (of sequences) by rank, in their order: at most ceil(rows / ranks) each, so that no
+    round is added.
 
-    A row goes to the rank that has most of its groups, from ``held`` or from rows before it; of equals to the one with the
-    fewest rows. So rows of equal length meet in a round, and few groups are read twice. The same input gives the same.
+    A row goes to the rank that has most of its groups, from ``held`` or from rows before it; of
+    equals to the one with the fewest rows. So rows of equal length meet in a round, and few groups
+    are read twice. The same input gives the same.
     """
     most = -(-len(rows) // ranks)
     has = [set(groups) for groups in held] or [set[int]() for _ in range(ranks)]
@@ -249,7 +259,8 @@ def deal_rows(
 
 
 def wanted_groups(dealt: Sequence[Sequence[Ints]], group_of: Ints) -> list[list[int]]:
-    """Groups that each rank needs, rising. A rank without a row needs those of the last one, to fill its rounds."""
+    """Groups that each rank needs, rising. A rank without a row needs those of the last one, to
+    fill its rounds."""
     last = next((rows[-1] for rows in reversed(dealt) if rows), None)
     found = []
     for rows in dealt:
@@ -264,7 +275,8 @@ def _owned(wanted: Sequence[Collection[int]], rank: int) -> set[int]:
 
 
 def _merged(faults: Sequence[Mapping[str, Any]], accepted: Sequence[AcceptedGroup]) -> BadGroup:
-    """One error for all ranks: of the lost groups, or else of the others. Groups in their order in the plan."""
+    """One error for all ranks: of the lost groups, or else of the others. Groups in their order in
+    the plan."""
     lost = [each for each in faults if each["fault"] == "payload_lost"]
     told = lost or faults
     named = {(task_id, attempt) for each in told for task_id, attempt in each["groups"]}

@@ -1,8 +1,9 @@
-"""Scalar head over a packed row: one number at each completion token, from a transformers sequence classifier.
+"""Scalar head over a packed row: one number at each completion token, from a transformers sequence
+classifier.
 
-The classifier's own forward pools the last token of a padded sequence. Here its backbone runs on a packed row, and its
-head on the hidden states that are asked for, always in float32: a value that is rounded to bfloat16 loses the
-differences that an advantage is made of.
+The classifier's own forward pools the last token of a padded sequence. Here its backbone runs on a
+packed row, and its head on the hidden states that are asked for, always in float32: a value that is
+rounded to bfloat16 loses the differences that an advantage is made of.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ HEAD = "score"
 class _ScoresStates:
     """Adds to a sequence classifier: called with ``microbatch``, it returns float32 [C].
 
-    It is the model's own forward, so that wrappers which work by hooks on the root module (FSDP) see every call.
+    It is the model's own forward, so that wrappers which work by hooks on the root module (FSDP)
+    see every call.
     """
 
     def forward(
@@ -62,6 +64,7 @@ def make_value_head(model: nn.Module) -> None:
 
 
 def values(model: nn.Module, microbatch: MicroBatch, at: Literal["token", "before"]) -> Tensor:
-    """float32 [C]: the head's output for each completion token; see Part.at. ``model``: of make_value_head."""
+    """float32 [C]: the head's output for each completion token; see Part.at. ``model``: of
+    make_value_head."""
     found: Tensor = model(microbatch=microbatch, at=at)
     return found

@@ -14,7 +14,8 @@ from policy_worker.step.batch import GroupKey, Ints
 
 @dataclass(frozen=True, slots=True)
 class AcceptedGroup:
-    """A payload that disagrees with it is invalid. Numbers and digests are 0 and empty if the plan has none."""
+    """A payload that disagrees with it is invalid. Numbers and digests are 0 and empty if the plan
+    has none."""
 
     key: GroupKey
     tokens: int = 0
@@ -22,7 +23,8 @@ class AcceptedGroup:
     sequences: int = 0
     prompt_tokens: int = 0
     lengths: tuple[int, ...] = ()
-    """Tokens of each sequence, those that are not trained included. Empty: known only to who reads the payload."""
+    """Tokens of each sequence, those that are not trained included. Empty: known only to who reads
+    the payload."""
     digest: str = ""
     """Of the payload."""
     facts: str = ""

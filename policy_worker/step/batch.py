@@ -64,7 +64,8 @@ class TokenBatch:
     truncated: NDArray[np.bool_]
     """[S], whether the sequence was cut at the length limit."""
     scored: Mapping[str, Floats] = field(default_factory=dict)
-    """[C] each, by scorer: log-probability of each token under its model. Empty if the run has no such scorer."""
+    """[C] each, by scorer: log-probability of each token under its model. Empty if the run has no
+    such scorer."""
 
     @property
     def group_of(self) -> Ints:
@@ -120,7 +121,8 @@ def _columns(groups: Sequence[rollout_pb2.Group]) -> TokenBatch:
 def _token_rewards(
     completions: Sequence[rollout_pb2.Completion], length: Ints
 ) -> tuple[Ints, NDArray[np.float64]]:
-    """Positions in the batch, and rewards. Raises ValueError for a token that its completion does not have."""
+    """Positions in the batch, and rewards. Raises ValueError for a token that its completion does
+    not have."""
     starts = np.cumsum(length) - length
     count = np.array([len(c.token_rewards) for c in completions], dtype=np.int64)
     found = [r for c in completions for r in c.token_rewards]
@@ -136,7 +138,8 @@ def _token_rewards(
 def _scored(
     groups: Sequence[rollout_pb2.Group], completions: Sequence[rollout_pb2.Completion]
 ) -> dict[str, Floats]:
-    """The columns of scorers. Raises BadGroup unless every completion has each, with a number for each token."""
+    """The columns of scorers. Raises BadGroup unless every completion has each, with a number for
+    each token."""
     names = sorted({name for completion in completions for name in completion.columns})
     for group in groups if names else ():
         for completion in group.completions:

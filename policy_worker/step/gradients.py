@@ -1,10 +1,12 @@
 """Local gradients of one step: the sum over groups, in any order and over any number of calls.
 
-- The contribution of a group depends on the step's totals and on the group alone. So the sum does not
-  depend on how groups are assigned to replicas, packed into rows, or split over calls.
+- The contribution of a group depends on the step's totals and on the group alone. So the sum does
+  not depend on how groups are assigned to replicas, packed into rows, or split over calls.
 - Local gradients live in ``parameter.grad`` and are only ever added to; the mesh gets a copy.
-- The ranks of a replica reduce once for each call, in its last row's backward, or in every row's (train.gradient_sync).
-- A group is added at most once: the plan of the step's next epoch names it again, and it is skipped.
+- The ranks of a replica reduce once for each call, in its last row's backward, or in every row's
+  (train.gradient_sync).
+- A group is added at most once: the plan of the step's next epoch names it again, and it is
+  skipped.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ class Gradients:
     on_progress: Callable[[], None] = lambda: None
     """Called after every micro-batch."""
     left: Callable[[], bool] = lambda: False
-    """Whether the step was given up meanwhile; asked after every micro-batch on the rank that leads."""
+    """Whether the step was given up meanwhile; asked after every micro-batch on the rank that
+    leads."""
 
     def __post_init__(self) -> None:
         self.objective: Objective = load_objective(self.state.config)
@@ -106,10 +109,11 @@ class Gradients:
         groups: Sequence[rollout_pb2.Group],
         around_last_row: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """Adds the gradients of groups that are in hand; of a sharded replica all ranks call it, with the same.
+        """Adds the gradients of groups that are in hand; of a sharded replica all ranks call it,
+        with the same.
 
-        Raises BadGroup on a payload that contradicts itself or the model; nothing is added then. For the rest see
-        add_share().
+        Raises BadGroup on a payload that contradicts itself or the model; nothing is added then.
+        For the rest see add_share().
         """
         self.add_share(self._shares.of(groups, self._totals, self.vocabulary), around_last_row)
 
@@ -118,12 +122,15 @@ class Gradients:
         share: RowShare,
         around_last_row: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """Adds the gradients of this rank's rows; of a sharded replica all ranks call it, each with its share.
+        """Adds the gradients of this rank's rows; of a sharded replica all ranks call it, each with
+        its share.
 
-        ``around_last_row``: entered for the forward and backward after which the gradients are complete.
+        ``around_last_row``: entered for the forward and backward after which the gradients are
+        complete.
 
-        Raises RowOutOfMemory (ReplicaBroken with several ranks) if a row does not fit into memory, and EpochCancelled on
-        every rank if the step was given up; all local gradients are dropped, and the step has to begin again.
+        Raises RowOutOfMemory (ReplicaBroken with several ranks) if a row does not fit into memory,
+        and EpochCancelled on every rank if the step was given up; all local gradients are dropped,
+        and the step has to begin again.
         """
         totals, ranks = self._totals, self.replica.size
         every_row = self.state.config.train.gradient_sync == "row"
@@ -141,8 +148,8 @@ class Gradients:
             except torch.OutOfMemoryError as error:
                 refused = self._too_large(share, row, error)
                 if ranks > 1:
-                    # The other ranks wait in a collective of their rows: the replica has to die as one. Its
-                    # groups become suspects, and are computed one by one from then on.
+                    # The other ranks wait in a collective of their rows: the replica has to die as
+                    # one. Its groups become suspects, and are computed one by one from then on.
                     raise self.replica.given_up(f"groups {refused.names}: {refused}") from error
                 raise refused from error
             self.on_progress()
@@ -189,8 +196,8 @@ class Gradients:
         return slices
 
     def flatten(self, scratch: Tensor, ready: Collection[int] = ()) -> None:
-        """Copies the local gradients and sums into ``scratch``, float32 [size]; zeros where there are none. Parameters
-        ``ready`` (indices) are there already."""
+        """Copies the local gradients and sums into ``scratch``, float32 [size]; zeros where there
+        are none. Parameters ``ready`` (indices) are there already."""
         views = self.views(scratch)
         left = [i for i in range(len(views)) if i not in ready]
         with_gradient = [i for i in left if self.parameters[i].grad is not None]
@@ -204,7 +211,8 @@ class Gradients:
         scratch[self._elements :] = self._sums
 
     def views(self, scratch: Tensor) -> list[Tensor]:
-        """``scratch`` cut into the shapes of the parameters' local parts, in parameter order; without the sums."""
+        """``scratch`` cut into the shapes of the parameters' local parts, in parameter order;
+        without the sums."""
         locals_ = [local_tensor(p) for p in self.parameters]
         parts = scratch[: self._elements].split([t.numel() for t in locals_])
         return [part.view(t.shape) for part, t in zip(parts, locals_, strict=True)]
@@ -231,7 +239,8 @@ class Gradients:
         self.stats.add("loss", float(loss.total.detach()), 0.0)
 
     def _with_balance(self, loss: Loss, scores: TokenScores, tokens: TokenColumns[Tensor]) -> Loss:
-        """``loss`` and the load-balancing loss of the experts, if train.router_aux_loss_coef is above 0."""
+        """``loss`` and the load-balancing loss of the experts, if train.router_aux_loss_coef is
+        above 0."""
         if not scores.routers or self._spec is None:
             return loss
         chosen = self.forwards.experts_per_token

@@ -1,4 +1,5 @@
-"""Held-out measurements: the loss of recorded groups, and what the objective measures, without gradients."""
+"""Held-out measurements: the loss of recorded groups, and what the objective measures, without
+gradients."""
 
 from __future__ import annotations
 
@@ -18,11 +19,11 @@ from policy_worker.step.totals import StepTotals
 
 
 def measure_held_out(gradients: Gradients, groups: Sequence[rollout_pb2.Group]) -> Stats:
-    """This rank's part of the sums over ``groups``, as if they were one step: "loss" is its loss. Local gradients are
-    untouched.
+    """This rank's part of the sums over ``groups``, as if they were one step: "loss" is its loss.
+    Local gradients are untouched.
 
-    Of a sharded replica all ranks call it, with the same groups. Raises BadGroup that names the groups, also if one does
-    not fit into memory by itself (ReplicaBroken with several ranks).
+    Of a sharded replica all ranks call it, with the same groups. Raises BadGroup that names the
+    groups, also if one does not fit into memory by itself (ReplicaBroken with several ranks).
     """
     batch = decode(groups)
     check_vocabulary(batch, groups, gradients.vocabulary)
@@ -41,7 +42,8 @@ def measure_held_out(gradients: Gradients, groups: Sequence[rollout_pb2.Group]) 
     stats = Stats()
     start = 0
     while start < len(rows):
-        # As in Gradients.add: the forward is collective, and one without a row of its own counts nothing.
+        # As in Gradients.add: the forward is collective, and one without a row of its own counts
+        # nothing.
         mine = start + replica.rank < len(rows)
         row = rows[start + replica.rank] if mine else rows[start]
         try:
@@ -71,8 +73,8 @@ def _one_row_a_group(
     groups: Sequence[rollout_pb2.Group],
     error: torch.OutOfMemoryError,
 ) -> list[Ints]:
-    """The groups of ``row``, which does not fit into memory, in rows of their own. Raises BadGroup if it is one already,
-    and ReplicaBroken if other ranks wait for this one."""
+    """The groups of ``row``, which does not fit into memory, in rows of their own. Raises BadGroup
+    if it is one already, and ReplicaBroken if other ranks wait for this one."""
     if gradients.device.type == "cuda":
         torch.cuda.empty_cache()
     group_of = batch.group_of[row]

@@ -24,12 +24,13 @@ def build_optimizer(
     config: TrainConfig,
     lr_scales: Mapping[str, float] | None = None,
 ) -> torch.optim.AdamW:
-    """AdamW with decoupled weight decay on matrices only: norms and biases (one dimension) have none.
+    """AdamW with decoupled weight decay on matrices only: norms and biases (one dimension) have
+    none.
 
-    ``lr_scales``: learning rate of a part as a multiple of the step's; default 1. The state (exp_avg, exp_avg_sq,
-    step) exists from the start, as zeros, so that a fresh replica can be restored, or receive the state, in place. With
-    train.offload_optimizer the moments are in host memory.
-    Source: Loshchilov and Hutter, arXiv 1711.05101.
+    ``lr_scales``: learning rate of a part as a multiple of the step's; default 1. The state
+    (exp_avg, exp_avg_sq, step) exists from the start, as zeros, so that a fresh replica can be
+    restored, or receive the state, in place. With train.offload_optimizer the moments are in host
+    memory. Source: Loshchilov and Hutter, arXiv 1711.05101.
     """
     groups: list[dict[str, object]] = []
     for name, model in parts.items():
@@ -69,14 +70,15 @@ def apply_update(
     version: Version,
     lr: float,
 ) -> None:
-    """Applies ``reduced``, float32 [gradients.size], which is consumed. ``norms``: of each part's gradient, over all
-    ranks; each is clipped by itself. ``sums``: of the objective, over all ranks. ``lr``: the plan's.
+    """Applies ``reduced``, float32 [gradients.size], which is consumed. ``norms``: of each part's
+    gradient, over all ranks; each is clipped by itself. ``sums``: of the objective, over all ranks.
+    ``lr``: the plan's.
 
     The state is ``version`` afterwards, and no local gradients are left. A gradient that is not
     finite changes no part: all replicas see the same norms, so all of them skip the update.
 
-    It reads nothing but ``reduced``, ``norms``, ``sums``, ``lr`` and the state, all of which are equal on every replica. So
-    the new weights are equal bit for bit, too (on machines of one kind).
+    It reads nothing but ``reduced``, ``norms``, ``sums``, ``lr`` and the state, all of which are
+    equal on every replica. So the new weights are equal bit for bit, too (on machines of one kind).
     """
     config = state.config.train
     if not all(map(math.isfinite, [*norms.values(), *sums.values()])):

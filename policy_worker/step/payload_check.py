@@ -1,7 +1,8 @@
-"""Payload checks: what the store returned, against the digests and facts that the controller accepted.
+"""Payload checks: what the store returned, against the digests and facts that the controller
+accepted.
 
-The step's totals are sums of these facts. A payload with other counts would be weighted wrongly, and a
-token outside the vocabulary ends a CUDA process: both are found here, and the group is named.
+The step's totals are sums of these facts. A payload with other counts would be weighted wrongly,
+and a token outside the vocabulary ends a CUDA process: both are found here, and the group is named.
 """
 
 from __future__ import annotations
@@ -24,16 +25,18 @@ from policy_worker.step.batch import BadGroup, check_vocabulary, decode
 LISTED = 8
 """Groups whose contradiction is in the message of one error."""
 ANY = 1 << 40
-"""More tokens than a sequence has, and more than there are versions: the controller has checked these limits."""
+"""More tokens than a sequence has, and more than there are versions: the controller has checked
+these limits."""
 
 
 def read_groups(
     payloads: Payloads, accepted: Sequence[AcceptedGroup], vocabulary: int
 ) -> list[rollout_pb2.Group]:
-    """The groups in ``payloads``, which were fetched for ``accepted``, in this order. ``vocabulary``: rows of the
-    embedding.
+    """The groups in ``payloads``, which were fetched for ``accepted``, in this order.
+    ``vocabulary``: rows of the embedding.
 
-    Raises BadGroup with all groups whose payload is lost, or else with all whose payload is invalid.
+    Raises BadGroup with all groups whose payload is lost, or else with all whose payload is
+    invalid.
     """
     pairs = list(zip(accepted, payloads, strict=True))
     if lost := [group.key for group, payload in pairs if payload is None]:

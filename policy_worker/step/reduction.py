@@ -1,14 +1,15 @@
-"""Reduction of a step's gradients over replicas, bucket by bucket, while the backward of the step's last row goes on.
+"""Reduction of a step's gradients over replicas, bucket by bucket, while the backward of the step's
+last row goes on.
 
     backward of the last row:  head ─► blocks, last to first ─► embeddings
                                   │        │
                                   ▼        ▼
     buckets, last to first:    all-reduce, all-reduce, ...        finish(): the rest, and the wait for all
 
-- Every member starts the same buckets in the same order, whether it computes a last row or not: last to first, except that the
-  last one, which holds the objective's sums, comes at the end.
-- Local gradients are copied and never touched. An error during the backward ends the reduction and not the backward: finish()
-  raises it, and the gradients are whole for the next epoch.
+- Every member starts the same buckets in the same order, whether it computes a last row or not:
+  last to first, except that the last one, which holds the objective's sums, comes at the end.
+- Local gradients are copied and never touched. An error during the backward ends the reduction and
+  not the backward: finish() raises it, and the gradients are whole for the next epoch.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from policy_worker.step.gradients import Gradients
 
 @dataclass(eq=False)
 class Reduction:
-    """One attempt to sum ``gradients`` over the members of ``mesh`` into ``scratch``, float32 [gradients.size]."""
+    """One attempt to sum ``gradients`` over the members of ``mesh`` into ``scratch``, float32
+    [gradients.size]."""
 
     mesh: ProcessMesh
     gradients: Gradients
@@ -72,7 +74,8 @@ class Reduction:
                 hook.remove()
 
     def finish(self, progress: Callable[[], None]) -> None:
-        """Starts what is left and waits for all. Raises EpochCancelled or MeshError: ``scratch`` holds garbage then."""
+        """Starts what is left and waits for all. Raises EpochCancelled or MeshError: ``scratch``
+        holds garbage then."""
         if self._failure is not None:
             raise self._failure
         self.gradients.flatten(self.scratch, self.ready)

@@ -65,15 +65,15 @@ def measure(
     *,
     sampled: bool = True,
 ) -> None:
-    """Adds a micro-batch's entropy, ratio, logprob_gap, kl_behaviour (if there is a policy), and what the objective
-    measured, over trained tokens.
+    """Adds a micro-batch's entropy, ratio, logprob_gap, kl_behaviour (if there is a policy), and
+    what the objective measured, over trained tokens.
 
-    ratio is the importance weight trainer / behaviour, before clip, cap and masks; its sum and that of
-    ratio_square give the effective sample size of the step.
-    logprob_gap is |log-prob of the trainer before the step - log-prob as sampled|: what engine and
-    trainer compute differently, plus what the policy has moved since (staleness). logprob_gap_fresh
-    is the same over tokens of staleness 0 alone: only what they compute differently. kl_behaviour is
-    the k3 estimate of KL(behaviour || trainer before the step), in nats. ``sampled``: False for recorded tokens, which
+    ratio is the importance weight trainer / behaviour, before clip, cap and masks; its sum and that
+    of ratio_square give the effective sample size of the step. logprob_gap is |log-prob of the
+    trainer before the step - log-prob as sampled|: what engine and trainer compute differently,
+    plus what the policy has moved since (staleness). logprob_gap_fresh is the same over tokens of
+    staleness 0 alone: only what they compute differently. kl_behaviour is the k3 estimate of
+    KL(behaviour || trainer before the step), in nats. ``sampled``: False for recorded tokens, which
     no policy sampled: of them only the entropy, and what the objective measured.
     """
     with torch.no_grad():

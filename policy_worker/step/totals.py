@@ -29,8 +29,8 @@ class StepTotals:
     """All sequences of the step."""
     reward_sum: float = 0.0
     reward_squares: float = 0.0
-    """Sum of the squares of each reward's difference from the mean of all. (Sums of plain squares would lose the
-    deviation of large rewards that are close to one another.)"""
+    """Sum of the squares of each reward's difference from the mean of all. (Sums of plain squares
+    would lose the deviation of large rewards that are close to one another.)"""
     within_squares: float = 0.0
     """Sum of the squares of each reward's difference from the mean of its group."""
 
@@ -45,7 +45,8 @@ class StepTotals:
 
     @property
     def within_std(self) -> float:
-        """Of a sample, of the differences from the means of the groups: their mean over the step is 0."""
+        """Of a sample, of the differences from the means of the groups: their mean over the step is
+        0."""
         return math.sqrt(self.within_squares / max(self.samples - 1, 1))
 
     @property

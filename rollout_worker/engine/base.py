@@ -12,8 +12,8 @@ Guarantees of every engine:
   produced it. Greedy tokens carry the log-probability of the untempered, unfiltered distribution.
 * The completions of a request share one prefill of the prompt.
 * New weights take effect between two tokens; running requests go on. All of a swap or none of it.
-* The key-value cache that older weights wrote is kept (rollout.on_update = "keep"): later tokens of a
-  running request attend to it. This is usual in asynchronous training; its effect is part of the
+* The key-value cache that older weights wrote is kept (rollout.on_update = "keep"): later tokens of
+  a running request attend to it. This is usual in asynchronous training; its effect is part of the
   measured log-prob gap.
 """
 
@@ -50,12 +50,13 @@ class WeightMismatch(EngineError):
 
 
 class SwapFailed(EngineError):
-    """These weights were not loaded. The engine serves the old ones, and the new ones can be sent again."""
+    """These weights were not loaded. The engine serves the old ones, and the new ones can be sent
+    again."""
 
 
 class ParametersDiffer(EngineError):
-    """After a swap, parameters differ from the weights that were loaded. Until weights are loaded again
-    the engine generates nothing and its version is -1. Requests wait or are aborted."""
+    """After a swap, parameters differ from the weights that were loaded. Until weights are loaded
+    again the engine generates nothing and its version is -1. Requests wait or are aborted."""
 
     @classmethod
     def of(cls, version: int, names: Sequence[str]) -> ParametersDiffer:
@@ -85,7 +86,8 @@ class Finish(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Sampling parameters. ``seed`` and the completion's index determine the random number of each token."""
+    """Sampling parameters. ``seed`` and the completion's index determine the random number of each
+    token."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -125,8 +127,9 @@ def merge_spans(spans: Iterable[tuple[int, int]]) -> Spans:
 class Completion:
     """One completion, prompt excluded.
 
-    ``tokens`` int32 [n], n >= 1; ``logprobs`` float32 [n]; ``versions``: (version, length) spans that
-    cover the tokens in order; ``stop``: the stop string that ended it, which its text still contains.
+    ``tokens`` int32 [n], n >= 1; ``logprobs`` float32 [n]; ``versions``: (version, length) spans
+    that cover the tokens in order; ``stop``: the stop string that ended it, which its text still
+    contains.
     """
 
     tokens: NDArray[np.int32]
@@ -145,9 +148,10 @@ def token_count(completion: Completion | None) -> int:
 class Request:
     """``count`` completions of one prompt.
 
-    ``prefixes``: empty, or the tokens of each completion that another worker has generated (None: no
-    token). The completion is continued after its prefix, which counts towards ``max_tokens`` and is
-    part of the result. With ``exact_continuation`` it gets the random numbers of an uninterrupted one.
+    ``prefixes``: empty, or the tokens of each completion that another worker has generated (None:
+    no token). The completion is continued after its prefix, which counts towards ``max_tokens`` and
+    is part of the result. With ``exact_continuation`` it gets the random numbers of an
+    uninterrupted one.
     """
 
     request_id: str
@@ -192,7 +196,8 @@ class EngineStats:
 
 
 def bad_stop(stops: Iterable[Any]) -> Any | None:
-    """The first stop string that is not text, is empty, or contains a lone surrogate; None if there is none."""
+    """The first stop string that is not text, is empty, or contains a lone surrogate; None if there
+    is none."""
     for stop in stops:
         if not isinstance(stop, str) or not stop:
             return stop if stop is not None else "None"
@@ -211,7 +216,8 @@ class Engine(ABC):
     completions do so on every engine."""
 
     least_temperature: ClassVar[float] = 0.0
-    """Lower temperatures are refused, because the engine would silently raise them. 0 means greedy."""
+    """Lower temperatures are refused, because the engine would silently raise them. 0 means greedy.
+    """
 
     most_temperature: ClassVar[float] = math.inf
     """Higher temperatures are refused."""
@@ -239,8 +245,8 @@ class Engine(ABC):
         """
 
     def check(self, request: Request) -> None:
-        """Raises GenerationFailed for invalid model input. On the device or in another process it would
-        make the whole engine fail."""
+        """Raises GenerationFailed for invalid model input. On the device or in another process it
+        would make the whole engine fail."""
         params = request.params
         needed = len(request.prompt_tokens) + params.max_tokens
         if needed > self.max_context:
@@ -268,8 +274,8 @@ class Engine(ABC):
         """Ends a request at the next token boundary. Unknown ids are ignored."""
 
     def watch(self, every: int, report: OnPartial) -> None:  # noqa: B027
-        """From now on calls ``report``, in the event loop, whenever a completion of a request has ``every``
-        (at least 1) tokens more than at the request's last report, or than its prefix.
+        """From now on calls ``report``, in the event loop, whenever a completion of a request has
+        ``every`` (at least 1) tokens more than at the request's last report, or than its prefix.
 
         An engine that cannot inspect running requests reports nothing.
         """
@@ -278,11 +284,11 @@ class Engine(ABC):
     async def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> float:
         """Swaps to ``version`` at the next token boundary; returns the pause in seconds.
 
-        ``tensors``: by Hugging Face name, on any device, tied weights once or under every name. They
-        must not change until this returns. Raises WeightMismatch for unknown or missing names, wrong
-        shapes, or tied weights that differ; SwapFailed if another try with the same weights may
-        succeed. In both cases nothing is loaded. Raises ParametersDiffer if parameters differ from
-        ``tensors`` afterwards: no token is generated with them.
+        ``tensors``: by Hugging Face name, on any device, tied weights once or under every name.
+        They must not change until this returns. Raises WeightMismatch for unknown or missing names,
+        wrong shapes, or tied weights that differ; SwapFailed if another try with the same weights
+        may succeed. In both cases nothing is loaded. Raises ParametersDiffer if parameters differ
+        from ``tensors`` afterwards: no token is generated with them.
 
         A version that is not newer than the served one replaces weights that were never committed.
         The caller aborts running requests first: their tokens are tagged with that version.

@@ -1,4 +1,5 @@
-"""No engine: in the place of one in a run of recorded data. It generates nothing and loads no weights."""
+"""No engine: in the place of one in a run of recorded data. It generates nothing and loads no
+weights."""
 
 from __future__ import annotations
 

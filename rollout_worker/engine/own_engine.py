@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 def own_engine(name: str) -> type[Engine]:
-    """The class. Raises EngineError, with one line, if it cannot be found, is no Engine, or lacks one of its methods."""
+    """The class. Raises EngineError, with one line, if it cannot be found, is no Engine, or lacks
+    one of its methods."""
     try:
         found = find(name)
     except NotFound as error:
@@ -37,7 +38,8 @@ def own_engine(name: str) -> type[Engine]:
 
 
 def make_own_engine(config: Config, tokenizer: PromptTokenizer) -> Engine:
-    """It is given the whole configuration, and ``rollout.engine_options`` in it. Raises EngineError."""
+    """It is given the whole configuration, and ``rollout.engine_options`` in it. Raises
+    EngineError."""
     make = own_engine(config.rollout.engine)
     engine: Engine = make(config, tokenizer)  # type: ignore[call-arg]
     return engine

@@ -5,14 +5,16 @@ After every swap, before the first token of the new version:
     sampled    SAMPLE elements of every weight, others each time
     complete   every element: the first version, and then each ``rollout.verify_every``-th
 
-A weight that a swap leaves out keeps its old bits. If a share p of its elements has changed, at random
-places, a sample misses it with the probability (1 - p) ** SAMPLE: 2 % for p = 0.1 %, nothing for p = 1 %.
-If a share p of whole rows has changed, with (1 - p) ** (SAMPLE / _LAST): 60 % and 0.6 %. Each worker and each
-swap draws its own places, so neither is missed for long. The sample of a 70B model (723 weights, bf16) is 6 MB; a complete comparison reads each rank's share of the weights, at
-memory speed.
+A weight that a swap leaves out keeps its old bits. If a share p of its elements has changed, at
+random places, a sample misses it with the probability (1 - p) ** SAMPLE: 2 % for p = 0.1 %, nothing
+for p = 1 %. If a share p of whole rows has changed, with (1 - p) ** (SAMPLE / _LAST): 60 % and 0.6
+%. Each worker and each swap draws its own places, so neither is missed for long. The sample of a
+70B model (723 weights, bf16) is 6 MB; a complete comparison reads each rank's share of the weights,
+at memory speed.
 
-A sample is a lattice: a view with strides, which is read without an index. It spreads over as many rows as it
-can, because a step may change few of them (embeddings of tokens that occurred); its offset is random.
+A sample is a lattice: a view with strides, which is read without an index. It spreads over as many
+rows as it can, because a step may change few of them (embeddings of tokens that occurred); its
+offset is random.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ WHOLE = 4 * SAMPLE
 _LAST = 8
 """Elements of a row that a sample reads."""
 _PIECE_BYTES = 64 << 20
-"""A complete comparison converts at most this much at a time: a device has little memory to spare."""
+"""A complete comparison converts at most this much at a time: a device has little memory to spare.
+"""
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _NONE = torch.empty(0, dtype=torch.bool)
 _places = random.Random()
@@ -39,8 +42,8 @@ _places = random.Random()
 
 
 class ParameterPart(NamedTuple):
-    """A weight, or a part of it, and the memory of the engine that it was copied to: same shape, any
-    strides, dtypes and devices."""
+    """A weight, or a part of it, and the memory of the engine that it was copied to: same shape,
+    any strides, dtypes and devices."""
 
     name: str
     memory: Tensor

@@ -5,8 +5,8 @@
         turn = await sample(reply_to(turn.text))       # extends the same token sequence
         return {"solved": 1.0}                         # or a number, or None: the reward functions score
 
-It is called once for each sample of a group, concurrently, in one thread that all environments share
-and that is not the worker's. Waiting is free; computing delays the other environments.
+It is called once for each sample of a group, concurrently, in one thread that all environments
+share and that is not the worker's. Waiting is free; computing delays the other environments.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class Turn:
 
 
 Said = str | Sequence[Message] | Sequence[int]
-"""Input before the model's turn: text that is tokenised as it is, messages for the chat template, or
-tokens."""
+"""Input before the model's turn: text that is tokenised as it is, messages for the chat template,
+or tokens."""
 
 
 class Sample(Protocol):
@@ -106,8 +106,8 @@ class Endpoint:
 
         client = AsyncOpenAI(base_url=task.openai.base_url, api_key=task.openai.api_key)
 
-    ``headers`` name the sample for clients that use the key for something else. Key and headers only
-    allow extending the sample's transcript.
+    ``headers`` name the sample for clients that use the key for something else. Key and headers
+    only allow extending the sample's transcript.
     """
 
     base_url: str

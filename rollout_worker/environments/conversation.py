@@ -4,8 +4,8 @@
       │ no room: TranscriptFull                      │ aborted, failed: nothing is appended
       └ invalid: BadTurn                             └ this attempt is over: ``failure``
 
-Sampled tokens are never tokenised again: each turn is generated from exactly the tokens before it. A
-turn is appended together with its input, or not at all.
+Sampled tokens are never tokenised again: each turn is generated from exactly the tokens before it.
+A turn is appended together with its input, or not at all.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class TranscriptPiece:
 
 @dataclass(slots=True)
 class Conversation:
-    """``params``: of every turn, except max_tokens, stop strings and the seed. ``own_clock(runs)``: called
-    when the environment's own time stops (False) and continues (True)."""
+    """``params``: of every turn, except max_tokens, stop strings and the seed. ``own_clock(runs)``:
+    called when the environment's own time stops (False) and continues (True)."""
 
     request_id: str
     engine: Engine

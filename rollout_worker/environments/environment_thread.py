@@ -5,9 +5,9 @@
      ▲      conversation.say ◄────────── sample(...)         the clock stops while the model generates
      └── result, error, or timeout ◄─────┘
 
-An environment that blocks the thread (computes, sleeps, uses a blocking client) delays only the other
-environments. After its time limit the thread is abandoned: the other environments in it are lost
-without blame, and new ones get a new thread.
+An environment that blocks the thread (computes, sleeps, uses a blocking client) delays only the
+other environments. After its time limit the thread is abandoned: the other environments in it are
+lost without blame, and new ones get a new thread.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class EnvironmentThread:
         self._episodes: set[_Episode] = set()
 
     async def run(self, task: EnvironmentTask, conversation: Conversation, timeout_s: float) -> Any:
-        """The environment's result or exception. Raises EnvironmentFailed if its time is over or its
-        thread was lost. Closes ``conversation``."""
+        """The environment's result or exception. Raises EnvironmentFailed if its time is over or
+        its thread was lost. Closes ``conversation``."""
         worker = asyncio.get_running_loop()
 
         async def sample(

@@ -22,11 +22,11 @@ _ALLOWED = "a number, numbers by name, TurnRewards, or None"
 
 
 def scores_of(results: Sequence[Any], turns: Sequence[int]) -> Scores | None:
-    """Each sample's reward is the sum of its components. None: the environment does not score. ``turns``: the model's
-    turns in each sample.
+    """Each sample's reward is the sum of its components. None: the environment does not score.
+    ``turns``: the model's turns in each sample.
 
-    Raises EnvironmentFailed for invalid rewards, and if only some samples are scored: rewards of one
-    group must be comparable.
+    Raises EnvironmentFailed for invalid rewards, and if only some samples are scored: rewards of
+    one group must be comparable.
     """
     components = [_components(result) for result in results]
     if all(values is None for values in components):

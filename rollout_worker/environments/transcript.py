@@ -39,8 +39,8 @@ def common_prompt(conversations: Sequence[Conversation]) -> NDArray[np.int32]:
 def masked_completion(
     conversation: Conversation, prompt: int
 ) -> tuple[Completion, NDArray[np.uint8]]:
-    """The tokens after the first ``prompt`` ones, of input and model; and their mask, uint8 [n]: 1 if
-    the model produced the token. Version spans cover all of them.
+    """The tokens after the first ``prompt`` ones, of input and model; and their mask, uint8 [n]: 1
+    if the model produced the token. Version spans cover all of them.
 
     A masked token has the version of the model's token before it, or else of the first one after
     it: so it does not change the group's staleness.
@@ -70,7 +70,8 @@ def masked_completion(
 
 
 def turn_ends(conversation: Conversation, prompt: int) -> list[int]:
-    """Positions of the last token of each of the model's turns, in the completion after ``prompt`` tokens."""
+    """Positions of the last token of each of the model's turns, in the completion after ``prompt``
+    tokens."""
     lengths = [len(piece.said) + len(piece.completion.tokens) for piece in conversation.pieces]
     return [int(end) - prompt - 1 for end in np.cumsum(lengths)]
 

@@ -11,8 +11,8 @@ INVALID = "invalid_value"
 
 
 class ApiError(Exception):
-    """``code``: for programs, for example context_length_exceeded. ``param``: the request's field at
-    fault."""
+    """``code``: for programs, for example context_length_exceeded. ``param``: the request's field
+    at fault."""
 
     def __init__(self, status: int, message: str, code: str, param: str | None = None) -> None:
         super().__init__(message)

@@ -1,7 +1,8 @@
 """/v1/chat/completions and /v1/models for the samples that environments are making.
 
     request ──► its sample's conversation ──► new messages ──► conversation.say ──► reply
-                                                        ▲ client disconnected: the turn is taken back
+                                                        ▲ client disconnected: the turn is taken
+                                                        back
 
 Imported only if rollout.openai is set: the web framework is not light.
 """
@@ -43,7 +44,8 @@ HEADER = "X-Paceline-Sample"
 MAX_BODY = 16 << 20
 """Bytes."""
 _KEEP_ALIVE_S = 10.0
-"""Interval of comments in a stream that waits for the model: clients and proxies drop silent ones."""
+"""Interval of comments in a stream that waits for the model: clients and proxies drop silent ones.
+"""
 
 
 @dataclass

@@ -3,8 +3,8 @@
     Let me see. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>
     └ content ┘ └ a call, in the form that Hermes and Qwen models write ────┘
 
-Anything that is not exactly in this form stays part of the content. The recorded text and its tokens
-stay as they were sampled.
+Anything that is not exactly in this form stays part of the content. The recorded text and its
+tokens stay as they were sampled.
 """
 
 from __future__ import annotations

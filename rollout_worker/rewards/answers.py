@@ -32,7 +32,8 @@ def _boxed(text: str) -> str:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Content of the last \boxed{...} or \fbox{...} whose braces are balanced; None if there is none.
+    r"""Content of the last \boxed{...} or \fbox{...} whose braces are balanced; None if there is
+    none.
 
     Braces nest, and those of sets, \{ and \}, do not count.
     """
@@ -51,7 +52,8 @@ def last_boxed(text: str) -> str | None:
 
 
 def _plain(number: str) -> str:
-    """The same for 7, 7.0 and 007; and for 1,000 and 1000. As text: a number may be too long for arithmetic."""
+    """The same for 7, 7.0 and 007; and for 1,000 and 1000. As text: a number may be too long for
+    arithmetic."""
     sign, digits = number[: number.startswith("-")], number.lstrip("-").replace(",", "")
     whole, _, fraction = digits.partition(".")
     whole, fraction = whole.lstrip("0") or "0", fraction.rstrip("0")

@@ -12,16 +12,17 @@ from typing import Any, cast
 from rollout_worker.rewards.answers import last_boxed
 
 _STEP_LIMIT_S = 3
-"""Of parsing the answer, parsing the completion, and comparing: all of it ends before reward.timeout_s (10)."""
+"""Of parsing the answer, parsing the completion, and comparing: all of it ends before
+reward.timeout_s (10)."""
 _LONGEST = 1000
-"""Characters of a box that is read. A longer one is no answer, and parsing would take all of the time."""
+"""Characters of a box that is read. A longer one is no answer, and parsing would take all of the
+time."""
 _WORDS = re.compile(r"\\(?:text|textbf|textit|textrm|mbox|mathrm)\s*\{([^{}]*)\}")
 
 
 def exact_match(prompt: str, completion: str, answer: Any) -> float:
     """1 if the completion equals the answer, or one of a list of answers. Surrounding blanks are
-    ignored.
-    """
+    ignored."""
     answers = answer if isinstance(answer, list | tuple) else [answer]
     return float(any(completion.strip() == str(one).strip() for one in answers))
 
@@ -38,10 +39,12 @@ def math_verify(prompt: str, completion: str, answer: Any) -> float:
 
 
 def boxed_reward(*, intervals: bool) -> Callable[..., float]:
-    """A reward that is 1 if the content of the completion's last box equals the answer, by math-verify; without a box 0.
+    """A reward that is 1 if the content of the completion's last box equals the answer, by
+    math-verify; without a box 0.
 
-    Of an answer that has a box itself, such as a whole solution, the content counts. ``intervals``: an inequality may
-    stand for an interval, as x<3 for (-\\infty,3); the other way round is always right.
+    Of an answer that has a box itself, such as a whole solution, the content counts. ``intervals``:
+    an inequality may stand for an interval, as x<3 for (-\\infty,3); the other way round is always
+    right.
     """
 
     def equals(prompt: str, completion: str, answer: Any) -> float:
@@ -60,8 +63,8 @@ math_boxed_intervals = boxed_reward(intervals=True)
 
 @functools.cache
 def _prepared_library() -> ModuleType:
-    """math-verify after its first parse, which loads grammars: on a busy machine that alone takes seconds, and would
-    make a right answer wrong."""
+    """math-verify after its first parse, which loads grammars: on a busy machine that alone takes
+    seconds, and would make a right answer wrong."""
     import math_verify as library
 
     library.parse(r"\boxed{\frac{1}{2}}", parsing_timeout=None)
@@ -80,7 +83,8 @@ def _same(gold: str, found: str, intervals: bool) -> bool:
 
 
 def _words(text: str) -> str:
-    """Without blanks and without the commands that set words in a formula: those are no product of letters."""
+    """Without blanks and without the commands that set words in a formula: those are no product of
+    letters."""
     return "".join(_WORDS.sub(r"\1", text).split())
 
 
@@ -91,8 +95,7 @@ def _limit(seconds: int) -> int | None:
 
 def format_reward(pattern: str) -> Callable[..., float]:
     """A reward that is 1 if ``pattern`` is found in the completion; a dot matches line ends, too.
-    Raises re.error.
-    """
+    Raises re.error."""
     compiled = re.compile(pattern, re.DOTALL)
 
     def matches(prompt: str, completion: str) -> float:

@@ -2,8 +2,8 @@
 
     python -m rollout_worker.rewards.child FUNCTIONS_JSON TIMEOUT_S BEAT_FD LIFE_FD
 
-It writes the start and the job of each call into shared memory. So its parent can tell a hanging call
-from a busy process, and knows the call's job, at no cost per call.
+It writes the start and the job of each call into shared memory. So its parent can tell a hanging
+call from a busy process, and knows the call's job, at no cost per call.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Reward functions by their names in the config. Imports no torch: the pool's processes start with this
-module."""
+"""Reward functions by their names in the config. Imports no torch: the pool's processes start with
+this module."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ def weights_of(functions: Sequence[str] | Mapping[str, float]) -> dict[str, floa
 
 
 def load(functions: Sequence[str] | Mapping[str, float]) -> list[Reward]:
-    """Imports every function; scorers are none. Raises RewardError, naming the function and what is wrong with it."""
+    """Imports every function; scorers are none. Raises RewardError, naming the function and what is
+    wrong with it."""
     rewards: list[Reward] = []
     for name, weight in weights_of(functions).items():
         if named_scorer(name) is not None:

@@ -4,8 +4,8 @@
                adopts what loses its parent; kills all of it once the scoring process ends,
                or once the worker closes its end of a pipe, or ends
 
-The guard is the subreaper of what is below it, so a process that a reward puts into a session of its own
-stays below the guard as well. Imports nothing slow: psutil only to kill.
+The guard is the subreaper of what is below it, so a process that a reward puts into a session of
+its own stays below the guard as well. Imports nothing slow: psutil only to kill.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _AGAIN_S = 0.05
 
 
 def guard(life_fd: int) -> None:
-    """Forks. Returns in the scoring process; the guard itself stays in here and ends with its status.
+    """Forks. Returns in the scoring process; the guard itself stays in here and ends with its
+    status.
 
     ``life_fd``: read end of a pipe; the worker holds the write end until the processes are to end.
     """

@@ -20,8 +20,8 @@ _READ = 64 << 10
 
 @dataclass(slots=True)
 class RewardOutput:
-    """Output of one scoring process. A reward that prints in each call of a long run, or a gigabyte in
-    one, must not fill the disk."""
+    """Output of one scoring process. A reward that prints in each call of a long run, or a gigabyte
+    in one, must not fill the disk."""
 
     _left: int = BYTES
     _dropped: int = 0

@@ -1,6 +1,7 @@
 """Soft penalty of completions that come close to the length limit.
 
-Source: soft overlong punishment, DAPO, Yu et al., arXiv 2503.14476, equation 13, times reward.overlong_penalty.
+Source: soft overlong punishment, DAPO, Yu et al., arXiv 2503.14476, equation 13, times
+reward.overlong_penalty.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ COMPONENT = "overlong"
 
 
 def penalised(scores: Scores, tokens: Sequence[int], limit: int, config: RewardConfig) -> Scores:
-    """``tokens``: of each completion; ``limit``: the most that one may have. The penalty is a component of its own."""
+    """``tokens``: of each completion; ``limit``: the most that one may have. The penalty is a
+    component of its own."""
     if not config.overlong_buffer:
         return scores
     losses = [config.overlong_penalty * _share(n, limit, config.overlong_buffer) for n in tokens]

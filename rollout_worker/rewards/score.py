@@ -25,8 +25,8 @@ class Job:
     shared: Mapping[str, Any]
     """Keyword arguments that are the same for all completions: prompt, answer, row, ..."""
     each: Mapping[str, list[Any]]
-    """Keyword arguments with a value for each completion: completion, finish_reason, ... Functions of
-    a whole group get the lists, by the plural of these names."""
+    """Keyword arguments with a value for each completion: completion, finish_reason, ... Functions
+    of a whole group get the lists, by the plural of these names."""
     timeout_s: float | None = None
     """reward.timeout_s of this task; None: that of the worker's own configuration."""
 

@@ -23,7 +23,8 @@ from rollout_worker.scorers.score_call import ScoreCall, ScorerFailed
 from rollout_worker.tasks.task_messages import GeneratedGroup
 
 REQUEST_BYTES = 4 << 20
-"""Of a request, about. A group of long completions is scored in several, by several scorers at once."""
+"""Of a request, about. A group of long completions is scored in several, by several scorers at
+once."""
 
 
 Functions = Sequence[str] | Mapping[str, float]
@@ -51,7 +52,8 @@ class GroupScores:
     async def rewards(
         self, made: GeneratedGroup, answer: Any, scores: Scores, functions: Functions
     ) -> Scores:
-        """``scores`` of the reward functions with those of the scorers among ``functions``. Raises ScorerFailed."""
+        """``scores`` of the reward functions with those of the scorers among ``functions``. Raises
+        ScorerFailed."""
         named = {named_scorer(name): weight for name, weight in weights_of(functions).items()}
         weights = {name: weight for name, weight in named.items() if name is not None}
         if not weights:

@@ -124,7 +124,8 @@ class GroupProducer:
         shared: dict[str, Any],
         of: EvalSetConfig | None,
     ) -> Scores:
-        """Of the reward functions, then of the scorers: a group that a function fails costs no scorer."""
+        """Of the reward functions, then of the scorers: a group that a function fails costs no
+        scorer."""
         own = of is not None and of.reward is not None
         scorer = self.set_scorers[lease.eval_set] if own else self.scorer
         functions = of.reward if of and of.reward else self.config.reward.functions

@@ -1,7 +1,7 @@
 """Upload of finished groups: their check, their payload to the store, and the facts to submit.
 
-A group that is malformed is found here, before anybody else has anything of it. The payload is stored before the
-facts leave: whoever reads of an accepted group finds it.
+A group that is malformed is found here, before anybody else has anything of it. The payload is
+stored before the facts leave: whoever reads of an accepted group finds it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from paceline.v1 import common_pb2, rollout_pb2
 from rollout_worker.tasks.task_messages import returned
 
 ANY = 1 << 40
-"""More tokens than a sequence has, and more than there are versions: the controller checks these limits, which may
-change during a run."""
+"""More tokens than a sequence has, and more than there are versions: the controller checks these
+limits, which may change during a run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,8 @@ from rollout_worker.engine.base import Engine
 WAIT_S = 10.0
 """Longest time the controller may keep a request open."""
 _AT_ONCE_S = 0.25
-"""A reply that took longer than this had to wait for tasks: it says nothing about the round trip."""
+"""A reply that took longer than this had to wait for tasks: it says nothing about the round trip.
+"""
 _OVER = (RefusalCode.FENCED.grpc_status, RefusalCode.UNKNOWN.grpc_status)
 """This incarnation is over; or unknown, if Redis lost its registration in a failover."""
 _PAUSE_S = 0.05
@@ -80,7 +81,8 @@ class LeaseLoop:
                 continue
             if not reply.leases:
                 if reply.empty_reason == rollout_pb2.EMPTY_REASON_UNSPECIFIED:
-                    # There were some, and the row of each is too large for a message: the same request would get the same.
+                    # There were some, and the row of each is too large for a message: the same
+                    # request would get the same.
                     self._seq += 1
                 if time.monotonic() - started < _PAUSE_S:
                     await self._nap()
@@ -141,9 +143,10 @@ def tasks_wanted(
     """Tasks to ask for; 0: enough is at hand.
 
     ``generating``: unfinished sequences; ``sequences_per_s``: measured, 0 while unknown;
-    ``round_trip_s``: of a lease call that found tasks; ``unsent``: groups the controller has not taken
-    yet. Besides the slots, work for two round trips is queued. A small shortfall of the queue may
-    grow, because one call for several tasks costs as much as one for one; a free slot is filled.
+    ``round_trip_s``: of a lease call that found tasks; ``unsent``: groups the controller has not
+    taken yet. Besides the slots, work for two round trips is queued. A small shortfall of the queue
+    may grow, because one call for several tasks costs as much as one for one; a free slot is
+    filled.
     """
     ahead_s = max(2 * round_trip_s, LEAST_AHEAD_S)
     ahead = min(max(slots // 8, math.ceil(sequences_per_s * ahead_s)), slots)

@@ -1,9 +1,11 @@
-"""Finished tasks on their way out: payloads to the store, facts of groups and returned tasks to the controller.
+"""Finished tasks on their way out: payloads to the store, facts of groups and returned tasks to the
+controller.
 
     put ──► queue ──► encode ──► payloads to the store ──► one request, with the facts of all queued ──► verdicts
-                                                                                                        │ release
-- A task in the outbox stays held until its verdict is read. An outage of the store or of the control plane only
-  delays it, and a group that is submitted twice counts once.
+                                                                                                        │
+                                                                                                        release
+- A task in the outbox stays held until its verdict is read. An outage of the store or of the
+  control plane only delays it, and a group that is submitted twice counts once.
 - After any verdict but INVALID the worker has nothing more to do with the task.
 """
 
@@ -90,7 +92,8 @@ class Outbox:
                             await asyncio.sleep(_RETRY_S)
 
     async def _send(self) -> bool:
-        """One request of each kind. False if the store or the controller cannot take it at the moment."""
+        """One request of each kind. False if the store or the controller cannot take it at the
+        moment."""
         stored = await self._store()
         caller = self.session.caller
         waiting = list(self._queue.values())

@@ -3,14 +3,16 @@
     engine ── every N tokens ──► newest of each task ──► one request at a time ──► stored there
                                                           (only what is new since the last one)
 
-- The newest report of a task replaces one that has not been sent yet, so a slow controller costs freshness
-  and no memory.
-- A report carries the tokens after those that the controller has acknowledged. If it holds fewer, because Redis
-  has lost the end of its data, the tokens after those are sent again.
-- A report that was not kept, because the store is full, is part of the next one. The task is reported again
-  once it has BACK_OFF times as many unsent tokens. The refused reports are then a geometric series, so a task
-  is sent at most BACK_OFF / (BACK_OFF - 1) times its tokens, however long the store is full.
-- Nothing waits for these reports. A lost one costs tokens that are generated again, never a completion.
+- The newest report of a task replaces one that has not been sent yet, so a slow controller costs
+  freshness and no memory.
+- A report carries the tokens after those that the controller has acknowledged. If it holds fewer,
+  because Redis has lost the end of its data, the tokens after those are sent again.
+- A report that was not kept, because the store is full, is part of the next one. The task is
+  reported again once it has BACK_OFF times as many unsent tokens. The refused reports are then a
+  geometric series, so a task is sent at most BACK_OFF / (BACK_OFF - 1) times its tokens, however
+  long the store is full.
+- Nothing waits for these reports. A lost one costs tokens that are generated again, never a
+  completion.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from rollout_worker.tasks.task_messages import first_batch, partial_group
 logger = logging.getLogger(__name__)
 
 BACK_OFF = 8
-"""A task is sent at most 8/7 of its tokens. With the overhead of reports that is below 1.2 times its payload."""
+"""A task is sent at most 8/7 of its tokens. With the overhead of reports that is below 1.2 times
+its payload."""
 
 Counts = tuple[int, ...]
 """Tokens of each completion of a task."""
@@ -50,8 +53,8 @@ class ReportedTask:
     finished: int = 0
     """Completions that were reported as finished."""
     due: int = 0
-    """Unsent tokens at which the next report is worth its bytes. The last one is taken for refused until the
-    controller says what it holds, so an answer that never comes counts as a refusal."""
+    """Unsent tokens at which the next report is worth its bytes. The last one is taken for refused
+    until the controller says what it holds, so an answer that never comes counts as a refusal."""
 
     @property
     def counts(self) -> Counts:
@@ -78,7 +81,8 @@ class ReportedTask:
         self.due = BACK_OFF * self.unsent
 
     def acknowledge(self, held: int) -> None:
-        """The controller holds ``held`` tokens. Counts that are no report's end: it is sent all of them."""
+        """The controller holds ``held`` tokens. Counts that are no report's end: it is sent all of
+        them."""
         before = self.held
         self.held = self.marks.get(held, (0,) * len(self.completions))
         if self.held != before:
@@ -189,8 +193,8 @@ class PartialReporter:
         reported.acknowledge(held)
         end = group.offset + sum(len(c.tokens) // 4 for c in group.completions)
         if held < group.offset or group.offset < held < end:
-            # Some were lost there, or came before: sent again from what is held. Not if the controller has no
-            # room (held is the offset): the next report tries again.
+            # Some were lost there, or came before: sent again from what is held. Not if the
+            # controller has no room (held is the offset): the next report tries again.
             self._noted[request_id] = None
             self._filled.set()
 

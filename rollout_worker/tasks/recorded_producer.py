@@ -1,4 +1,5 @@
-"""Producer of recorded groups: from a lease to the tokens of its row, or to a return with the reason.
+"""Producer of recorded groups: from a lease to the tokens of its row, or to a return with the
+reason.
 
 row ──► tokens of prompt and completions ──► group
     unusable row: DROP

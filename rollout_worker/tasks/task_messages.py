@@ -52,7 +52,8 @@ def row_of(lease: rollout_pb2.Lease) -> dict[str, Any]:
 
 
 def in_data_fields(row: dict[str, Any], lease: rollout_pb2.Lease, config: Config) -> dict[str, Any]:
-    """The lease's row with prompt and answer in the fields that ``data`` names, also if its set names others."""
+    """The lease's row with prompt and answer in the fields that ``data`` names, also if its set
+    names others."""
     of, data = eval_set_of(lease, config), config.data
     if of is None:
         return row
@@ -201,8 +202,8 @@ def partial_group(
     completions: Sequence[Completion | None],
     held: Sequence[int] = (),
 ) -> rollout_pb2.PartialGroup:
-    """``completions``: one for each of the group; None: no token of it yet. ``held``: tokens of each that the
-    controller holds already, which are left out."""
+    """``completions``: one for each of the group; None: no token of it yet. ``held``: tokens of
+    each that the controller holds already, which are left out."""
     held = held or [0] * len(completions)
     offset = sum(held)
     return rollout_pb2.PartialGroup(

@@ -1,6 +1,7 @@
 """Signal handler of a fleet under test: SIGUSR1 arms a process to fall at a chosen instant.
 
-It is loaded by way of PYTHONPATH. Until the signal nothing in the process is changed; see ``testbed/faults/failpoints.py``.
+It is loaded by way of PYTHONPATH. Until the signal nothing in the process is changed; see
+``testbed/faults/failpoints.py``.
 """
 
 import os

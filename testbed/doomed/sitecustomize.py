@@ -15,7 +15,8 @@ MODULE = "policy_worker.step.gradients"
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Changes the module once it is executed: at the start of the interpreter it is too early for torch."""
+    """Changes the module once it is executed: at the start of the interpreter it is too early for
+    torch."""
 
     def find_spec(self, name, path=None, target=None):
         if name != MODULE:

@@ -14,10 +14,10 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.common import JsonOption, print_json, run_config
 from paceline.errors import BadInput
 from paceline.event_types import EventType
 from paceline.process.lifetime.process_exit import exit_status
+from paceline_launcher.cli.common import JsonOption, print_json, run_config
 
 RECOVERY_LIMIT_S = 120.0
 STEPS_AFTER = 2
@@ -37,8 +37,8 @@ def chaos(
     """Kill, stop and continue random processes of a running fleet, then judge the run.
 
     Only processes that DIR/fleet.json names are touched. Exit status 0 means that the run committed
-    steps again or finished, that its ledger verifies (nothing lost, nothing trained twice), and that
-    the weight digests of all replicas were equal in every step.
+    steps again or finished, that its ledger verifies (nothing lost, nothing trained twice), and
+    that the weight digests of all replicas were equal in every step.
 
     Example: python -m testbed.faults.chaos --run-dir runs/demo --seed 7 --minutes 5
     """
@@ -110,8 +110,8 @@ def _newest_step(run_dir: Path) -> int:
 def _judge(run_dir: Path) -> dict[str, Any]:
     """Ledger, digests and held-out reward, from the journal and the run files."""
     from controller.store.journal_audit import verify
-    from paceline.cli.reports.ledger import redis_of
     from paceline.run_view.run_records import RunRecords
+    from paceline_launcher.cli.reports.ledger import redis_of
 
     name = run_config(run_dir).run.name
     with redis_of(run_dir) as url:

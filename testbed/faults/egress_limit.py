@@ -1,8 +1,10 @@
-"""Limit on what this process sends over the tensor plane, in the transport: for tests and measurements.
+"""Limit on what this process sends over the tensor plane, in the transport: for tests and
+measurements.
 
-All sends of a process share one line of a fixed rate, in the order in which they begin. A message is under way for its
-size over the rate, and arrives as a whole after that: the time of a store-and-forward network, at a grain of one bucket
-of weights. ``PACELINE_EGRESS_MB_S`` has no effect on a process that does not call ``limit_from_environment()``.
+All sends of a process share one line of a fixed rate, in the order in which they begin. A message
+is under way for its size over the rate, and arrives as a whole after that: the time of a
+store-and-forward network, at a grain of one bucket of weights. ``PACELINE_EGRESS_MB_S`` has no
+effect on a process that does not call ``limit_from_environment()``.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from paceline.mesh.gloo_backend import GlooBackend, Handle
 VARIABLE = "PACELINE_EGRESS_MB_S"
 """Rate in 10**6 bytes a second."""
 BURST_BYTES = 1 << 20
-"""What a process that sent nothing for a moment may send at once, as of any token bucket: a process that the machine's
-other work holds up for 20 ms makes up for it."""
+"""What a process that sent nothing for a moment may send at once, as of any token bucket: a process
+that the machine's other work holds up for 20 ms makes up for it."""
 _SO_MAX_PACING_RATE = 47
 """Linux; the socket module does not name it."""
 
@@ -68,8 +70,8 @@ def limit_from_environment() -> EgressLimit | None:
 
 
 def pace_sockets(bytes_per_s: int) -> None:
-    """From here on each connection of this process sends at most so many bytes a second, in the kernel: a message is
-    under way byte by byte, and can be cut in its middle."""
+    """From here on each connection of this process sends at most so many bytes a second, in the
+    kernel: a message is under way byte by byte, and can be cut in its middle."""
     form = GlooBackend.__init__
 
     def slow(backend: GlooBackend, *arguments: Any) -> None:

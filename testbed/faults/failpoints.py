@@ -73,7 +73,8 @@ def leave(directory: Path, pid: int, status: int) -> None:
 
 
 def eat_memory(directory: Path, pid: int) -> None:
-    """Process ``pid`` takes memory until the kernel kills it: call this only for a process in a group with a limit."""
+    """Process ``pid`` takes memory until the kernel kills it: call this only for a process in a
+    group with a limit."""
     _ask(directory, pid, {"eat": True})
 
 

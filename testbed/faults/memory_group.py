@@ -1,4 +1,5 @@
-"""A control group with a limit of memory, for processes under test that the kernel shall kill. Needs root."""
+"""A control group with a limit of memory, for processes under test that the kernel shall kill.
+Needs root."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ MOUNTS = (("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.li
 
 @contextmanager
 def memory_group(name: str, limit_mb: int = LIMIT_MB) -> Iterator[Path | None]:
-    """The group's directory; None if none can be made here. Its processes must have ended at the end."""
+    """The group's directory; None if none can be made here. Its processes must have ended at the
+    end."""
     for mount, limit in MOUNTS:
         path = Path(mount) / name
         try:

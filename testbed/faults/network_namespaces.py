@@ -82,7 +82,8 @@ class Hosts:
         _ip("link", "set", self._cables[name], "up")
 
     def limit(self, name: str, mbit: int) -> None:
-        """The host sends, and receives, at most that much, in Mbit/s. Raises OSError if the kernel has no tbf."""
+        """The host sends, and receives, at most that much, in Mbit/s. Raises OSError if the kernel
+        has no tbf."""
         rate = ("tbf", "rate", f"{mbit}mbit", "burst", "1mb", "latency", "200ms")
         for device in (["dev", self._cables[name]], ["dev", "eth0"]):
             space = ["-n", self._spaces[name]] if device[1] == "eth0" else []

@@ -83,7 +83,7 @@ class Up:
         with self.output.open("ab") as out:
             self.process = subprocess.Popen(
                 [
-                    *(*python, "-m", "paceline", "up", str(config)),
+                    *(*python, "-m", "paceline_launcher", "up", str(config)),
                     *("--run-dir", str(run_dir), *options),
                 ],
                 stdout=out,
@@ -174,7 +174,7 @@ class Up:
 def paceline(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """One command, to its end."""
     return subprocess.run(
-        [sys.executable, "-m", "paceline", *arguments],
+        [sys.executable, "-m", "paceline_launcher", *arguments],
         capture_output=True,
         text=True,
         cwd=cwd,

@@ -83,7 +83,7 @@ class NamespacedFleet(Fleet):
 
     def command(self, role: str, *options: str) -> list[str]:
         """Of one process of ``role``."""
-        return [sys.executable, "-m", "paceline", role, *self._common, *options]
+        return [sys.executable, "-m", "paceline_launcher", role, *self._common, *options]
 
     def _run(self, command: list[str]) -> None:
         self._processes.append(

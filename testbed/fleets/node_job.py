@@ -1,4 +1,5 @@
-"""A job of several nodes on one machine: each is a process of ``paceline node`` with the environment of a PyTorchJob."""
+"""A job of several nodes on one machine: each is a process of ``paceline node`` with the
+environment of a PyTorchJob."""
 
 from __future__ import annotations
 
@@ -12,12 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.common import Target
 from paceline.errors import BadInput
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
 from paceline.rpc.ports import free_ports
 from paceline.run_view.files.fleet_file import FleetRecord, ProcessId
 from paceline.v1 import admin_pb2
+from paceline_launcher.cli.common import Target
 from testbed.faults.network_namespaces import Hosts
 from testbed.fleets.local_run import ROOT, paceline
 from testbed.patience import patient, until
@@ -48,7 +49,7 @@ class NodeProcesses:
             "MASTER_ADDR": self._master,
             "MASTER_PORT": str(self._port),
         }
-        command = [sys.executable, "-m", "paceline", "node", str(self.where / "run.toml")]
+        command = [sys.executable, "-m", "paceline_launcher", "node", str(self.where / "run.toml")]
         with (self.where / f"node-{rank}.out").open("ab") as out:
             self._processes[rank] = subprocess.Popen(
                 self.on(rank, [*command, "--run-dir", str(self.run_dir), *options]),

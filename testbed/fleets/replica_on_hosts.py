@@ -1,4 +1,5 @@
-"""A fleet on recorded data with one policy replica whose ranks are on two hosts, and one of as many ranks on a third."""
+"""A fleet on recorded data with one policy replica whose ranks are on two hosts, and one of as many
+ranks on a third."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from testbed.fleets.namespaced_fleet import NamespacedFleet
 
 LEFT, RIGHT = "left", "right"
 SPREAD, WHOLE = "policy-0", "policy-1"
-"""The replica on two hosts, whose rank 0 is on the left one, and the one that rank 0 has started on a host of its own."""
+"""The replica on two hosts, whose rank 0 is on the left one, and the one that rank 0 has started on
+a host of its own."""
 MASTER_PORT = "29500"
 WAIT_S = 120.0
 
@@ -62,7 +64,8 @@ class ReplicaOnHosts(NamespacedFleet):
 
     def spread_joins(self) -> None:
         """Starts ``SPREAD`` and waits until it takes part in steps."""
-        # No step of recorded data waits for anything: the other replica would take the cores from the ranks that start.
+        # No step of recorded data waits for anything: the other replica would take the cores from
+        # the ranks that start.
         self._pause(True)
         self._start_spread()
         self.until(self._is_settled, 240.0)

@@ -1,7 +1,8 @@
-"""Workers of emulated durations: slots, generation, rewards, weight transfers and training take time.
+"""Workers of emulated durations: slots, generation, rewards, weight transfers and training take
+time.
 
-Real sessions and requests as in ``fake_workers``; what would compute only sleeps, so that a limit of a run
-(trainers, engines, rewards, staleness, the controller, weights) can be set and lifted.
+Real sessions and requests as in ``fake_workers``; what would compute only sleeps, so that a limit
+of a run (trainers, engines, rewards, staleness, the controller, weights) can be set and lifted.
 """
 
 from __future__ import annotations

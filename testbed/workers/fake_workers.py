@@ -355,7 +355,8 @@ class FakePolicy(FakeWorker):
         await self.vote(reply.plan)
 
     async def _read(self, plan: policy_pb2.StepPlan) -> bool:
-        """Reads the payloads of the shard, and reports those that are lost or are not what was accepted."""
+        """Reads the payloads of the shard, and reports those that are lost or are not what was
+        accepted."""
         payloads = await read_payloads(self.payloads, [(r.task_id, r.attempt) for r in plan.shard])
         faults: dict[policy_pb2.GroupFault, list[common_pb2.TaskRef]] = {}
         for ref, payload, planned in zip(plan.shard, payloads, plan.groups, strict=True):

@@ -1,8 +1,9 @@
 """Mesh members as processes of their own, driven by JSON lines, for tests and benchmarks of faults.
 
-``python -m testbed.workers.mesh_member REDIS_URL`` reads one command a line and answers each with one line.
-``cancel`` is the exception: it has no answer and takes effect at once, whatever the main thread is
-blocked in. ``reduce`` answers twice: once its operation is under way, and with the result.
+``python -m testbed.workers.mesh_member REDIS_URL`` reads one command a line and answers each with
+one line. ``cancel`` is the exception: it has no answer and takes effect at once, whatever the main
+thread is blocked in. ``reduce`` answers twice: once its operation is under way, and with the
+result.
 """
 
 from __future__ import annotations

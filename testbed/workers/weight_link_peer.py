@@ -1,9 +1,10 @@
 """One end of a weights link as a process of its own, for tests that kill or stop it.
 
-``python -m testbed.workers.weight_link_peer PART REDIS_URL RUN_ID EPOCH`` prints a line of JSON for what happens. A
-receiver stages every version; with ``--relays EPOCH ...`` it hands them on over these links. A half-sender sends the
-announcement and the first of several buckets, then hangs. A half-source is a rank above 0 (``--share SOURCE SOURCES``) that
-sends its first bucket of shared_weights(1) and the record of the next one, then hangs.
+``python -m testbed.workers.weight_link_peer PART REDIS_URL RUN_ID EPOCH`` prints a line of JSON for
+what happens. A receiver stages every version; with ``--relays EPOCH ...`` it hands them on over
+these links. A half-sender sends the announcement and the first of several buckets, then hangs. A
+half-source is a rank above 0 (``--share SOURCE SOURCES``) that sends its first bucket of
+shared_weights(1) and the record of the next one, then hangs.
 """
 
 from __future__ import annotations
@@ -51,9 +52,11 @@ def start(
     pace: int = 0,
     on: Sequence[str] = (),
 ) -> subprocess.Popen[str]:
-    """``relays``: epochs of the links over which a receiver hands weights on; None: relays are off. ``relayed``: its
-    publisher is a relay. ``share``: of a source. ``stall_s``: as for WeightReceiver. ``host``: its address. ``pace``: bytes a
-    second that each of its connections sends at most. ``on``: command in front of it."""
+    """``relays``: epochs of the links over which a receiver hands weights on; None: relays are off.
+    ``relayed``: its publisher is a relay. ``share``: of a source. ``stall_s``: as for
+    WeightReceiver. ``host``: its address. ``pace``: bytes a second that each of its connections
+    sends at most. ``on``: command in front of it.
+    """
     command = [sys.executable, "-m", "testbed.workers.weight_link_peer", part, url, run_id]
     command += [str(epoch), "--stall-s", str(stall_s), "--host", host]
     command += ["--pace", str(pace)]

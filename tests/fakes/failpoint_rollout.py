@@ -1,9 +1,9 @@
 """A rollout worker whose engine halts for ever at a token, for tests that kill it there.
 
 ``python -m tests.fakes.failpoint_rollout CONFIG CONTROLLER TOKENS`` prints ``{"tokens": n}`` when
-the engine halts: the most tokens of one of its sequences. The rest of the process goes on. The engine is
-the config's, because tests compare its tokens with an undisturbed run: the transformers engine halts at
-exactly that token, vLLM is stopped as soon as it has that many.
+the engine halts: the most tokens of one of its sequences. The rest of the process goes on. The
+engine is the config's, because tests compare its tokens with an undisturbed run: the transformers
+engine halts at exactly that token, vLLM is stopped as soon as it has that many.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Fake controller of policy workers: one process, no durability, steps from a fixed script.
 
-Tests choose the instant of a fault to the message. The rules are those of the real controller: a lost
-session is a death, a death ends the epoch, survivors keep their groups and get those of the dead, and
-nobody applies a step before all members of the epoch have voted for it. Time is no evidence here: a
-member that only hangs is dead once the test calls ``declare_dead``.
+Tests choose the instant of a fault to the message. The rules are those of the real controller: a
+lost session is a death, a death ends the epoch, survivors keep their groups and get those of the
+dead, and nobody applies a step before all members of the epoch have voted for it. Time is no
+evidence here: a member that only hangs is dead once the test calls ``declare_dead``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from tests.fixtures.group_facts import submitted
 
 
 class WatchedPayloads:
-    """The groups of all steps, in a database of its own for each worker: what a worker reads is seen."""
+    """The groups of all steps, in a database of its own for each worker: what a worker reads is
+    seen."""
 
     def __init__(
         self, redis_url: str, run_id: str, steps: Sequence[list[rollout_pb2.Group]]

@@ -1,5 +1,5 @@
-"""A rank whose kernels compute with the parameters themselves, as on a GPU. Imported by vLLM's worker,
-before it loads a model; never by a test."""
+"""A rank whose kernels compute with the parameters themselves, as on a GPU. Imported by vLLM's
+worker, before it loads a model; never by a test."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class UnpackedRank(PacelineRank):
         return True
 
     def paceline_staged_slices(self: Any) -> tuple[int, int]:
-        """Elements of the newest weights that this rank has staged apart, and of the whole; (0, 0): none are."""
+        """Elements of the newest weights that this rank has staged apart, and of the whole; (0, 0):
+        none are."""
         staged = list(self._paceline_weights.staged.values())[-1]
         slices = staged.slices or {}
         whole = sum(t.numel() for t in staged.tensors.values()) if slices else 0

@@ -1,7 +1,8 @@
 """One real fleet, killed again and again: 2 controllers, 2 replicas, 2 rollout workers, Redis.
 
-The fleet is started once. Every test waits until it is whole, does one thing to it, and asserts what
-a user was promised; after each of them the journal is replayed and every sample is accounted for.
+The fleet is started once. Every test waits until it is whole, does one thing to it, and asserts
+what a user was promised; after each of them the journal is replayed and every sample is accounted
+for.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ SLACK_S = 3.0
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared[LaunchedFleet]]:
     def start() -> LaunchedFleet:
         where = tmp_path_factory.mktemp("fleet")
-        # Some two steps a second: it runs for minutes, and all it trains meanwhile costs the others.
+        # Some two steps a second: it runs for minutes, and all it trains meanwhile costs the
+        # others.
         reward = {"functions": ["testbed.rewards.slow_reward:digit_first_later"]}
         return LaunchedFleet(where, controller={"snapshot_every": 300}, reward=reward)
 

@@ -1,4 +1,5 @@
-"""One run on two nodes: two processes of `paceline node`, with the environment that a PyTorchJob sets."""
+"""One run on two nodes: two processes of `paceline node`, with the environment that a PyTorchJob
+sets."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def set_out_together(job: NodeProcesses, everyone: set[str]) -> None:
 
 
 def assert_sound(job: NodeProcesses, steps: int) -> None:
-    """The run finished, every sample is accounted for, the model is exported, and nothing is left running."""
+    """The run finished, every sample is accounted for, the model is exported, and nothing is left
+    running."""
     summary = job.summary()
     assert summary["status"] == "finished", job.said()
     assert summary["steps"] == steps

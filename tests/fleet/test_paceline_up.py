@@ -63,7 +63,8 @@ def assert_sound(up: Up, steps: int) -> None:
 
 
 def hold_until_they_have_joined(up: Up, workers: set[str]) -> None:
-    """So short a run can end before its last worker is up, or before ``paceline pause`` has started."""
+    """So short a run can end before its last worker is up, or before ``paceline pause`` has
+    started."""
 
     async def pause() -> None:
         record = FleetRecord.read(up.run_dir)
@@ -205,9 +206,9 @@ def test_every_role_started_by_hand(tmp_path: Path) -> None:
     try:
         with (tmp_path / "out").open("ab") as out:
             for name, arguments in commands.items():
-                command = [sys.executable, "-m", "paceline", *arguments]
+                command = [sys.executable, "-m", "paceline_launcher", *arguments]
                 processes[name] = subprocess.Popen(command, stdout=out, stderr=out, cwd=ROOT)
-            command = [sys.executable, "-m", "paceline", "wait", *common]
+            command = [sys.executable, "-m", "paceline_launcher", "wait", *common]
             processes["wait"] = subprocess.Popen(command, stdout=out, stderr=out, cwd=ROOT)
         said = tmp_path / "out"
         for name in ("rollout", "policy", "wait"):

@@ -1,4 +1,5 @@
-"""A rendered custom job of PAI-DLC, run as it is: each role's command is a "pod", a process group of this machine."""
+"""A rendered custom job of PAI-DLC, run as it is: each role's command is a "pod", a process group
+of this machine."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ class Pods:
             )
 
     def lose_the_controllers(self) -> None:
-        """The pod is gone with every process in it. The one that is made in its place has another address."""
+        """The pod is gone with every process in it. The one that is made in its place has another
+        address."""
         self._processes["Controller"].kill()
         self._processes["Controller"].wait()
         self._end_controllers()

@@ -50,7 +50,8 @@ def test_pairs_of_groups_of_one_are_refused_before_anything_starts(tmp_path: Pat
 
 
 def write_pairs(path: Path, count: int = 48, seed: int = 0) -> Path:
-    """Rows whose chosen completion has the digits in order, and whose rejected one has them reversed."""
+    """Rows whose chosen completion has the digits in order, and whose rejected one has them
+    reversed."""
     draw = random.Random(seed)
     rows = []
     while len(rows) < count:

@@ -1,4 +1,5 @@
-"""A rendered Ray job on a real cluster of this machine: `ray job submit` runs a training, also past the loss of the head."""
+"""A rendered Ray job on a real cluster of this machine: `ray job submit` runs a training, also past
+the loss of the head."""
 
 from __future__ import annotations
 

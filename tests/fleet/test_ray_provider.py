@@ -223,7 +223,7 @@ def test_a_run_whose_workers_ray_places(cluster: str, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     addresses = [f"127.0.0.1:{port}" for port in free_ports("127.0.0.1", 2)]
     target = ("--run-dir", str(run_dir))
-    command = [sys.executable, "-m", "paceline", "controller", str(config)]
+    command = [sys.executable, "-m", "paceline_launcher", "controller", str(config)]
     command += ["--controllers", ",".join(addresses)]
 
     def wait_for(true: Callable[[dict[str, Any]], object]) -> dict[str, Any]:

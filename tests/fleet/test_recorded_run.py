@@ -1,4 +1,5 @@
-"""A run of recorded data through all real processes: no engine, every row once, and a held-out loss that falls."""
+"""A run of recorded data through all real processes: no engine, every row once, and a held-out loss
+that falls."""
 
 from __future__ import annotations
 

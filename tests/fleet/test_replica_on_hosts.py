@@ -1,4 +1,5 @@
-"""A policy replica on two hosts dies as one with either host, the other replica goes on, and the replica returns."""
+"""A policy replica on two hosts dies as one with either host, the other replica goes on, and the
+replica returns."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def dies(event: Event) -> bool:
     "ranks_a_host",
     [
         1,
-        # In every run: three ranks from outside, without a fleet, in tests/process/policy/test_outside_ranks.py.
+        # In every run: three ranks from outside, without a fleet, in
+        # tests/process/policy/test_outside_ranks.py.
         pytest.param(2, marks=pytest.mark.slow),
     ],
 )

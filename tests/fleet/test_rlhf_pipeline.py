@@ -1,8 +1,10 @@
-"""The RLHF example as a user starts it: every stage begins with the export of the one before, also after a kill.
+"""The RLHF example as a user starts it: every stage begins with the export of the one before, also
+after a kill.
 
-Each stage starts a fleet and an export, which is most of its time: in every run are those up to the one that is killed.
-Those of PPO and DPO, which are wired in the same way, are in tests/unit/examples/test_rlhf_stages.py, and runs of both in
-test_short_flows.py and test_preference_runs.py.
+Each stage starts a fleet and an export, which is most of its time: in every run are those up to the
+one that is killed. Those of PPO and DPO, which are wired in the same way, are in
+tests/unit/examples/test_rlhf_stages.py, and runs of both in test_short_flows.py and
+test_preference_runs.py.
 """
 
 from __future__ import annotations

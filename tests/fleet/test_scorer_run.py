@@ -15,8 +15,8 @@ STEPS = 30
 
 
 def test_a_run_survives_the_loss_of_all_its_scorers(tmp_path: Path) -> None:
-    """Both are stopped: groups wait, and `paceline why` says for what. Then one is killed and comes back as another
-    process, and the other one goes on. No attempt fails, and nothing is lost."""
+    """Both are stopped: groups wait, and `paceline why` says for what. Then one is killed and comes
+    back as another process, and the other one goes on. No attempt fails, and nothing is lost."""
     model = make_tiny_model(tmp_path / "model", hidden=32)
     make_tiny_reward_model(tmp_path / "rm", model)
     config = write_run(

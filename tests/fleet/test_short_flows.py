@@ -1,7 +1,8 @@
-"""Short runs of the flows with several models, with sampled pairs and with labels, as a user starts them.
+"""Short runs of the flows with several models, with sampled pairs and with labels, as a user starts
+them.
 
-Supervised fine-tuning is in test_recorded_run.py, DPO and the reward model in test_preference_runs.py, and an objective
-of a user in test_user_files_named_like_ours.py.
+Supervised fine-tuning is in test_recorded_run.py, DPO and the reward model in
+test_preference_runs.py, and an objective of a user in test_user_files_named_like_ours.py.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ FLEET = {"controllers": 1, "policy": 1, "rollout": 1}
 
 @contextmanager
 def finished(config: Path, run_dir: Path) -> Iterator[list[Mapping[str, Any]]]:
-    """The metrics of a run to its end, once the ledger shows that every sample was trained exactly once."""
+    """The metrics of a run to its end, once the ledger shows that every sample was trained exactly
+    once."""
     up = Up(config, run_dir)
     try:
         assert up.wait() == 0, up.said()
@@ -49,7 +51,8 @@ def mean(rows: Sequence[Mapping[str, Any]], name: str) -> float:
 
 
 def labelled(path: Path, seed: int, count: int) -> None:
-    """Rows of digits, half of them with the digits in order, which is good, and half in the opposite order."""
+    """Rows of digits, half of them with the digits in order, which is good, and half in the
+    opposite order."""
     draw = random.Random(seed)
     with path.open("w") as file:
         for n in range(count):
@@ -62,7 +65,8 @@ def labelled(path: Path, seed: int, count: int) -> None:
 
 
 def test_ppo_learns_what_a_reward_model_scores(tmp_path: Path) -> None:
-    """A completion alone of its prompt: its advantage is the critic's, and its reward a scorer's less the KL."""
+    """A completion alone of its prompt: its advantage is the critic's, and its reward a scorer's
+    less the KL."""
     model = make_tiny_model(tmp_path / "model", hidden=32)
     make_tiny_reward_model(tmp_path / "rm", model)
     config = write_run(

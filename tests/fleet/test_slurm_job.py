@@ -1,6 +1,8 @@
-"""A rendered Slurm job, run as it is: only `srun`, `scontrol` and the variables of an allocation are stand-ins.
+"""A rendered Slurm job, run as it is: only `srun`, `scontrol` and the variables of an allocation
+are stand-ins.
 
-The stand-in of srun starts the nodes' processes on this machine, with one process for each node of the job.
+The stand-in of srun starts the nodes' processes on this machine, with one process for each node of
+the job.
 """
 
 from __future__ import annotations
@@ -145,7 +147,8 @@ class SlurmJob:
 
     def close(self) -> None:
         if self.process is not None:
-            # Nothing in the group outlives the job: srun's stand-in and the nodes' shells are in it.
+            # Nothing in the group outlives the job: srun's stand-in and the nodes' shells are in
+            # it.
             try:
                 os.killpg(self.process.pid, signal.SIGKILL)
             except ProcessLookupError:

@@ -1,4 +1,5 @@
-"""A run that is stopped goes on from its last step, is given more steps at its end, and hands its weights to a new run.
+"""A run that is stopped goes on from its last step, is given more steps at its end, and hands its
+weights to a new run.
 
 The sessions follow one another in one test: each start of a fleet takes seconds.
 """
@@ -20,7 +21,8 @@ STEPS = 100_000
 
 
 def stopped(config: Path) -> int:
-    """The last step of a run that got SIGTERM, which wrote a checkpoint of it and left nothing running."""
+    """The last step of a run that got SIGTERM, which wrote a checkpoint of it and left nothing
+    running."""
     up = Up(config, config.parent / "run")
     try:
         up.until(lambda: up.step() >= 3)
@@ -38,7 +40,8 @@ def stopped(config: Path) -> int:
 
 
 def finished(config: Path, run_dir: Path, steps: int, *options: str) -> Up:
-    """A session to the end of the run. What it and those before it did is accounted for, and nothing was done again."""
+    """A session to the end of the run. What it and those before it did is accounted for, and
+    nothing was done again."""
     up = Up(config, run_dir, "--set", f"train.steps={steps}", *options)
     try:
         assert up.wait() == 0, up.said()

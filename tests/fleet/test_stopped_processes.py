@@ -1,4 +1,5 @@
-"""Real processes stopped at every wait point: ``paceline why`` names the right one before it is dead.
+"""Real processes stopped at every wait point: ``paceline why`` names the right one before it is
+dead.
 
 One fleet serves all tests. A stopped process is continued as soon as it was named.
 """
@@ -15,8 +16,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from paceline.cli import app
 from paceline.errors import Unreachable
+from paceline_launcher.cli import app
 from testbed.faults import failpoints
 from testbed.fleets.launched_fleet import LaunchedFleet
 from testbed.fleets.local_run import paceline
@@ -162,7 +163,8 @@ def test_an_event_loop_that_is_blocked_is_named_and_its_stacks_show_the_line(
         addresses = ",".join(p.address for p in fleet.record().processes if p.address)
         token = ("--token-file", str(fleet.run_dir / "token"))
         ask = ("stacks", str(culprit["name"]), "--controllers", addresses, *token)
-        # The kernel may take the processor from a process in the middle of its dump, which then reads as complete.
+        # The kernel may take the processor from a process in the middle of its dump, which then
+        # reads as complete.
         fleet.until(lambda: "hanging_reward.py" in paceline(*ask).stdout)
     finally:
         hang.unlink()

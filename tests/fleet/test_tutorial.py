@@ -1,6 +1,8 @@
-"""The tutorial's page as a reader follows it: its own fenced commands, word for word, in their order, on the tiny model.
+"""The tutorial's page as a reader follows it: its own fenced commands, word for word, in their
+order, on the tiny model.
 
-The blocks of ``sh`` run to their end. Those marked ``background`` keep their terminal, and the next ones run beside them.
+The blocks of ``sh`` run to their end. Those marked ``background`` keep their terminal, and the next
+ones run beside them.
 """
 
 from __future__ import annotations
@@ -63,7 +65,8 @@ def shorten(config: Path) -> None:
 
 
 class Reader:
-    """A reader with several terminals in a directory that has the examples, as a clone of the repository does.
+    """A reader with several terminals in a directory that has the examples, as a clone of the
+    repository does.
 
     ``short``: with fewer steps than the page's, in which the reward may not rise yet.
     """
@@ -192,7 +195,8 @@ def test_the_page_leads_from_the_data_to_a_served_model(reader: Reader) -> None:
 
 
 def healthy() -> bool:
-    # A request makes a TLS context, which costs more than all else here: not before somebody listens.
+    # A request makes a TLS context, which costs more than all else here: not before somebody
+    # listens.
     try:
         return port_in_use() and httpx.get(f"http://127.0.0.1:{PORT}/health").status_code == 200
     except httpx.TransportError:

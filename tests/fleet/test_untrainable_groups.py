@@ -1,4 +1,5 @@
-"""A group that no trainer survives, and one that does not fit into memory, cost themselves and no step."""
+"""A group that no trainer survives, and one that does not fit into memory, cost themselves and no
+step."""
 
 from __future__ import annotations
 

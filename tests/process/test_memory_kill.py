@@ -1,4 +1,5 @@
-"""Real processes that are killed: by the kernel in a control group with a limit (needs root), or by a stranger."""
+"""Real processes that are killed: by the kernel in a control group with a limit (needs root), or by
+a stranger."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.supervisor.child import Child, ChildSpec
-from paceline.supervisor.evidence import Witness
+from paceline_launcher.supervisor.child import Child, ChildSpec
+from paceline_launcher.supervisor.evidence import Witness
 from testbed.faults.memory_group import LIMIT_MB, members, memory_group, name_of
 from testbed.fleets.controllers import until
 

@@ -1,4 +1,5 @@
-"""The end of the Redis that a launcher has started: its cause is known whatever else is started at that moment."""
+"""The end of the Redis that a launcher has started: its cause is known whatever else is started at
+that moment."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ import pytest
 from paceline.config.sections.services import RedisConfig
 from paceline.redis.server import ensure_redis, redis_log, stop_redis
 from paceline.run_view.files.fleet_file import ProcessId
-from paceline.supervisor.child import until_gone
-from paceline.supervisor.fault_reports import FaultReports
-from paceline.supervisor.redis_end import end_in_log
+from paceline_launcher.supervisor.child import until_gone
+from paceline_launcher.supervisor.fault_reports import FaultReports
+from paceline_launcher.supervisor.redis_end import end_in_log
 from testbed.patience import patient
 
 
@@ -53,7 +54,8 @@ async def test_a_redis_that_was_killed_is_said_to_be_though_another_process_star
 async def test_a_redis_that_was_killed_is_said_to_be_though_its_successor_runs_already(
     tmp_path: Path,
 ) -> None:
-    """On a busy machine the launcher starts the next one before it has looked at what the first has ended of."""
+    """On a busy machine the launcher starts the next one before it has looked at what the first has
+    ended of."""
     config = RedisConfig()
     pid = ensure_redis(tmp_path, config).pid
     assert pid is not None

@@ -1,6 +1,8 @@
-"""Emulated devices in the workers of a fleet: the engine is replaced, and training takes its device time.
+"""Emulated devices in the workers of a fleet: the engine is replaced, and training takes its device
+time.
 
-It is loaded by way of PYTHONPATH. ``PACELINE_EMULATED`` holds the times; see ``benchmarks/scaling/device_times.py``.
+It is loaded by way of PYTHONPATH. ``PACELINE_EMULATED`` holds the times; see
+``benchmarks/scaling/device_times.py``.
 """
 
 import importlib.abc
@@ -30,7 +32,8 @@ EMULATED = {"rollout_worker.engine": emulate_engine, "policy_worker.trainer": em
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Changes a module once it is executed: at the start of the interpreter it is too early for torch."""
+    """Changes a module once it is executed: at the start of the interpreter it is too early for
+    torch."""
 
     def find_spec(self, name, path=None, target=None):
         if name not in EMULATED:

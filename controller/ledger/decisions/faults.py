@@ -1,4 +1,5 @@
-"""Decisions about causes: of a death, of one that later evidence explains, and of a host's many faults."""
+"""Decisions about causes: of a death, of one that later evidence explains, and of a host's many
+faults."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from controller.ledger.state.fleet import Worker
 BLAME_WINDOW_S = 600.0
 BLAME_FAULTS = 3
 BLAME_WORKERS = 2
-"""A host is suspected after so many faults of so many of its processes within the window, if these are
-more than half of all faults in it and the fleet has another host."""
+"""A host is suspected after so many faults of so many of its processes within the window, if these
+are more than half of all faults in it and the fleet has another host."""
 STALL_S = 1.0
 """A process that did not run for that long, and for half of its silence, was stopped."""
 SEEN_S = 2.0
@@ -62,7 +63,8 @@ def record_fault(d: Decider, c: cmd.RecordFault, now: float) -> None:
 
 
 def record_early_end(d: Decider, c: cmd.RecordExit, now: float) -> None:
-    """A process that is not the one of its name here: a fault, unless that very process has one already."""
+    """A process that is not the one of its name here: a fault, unless that very process has one
+    already."""
     s = d.state
     if s.ended or s.phase is Phase.SUSPENDED or c.cause in NO_FAULT or not c.pid:
         return

@@ -1,15 +1,15 @@
 """Decisions about tasks: leasing, acceptance, return, expiry.
 
 - A task is leased only if tokens of the worker's weights will be fresh enough at the step that it
-  queues for. The count in front of it is derived from the tasks, so it cannot leak. How long its group
-  then takes is no reason to drop it, unless the run drops late groups.
+  queues for. The count in front of it is derived from the tasks, so it cannot leak. How long its
+  group then takes is no reason to drop it, unless the run drops late groups.
 - Only the attempt that runs may finish a task. A late submission of another one gets the verdict on
   what became of the task.
-- A failed attempt counts towards quarantine, and so does the death of an owner that held nothing else;
-  at ``max_attempts`` the task is quarantined.
-- A task with which two owners have died is suspect. It goes to a worker that holds nothing else, one
-  worker at a time, which runs empty for it. This isolates the cause of the deaths: tasks that were only
-  held beside it are finished, and the rest of the fleet goes on.
+- A failed attempt counts towards quarantine, and so does the death of an owner that held nothing
+  else; at ``max_attempts`` the task is quarantined.
+- A task with which two owners have died is suspect. It goes to a worker that holds nothing else,
+  one worker at a time, which runs empty for it. This isolates the cause of the deaths: tasks that
+  were only held beside it are finished, and the rest of the fleet goes on.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def lease(d: Decider, c: cmd.LeaseTasks, now: float) -> cmd.LeaseResult:
         raise cmd.CommandRefused(
             RefusalCode.INVALID, f"lease_seq {c.lease_seq} is older than {worker.lease_seq}"
         )
-    # The weights of a commit that Redis has lost, or of an outvoted replica, do not count: others are
-    # on their way.
+    # The weights of a commit that Redis has lost, or of an outvoted replica, do not count: others
+    # are on their way.
     lost = c.loaded_version > state.versions.version
     withdrawn = c.loaded_version == worker.withdrawn_version
     loaded = Version(-1) if lost or withdrawn else c.loaded_version
@@ -111,8 +111,9 @@ def admissible(state: State, loaded_version: Version) -> int:
 
 
 def _takes_suspects(state: State, worker: Worker) -> bool:
-    """The first worker by name that has weights takes them. Nothing that changes with every step may
-    decide it: a worker that is excused in between would get other tasks, and never run empty."""
+    """The first worker by name that has weights takes them. Nothing that changes with every step
+    may decide it: a worker that is excused in between would get other tasks, and never run empty.
+    """
     workers = (w for w in state.fleet.living(Role.ROLLOUT) if not w.leaving and not w.spare)
     able = (w for w in workers if state.run.recorded or w.loaded_version >= 0)
     return min(able, key=lambda w: w.worker_id, default=None) is worker
@@ -157,7 +158,8 @@ def _train_tasks(state: State, count: int) -> list[Task]:
 
 
 def _taken(state: State, new: range) -> list[int]:
-    """As many numbers as ``new`` has, from its start: those whose rows the curriculum does not leave out."""
+    """As many numbers as ``new`` has, from its start: those whose rows the curriculum does not
+    leave out."""
     run, order, curriculum = state.run, state.run.order, state.tasks.curriculum
     taken: list[int] = []
     ordinal, passed = new.start, 0
@@ -188,7 +190,8 @@ def _lease_of(state: State, task: Task) -> LeasedTask:
     again = task.task_id, task.attempt + 1, task.kind
     if task.kind is Kind.EVAL:
         of, index = state.evals.rounds[task.eval_step].place(task.ordinal)
-        # A prompt of a named set has the same random numbers in every round: their luck does not differ.
+        # A prompt of a named set has the same random numbers in every round: their luck does not
+        # differ.
         drawn = task.task_id if of.name == HELD_OUT else TaskId(f"{of.name}/{index}")
         eval_set = "" if of.name == HELD_OUT else of.name
         return LeasedTask(*again, 0, index, task_seed(run.seed, drawn), eval_set)
@@ -281,8 +284,8 @@ def release(
     detail: str = "",
     suspected: bool = False,
 ) -> None:
-    """Ends the worker's lease without a group: the task goes back to the front of the queue, or into
-    quarantine."""
+    """Ends the worker's lease without a group: the task goes back to the front of the queue, or
+    into quarantine."""
     if counts and len(task.failures) + 1 >= d.state.run.max_attempts:
         tries = [*task.failures, f"{worker.worker_id}: {reason} {detail}".strip()]
         drop(d, task, DropReason.QUARANTINED, "; ".join(tries))

@@ -1,16 +1,18 @@
 """Decisions about the weights links: one for every living rollout worker, from whom it receives.
 
-Every replica of the mesh that holds the newest state is a source: their weights are equal in every bit, so receivers
-are dealt out over them, and one that loses its source goes on with another's buckets. With ``relay_fanout`` the links
-are trees below the sources:
+Every replica of the mesh that holds the newest state is a source: their weights are equal in every
+bit, so receivers are dealt out over them, and one that loses its source goes on with another's
+buckets. With ``relay_fanout`` the links are trees below the sources:
 
-- A receiver whose link from a relay breaks gets the next one from a source. Between two versions those that are too
-  many for it move below relays again.
+- A receiver whose link from a relay breaks gets the next one from a source. Between two versions
+  those that are too many for it move below relays again.
 - A source that feeds nobody takes over a part of the trees.
-- A source that feeds nobody has no copy of the weights to send. A replica of several ranks makes one between two steps
-  only, so during a step it is given no receiver that waits for the newest version.
-- If a source loses its state, or a version is taken back, new trees are planted: a relay hands nothing on over its links
-  that came over links of an earlier one, unless it is known to be committed.
+- A source that feeds nobody has no copy of the weights to send. A replica of several ranks makes
+  one between two steps only, so during a step it is given no receiver that waits for the newest
+  version.
+- If a source loses its state, or a version is taken back, new trees are planted: a relay hands
+  nothing on over its links that came over links of an earlier one, unless it is known to be
+  committed.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ from controller.ledger.state.fleet import Worker
 
 
 def settle_links(d: Decider) -> None:
-    """One link for every living rollout worker, if a replica holds the newest state. Those of recorded data
-    load no weights."""
+    """One link for every living rollout worker, if a replica holds the newest state. Those of
+    recorded data load no weights."""
     s = d.state
     if s.ended or s.phase is Phase.SUSPENDED or (s.facts is not None and s.facts.recorded):
         return
@@ -86,7 +88,8 @@ def _link_the_rest(d: Decider, sources: Sequence[Worker], failing: set[str]) -> 
 
 
 def _publishes_at_once(d: Decider, sources: Sequence[Worker]) -> bool:
-    """Whether a source that feeds nobody can send the newest version soon. All replicas have equally many ranks."""
+    """Whether a source that feeds nobody can send the newest version soon. All replicas have
+    equally many ranks."""
     return d.state.steps.open is None or sources[0].ranks == 1
 
 
@@ -98,8 +101,8 @@ def _ready(d: Decider, sources: Sequence[Worker]) -> Sequence[Worker]:
 
 
 def _deal_out(d: Decider, sources: Sequence[Worker]) -> None:
-    """Without relays: none sends to more than its share. Those with the oldest links move: a link that broke is not
-    given back to the source that it came from."""
+    """Without relays: none sends to more than its share. Those with the oldest links move: a link
+    that broke is not given back to the source that it came from."""
     fleet = d.state.fleet
     share = -(-len(fleet.links) // len(sources))
     over = [w for w in sources if fleet.sends_to(w.worker_id) > share]
@@ -115,7 +118,8 @@ def _deal_out(d: Decider, sources: Sequence[Worker]) -> None:
 
 
 def _reshape_trees(d: Decider, sources: Sequence[Worker], complete: bool) -> None:
-    """One change for the better of the trees, if they need one. ``complete``: no further source is about to come."""
+    """One change for the better of the trees, if they need one. ``complete``: no further source is
+    about to come."""
     fleet, fanout = d.state.fleet, _fanout(d)
     sends = [fleet.sends_to(w.worker_id) for w in sources]
     most = max(sends)
@@ -129,8 +133,8 @@ def _reshape_trees(d: Decider, sources: Sequence[Worker], complete: bool) -> Non
 
 
 def _relieve(d: Decider, sources: Sequence[Worker], root: Worker) -> None:
-    """The replica sends to more than its share: the newest of its receivers that has followed it moves below a relay
-    that has room."""
+    """The replica sends to more than its share: the newest of its receivers that has followed it
+    moves below a relay that has room."""
     fleet, newest = d.state.fleet, d.state.versions.version
     following = (w for w in fleet.receivers_of(root)[::-1] if newest - w.loaded_version <= 1)
     receiver = next(following, None)
@@ -169,13 +173,15 @@ def renew_link(d: Decider, receiver: Worker) -> None:
         return
     if not _fanout(d):
         _reassign(d, sources, [receiver])
-    # Only a new term can have lost a commit: a tree that was planted in it at the present version has new links for all.
+    # Only a new term can have lost a commit: a tree that was planted in it at the present version
+    # has new links for all.
     elif s.fleet.tree_planted != (s.term, s.versions.version):
         _plant(d, sources)
 
 
 def take_back(d: Decider, receivers: Iterable[str]) -> None:
-    """What these receivers have of the newest version was withdrawn: they get it again over new links."""
+    """What these receivers have of the newest version was withdrawn: they get it again over new
+    links."""
     fleet = d.state.fleet
     sources = fleet.sources(d.state.versions.version)
     if not sources:

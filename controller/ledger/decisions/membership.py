@@ -1,7 +1,7 @@
 """Decisions about the members of the fleet: registration, reports, drains and deaths.
 
-The tasks of a worker that leaves go to other workers. If it was a member of the mesh, the mesh is formed
-again at once.
+The tasks of a worker that leaves go to other workers. If it was a member of the mesh, the mesh is
+formed again at once.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ def declare_dead(d: Decider, c: cmd.DeclareDead, now: float) -> None:
 
 
 def record_exit(d: Decider, c: cmd.RecordExit, now: float) -> None:
-    """The end of the process that is a worker declares it dead. Any other process of that name ended before it had
-    registered, or after another one had."""
+    """The end of the process that is a worker declares it dead. Any other process of that name
+    ended before it had registered, or after another one had."""
     worker = d.state.fleet.workers.get(c.name)
     if worker is not None and (worker.pid, worker.host) == (c.pid, c.host):
         key = worker.worker_id, worker.incarnation
@@ -152,7 +152,8 @@ def observe(d: Decider, c: cmd.Observe, now: float) -> None:
     event = ev.WorkerChanged(c.worker_id, c.incarnation, lifecycle, state_version, loaded)
     same = (lifecycle, state_version) == (worker.lifecycle, worker.state_version)
     if same and not disowned:
-        # It serves newer weights, as all of them report after each commit: that concerns no other worker.
+        # It serves newer weights, as all of them report after each commit: that concerns no other
+        # worker.
         d.emit(event)
         d.settle_evals(now)
         return
@@ -164,8 +165,9 @@ def observe(d: Decider, c: cmd.Observe, now: float) -> None:
 
 
 def _disown(d: Decider, worker: Worker, version: Version) -> None:
-    """The worker holds a version that was never committed: Redis has lost the end of the journal, as
-    a failover to a replica of it can. Others may hold the state before it; else it is rolled back."""
+    """The worker holds a version that was never committed: Redis has lost the end of the journal,
+    as a failover to a replica of it can. Others may hold the state before it; else it is rolled
+    back."""
     s = d.state
     who = (worker.worker_id, worker.incarnation)
     d.emit(ev.WorkerChanged(*who, worker.lifecycle, Version(-1), Version(-1), version))

@@ -1,11 +1,11 @@
 """Decisions about the mesh of the policy replicas.
 
 - Joins and leaves of the mesh wait for the end of the open step; a death does not.
-- If every epoch of a replica fails, for example because the source of the state cannot reach it, it is
-  left out until it is restarted or the source is another one: it would block every other replica
+- If every epoch of a replica fails, for example because the source of the state cannot reach it, it
+  is left out until it is restarted or the source is another one: it would block every other replica
   forever.
-- While a living member of the mesh holds the newest state, its step goes on. If no living replica holds
-  that state, the run goes back to the newest checkpoint.
+- While a living member of the mesh holds the newest state, its step goes on. If no living replica
+  holds that state, the run goes back to the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def _abort_hopeless_step(d: Decider) -> None:
 
 
 def leave_step(d: Decider) -> None:
-    """Gives the open step of a run that stops up. It opens again if the run goes on. The members meet in
-    a new epoch, because some of them may wait in the old one's collectives."""
+    """Gives the open step of a run that stops up. It opens again if the run goes on. The members
+    meet in a new epoch, because some of them may wait in the old one's collectives."""
     s = d.state
     step, mesh = s.steps.open, s.fleet.whole_mesh
     if step is None:

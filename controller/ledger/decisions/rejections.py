@@ -1,15 +1,16 @@
-"""Decisions about accepted groups that cannot be trained: blame, isolation, rejection, another generation.
+"""Decisions about accepted groups that cannot be trained: blame, isolation, rejection, another
+generation.
 
 - A trainer that can name the group (a payload that is lost or wrong, a row that does not fit into
   memory) rejects it, and the group leaves the step at once.
-- If its payload is at fault, its prompt is leased again: nothing speaks against the task. It counts as a failed
-  attempt, so that a store which loses every payload cannot keep a task for ever.
+- If its payload is at fault, its prompt is leased again: nothing speaks against the task. It counts
+  as a failed attempt, so that a store which loses every payload cannot keep a task for ever.
 - A trainer that dies names nobody. All groups of its shard become suspects. From then on a member
   computes a suspect by itself and says so before (``TryGroup``), so the next death has one culprit.
-- A group leaves the step after ``max_attempts`` deaths, if it was computed by itself in all of them but
-  the first. One kill from outside thus never costs a group.
-- The step opens again in a new mesh epoch with its other groups and a ready one: votes and gradients of
-  the former composition belong to an epoch that is over, and count for nothing.
+- A group leaves the step after ``max_attempts`` deaths, if it was computed by itself in all of them
+  but the first. One kill from outside thus never costs a group.
+- The step opens again in a new mesh epoch with its other groups and a ready one: votes and
+  gradients of the former composition belong to an epoch that is over, and count for nothing.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from controller.ledger.state.tasks import Task
 
 PAYLOAD_FAULTS = (GroupFault.PAYLOAD_LOST, GroupFault.PAYLOAD_INVALID)
 MOST_REJECTIONS = 20
-"""A run fails after so many attempts in a row at a step that a group had to leave: a fault that every
-group has is no group's fault, and the data set has no end."""
+"""A run fails after so many attempts in a row at a step that a group had to leave: a fault that
+every group has is no group's fault, and the data set has no end."""
 
 
 def reject(d: Decider, c: cmd.RejectGroups, now: float) -> int:
@@ -67,7 +68,8 @@ def try_group(d: Decider, c: cmd.TryGroup, now: float) -> bool:
 
 
 def blame(d: Decider, worker: Worker) -> list[Task]:
-    """Charges the groups that ``worker``, which is dying, may have died of. Those that have to leave."""
+    """Charges the groups that ``worker``, which is dying, may have died of. Those that have to
+    leave."""
     s = d.state
     step, who = s.steps.open, worker.worker_id
     if step is None or worker.leaving or not s.fleet.in_mesh(who, worker.incarnation):

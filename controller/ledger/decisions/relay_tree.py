@@ -4,9 +4,10 @@
                          └──► rollout worker ──► ...
     policy replica (root) ──► rollout worker ──► ...
 
-- A receiver's publisher is one of its own host if that has room, else the one nearest to a root. Of several roots it
-  is the one that sends to the fewest.
-- The roots have room for everybody: if no relay has any, or the relays have failed, they send more copies.
+- A receiver's publisher is one of its own host if that has room, else the one nearest to a root. Of
+  several roots it is the one that sends to the fewest.
+- The roots have room for everybody: if no relay has any, or the relays have failed, they send more
+  copies.
 - A worker never receives from what hangs on itself.
 """
 
@@ -19,18 +20,19 @@ from collections.abc import Iterable, Sequence
 from controller.ledger.state.fleet import Fleet, Worker
 
 RELAY_FAULTS = 3
-"""Links from a relay that may break before no more are given to it. One is forgiven every few versions (Fleet.forgive),
-and all with the next tree."""
+"""Links from a relay that may break before no more are given to it. One is forgiven every few
+versions (Fleet.forgive), and all with the next tree."""
 
 
 class RelayTree:
-    """The workers that receive from ``roots``, directly or not, and the room that they have for others."""
+    """The workers that receive from ``roots``, directly or not, and the room that they have for
+    others."""
 
     def __init__(
         self, fleet: Fleet | None, roots: Sequence[Worker], fanout: int, *, without: str = ""
     ) -> None:
-        """Of the links of ``fleet``; None: of no links yet. ``fanout``: 0 for no relays. ``without``: a receiver that
-        is left out, with all that hang on it."""
+        """Of the links of ``fleet``; None: of no links yet. ``fanout``: 0 for no relays.
+        ``without``: a receiver that is left out, with all that hang on it."""
         self._fleet = fleet
         self._fanout = fanout
         self._without = without
@@ -111,9 +113,9 @@ class RelayTree:
 
 
 def subtree_to_hand_over(fleet: Fleet, roots: Sequence[Worker]) -> Worker | None:
-    """The receiver that, with all that hang on it, is to hang on a root that feeds nobody: as many as come to each
-    root, and rather one whose weights come from another host. None: every root but that one feeds one receiver alone.
-    """
+    """The receiver that, with all that hang on it, is to hang on a root that feeds nobody: as many
+    as come to each root, and rather one whose weights come from another host. None: every root but
+    that one feeds one receiver alone."""
     nodes = [(receiver, root) for root in roots for receiver in fleet.receivers_of(root)]
     for receiver, _ in nodes:
         nodes.extend((below, receiver) for below in fleet.receivers_of(receiver))

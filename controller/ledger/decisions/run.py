@@ -1,4 +1,5 @@
-"""Decisions about the run as a whole: its start, its leaders, evaluations, requests of people, its end."""
+"""Decisions about the run as a whole: its start, its leaders, evaluations, requests of people, its
+end."""
 
 from __future__ import annotations
 
@@ -25,8 +26,9 @@ from paceline.refusal_code import RefusalCode
 
 FRUITLESS_BATCHES = 3
 FRUITLESS_TASKS = 20
-"""A run fails after so many batches' worth of tasks, and so many tasks, were dropped in a row because
-every attempt failed: a fault that hits every task is no task's fault, and the data set has no end."""
+"""A run fails after so many batches' worth of tasks, and so many tasks, were dropped in a row
+because every attempt failed: a fault that hits every task is no task's fault, and the data set has
+no end."""
 _FREE_TO_CHANGE = ("desired", "bounds", *CHANGEABLE)
 """Fields of the spec that a later leader may bring with other values."""
 
@@ -92,8 +94,9 @@ def settle_evals(d: Decider, now: float) -> None:
 
 
 def _close_missed(d: Decider) -> None:
-    """Ends rounds of recorded data whose state is no more. The replica measured it before its vote, but a failover of Redis
-    lost the record: nobody would measure it again, and the end of the run would wait for it."""
+    """Ends rounds of recorded data whose state is no more. The replica measured it before its vote,
+    but a failover of Redis lost the record: nobody would measure it again, and the end of the run
+    would wait for it."""
     s = d.state
     for round_ in [r for r in s.evals.rounds.values() if r.step < s.versions.step]:
         version = s.versions.version_of(round_.step)

@@ -1,7 +1,8 @@
-"""Decisions about settings: changes by request, those that a leader's edited config brings, extension of a run.
+"""Decisions about settings: changes by request, those that a leader's edited config brings,
+extension of a run.
 
-A change is in force from the first step that was never opened. A step that is open, or opens again, keeps
-the values and the groups of its plan, so all replicas and all attempts use the same ones.
+A change is in force from the first step that was never opened. A step that is open, or opens again,
+keeps the values and the groups of its plan, so all replicas and all attempts use the same ones.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def take_over_config(d: Decider, c: cmd.StartRun, now: float) -> None:
     if problem := problem_of(s, spec):
         raise cmd.CommandRefused(RefusalCode.INVALID, problem)
     edited = s.settings.edited(c.settings)
-    # A run of a release that journalled no settings begins with those of the first leader that does.
+    # A run of a release that journalled no settings begins with those of the first leader that
+    # does.
     known = {name: value for name, value in edited.items() if name in s.settings.values}
     if edited:
         _emit(d, "", s.settings.differing(known), edited, spec, now)
@@ -65,7 +67,8 @@ def take_over_config(d: Decider, c: cmd.StartRun, now: float) -> None:
 
 
 def stays_ended(s: State, steps: int) -> bool:
-    """Whether the run has ended, and does not go on to ``steps``. Then no setting of it changes any more."""
+    """Whether the run has ended, and does not go on to ``steps``. Then no setting of it changes any
+    more."""
     extended = s.phase is Phase.FINISHED and s.versions.step >= s.run.steps < steps
     return s.ended and not extended
 

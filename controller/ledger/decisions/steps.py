@@ -1,8 +1,8 @@
 """Decisions about steps: opening, resharding, voting, committing, checkpoints.
 
 A step opens when ``groups_per_step`` groups are ready and the mesh is whole. It commits when every
-member of the epoch has voted with the same digest of the weights. If a member is lost, the others take
-over its groups in a new epoch; no replica ever applies an update that is not committed.
+member of the epoch has voted with the same digest of the weights. If a member is lost, the others
+take over its groups in a new epoch; no replica ever applies an update that is not committed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def _choose(d: Decider, step: Step, count: int) -> tuple[TaskId, ...] | None:
     """The ``count`` ready groups that were leased first; None if there are too few.
 
     Tasks are numbered in the order of their first lease, and a group that took long, or several
-    attempts, goes before those that were leased later. Groups that are too old for ``step`` are dropped.
+    attempts, goes before those that were leased later. Groups that are too old for ``step`` are
+    dropped.
     """
     s = d.state
     if len(s.tasks.ready) < count:
@@ -204,15 +205,17 @@ def record_checkpoint(d: Decider, c: cmd.RecordCheckpoint, now: float) -> cmd.Ch
         tuple(p for p in v.voided if p != c.path),
         older,
         needed,
-        # An agreed checkpoint is never voided, and a record of an earlier step is refused from then on.
+        # An agreed checkpoint is never voided, and a record of an earlier step is refused from then
+        # on.
         settled=v.agreed.step,
         recorded=tuple(k.path for k in v.checkpoints),
     )
 
 
 def _outvoted(s: State, worker: Worker, c: cmd.RecordCheckpoint) -> bool:
-    """The replica wrote a state of a version at which it was outvoted, or before; or other weights than
-    those that the replicas agreed on. What it committed with the others since then is right again."""
+    """The replica wrote a state of a version at which it was outvoted, or before; or other weights
+    than those that the replicas agreed on. What it committed with the others since then is right
+    again."""
     committed = worker.state_version == c.version
     agreed = s.versions.digests.get(c.version, c.digest)
     return (c.version <= worker.diverged_version and not committed) or c.digest != agreed

@@ -1,12 +1,13 @@
 """Catalogue of events: everything that can happen to a run, as the journal keeps it.
 
-A class has the event's fields and everything that the controller does with it: its effect on the state
-(``apply``), the long polls it ``wakes``, whether it ``directs`` workers, whether it is ``listed`` for
-people, its ``severity`` and its ``text()``. Nothing else in the controller repeats the names.
+A class has the event's fields and everything that the controller does with it: its effect on the
+state (``apply``), the long polls it ``wakes``, whether it ``directs`` workers, whether it is
+``listed`` for people, its ``severity`` and its ``text()``. Nothing else in the controller repeats
+the names.
 
-In the journal an event is a JSON object with ``type`` and its fields; ``to_json`` and ``from_json`` are
-exact inverses. The fields of a group are laid out flat. A ``record`` is the same object for readers of
-the run's files: if the event is listed, with ``severity`` and ``text``.
+In the journal an event is a JSON object with ``type`` and its fields; ``to_json`` and ``from_json``
+are exact inverses. The fields of a group are laid out flat. A ``record`` is the same object for
+readers of the run's files: if the event is listed, with ``severity`` and ``text``.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ def to_json(event: Event) -> dict[str, Any]:
 
 
 def from_json(data: Mapping[str, Any]) -> Event:
-    """Inverse of ``to_json``. Raises ValueError for an unknown type and KeyError for a missing field
-    that has no default."""
+    """Inverse of ``to_json``. Raises ValueError for an unknown type and KeyError for a missing
+    field that has no default."""
     kind = TYPES.get(data["type"])
     if kind is None:
         raise ValueError(f"the journal has an event of unknown type {data['type']!r}")

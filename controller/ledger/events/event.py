@@ -32,8 +32,8 @@ class Severity(StrEnum):
 class Event(ABC):
     """A fact that has been decided: applying it never fails and never decides.
 
-    A new kind is one class in this folder, with its ``apply``. Times are Unix seconds by the clock of
-    the leader that decided.
+    A new kind is one class in this folder, with its ``apply``. Times are Unix seconds by the clock
+    of the leader that decided.
     """
 
     wakes = frozenset[Topic]()

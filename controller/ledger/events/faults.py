@@ -1,4 +1,5 @@
-"""Events about faults: of processes that are no workers or still run, causes found later, suspected hosts."""
+"""Events about faults: of processes that are no workers or still run, causes found later, suspected
+hosts."""
 
 from __future__ import annotations
 

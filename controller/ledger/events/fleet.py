@@ -24,7 +24,8 @@ from paceline.ids import MeshEpoch, Version
 
 @event
 class WorkerRegistered(WorkerSpec, Event):
-    """``state_version`` is as believed: -1 if the worker claims a state that it was found to have wrong."""
+    """``state_version`` is as believed: -1 if the worker claims a state that it was found to have
+    wrong."""
 
     spare: bool = False
     """Rollout: it leases nothing until it is put to work."""
@@ -126,8 +127,8 @@ class WorkerChanged(Event):
 
 @event
 class ParityFailed(Event):
-    """After a swap the parameters of an engine differed from the weights: it serves nothing until it has
-    loaded them again."""
+    """After a swap the parameters of an engine differed from the weights: it serves nothing until
+    it has loaded them again."""
 
     worker_id: str
     incarnation: int
@@ -151,8 +152,8 @@ class ParityFailed(Event):
 
 @event
 class WeightsNotLoaded(Event):
-    """Weights came to a rollout worker, and it could not stage or load them. It gets them again over another link, and
-    ends if that fails several times in a row."""
+    """Weights came to a rollout worker, and it could not stage or load them. It gets them again
+    over another link, and ends if that fails several times in a row."""
 
     worker_id: str
     incarnation: int
@@ -261,7 +262,8 @@ class WeightsWithdrawn(Event):
     worker_id: str
     version: Version
     receivers: tuple[str, ...]
-    """Rollout workers that may have loaded them: they count as loaded again with a newer version."""
+    """Rollout workers that may have loaded them: they count as loaded again with a newer version.
+    """
 
     severity = Severity.WARNING
 

@@ -10,8 +10,8 @@ from paceline.ids import Step
 
 @event
 class RewardHackingSuspected(Event):
-    """The training reward, a scorer's, has risen while an evaluation set by another reward has fallen, and that was not so at
-    the evaluation before."""
+    """The training reward, a scorer's, has risen while an evaluation set by another reward has
+    fallen, and that was not so at the evaluation before."""
 
     step: Step
     metric: str

@@ -148,15 +148,16 @@ class GroupsBlamed(Event):
 
 @event
 class StepAborted(Event):
-    """The attempt at the step is over: no member of it is left, a group leaves it, or the run stops."""
+    """The attempt at the step is over: no member of it is left, a group leaves it, or the run
+    stops."""
 
     step: Step
     reason: str
     rejected: str = ""
     """Why a group leaves the step; empty if none does."""
     kept: bool = False
-    """Its other groups stay reserved for the step, which opens again on the terms that it had. Otherwise
-    they are ready again, as in every journal of a release that had no field for it."""
+    """Its other groups stay reserved for the step, which opens again on the terms that it had.
+    Otherwise they are ready again, as in every journal of a release that had no field for it."""
 
     wakes = LEASES | {Topic.VOTE}
 

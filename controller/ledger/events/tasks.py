@@ -93,8 +93,8 @@ class GroupAccepted(Event):
 
 @event
 class GroupLost(Event):
-    """The payload of an accepted group is lost, or is not what was accepted: the group leaves its step, and its task
-    goes back to the front of the queue, to be generated again."""
+    """The payload of an accepted group is lost, or is not what was accepted: the group leaves its
+    step, and its task goes back to the front of the queue, to be generated again."""
 
     task_id: TaskId
     attempt: int
@@ -276,19 +276,21 @@ class EvalRecorded(Event):
     step: Step
     version: Version
     reward_mean: float | None
-    """Of the set that ranks evaluations. None if at most half of its rows were scored with one version: that is
-    no reward of 0; or if the set was not due."""
+    """Of the set that ranks evaluations. None if at most half of its rows were scored with one
+    version: that is no reward of 0; or if the set was not due."""
     count: int
-    """Rows of that set that were scored with ``version``, the version of most: the reward is their mean."""
+    """Rows of that set that were scored with ``version``, the version of most: the reward is their
+    mean."""
     left_out: int = 0
-    """Rows of that set that were scored with other versions, with several, or with one in doubt. Of recorded data: that
-    could not be measured."""
+    """Rows of that set that were scored with other versions, with several, or with one in doubt. Of
+    recorded data: that could not be measured."""
     loss: float | None = None
     """Held-out loss of recorded data, which has no reward."""
     measured: Mapping[str, float] = field(default_factory=dict)
     """Of recorded data: means over the rows, the loss among them."""
     metric: str = ""
-    """SET/METRIC that ranks evaluations. Empty: ``reward_mean`` does, or the loss; a release with one set wrote none."""
+    """SET/METRIC that ranks evaluations. Empty: ``reward_mean`` does, or the loss; a release with
+    one set wrote none."""
     score: float | None = None
     """Value of ``metric``."""
     sets: tuple[SetResult, ...] = ()
@@ -333,7 +335,8 @@ def _set_in_words(result: SetResult, judging: str) -> str:
 
 @event
 class HeldOutFell(Event):
-    """The score that ranks evaluations is far below the best one, and was not at the evaluation before."""
+    """The score that ranks evaluations is far below the best one, and was not at the evaluation
+    before."""
 
     step: Step
     reward_mean: float

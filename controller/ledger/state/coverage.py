@@ -1,9 +1,10 @@
-"""Coverage of the data: tasks that are finished for good, as spans of ordinals, with their lengths and rewards.
+"""Coverage of the data: tasks that are finished for good, as spans of ordinals, with their lengths
+and rewards.
 
-A task is finished for good if it was dropped, or if a checkpoint covers the step that trained it. The
-ledger keeps no record of it then; the spans here remain, so that every row can be accounted for after the
-journal was trimmed. Neighbouring ordinals merge: a snapshot holds about 16 bytes for each drop, whatever
-the number of trained tasks.
+A task is finished for good if it was dropped, or if a checkpoint covers the step that trained it.
+The ledger keeps no record of it then; the spans here remain, so that every row can be accounted for
+after the journal was trimmed. Neighbouring ordinals merge: a snapshot holds about 16 bytes for each
+drop, whatever the number of trained tasks.
 """
 
 from __future__ import annotations
@@ -95,8 +96,8 @@ class Coverage:
     """Trained groups that lost tokens to their age: whole groups, under a checkpoint."""
     masked_tokens: int = 0
     passed: dict[str, int] = field(default_factory=dict)
-    """Rows that the curriculum left out, by ``passed_key``. Their spans are among the trained ones, with which they
-    merge: memory grows with the epochs, not with the rows that are left out."""
+    """Rows that the curriculum left out, by ``passed_key``. Their spans are among the trained ones,
+    with which they merge: memory grows with the epochs, not with the rows that are left out."""
     recorded_from: int = 0
     """Tasks before this ordinal may have finished under a release that did not record which."""
 
@@ -124,7 +125,8 @@ class Coverage:
             self.dropped_tally.setdefault(reason, Tally()).add(group)
 
     def take_back(self, ordinal: int, reason: str) -> None:
-        """The drop no longer holds. Its lengths and rewards stay in the tally: those groups were lost."""
+        """The drop no longer holds. Its lengths and rewards stay in the tally: those groups were
+        lost."""
         spans = self.dropped[reason]
         remove(spans, ordinal)
         if not spans:

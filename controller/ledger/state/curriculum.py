@@ -1,10 +1,12 @@
-"""Curriculum: how often each row was always or never solved of late, and whether its next turn is left out.
+"""Curriculum: how often each row was always or never solved of late, and whether its next turn is
+left out.
 
-A group whose rewards are all equal has no advantage, so nothing is learnt from it. Each such group in a row halves
-the probability that the row's next turn is taken, down to a minimum; a group with different rewards makes it 1 again.
+A group whose rewards are all equal has no advantage, so nothing is learnt from it. Each such group
+in a row halves the probability that the row's next turn is taken, down to a minimum; a group with
+different rewards makes it 1 again.
 
-All of it follows from journalled groups, so every controller and every replay leaves out the same rows. A row needs one
-byte, whatever the number of its groups.
+All of it follows from journalled groups, so every controller and every replay leaves out the same
+rows. A row needs one byte, whatever the number of its groups.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from paceline.dataset.row_sampler import mix
 _SOLVED = 0x80
 """Bit of a row's byte: the equal rewards were above 0."""
 _COUNT = 0x7F
-"""Bits of a row's byte: groups in a row whose rewards were all equal. The number stops at this one."""
+"""Bits of a row's byte: groups in a row whose rewards were all equal. The number stops at this one.
+"""
 _DRAW = 0x6375727269
 """Keeps the numbers that are drawn here apart from those of the data order."""
 
@@ -25,7 +28,8 @@ _DRAW = 0x6375727269
 @dataclass(slots=True)
 class Curriculum:
     measured: bytearray = field(default_factory=bytearray)
-    """One byte a row, as far as rows were measured; 0: nothing is known, or the newest rewards differed."""
+    """One byte a row, as far as rows were measured; 0: nothing is known, or the newest rewards
+    differed."""
     always: int = 0
     """Rows whose newest group had equal rewards above 0."""
     never: int = 0

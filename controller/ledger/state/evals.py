@@ -1,12 +1,14 @@
-"""Evaluation rounds: the prompts of the sets that are due, sampled with the weights of a step or newer.
+"""Evaluation rounds: the prompts of the sets that are due, sampled with the weights of a step or
+newer.
 
 A round's tasks ``e<step>.<row>`` are leased like training tasks and before them; their scores are
-summed here and their payloads are not kept. The rows of a round are those of its first set, then those of the
-next one.
+summed here and their payloads are not kept. The rows of a round are those of its first set, then
+those of the next one.
 
-A round's scores, of all of its sets, are of one version: the one that most of its rows were sampled with. The first lease names
-a version, and as long as a worker serves it, only such workers get rows. If they have all gone on to newer
-weights, or have died, the rest goes to others, so that a round never waits for a version that is no more.
+A round's scores, of all of its sets, are of one version: the one that most of its rows were sampled
+with. The first lease names a version, and as long as a worker serves it, only such workers get
+rows. If they have all gone on to newer weights, or have died, the rest goes to others, so that a
+round never waits for a version that is no more.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ class EvalRound:
     version: Version | None = None
     """Of the engine that took the newest row; None before the first one."""
     scores: dict[Version, Score] = field(default_factory=dict)
-    """By the version of all of a row's tokens; MIXED for rows with tokens of several, or of one in doubt."""
+    """By the version of all of a row's tokens; MIXED for rows with tokens of several, or of one in
+    doubt."""
     doubtful: list[Version] = field(default_factory=list)
     """Versions whose weights may be those of a replica that was outvoted."""
     sets: tuple[EvalSet, ...] = ()
@@ -137,7 +140,8 @@ class Evals:
         self._rank(drop)
 
     def disown(self, step: Step, version: Version, drop: float) -> None:
-        """``version``, the weights after ``step``, may have been scored as a replica had them that was outvoted."""
+        """``version``, the weights after ``step``, may have been scored as a replica had them that
+        was outvoted."""
         for round_ in self.rounds.values():  # one of an earlier step may go on with these weights
             round_.doubt(version)
         for found in self.checked.values():

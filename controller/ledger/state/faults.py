@@ -1,10 +1,12 @@
-"""Faults of a run: their causes and hosts, the time that each has cost, and the share of time spent training.
+"""Faults of a run: their causes and hosts, the time that each has cost, and the share of time spent
+training.
 
     fault ──► commits come late ──► two commits in a row at the usual pace: the fault is over
 
 - The usual pace is the median time between the last commits. An interval that is half as long again
   is late; what it has more than usual is lost.
-- A loss is shared by the faults that are open in the interval. Steps that a rollback undoes are lost too.
+- A loss is shared by the faults that are open in the interval. Steps that a rollback undoes are
+  lost too.
 - An interval in which the run was stopped, or had no commit before it, counts for nothing.
 """
 
@@ -84,7 +86,8 @@ class Faults:
         return 1.0 - self.lost_s / self.elapsed_s if self.elapsed_s > 0 else None
 
     def add(self, fault: Fault) -> None:
-        """A word about a process, of which a recent one may already be known: then only the cause is new."""
+        """A word about a process, of which a recent one may already be known: then only the cause
+        is new."""
         before = self.last_of(fault.name, fault.t)
         if before is not None and self._same(before, fault):
             self._rename(before, fault.cause)
@@ -102,7 +105,8 @@ class Faults:
 
     @staticmethod
     def _same(before: Fault, fault: Fault) -> bool:
-        """A process that is stopped dies of its lease; a leader that was killed is succeeded at once."""
+        """A process that is stopped dies of its lease; a leader that was killed is succeeded at
+        once."""
         if before.pid and fault.pid and before.pid != fault.pid:
             return False
         if fault.incarnation and not before.incarnation and before.cause != FaultCause.STOPPED:

@@ -3,8 +3,8 @@
 - One incarnation of a worker id is current; every earlier one is fenced for good.
 - A mesh epoch's members never change: a loss or a join is a new epoch. Epochs only rise.
 - A link has two ends and an epoch of its own, so a broken receiver concerns no other worker.
-- What is asked of every report or lease is looked up in an index (``Fleet.living``, ``Fleet.links_of``): no
-  question about one worker goes through all of them.
+- What is asked of every report or lease is looked up in an index (``Fleet.living``,
+  ``Fleet.links_of``): no question about one worker goes through all of them.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from paceline.worker_pools import pool_of
 _RETIRED_KEPT = 64
 _GONE_KEPT = 256
 TRIES = 3
-"""Epochs in a row of a replica and the same source that may fail, for at least as long as below, before
-one of the two is left out: some part of the network between them is broken."""
+"""Epochs in a row of a replica and the same source that may fail, for at least as long as below,
+before one of the two is left out: some part of the network between them is broken."""
 JOINER_S = 30.0
 """A refused connection fails in milliseconds: a short fault of the network is over by then."""
 HOLDER_S = 300.0
-"""Of two replicas that hold the state neither is known to be at fault, and one may only be slow: a member
-that joins an epoch later than its time limit makes it fail, too."""
+"""Of two replicas that hold the state neither is known to be at fault, and one may only be slow: a
+member that joins an epoch later than its time limit makes it fail, too."""
 
 FORGIVEN_EVERY = 8
 """Versions after which one fault of each relay is forgotten."""
@@ -82,7 +82,8 @@ class Worker:
     failures: Failures = Failures()
     """Policy: epochs in a row that failed, presumably because of it."""
     relay_faults: int = 0
-    """Rollout: links over which it handed weights on that broke, since the present tree was planted."""
+    """Rollout: links over which it handed weights on that broke, since the present tree was
+    planted."""
     scorer: str = ""
     """Scorer: its name in the config."""
     address: str = ""
@@ -141,8 +142,8 @@ class Fleet:
     tree_planted: tuple[int, Version] = (0, Version(-1))
     """Term and newest committed version when it was planted."""
     former: dict[str, dict[str, None]] = field(default_factory=dict)
-    """Receivers that have lost their link from a sender since the newest commit, by sender: they may have the newest
-    version from it."""
+    """Receivers that have lost their link from a sender since the newest commit, by sender: they
+    may have the newest version from it."""
     _living: dict[Role, dict[str, Worker]] = field(
         default_factory=dict, init=False, repr=False, metadata=TRANSIENT
     )
@@ -220,8 +221,8 @@ class Fleet:
 
     def blamed(self) -> list[Worker]:
         """Possible causes if the present epoch fails: the members that still lack its state. If all
-        have it and no step has been committed, any connection may have failed: then the last member,
-        because it holds up the fewest others."""
+        have it and no step has been committed, any connection may have failed: then the last
+        member, because it holds up the fewest others."""
         needy, mesh = self.lacking_state(), self.mesh
         if needy or mesh is None:
             return needy
@@ -329,8 +330,8 @@ class Fleet:
             worker.relay_faults = 0
 
     def forgive(self, version: Version) -> None:
-        """One fault of each relay every FORGIVEN_EVERY versions: one that fails now and then, because an evaluation held
-        it up, stays in use."""
+        """One fault of each relay every FORGIVEN_EVERY versions: one that fails now and then,
+        because an evaluation held it up, stays in use."""
         if version % FORGIVEN_EVERY == 0:
             for worker in self.living(Role.ROLLOUT):
                 worker.relay_faults = max(0, worker.relay_faults - 1)

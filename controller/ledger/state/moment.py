@@ -1,8 +1,8 @@
 """Moment of a collection: its values as they were when it was taken, while they go on changing.
 
-A copy of a million records would stop the leader for seconds. Taking the moment copies references alone; the
-owner of the collection says ``keep`` before it changes a value, and a copy of the value as it was is kept until the
-moment is over.
+A copy of a million records would stop the leader for seconds. Taking the moment copies references
+alone; the owner of the collection says ``keep`` before it changes a value, and a copy of the value
+as it was is kept until the moment is over.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ V = TypeVar("V")
 
 
 class Moment(Generic[V]):
-    """``values``, as ``encode`` writes them, as they were when this object was made. ``key``: never changes."""
+    """``values``, as ``encode`` writes them, as they were when this object was made. ``key``: never
+    changes."""
 
     def __init__(
         self, values: Iterable[V], key: Callable[[V], str], encode: Callable[[V], Any]

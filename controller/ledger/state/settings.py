@@ -1,8 +1,11 @@
-"""Settings that a run may change: the values in force, and what became of those it was started with.
+"""Settings that a run may change: the values in force, and what became of those it was started
+with.
 
-- ``values`` are in force. ``paceline set`` changes them, and so does a leader whose config file was edited.
-- ``configured`` are the values of the newest config file that a leader brought. Only a value that differs from
-  it is an edit: a leader whose file still has the first learning rate does not take back ``paceline set``.
+- ``values`` are in force. ``paceline set`` changes them, and so does a leader whose config file was
+  edited.
+- ``configured`` are the values of the newest config file that a leader brought. Only a value that
+  differs from it is an edit: a leader whose file still has the first learning rate does not take
+  back ``paceline set``.
 """
 
 from __future__ import annotations
@@ -40,12 +43,14 @@ class Settings:
         known = self.configured
         found = {n: v for n, v in file.items() if n not in known or known[n] != v}
         if any(n in known and n in found for n in RUN_LENGTH):
-            # One of them is set. A file that now sets another one also takes back what ``paceline set`` has set.
+            # One of them is set. A file that now sets another one also takes back what ``paceline
+            # set`` has set.
             found |= {n: file[n] for n in RUN_LENGTH if n in file}
         return found
 
     def differing(self, asked: Mapping[str, JsonValue]) -> dict[str, tuple[JsonValue, JsonValue]]:
-        """Old and new value of what is not in force yet. A setting of an earlier release has no old one."""
+        """Old and new value of what is not in force yet. A setting of an earlier release has no old
+        one."""
         known = self.values
         return {n: (known.get(n), v) for n, v in asked.items() if n not in known or known[n] != v}
 

@@ -48,7 +48,8 @@ class State:
     settings: Settings = field(default_factory=Settings)
     faults: Faults = field(default_factory=Faults)
     staleness_changed: bool = False
-    """max_staleness or the age of tokens was another one earlier: groups of that time may be in steps."""
+    """max_staleness or the age of tokens was another one earlier: groups of that time may be in
+    steps."""
     garbage: list[tuple[TaskId, int]] = field(default_factory=list, metadata=TRANSIENT)
     """(task id, attempt) of payloads that are not needed any more. Not part of a snapshot."""
 
@@ -81,7 +82,8 @@ class State:
         self.evals.rounds.clear()
 
     def agree(self, version: Version, digest: str) -> None:
-        """The replicas have voted on the weights of ``version``: a checkpoint of them covers its groups."""
+        """The replicas have voted on the weights of ``version``: a checkpoint of them covers its
+        groups."""
         self.versions.agree(version, digest)
         self.cover(self.versions.agreed.step)
 

@@ -1,9 +1,9 @@
 """Policy steps: the open one, the shards of its replicas, their votes; commits and lost steps.
 
-A step is a transaction: every member of the mesh applies it, or none does. (step, mesh epoch) identifies
-one attempt at it, as a reshard always follows a new epoch. A reshard only gives the groups of a lost
-member to the others. The composition of a step changes in one case: a group that cannot be trained
-leaves it for good, and the step opens again with the others.
+A step is a transaction: every member of the mesh applies it, or none does. (step, mesh epoch)
+identifies one attempt at it, as a reshard always follows a new epoch. A reshard only gives the
+groups of a lost member to the others. The composition of a step changes in one case: a group that
+cannot be trained leaves it for good, and the step opens again with the others.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class StepBook:
     history: dict[Step, tuple[TaskId, ...]] = field(default_factory=dict)
     """Compositions of committed steps that no checkpoint covers."""
     replay: dict[Step, tuple[TaskId, ...]] = field(default_factory=dict)
-    """Compositions of lost and aborted steps, to be trained again as they were. A group that could not be
-    trained is missing; a ready one takes its place."""
+    """Compositions of lost and aborted steps, to be trained again as they were. A group that could
+    not be trained is missing; a ready one takes its place."""
     suspects: dict[TaskId, Blame] = field(default_factory=dict)
     """Groups with which trainers died, until their step is committed."""
     nonfinite: int = 0

@@ -253,8 +253,8 @@ class TaskBook:
             self.move(self.records[task_id], to)
 
     def move(self, task: Task, to: TaskState | None) -> None:
-        """Changes the task's state, and with it the queues and counts of the training tasks. Comes before any
-        other change of the task."""
+        """Changes the task's state, and with it the queues and counts of the training tasks. Comes
+        before any other change of the task."""
         if self.moment is not None:
             self.moment.keep(task)
         before, task.state = task.state, to

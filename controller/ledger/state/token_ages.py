@@ -1,11 +1,14 @@
-"""Ages of a group's tokens in a step: which of them it trains, and whether the group is too old for it.
+"""Ages of a group's tokens in a step: which of them it trains, and whether the group is too old for
+it.
 
-Admission bounds staleness on average; a group that takes long is trained all the same. The age of a token
-is the number of steps between the state that sampled it and the state that the step starts from.
+Admission bounds staleness on average; a group that takes long is trained all the same. The age of a
+token is the number of steps between the state that sampled it and the state that the step starts
+from.
 
-- Tokens older than ``token_age`` are masked. A step's totals leave them out, as if an environment had
-  written them: the loss stays a mean over the tokens, or sequences, that it trains. Their number follows from the journal
-  alone, so it is the same for every replica and however the step is split.
+- Tokens older than ``token_age`` are masked. A step's totals leave them out, as if an environment
+  had written them: the loss stays a mean over the tokens, or sequences, that it trains. Their
+  number follows from the journal alone, so it is the same for every replica and however the step is
+  split.
 - A group without a younger token is dropped as expired.
 - A run that drops late groups drops one whose oldest token is older than ``max_staleness``.
 """
@@ -24,13 +27,14 @@ if TYPE_CHECKING:
 
 
 def token_ages(s: State, group: GroupFacts, step: Step) -> list[tuple[int, int]]:
-    """(age, tokens) of the group's trainable tokens in ``step``, in the order of their versions. After
-    a rollback that need not be the order of their ages."""
+    """(age, tokens) of the group's trainable tokens in ``step``, in the order of their versions.
+    After a rollback that need not be the order of their ages."""
     return [(s.versions.staleness(version, step), n) for version, n in group.by_version]
 
 
 def token_age(s: State, step: Step) -> int:
-    """Steps after which a token is masked in ``step``. An opened step keeps its own if the setting changes."""
+    """Steps after which a token is masked in ``step``. An opened step keeps its own if the setting
+    changes."""
     terms = s.steps.terms_of(step)
     return s.run.token_age if terms is None else terms.token_age
 
@@ -59,7 +63,8 @@ def trained_sequences(s: State, group: GroupFacts, step: Step) -> int:
 
 
 def masked_groups(s: State, until: Step) -> Iterator[tuple[GroupFacts, int]]:
-    """Groups of the committed steps in memory up to ``until`` that lost tokens to their age, and how many."""
+    """Groups of the committed steps in memory up to ``until`` that lost tokens to their age, and
+    how many."""
     for step, task_ids in s.steps.history.items():
         for task_id in task_ids if step <= until else ():
             group = s.tasks.records[task_id].group

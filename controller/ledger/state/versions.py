@@ -2,9 +2,9 @@
 
 - A version is never used twice: after a rollback the numbers go on with the newest + 1.
 - ``epochs`` maps every version there ever was to its step; a rollback begins a new one.
-- A checkpoint is *agreed* once all replicas have voted for the step after it: their digest of its weights is
-  then known. One that an outvoted replica wrote is voided. Only an agreed checkpoint covers groups, so that
-  no group is forgotten for the sake of a checkpoint that is voided later.
+- A checkpoint is *agreed* once all replicas have voted for the step after it: their digest of its
+  weights is then known. One that an outvoted replica wrote is voided. Only an agreed checkpoint
+  covers groups, so that no group is forgotten for the sake of a checkpoint that is voided later.
 - ``restore_version`` is the present name of the state in the newest checkpoint (or of the initial
   model): if no worker holds anything newer, a restart needs no rollback.
 """
@@ -20,7 +20,8 @@ REMEMBERED_CHECKPOINTS = 64
 
 @dataclass(frozen=True, slots=True)
 class VersionEpoch:
-    """Versions from ``first_version`` up to the next epoch's are the state after step version - offset."""
+    """Versions from ``first_version`` up to the next epoch's are the state after step version -
+    offset."""
 
     compact = True
 

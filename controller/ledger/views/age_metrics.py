@@ -1,7 +1,8 @@
 """Metrics of age: what a step masks, what was dropped before it, and the lengths of both.
 
-Slowness is content: long answers, hard prompts, slow environments. So the share that is late, masked or
-dropped stands beside its mean length, to be compared with the length of all that the step trains.
+Slowness is content: long answers, hard prompts, slow environments. So the share that is late,
+masked or dropped stands beside its mean length, to be compared with the length of all that the step
+trains.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ RESPONSE_TOKENS = {
 
 
 def age_metrics(s: State, groups: Sequence[GroupFacts], step: Step) -> dict[str, float]:
-    """Shares are of the step's tokens or groups; dropped ones count with those of the step. Lengths are
-    in tokens a completion, and absent if there is no such completion. Ages are in steps. Recorded groups have none."""
+    """Shares are of the step's tokens or groups; dropped ones count with those of the step. Lengths
+    are in tokens a completion, and absent if there is no such completion. Ages are in steps.
+    Recorded groups have none."""
     if s.run.recorded:
         return {}
     ages = [(age, n) for group in groups for age, n in token_ages(s, group, step)]

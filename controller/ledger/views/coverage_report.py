@@ -1,4 +1,5 @@
-"""Coverage report: what became of every row in every data-set epoch, and how the dropped groups compare."""
+"""Coverage report: what became of every row in every data-set epoch, and how the dropped groups
+compare."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _IN_FLIGHT = tuple(str(s) for s in TaskState if s is not TaskState.TRAINED)
 
 @dataclass(slots=True)
 class EpochCoverage:
-    """One pass over a source: each of its rows is counted in exactly one of these, unless it was repeated."""
+    """One pass over a source: each of its rows is counted in exactly one of these, unless it was
+    repeated."""
 
     epoch: int
     rows: int
@@ -99,7 +101,8 @@ class CoverageReport:
 
 
 def coverage_of(state: State) -> CoverageReport:
-    """The report, from the ledger's memory and the row sampler. Linear in tasks in memory and in drops."""
+    """The report, from the ledger's memory and the row sampler. Linear in tasks in memory and in
+    drops."""
     if state.facts is None:
         return CoverageReport()
     run = state.run
@@ -178,8 +181,8 @@ def _unrecorded(state: State) -> int:
 def _gap(
     begun: _Begun, state: State, report: CoverageReport, start: int, stop: int, unrecorded: int
 ) -> int:
-    """Rows without an outcome are skipped, but for ``unrecorded`` ones that an earlier release has finished.
-    How many of those are here."""
+    """Rows without an outcome are skipped, but for ``unrecorded`` ones that an earlier release has
+    finished. How many of those are here."""
     upgrade = min(max(start, state.tasks.coverage.recorded_from), stop)
     known = min(upgrade - start, max(0, unrecorded))
     for epoch, many in begun.split(start, start + known):

@@ -1,4 +1,5 @@
-"""Metrics of the data: rewards and shares of each source, truncated and dropped prompts, and the curriculum."""
+"""Metrics of the data: rewards and shares of each source, truncated and dropped prompts, and the
+curriculum."""
 
 from __future__ import annotations
 
@@ -13,9 +14,11 @@ TOO_LONG = "prompt_too_long"
 
 
 def data_metrics(state: State, groups: Sequence[GroupFacts]) -> dict[str, float]:
-    """Of a step with ``groups``. Rewards are means over sequences; shares are of groups, or of the rows of the data.
+    """Of a step with ``groups``. Rewards are means over sequences; shares are of groups, or of the
+    rows of the data.
 
-    ``prompts_truncated`` counts the step's groups, ``prompts_too_long`` what was dropped since the run began.
+    ``prompts_truncated`` counts the step's groups, ``prompts_too_long`` what was dropped since the
+    run began.
     """
     metrics = {
         "prompts_truncated": float(sum(group.prompt_cut > 0 for group in groups)),

@@ -1,8 +1,9 @@
-"""Grounds of a directive: what a worker's directive depends on, as a value that is quick to compare.
+"""Grounds of a directive: what a worker's directive depends on, as a value that is quick to
+compare.
 
-With a large fleet most events leave most directives as they are. Equal grounds mean an equal directive, so only the
-others are built again. Whatever ``views.directive`` reads of the state has to be among the grounds: that which
-all workers share is taken once, in ``directive_grounds``.
+With a large fleet most events leave most directives as they are. Equal grounds mean an equal
+directive, so only the others are built again. Whatever ``views.directive`` reads of the state has
+to be among the grounds: that which all workers share is taken once, in ``directive_grounds``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Grounds(NamedTuple):
 
 
 def directive_grounds(state: State) -> Callable[[str, int], Grounds]:
-    """For (worker id, incarnation): the grounds of its directive at this moment, its report left aside.
+    """For (worker id, incarnation): the grounds of its directive at this moment, its report left
+    aside.
 
     The function is for use before the next event.
     """

@@ -57,7 +57,8 @@ class FaultReport:
 
     @property
     def sentence(self) -> str:
-        """ "3 faults so far, 3 with a known cause (killed 2, stopped 1), cost 4.1 s; ..."; empty without any."""
+        """ "3 faults so far, 3 with a known cause (killed 2, stopped 1), cost 4.1 s; ..."; empty
+        without any."""
         if not self.faults:
             return ""
         causes = ", ".join(f"{c.replace('_', ' ')} {t.faults}" for c, t in self.causes.items())

@@ -7,9 +7,11 @@ from paceline.ids import Step, Version
 
 
 def due_for(s: State, worker_id: str, incarnation: int, version: Version) -> Step | None:
-    """The step whose held-out rows this replica is to measure with its state of ``version``; None: no step's.
+    """The step whose held-out rows this replica is to measure with its state of ``version``; None:
+    no step's.
 
-    Rank 0 of the mesh does it before its next vote, so that the state is still there. If it dies, the next one does.
+    Rank 0 of the mesh does it before its next vote, so that the state is still there. If it dies,
+    the next one does.
     """
     mesh, step = s.fleet.whole_mesh, s.versions.step
     if s.facts is None or not s.run.recorded or s.ended or step not in s.evals.rounds:

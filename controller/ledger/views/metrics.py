@@ -13,11 +13,12 @@ from controller.ledger.views.age_metrics import age_metrics
 from controller.ledger.views.data_metrics import data_metrics
 
 RATIO_SQUARE = "ratio_square"
-"""Statistic of votes, sum of squares of the importance weights. With their sum it gives ess, the effective
-sample size as a share of the number n of tokens: (sum w)^2 / (n * sum w^2). 1: all weights are equal."""
+"""Statistic of votes, sum of squares of the importance weights. With their sum it gives ess, the
+effective sample size as a share of the number n of tokens: (sum w)^2 / (n * sum w^2). 1: all
+weights are equal."""
 CRITIC = ("return_mean", "return_square", "value_error", "value_error_square")
-"""Statistics of votes that give explained_variance, 1 - Var(return - value) / Var(return). All but the first are
-reported only so."""
+"""Statistics of votes that give explained_variance, 1 - Var(return - value) / Var(return). All but
+the first are reported only so."""
 _MEAN_AND_MAX = ("ratio", "logprob_gap", "logprob_gap_fresh")
 """Statistics of votes whose maximum is reported beside the mean."""
 

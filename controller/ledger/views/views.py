@@ -178,8 +178,8 @@ def directive(
 
 
 def _succeeded(state: State, worker_id: str, incarnation: int) -> bool:
-    """Another process lives under this worker id. If this one registered again, the two would take the
-    place from each other forever."""
+    """Another process lives under this worker id. If this one registered again, the two would take
+    the place from each other forever."""
     holder = state.fleet.workers.get(worker_id)
     return holder is not None and holder.alive and holder.incarnation != incarnation
 
@@ -192,7 +192,8 @@ def due_checkpoint(state: State) -> Step:
         end = Step(v.step + (1 if state.steps.open else 0))
         return end if end > v.checkpoint.step else Step(0)
     regular = v.due_checkpoint(state.run.checkpoint_every, state.run.steps)
-    # A request stays until a checkpoint fulfils it, also if the replica that was writing it has died.
+    # A request stays until a checkpoint fulfils it, also if the replica that was writing it has
+    # died.
     if v.requested > v.checkpoint.step:
         return min(v.requested, regular)
     return regular
@@ -273,8 +274,8 @@ def plan(
     if mesh is None or mesh.epoch != mesh_epoch or rank < 0:
         return PlanState.EPOCH_OVER, None
     if state_version < mesh.state_version:
-        # Who forms an epoch holds its state. This replica formed one whose number was lost with the end
-        # of the journal and is given again.
+        # Who forms an epoch holds its state. This replica formed one whose number was lost with the
+        # end of the journal and is given again.
         return PlanState.EPOCH_OVER, None
     step = state.steps.open
     if step is None or state_version != step.version:
@@ -386,8 +387,8 @@ def unfinished(state: State, task_id: TaskId) -> bool:
 def may_continue(state: State, task_id: TaskId, oldest: Version, newest: Version) -> bool:
     """Whether a sample with tokens of these versions would be trained if it ended now.
 
-    In a run that trains late groups its newest token decides: older ones may be masked, and are still
-    what the later tokens continue.
+    In a run that trains late groups its newest token decides: older ones may be masked, and are
+    still what the later tokens continue.
     """
     task = state.tasks.records.get(task_id)
     if task is None or not 0 <= oldest <= newest <= state.versions.version:

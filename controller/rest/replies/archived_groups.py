@@ -18,8 +18,8 @@ class ArchivedGroups:
         self._search = ArchiveSearch(run_dir)
 
     def beside(self, kept: Iterable[GroupSummary], *, dropped: bool = False) -> list[GroupSummary]:
-        """``kept``, the groups that are still stored whole, and the archived ones that are not in it;
-        with ``dropped`` also those that were not trained."""
+        """``kept``, the groups that are still stored whole, and the archived ones that are not in
+        it; with ``dropped`` also those that were not trained."""
         found = list(kept)
         there = {(group.group_id, group.attempt) for group in found}
         for row in self._reader.groups():

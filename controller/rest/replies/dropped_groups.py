@@ -43,8 +43,8 @@ class DroppedGroups:
         self._dropped: dict[str, deque[GroupSummary]] = {}
 
     async def recent(self, reason: str | None) -> list[GroupSummary]:
-        """Groups dropped for ``reason``, or for any. If nothing had been generated, the sequences of
-        the group are 0."""
+        """Groups dropped for ``reason``, or for any. If nothing had been generated, the sequences
+        of the group are 0."""
         await self._follow()
         return [
             group

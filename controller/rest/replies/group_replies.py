@@ -65,8 +65,8 @@ def detailed(summary: GroupSummary, payload: bytes, fill_texts: FillTexts) -> Gr
 
 
 def content_of(payload: bytes, fill_texts: FillTexts) -> dict[str, Any]:
-    """Prompt and completions as JSON values, without tokens and log-probs: these would take a hundred times
-    as long. Raises DecodeError."""
+    """Prompt and completions as JSON values, without tokens and log-probs: these would take a
+    hundred times as long. Raises DecodeError."""
     message = rollout_pb2.Group.FromString(payload)
     fill_texts(message)
     return {"prompt": message.prompt_text, "completions": _completions(message)}

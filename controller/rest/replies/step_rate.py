@@ -39,7 +39,8 @@ class StepRate:
 
     @property
     def time_left_s(self) -> float | None:
-        """Until the run's last step, by the median of the newest; None: unknown, or the run is over."""
+        """Until the run's last step, by the median of the newest; None: unknown, or the run is
+        over."""
         state = self.controller.state
         if state.ended:
             return None
@@ -56,7 +57,8 @@ class StepRate:
     def stalled_s(self) -> float:
         """Time since the last commit if that is far longer than a step; else 0."""
         rows, usual = self._rows(), self._step_s()
-        # If the files are behind this controller's ledger, the newest commit is younger than theirs.
+        # If the files are behind this controller's ledger, the newest commit is younger than
+        # theirs.
         behind = bool(rows) and rows[-1]["step"] < self.controller.state.versions.step
         if not usual or behind or self.controller.state.ended:
             return 0.0

@@ -1,6 +1,7 @@
 """Query parameters that several requests of the REST interface have, with their limits.
 
-Apart from the schemas: a leader uses those without the web framework, which takes a second to import.
+Apart from the schemas: a leader uses those without the web framework, which takes a second to
+import.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Diagnosis over REST: what the run waits for and because of whom, and what its faults were and cost."""
+"""Diagnosis over REST: what the run waits for and because of whom, and what its faults were and
+cost."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ class CulpritReply(Reply):
     """What the run waits for."""
 
     kind: str
-    """worker, starting_worker, controller, redis, dataset, hub, model, reward, environment, checkpoint,
-    network, user or none."""
+    """worker, starting_worker, controller, redis, dataset, hub, model, reward, environment,
+    checkpoint, network, user or none."""
     name: str
     host: str
     pid: int
@@ -44,8 +45,8 @@ class WhyReply(Reply):
     leads: bool
     """A standby sees no heartbeats."""
     bottleneck: str
-    """What a run that makes progress would be faster without: trainers, generation, rewards, staleness,
-    controller, weights or none. Empty: not known."""
+    """What a run that makes progress would be faster without: trainers, generation, rewards,
+    staleness, controller, weights or none. Empty: not known."""
     pace: str
     """The same in a sentence, with the remedy."""
     faults: str

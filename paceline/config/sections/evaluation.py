@@ -1,4 +1,5 @@
-"""Section of the configuration about evaluations: named sets of held-out prompts, and the metric that judges."""
+"""Section of the configuration about evaluations: named sets of held-out prompts, and the metric
+that judges."""
 
 from __future__ import annotations
 
@@ -43,16 +44,18 @@ class EvalSetConfig(Section):
     limit: Positive = 256
     """Largest number of prompts: the first ones of the data."""
     every: Positive | None = None
-    """Steps between evaluations on this set. Default: train.eval_every. Every set is also evaluated at step 0 and
-    at the end."""
+    """Steps between evaluations on this set. Default: train.eval_every. Every set is also evaluated
+    at step 0 and at the end."""
     reward: list[str] | dict[str, float] | None = None
     """Rewards of this set. Default: reward.functions."""
     solved_at: float = 1.0
     """Reward from which a sample counts as solved, in pass@k and maj@k."""
     vote: VOTES = "auto"
-    """What the samples vote on in maj@k. text: the whole completion without surrounding blanks. boxed: the last
-    \\\\boxed{...}. number: the last number. auto: with math_verify the last \\\\boxed{...}, or the last number
-    if there is none; with math_boxed the last \\\\boxed{...}; the text with other rewards."""
+    """What the samples vote on in maj@k. text: the whole completion without surrounding blanks.
+    boxed: the last \\\\boxed{...}. number: the last number. auto: with math_verify the last
+    \\\\boxed{...}, or the last number if there is none; with math_boxed the last \\\\boxed{...};
+    the text with other rewards.
+    """
 
     @property
     def is_greedy(self) -> bool:
@@ -91,11 +94,12 @@ class EvalSetConfig(Section):
 
 class EvaluationConfig(Section):
     sets: dict[str, EvalSetConfig] = Field(default_factory=dict)
-    """Evaluation sets by name, each a table [evaluation.sets.NAME] (its settings are below). The set of
-    data.eval_path is called held_out: one greedy sample of each prompt."""
+    """Evaluation sets by name, each a table [evaluation.sets.NAME] (its settings are below). The
+    set of data.eval_path is called held_out: one greedy sample of each prompt."""
     best_metric: str | None = None
-    """Metric that chooses the best checkpoint and stops the run early, as SET/METRIC: math500/pass@1,
-    held_out/reward, aime/maj@8. Default: the reward of the set held_out; without that set, of the first one by name."""
+    """Metric that chooses the best checkpoint and stops the run early, as SET/METRIC:
+    math500/pass@1, held_out/reward, aime/maj@8. Default: the reward of the set held_out; without
+    that set, of the first one by name."""
 
     @field_validator("sets")
     @classmethod
@@ -123,7 +127,8 @@ def all_sets(
 
 
 def measures_truth(of: EvalSetConfig, training: RewardConfig) -> bool:
-    """Whether the set shows what a learned reward stands for: scorers reward the training, and none rewards the set."""
+    """Whether the set shows what a learned reward stands for: scorers reward the training, and none
+    rewards the set."""
     if of.reward is None:
         return False
     return any(map(named_scorer, training.functions)) and not any(map(named_scorer, of.reward))

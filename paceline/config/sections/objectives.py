@@ -1,7 +1,7 @@
 """Objectives by name, and the options of those that are built in.
 
-An objective of a user is named as ``package.module:Class``, and its options are in its class: they are checked where
-the class can be imported.
+An objective of a user is named as ``package.module:Class``, and its options are in its class: they
+are checked where the class can be imported.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ BUILT_IN: dict[str, type[Section]] = {
 
 
 def problem_of(algorithm: str, options: Mapping[str, Any]) -> str:
-    """What is wrong with the name, or with the options of a built-in objective; empty if nothing is."""
+    """What is wrong with the name, or with the options of a built-in objective; empty if nothing
+    is."""
     if algorithm not in BUILT_IN:
         return "" if ":" in algorithm else _unknown(algorithm)
     known = BUILT_IN[algorithm].model_fields

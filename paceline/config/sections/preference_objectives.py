@@ -1,4 +1,5 @@
-"""Options of the preference objectives: pairs, KTO and the reward model. docs/algorithms.md has the formulas."""
+"""Options of the preference objectives: pairs, KTO and the reward model. docs/algorithms.md has the
+formulas."""
 
 from __future__ import annotations
 
@@ -33,23 +34,27 @@ class PairOptions(Section):
     """Options of every objective of pairs."""
 
     pairs: Literal["best_worst", "all"] = "best_worst"
-    """Pairs of a group, by reward. best_worst: one, the best completion and the worst. all: disjoint pairs, the best with the
-    worst, the second best with the second worst, and so on. Completions of equal reward make no pair."""
+    """Pairs of a group, by reward. best_worst: one, the best completion and the worst. all:
+    disjoint pairs, the best with the worst, the second best with the second worst, and so on.
+    Completions of equal reward make no pair."""
 
 
 class DpoOptions(PairOptions):
     """Options of dpo and online_dpo."""
 
     beta: Strength = 0.1
-    """Inverse temperature of the implicit reward: higher keeps the policy closer to the reference."""
+    """Inverse temperature of the implicit reward: higher keeps the policy closer to the reference.
+    """
     loss: DpoLoss = "sigmoid"
     """Loss of a pair."""
     label_smoothing: FlipRate = 0.0
-    """Share of pairs whose preference is taken to be flipped. It is used by sigmoid, robust and exo_pair, which needs one."""
+    """Share of pairs whose preference is taken to be flipped. It is used by sigmoid, robust and
+    exo_pair, which needs one."""
     discopop_tau: Strength = 0.05
     """Temperature of discopop's blend of its two losses."""
     sft_coef: Coefficient = 0.0
-    """Weight of the chosen completion's mean negative log-prob per token, added to the loss of a pair."""
+    """Weight of the chosen completion's mean negative log-prob per token, added to the loss of a
+    pair."""
 
     @model_validator(mode="after")
     def _smoothed(self) -> DpoOptions:
@@ -69,21 +74,24 @@ class IpoOptions(PairOptions):
     length_average: bool = False
     """Mean log-probs over each completion instead of sums, as TRL has it. It needs another beta."""
     sft_coef: Coefficient = 0.0
-    """Weight of the chosen completion's mean negative log-prob per token, added to the loss of a pair."""
+    """Weight of the chosen completion's mean negative log-prob per token, added to the loss of a
+    pair."""
 
 
 class OrpoOptions(PairOptions):
     """Options of orpo."""
 
     beta: Coefficient = 0.1
-    """Weight of the odds-ratio loss, lambda in the paper, beside the chosen completion's mean negative log-prob."""
+    """Weight of the odds-ratio loss, lambda in the paper, beside the chosen completion's mean
+    negative log-prob."""
 
 
 class KtoOptions(Section):
     """Options of kto."""
 
     beta: Strength = 0.1
-    """Inverse temperature of the implicit reward: higher keeps the policy closer to the reference."""
+    """Inverse temperature of the implicit reward: higher keeps the policy closer to the reference.
+    """
     desirable_weight: Coefficient = 1.0
     """Weight of desirable completions, to balance their number."""
     undesirable_weight: Coefficient = 1.0
@@ -98,8 +106,8 @@ class RewardModelOptions(PairOptions):
     """Options of reward_model."""
 
     margin: bool = False
-    """The score of the chosen completion must be higher by the difference of the two rewards, which recorded pairs take
-    from their margin field."""
+    """The score of the chosen completion must be higher by the difference of the two rewards, which
+    recorded pairs take from their margin field."""
     center_coef: Coefficient = 0.0
     """Weight of the squared sum of a pair's scores, which keeps scores near 0. 0.01 is usual."""
 
@@ -118,7 +126,8 @@ PREFERENCES: dict[str, type[Section]] = {
 def problem_of_preferences(
     algorithm: str, group_size: int, kl_coef: float, filter_uninformative: bool
 ) -> str:
-    """Why an objective of preferences cannot train with these settings; empty if it can, or if it is another one."""
+    """Why an objective of preferences cannot train with these settings; empty if it can, or if it
+    is another one."""
     if algorithm not in PREFERENCES:
         return ""
     if issubclass(PREFERENCES[algorithm], PairOptions) and group_size < 2:

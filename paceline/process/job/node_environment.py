@@ -6,7 +6,8 @@
     PyTorchJob, TrainJob (for torchrun)   PET_NODE_RANK       PET_NNODES           PET_MASTER_ADDR, PET_MASTER_PORT
     PyTorchJob, PAI-DLC                   RANK                WORLD_SIZE           MASTER_ADDR, MASTER_PORT
 
-The first of these that is set counts. Without any of them the job is this machine. Imports nothing slow.
+The first of these that is set counts. Without any of them the job is this machine. Imports nothing
+slow.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""torchrun's environment: a process's place among the ranks of a job that runs on one host or several.
+"""torchrun's environment: a process's place among the ranks of a job that runs on one host or
+several.
 
-torchrun sets it, and so do other launchers of PyTorch jobs. A policy replica takes it as its own ranks'. Imports nothing slow.
+torchrun sets it, and so do other launchers of PyTorch jobs. A policy replica takes it as its own
+ranks'. Imports nothing slow.
 """
 
 from __future__ import annotations
@@ -39,10 +41,11 @@ class TorchrunPlace:
 
 
 def torchrun_place(environ: Mapping[str, str], ranks: int) -> TorchrunPlace | None:
-    """The place that ``environ`` gives this process; None if none of RANK, WORLD_SIZE and LOCAL_RANK is set.
+    """The place that ``environ`` gives this process; None if none of RANK, WORLD_SIZE and
+    LOCAL_RANK is set.
 
-    ``ranks``: fleet.policy_ranks. Raises BadInput if the variables are incomplete, contradict one another, or contradict
-    ``ranks``.
+    ``ranks``: fleet.policy_ranks. Raises BadInput if the variables are incomplete, contradict one
+    another, or contradict ``ranks``.
     """
     if not any(environ.get(name) for name in PLACE):
         return None
@@ -88,7 +91,8 @@ def torchrun_place(environ: Mapping[str, str], ranks: int) -> TorchrunPlace | No
 
 
 def without_place(environ: Mapping[str, str]) -> dict[str, str]:
-    """``environ`` for a process that a launcher started by torchrun starts itself: it is not a rank of that job."""
+    """``environ`` for a process that a launcher started by torchrun starts itself: it is not a rank
+    of that job."""
     return {name: value for name, value in environ.items() if name not in PLACE}
 
 

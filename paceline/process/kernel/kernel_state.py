@@ -50,7 +50,8 @@ def kernel_state(pid: int, expected: str = "", root: Path = Path("/proc")) -> Ke
             b"\0"
         ):
             return None
-        # The name may contain spaces and brackets; the state is the first field after the last bracket.
+        # The name may contain spaces and brackets; the state is the first field after the last
+        # bracket.
         letter = (root / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return None

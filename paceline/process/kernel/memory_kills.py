@@ -1,4 +1,5 @@
-"""Kills for lack of memory, as a process's control group (cgroup v2 and v1) and the kernel's log tell of them."""
+"""Kills for lack of memory, as a process's control group (cgroup v2 and v1) and the kernel's log
+tell of them."""
 
 from __future__ import annotations
 
@@ -105,8 +106,8 @@ def _least_limit(mount: Path, group: str, name: str) -> tuple[str, int | None]:
 
 
 def kernel_log_kill(pid: int, since_s: float, log: Path = ROOT / "dev/kmsg") -> str:
-    """The kernel's own line about its kill of process ``pid``, the newest; empty if it has none, or its
-    log cannot be read. In a container process ids are others than the kernel's.
+    """The kernel's own line about its kill of process ``pid``, the newest; empty if it has none, or
+    its log cannot be read. In a container process ids are others than the kernel's.
 
     ``since_s``: seconds of the monotonic clock; an earlier process of that id is not meant.
     """

@@ -1,4 +1,5 @@
-"""Longest time in which this process did not run at all: it was stopped, frozen, or its machine was."""
+"""Longest time in which this process did not run at all: it was stopped, frozen, or its machine
+was."""
 
 from __future__ import annotations
 

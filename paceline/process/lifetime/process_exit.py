@@ -12,14 +12,15 @@ from typing import NoReturn
 from paceline.errors import Unreachable, UserError
 
 ENGINE_LOST = 3
-"""Exit status of a rollout worker whose engine died while it generated, perhaps because of a prompt."""
+"""Exit status of a rollout worker whose engine died while it generated, perhaps because of a
+prompt."""
 
 
 def leave(status: int) -> NoReturn:
     """Ends the process with ``status`` at once.
 
-    Tearing down an interpreter with torch and its threads takes seconds, and the supervisor would wait
-    for them. Files must be closed and children ended before the call.
+    Tearing down an interpreter with torch and its threads takes seconds, and the supervisor would
+    wait for them. Files must be closed and children ended before the call.
     """
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
@@ -34,7 +35,8 @@ def leave(status: int) -> NoReturn:
 def exit_status(main: Callable[[], int], program: str) -> int:
     """Runs ``main`` and returns the exit status.
 
-    A ``UserError`` is printed after the program's name, without a traceback, and has its own status.
+    A ``UserError`` is printed after the program's name, without a traceback, and has its own
+    status.
     """
     try:
         return main()
@@ -55,7 +57,7 @@ def exit_status(main: Callable[[], int], program: str) -> int:
 def leave_after(main: Callable[[], int], program: str = "error") -> NoReturn:
     """Ends the process with the exit status of ``main``, at once even if ``main`` raises.
 
-    A thread stuck in a collective would keep the interpreter alive forever, and the supervisor would
-    wait for it instead of starting the process again.
+    A thread stuck in a collective would keep the interpreter alive forever, and the supervisor
+    would wait for it instead of starting the process again.
     """
     leave(exit_status(main, program))

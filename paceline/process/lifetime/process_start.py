@@ -1,7 +1,7 @@
 """Start of a process in seconds since boot: with its id it names the process, as ids are reused.
 
-A start in Unix time would not do: the kernel derives it from the wall clock, so that it changes whenever
-that clock is set. A run would then take its own living processes for ended ones.
+A start in Unix time would not do: the kernel derives it from the wall clock, so that it changes
+whenever that clock is set. A run would then take its own living processes for ended ones.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ def alive(process: psutil.Process) -> bool:
 def wait_ended(process: psutil.Process, timeout_s: float) -> bool:
     """Blocks until ``process`` has ended, reaped or not. Returns False after ``timeout_s`` seconds.
 
-    psutil's own wait returns once the process id has vanished. In a container that may take seconds,
-    because an orphan's new parent reaps it late.
+    psutil's own wait returns once the process id has vanished. In a container that may take
+    seconds, because an orphan's new parent reaps it late.
     """
     deadline = time.monotonic() + timeout_s
     while alive(process):

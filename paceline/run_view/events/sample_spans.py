@@ -6,7 +6,8 @@
 - The task's span begins with its first lease and ends when it is trained or dropped.
 - *lease* is one attempt, from the lease to the accepted group. If the lease is released, the span
   ends with the reason.
-- *generate* and *reward* lie at the end of the lease and have the durations that the worker reported.
+- *generate* and *reward* lie at the end of the lease and have the durations that the worker
+  reported.
 - *ready* is the wait for a step. *step* lasts from the step's opening to its commit, and *commit*
   within it from the first vote.
 - After a rollback a task is trained again, and gets another ready or step span in the same trace.

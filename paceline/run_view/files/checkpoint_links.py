@@ -4,8 +4,8 @@
     checkpoints/step-000123          ─► the directory that was recorded for that step
     checkpoints/best                 ─► the one with the highest held-out reward
 
-The leader sets a link after the record is durable, and replaces it atomically. The ledger names directories,
-never links: a link that is missing or old misleads no restore.
+The leader sets a link after the record is durable, and replaces it atomically. The ledger names
+directories, never links: a link that is missing or old misleads no restore.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ BEST = "best"
 _NAME = re.compile(r"step-(\d{6,})(\..+)?")
 META = "meta.json"
 VOID = "void"
-"""File in a directory whose writer was outvoted about its weights: nobody picks it, or reads it, any more."""
+"""File in a directory whose writer was outvoted about its weights: nobody picks it, or reads it,
+any more."""
 
 
 def follow(run_dir: Path, event: Mapping[str, Any]) -> None:
@@ -56,8 +57,8 @@ def unlink(directory: Path) -> None:
 
 
 def complete(directory: Path) -> list[Path]:
-    """Complete checkpoints in ``directory``, oldest step first: the link of each step, or the newest directory
-    of a step without one (nothing recorded it yet). Voided ones are left out."""
+    """Complete checkpoints in ``directory``, oldest step first: the link of each step, or the
+    newest directory of a step without one (nothing recorded it yet). Voided ones are left out."""
     found: dict[int, tuple[bool, float, Path]] = {}
     for path in directory.iterdir() if directory.is_dir() else ():
         match = _NAME.fullmatch(path.name)

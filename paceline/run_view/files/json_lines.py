@@ -34,8 +34,8 @@ class JsonLinesFile:
         self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
     def keep_place(self) -> bool:
-        """Puts this file back at its path if another lies there or none; whether that was so. Only the
-        owner may call it."""
+        """Puts this file back at its path if another lies there or none; whether that was so. Only
+        the owner may call it."""
         try:
             if os.path.samestat(self.path.stat(), os.fstat(self._file.fileno())):
                 return False

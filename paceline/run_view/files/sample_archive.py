@@ -1,10 +1,10 @@
 """Sample archive: the groups of a run as Parquet files in ``<run_dir>/samples``.
 
-One row a group: what the ledger knew of it, and, of as many groups as the size limits allow, its prompt and
-completions. A file holds whole steps, is written once and never changed; its name is
-``FIRST_STEP-LAST_STEP-TERM.NUMBER.parquet``, of its trained groups (0 if it has none), and the leader of a term
-numbers what it writes. A step may be in several files (it was trained again after a rollback, or two leaders wrote
-it): the reader keeps the newest row of each (group_id, attempt).
+One row a group: what the ledger knew of it, and, of as many groups as the size limits allow, its
+prompt and completions. A file holds whole steps, is written once and never changed; its name is
+``FIRST_STEP-LAST_STEP-TERM.NUMBER.parquet``, of its trained groups (0 if it has none), and the
+leader of a term numbers what it writes. A step may be in several files (it was trained again after
+a rollback, or two leaders wrote it): the reader keeps the newest row of each (group_id, attempt).
 
 A row has about 100 bytes without completions, so the facts of 10 million groups fit in 1 GiB.
 """
@@ -39,9 +39,11 @@ _FACTS = {
     "staleness": "int32",
     "t": "float64",
 }
-"""Columns and their Arrow types; each is a field of a group in the REST interface, except t (Unix seconds)."""
+"""Columns and their Arrow types; each is a field of a group in the REST interface, except t (Unix
+seconds)."""
 _SMALL_BYTES = 1 << 20
-"""A smaller file is merged with the next one: a directory of very many files would be slow to read."""
+"""A smaller file is merged with the next one: a directory of very many files would be slow to read.
+"""
 _PART = re.compile(r"\d+-\d+-\d+\.\d+\.part")
 """Name of a file that is being written."""
 LEFT_S = 300.0
@@ -66,8 +68,8 @@ class ArchiveWriter:
         self._remove_left(clock() - LEFT_S)
 
     def write(self, rows: Sequence[Mapping[str, Any]]) -> Path:
-        """A new file with ``rows`` (at least one), of whole steps. Afterwards the oldest files are deleted
-        until all together are within the limit."""
+        """A new file with ``rows`` (at least one), of whole steps. Afterwards the oldest files are
+        deleted until all together are within the limit."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -94,8 +96,8 @@ class ArchiveWriter:
         return path
 
     def _remove_left(self, before: float) -> None:
-        """Removes what leaders that died left half written. The one before may still be writing. A disk that
-        refuses stops no leader."""
+        """Removes what leaders that died left half written. The one before may still be writing. A
+        disk that refuses stops no leader."""
         with contextlib.suppress(OSError):
             for path in self._directory.glob("*.part"):
                 if _PART.fullmatch(path.name) and path.stat().st_mtime < before:
@@ -112,14 +114,16 @@ class ArchiveWriter:
 
 
 class ArchiveReader:
-    """Reads the archive of a run as it grows. Files never change, so the facts of each are read once."""
+    """Reads the archive of a run as it grows. Files never change, so the facts of each are read
+    once."""
 
     def __init__(self, run_dir: Path) -> None:
         self._directory = run_dir / FOLDER
         self._facts: dict[Path, list[dict[str, Any]]] = {}
 
     def groups(self) -> list[dict[str, Any]]:
-        """The facts of every archived group, each attempt once by its newest row, in the order of writing."""
+        """The facts of every archived group, each attempt once by its newest row, in the order of
+        writing."""
         paths = _by_age(self._directory)
         self._facts = {path: self._facts.get(path) or self._read(path) for path in paths}
         found = {
@@ -128,8 +132,8 @@ class ArchiveReader:
         return list(found.values())
 
     def group(self, group_id: str) -> dict[str, Any] | None:
-        """The newest archived attempt with its prompt and completions; None if there is none. Without
-        content the prompt is empty and there are no completions."""
+        """The newest archived attempt with its prompt and completions; None if there is none.
+        Without content the prompt is empty and there are no completions."""
         for path in reversed(_by_age(self._directory)):
             rows = self._read(path, group_id)
             if rows:
@@ -165,7 +169,8 @@ def archive_files(run_dir: Path) -> list[Path]:
 
 
 def archived_steps(run_dir: Path) -> set[int]:
-    """The steps whose trained groups are in files, by their names: a new leader asks, and must not wait."""
+    """The steps whose trained groups are in files, by their names: a new leader asks, and must not
+    wait."""
     found: set[int] = set()
     for path in archive_files(run_dir):
         first, last, *_ = path.stem.split("-")

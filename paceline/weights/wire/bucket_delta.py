@@ -1,14 +1,15 @@
 """Lossless delta of a bucket of weights: the positions and differences of the words that changed.
 
-At a small learning rate a step changes few 16-bit words of bf16 weights, most of them by a unit in the
-last place. A delta has four parts:
+At a small learning rate a step changes few 16-bit words of bf16 weights, most of them by a unit in
+the last place. A delta has four parts:
 
     head    int64[3]   number of changed words, of gap bytes, of wide differences
     gaps    uint8      words between one change and the next; 255 stands for 255 words without a change
     steps   int8       difference of each changed word, modulo 2**16; -128: too large for a byte
     wide    int16      differences that are too large, in their order
 
-One change costs two bytes, as a word does: a bucket with 5 % of its words changed takes 5 % of its bytes.
+One change costs two bytes, as a word does: a bucket with 5 % of its words changed takes 5 % of its
+bytes.
 """
 
 from __future__ import annotations

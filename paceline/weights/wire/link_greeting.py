@@ -1,7 +1,8 @@
-"""Greeting of a weights link: the receiver's hello and the publisher's welcome, with the version of the protocol.
+"""Greeting of a weights link: the receiver's hello and the publisher's welcome, with the version of
+the protocol.
 
-The welcome says how many sources the link has: one for each rank of the replica that publishes. The receiver connects to
-the others after it.
+The welcome says how many sources the link has: one for each rank of the replica that publishes. The
+receiver connects to the others after it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ _MOST_SOURCES = 4096
 
 
 def say_hello(mesh: ProcessMesh, version: int) -> int:
-    """Receiver: sends the version that it already has, -1 for none. Returns the number of the link's sources."""
+    """Receiver: sends the version that it already has, -1 for none. Returns the number of the
+    link's sources."""
     send_frame(mesh, {"protocol": PROTOCOL, "version": version}, PUBLISHER)
     welcome = recv_frame(mesh, PUBLISHER, SMALL_FRAME)
     if refused := welcome.get("refused"):
@@ -34,8 +36,8 @@ def say_hello(mesh: ProcessMesh, version: int) -> int:
 
 
 def await_hello(mesh: ProcessMesh, sources: int = 1) -> int:
-    """Publisher: the version that the receiver has, and tells it the number of sources. A receiver of another protocol
-    is told so before WeightsRefused is raised."""
+    """Publisher: the version that the receiver has, and tells it the number of sources. A receiver
+    of another protocol is told so before WeightsRefused is raised."""
     hello = recv_frame(mesh, RECEIVER, SMALL_FRAME)
     if hello.get("protocol") != PROTOCOL:
         why = other_protocol("receiver", hello.get("protocol"), "publisher")

@@ -1,4 +1,5 @@
-"""Requests for shares of a version: what a receiver asks of each source of a link, and what the source answers.
+"""Requests for shares of a version: what a receiver asks of each source of a link, and what the
+source answers.
 
 ask {version, publication, buckets that are here, base that is here}  ──►
                       ◄── answer {ready, kept, base, direct}             it may say "waits" first
@@ -49,7 +50,8 @@ def send_ask(mesh: ProcessMesh, ask: Ask) -> None:
 
 
 def send_go(mesh: ProcessMesh, go: bool) -> None:
-    """Receiver: has the source send what it answered last, or tells it that this version is not asked for any more."""
+    """Receiver: has the source send what it answered last, or tells it that this version is not
+    asked for any more."""
     send_frame(mesh, {"go": go}, PUBLISHER)
 
 

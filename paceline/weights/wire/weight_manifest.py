@@ -70,8 +70,8 @@ class Manifest:
         bucket_bytes: int,
         dtype: Callable[[str, Tensor], torch.dtype] = lambda name, tensor: tensor.dtype,
     ) -> Manifest:
-        """Describes tensors; one that is the same view of memory as an earlier one is tied to it, except on the meta
-        device, which has none.
+        """Describes tensors; one that is the same view of memory as an earlier one is tied to it,
+        except on the meta device, which has none.
 
         ``dtype``: the type in which a tensor of this name travels.
         """
@@ -110,7 +110,8 @@ class Manifest:
 
     @cached_property
     def may_be_sparse(self) -> bool:
-        """A step may change few words: most bytes are of 16-bit types. Of float32 it changes nearly all."""
+        """A step may change few words: most bytes are of 16-bit types. Of float32 it changes nearly
+        all."""
         short = sum(spec.size_bytes for spec in self.specs if DTYPES[spec.dtype].itemsize == 2)
         return 2 * short > self.total_bytes
 

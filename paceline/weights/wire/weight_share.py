@@ -1,7 +1,7 @@
 """Share of a set of weights: the buckets that one of its sources holds and sends.
 
-The ranks of a replica are the sources of what it publishes: of n sources, source k has every n-th bucket, from bucket k on.
-A replica of one rank, and a relay, are the only source and have them all.
+The ranks of a replica are the sources of what it publishes: of n sources, source k has every n-th
+bucket, from bucket k on. A replica of one rank, and a relay, are the only source and have them all.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class WeightShare:
         return (len(mine) - 1) * manifest.bucket_bytes + last - mine[-1] * manifest.bucket_bytes
 
     def place(self, manifest: Manifest, index: int) -> int:
-        """Where bucket ``index`` of the share begins in a buffer that has the share's buckets one after the other."""
+        """Where bucket ``index`` of the share begins in a buffer that has the share's buckets one
+        after the other."""
         return index // self.sources * manifest.bucket_bytes
 
     def bucket(self, manifest: Manifest, flat: Tensor, index: int) -> Tensor:

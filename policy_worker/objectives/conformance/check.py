@@ -2,8 +2,9 @@
 
     python -P -m policy_worker.objectives.conformance.check package.module:Class CONFIG_AS_JSON
 
-Exit status 2, with one line on standard error, if it cannot be used: it cannot be loaded, or its gradient depends on how a
-fleet splits a step. Each other property that a toy step does not have is one line on standard output.
+Exit status 2, with one line on standard error, if it cannot be used: it cannot be loaded, or its
+gradient depends on how a fleet splits a step. Each other property that a toy step does not have is
+one line on standard output.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def main() -> int:
 
 
 def doubts(config: Config) -> list[str]:
-    """What the objective of ``config`` lacks that a fleet does not rest on. Raises ObjectiveError if it cannot be used."""
+    """What the objective of ``config`` lacks that a fleet does not rest on. Raises ObjectiveError
+    if it cannot be used."""
     load_objective(config)
     # A toy step needs transformers: only if there is an objective to try on it.
     from policy_worker.objectives.conformance.conformance import conformance

@@ -1,7 +1,8 @@
 """Conformance of an objective: the properties that elastic training rests on, tried on a toy model.
 
-A step is computed in several ways that a fleet may choose, and its gradients are compared; the loss is differentiated
-numerically. Groups have unequal lengths, masked tokens, tokens of several versions, equal rewards and extreme ones.
+A step is computed in several ways that a fleet may choose, and its gradients are compared; the loss
+is differentiated numerically. Groups have unequal lengths, masked tokens, tokens of several
+versions, equal rewards and extreme ones.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class Property:
     problem: str
     """Empty if it holds; else what differs, and what that usually means."""
     needed: bool
-    """Whether it was found not to hold although a fleet rests on it: the step after a death would be another one."""
+    """Whether it was found not to hold although a fleet rests on it: the step after a death would
+    be another one."""
 
 
 def conformance(algorithm: str, options: dict[str, Any], train: dict[str, Any]) -> list[Property]:

@@ -1,6 +1,8 @@
-"""Toy step of six groups on models of 5,000 parameters, computed in any way that a fleet may choose.
+"""Toy step of six groups on models of 5,000 parameters, computed in any way that a fleet may
+choose.
 
-Groups have unequal lengths, tokens of environments, and tokens of several versions, some of them too old.
+Groups have unequal lengths, tokens of environments, and tokens of several versions, some of them
+too old.
 """
 
 from __future__ import annotations
@@ -63,7 +65,8 @@ class ToyStep:
     def gradient(
         self, *parts: Groups, of: Groups | None = None, row_tokens: int = 1 << 20
     ) -> Tensor:
-        """float32 [parameters]: of the step of ``of`` (default: all groups), whose groups are added in ``parts``."""
+        """float32 [parameters]: of the step of ``of`` (default: all groups), whose groups are added
+        in ``parts``."""
         return self.gradient_and_sums(*parts, of=of, row_tokens=row_tokens)[0]
 
     def gradient_and_sums(

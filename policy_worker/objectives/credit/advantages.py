@@ -1,6 +1,7 @@
 """Advantages of sequences: rewards compared with those of the group, or of the whole step.
 
-A group's advantages depend on its own rewards and on the step's totals, which every replica gets with the plan.
+A group's advantages depend on its own rewards and on the step's totals, which every replica gets
+with the plan.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ Rewards = NDArray[np.float64]
 def advantages_of(
     reward: Rewards, sequences: Ints, totals: StepTotals, config: TrainConfig
 ) -> Rewards:
-    """``train.advantage`` and ``train.advantage_norm``: reward [S], group after group -> advantages [S]."""
+    """``train.advantage`` and ``train.advantage_norm``: reward [S], group after group -> advantages
+    [S]."""
     normalise = config.advantage_norm
     if config.advantage == "group":
         return group_advantages(reward, sequences, normalise=normalise)
@@ -36,8 +38,8 @@ def group_advantages(reward: Rewards, sequences: Ints, *, normalise: bool) -> Re
     """reward [S], group after group, ``sequences`` [G] in each -> advantages [S].
 
     reward - mean of the group; with ``normalise`` divided by (standard deviation of the group, of a
-    sample, + EPSILON). Exactly 0 throughout a group whose rewards are all equal. Sources: GRPO, Shao et
-    al., arXiv 2402.03300; without the division: Dr. GRPO, Liu et al., arXiv 2503.20783.
+    sample, + EPSILON). Exactly 0 throughout a group whose rewards are all equal. Sources: GRPO,
+    Shao et al., arXiv 2402.03300; without the division: Dr. GRPO, Liu et al., arXiv 2503.20783.
     """
     group = np.repeat(np.arange(len(sequences)), sequences)
     mean = np.bincount(group, reward, len(sequences)) / sequences

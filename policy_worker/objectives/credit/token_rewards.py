@@ -1,10 +1,11 @@
 """Advantages by token, of sequences whose tokens or turns have rewards of their own.
 
-- ``train.advantage`` group and leave_one_out: process supervision of GRPO. A token's advantage is that of the sequence, from
-  what is left of its reward without those of tokens, plus the sum of the token rewards from this token to the end, each
-  compared with the mean of all token rewards of the group. Source: DeepSeekMath, arXiv 2402.03300, section 4.1.3.
-- step and group_step: the reward to go, compared as whole rewards are: what a sequence got before a token is no reason to
-  have chosen it. Source: REINFORCE++, arXiv 2501.03262, with no discount.
+- ``train.advantage`` group and leave_one_out: process supervision of GRPO. A token's advantage is
+  that of the sequence, from what is left of its reward without those of tokens, plus the sum of the
+  token rewards from this token to the end, each compared with the mean of all token rewards of the
+  group. Source: DeepSeekMath, arXiv 2402.03300, section 4.1.3.
+- step and group_step: the reward to go, compared as whole rewards are: what a sequence got before a
+  token is no reason to have chosen it. Source: REINFORCE++, arXiv 2501.03262, with no discount.
 """
 
 from __future__ import annotations
@@ -40,14 +41,16 @@ def token_advantages(batch: TokenBatch, totals: StepTotals, config: TrainConfig)
 
 
 def _levelled(left: Floats64, batch: TokenBatch) -> Floats64:
-    """Differences that are rounding errors of the subtraction are none: they would be divided by one another."""
+    """Differences that are rounding errors of the subtraction are none: they would be divided by
+    one another."""
     size = np.abs(batch.reward) + _by_sequence(batch, np.abs(batch.token_reward))
     found: Floats64 = np.where(np.abs(left) <= 1e-12 * size, 0.0, left)
     return found
 
 
 def _compared(batch: TokenBatch, *, normalise: bool) -> Floats64:
-    """[R]: token rewards less the mean of the group's; with ``normalise`` divided by their standard deviation."""
+    """[R]: token rewards less the mean of the group's; with ``normalise`` divided by their standard
+    deviation."""
     group = batch.group_of[_sequence_of(batch)]
     groups = len(batch.sequences)
     count = np.bincount(group, minlength=groups)
@@ -78,7 +81,8 @@ def _to_end(batch: TokenBatch, values: Floats64) -> Floats64:
     dense = np.zeros(len(batch.tokens))
     dense[batch.rewarded] = values
     found = np.empty_like(dense)
-    # One sequence at a time: another's numbers leave no rounding error in it, whatever batch it is in.
+    # One sequence at a time: another's numbers leave no rounding error in it, whatever batch it is
+    # in.
     for end, length in zip(np.cumsum(batch.length), batch.length, strict=True):
         part = slice(end - length, end)
         found[part] = np.cumsum(dense[part][::-1])[::-1]

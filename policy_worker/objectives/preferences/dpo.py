@@ -1,9 +1,10 @@
 """Direct preference optimisation, its loss variants, IPO, and the same over sampled groups.
 
-Sources: DPO, Rafailov et al., arXiv 2305.18290; IPO, Azar et al., arXiv 2310.12036; hinge (SLiC), Zhao et al., arXiv
-2305.10425; robust DPO, Chowdhury et al., arXiv 2403.00409; EXO, Ji et al., arXiv 2402.00856; NCA, Chen et al., arXiv
-2402.05369; BCO, Jung et al., arXiv 2404.04656; SPPO, Wu et al., arXiv 2405.00675; APO, D'Oosterlinck et al., arXiv
-2408.06266; DiscoPOP, Lu et al., arXiv 2406.08414; online DPO, Guo et al., arXiv 2402.04792.
+Sources: DPO, Rafailov et al., arXiv 2305.18290; IPO, Azar et al., arXiv 2310.12036; hinge (SLiC),
+Zhao et al., arXiv 2305.10425; robust DPO, Chowdhury et al., arXiv 2403.00409; EXO, Ji et al., arXiv
+2402.00856; NCA, Chen et al., arXiv 2402.05369; BCO, Jung et al., arXiv 2404.04656; SPPO, Wu et al.,
+arXiv 2405.00675; APO, D'Oosterlinck et al., arXiv 2408.06266; DiscoPOP, Lu et al., arXiv
+2406.08414; online DPO, Guo et al., arXiv 2402.04792.
 """
 
 from __future__ import annotations

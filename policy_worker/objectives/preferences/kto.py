@@ -1,7 +1,8 @@
 """Kahneman-Tversky optimisation: completions that are each desirable or not, without pairs.
 
-Source: KTO, Ethayarajh et al., arXiv 2402.01306, equation 7. The reference point is a constant: the paper and TRL estimate
-it over the batch, which would couple groups. With 0 it is the unpaired APO-zero of arXiv 2408.06266.
+Source: KTO, Ethayarajh et al., arXiv 2402.01306, equation 7. The reference point is a constant: the
+paper and TRL estimate it over the batch, which would couple groups. With 0 it is the unpaired
+APO-zero of arXiv 2408.06266.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Odds-ratio preference optimisation: supervised training on the chosen completion, and an odds ratio against the other.
+"""Odds-ratio preference optimisation: supervised training on the chosen completion, and an odds
+ratio against the other.
 
 Source: ORPO, Hong et al., arXiv 2403.07691, equations 4 to 7.
 """
@@ -40,7 +41,8 @@ def log_odds(logprob: Tensor) -> Tensor:
     """log(p / (1 - p)) of log p [P], at most 0."""
     x = logprob.clamp(max=ALMOST_CERTAIN)
     near = x > -0.6931471805599453
-    # Each branch is exact in its half. The other gets a harmless number, so that no gradient is NaN.
+    # Each branch is exact in its half. The other gets a harmless number, so that no gradient is
+    # NaN.
     low = torch.log1p(-torch.where(near, -1.0, x).exp())
     high = torch.log(-torch.expm1(torch.where(near, x, -0.5)))
     return x - torch.where(near, high, low)

@@ -1,6 +1,8 @@
-"""Preference pairs: a better and a worse completion of one group, and the base class of objectives over them.
+"""Preference pairs: a better and a worse completion of one group, and the base class of objectives
+over them.
 
-A recorded pair is a group of two, whose first has the higher reward. A sampled group makes its pairs by reward.
+A recorded pair is a group of two, whose first has the higher reward. A sampled group makes its
+pairs by reward.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class PairColumns(TokenColumns[Array]):
         self, micro: MicroBatch, device: torch.device, reference: Tensor | None
     ) -> PairColumns[Tensor]:
         """Raises RuntimeError if a pair is not whole in the row."""
-        # No super(): a dataclass with slots is another class than the one that this body belongs to.
+        # No super(): a dataclass with slots is another class than the one that this body belongs
+        # to.
         tokens = TokenColumns.of(self, micro, device, reference)
         place = np.full(self.sequences, -1, np.int64)
         place[micro.sequence_index] = np.arange(len(micro.sequence_index))
@@ -87,7 +90,8 @@ class PairScores:
 
 
 class PairObjective(Objective):
-    """A mean over pairs. A class derived from it defines ``loss``, from the columns that ``pairs_of`` gives."""
+    """A mean over pairs. A class derived from it defines ``loss``, from the columns that
+    ``pairs_of`` gives."""
 
     Options = PairOptions
     options: PairOptions
@@ -121,7 +125,8 @@ class PairObjective(Objective):
 
 
 class PolicyPairs(PairObjective):
-    """A mean over pairs of a loss of the policy's log-probs. A class derived from it defines the loss of a pair."""
+    """A mean over pairs of a loss of the policy's log-probs. A class derived from it defines the
+    loss of a pair."""
 
     def loss(self, scores: TokenScores, tokens: TokenColumns[Tensor]) -> Loss:
         pairs = pairs_of(tokens)
@@ -136,7 +141,8 @@ class PolicyPairs(PairObjective):
 
     @abstractmethod
     def implicit_rewards(self, pairs: PairScores) -> tuple[Tensor, Tensor]:
-        """[P] each: what the loss raises for the chosen completions, and lowers for the rejected ones."""
+        """[P] each: what the loss raises for the chosen completions, and lowers for the rejected
+        ones."""
 
     def measure_pairs(self, pairs: PairScores) -> Mapping[str, Mean]:
         """Means over pairs, by name."""
@@ -151,11 +157,12 @@ class PolicyPairs(PairObjective):
 def form_pairs(
     reward: NDArray[np.float64], sequences: Ints, usable: NDArray[np.bool_], *, every: bool
 ) -> tuple[Ints, Ints]:
-    """reward [S], group after group, ``sequences`` [G] in each -> indices of better and worse sequences, [P] each.
+    """reward [S], group after group, ``sequences`` [G] in each -> indices of better and worse
+    sequences, [P] each.
 
-    The best of a group with its worst; with ``every`` also the second best with the second worst, and so on, so that
-    no sequence is in two pairs. Sequences that are not ``usable`` [S] are in none; neither are two of equal reward.
-    Of equal rewards the earlier sequence ranks higher.
+    The best of a group with its worst; with ``every`` also the second best with the second worst,
+    and so on, so that no sequence is in two pairs. Sequences that are not ``usable`` [S] are in
+    none; neither are two of equal reward. Of equal rewards the earlier sequence ranks higher.
     """
     group = np.repeat(np.arange(len(sequences)), sequences)
     best_first = np.lexsort((-reward, group))
@@ -173,9 +180,10 @@ def form_pairs(
 def pair_weights(sequences: Ints, total: int, *, every: bool) -> Floats:
     """``sequences`` [G] of each group, ``total`` of the whole step, on all replicas -> float32 [G].
 
-    1 / the pairs that the step could have. So the loss is the mean over the pairs of recorded data. For sampled groups
-    it is the mean over all possible pairs, to which completions of equal reward add 0: how many differ in reward is
-    not known before the step, and must not depend on the replica.
+    1 / the pairs that the step could have. So the loss is the mean over the pairs of recorded data.
+    For sampled groups it is the mean over all possible pairs, to which completions of equal reward
+    add 0: how many differ in reward is not known before the step, and must not depend on the
+    replica.
     """
     possible = np.maximum(sequences // 2, 1) if every else 1
     weights: Floats = (sequences / (possible * max(total, 1))).astype(np.float32)
@@ -183,7 +191,8 @@ def pair_weights(sequences: Ints, total: int, *, every: bool) -> Floats:
 
 
 def scored_pairs(logprobs: Tensor, tokens: PairColumns[Tensor]) -> PairScores:
-    """logprobs: float32 [C] of the completion tokens, with graph. Tokens that are not trained count nothing."""
+    """logprobs: float32 [C] of the completion tokens, with graph. Tokens that are not trained count
+    nothing."""
     total = sums_by_sequence(logprobs, tokens)
     count = sums_by_sequence(torch.ones_like(logprobs), tokens)
     if tokens.reference is None:

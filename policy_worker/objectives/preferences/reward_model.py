@@ -1,7 +1,7 @@
 """Reward model: a scalar score of a completion, trained on pairs.
 
-Sources: Bradley and Terry, Biometrika 39, 1952; margin: Llama 2, Touvron et al., arXiv 2307.09288, equation 2; centring:
-Eisenstein et al., arXiv 2312.09244.
+Sources: Bradley and Terry, Biometrika 39, 1952; margin: Llama 2, Touvron et al., arXiv 2307.09288,
+equation 2; centring: Eisenstein et al., arXiv 2312.09244.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ PART = "reward"
 
 
 class RewardModel(PairObjective):
-    """``train.algorithm = "reward_model"``. It trains no policy: the model has a scalar head in place of the vocabulary's."""
+    """``train.algorithm = "reward_model"``. It trains no policy: the model has a scalar head in
+    place of the vocabulary's."""
 
     Options = RewardModelOptions
     options: RewardModelOptions
@@ -50,5 +51,6 @@ def scores_of_sequences(values: Tensor, tokens: TokenColumns[Tensor]) -> Tensor:
 def bradley_terry(
     chosen: Tensor, rejected: Tensor, margin: Tensor | float = 0.0, center_coef: float = 0.0
 ) -> Tensor:
-    """chosen, rejected: scores [P] -> [P]: -log sigmoid(chosen - rejected - margin) + center_coef (chosen + rejected)^2."""
+    """chosen, rejected: scores [P] -> [P]: -log sigmoid(chosen - rejected - margin) + center_coef
+    (chosen + rejected)^2."""
     return -logsigmoid(chosen - rejected - margin) + center_coef * (chosen + rejected).square()

@@ -6,8 +6,8 @@ from torch import Tensor
 
 
 def sequence_mean(values: Tensor, mask: Tensor, sequence_of: Tensor, sequences: int) -> Tensor:
-    """values [C], mask [C] (1 or 0) -> [C]: at each token, the mean over the masked-in tokens of its sequence.
-    Differentiable."""
+    """values [C], mask [C] (1 or 0) -> [C]: at each token, the mean over the masked-in tokens of
+    its sequence. Differentiable."""
     zeros = values.new_zeros(sequences)
     total = zeros.index_add(0, sequence_of, values * mask)
     count = zeros.index_add(0, sequence_of, mask).clamp(min=1.0)

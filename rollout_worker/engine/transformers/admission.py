@@ -12,8 +12,8 @@ from rollout_worker.engine.transformers.batch import SequenceRow
 class Admission:
     """First come, first served, by whole requests, so that a request's samples share one prefill.
 
-    A prefill has a fixed cost. While the batch is nearly full, new requests wait until an eighth of the
-    slots is free, or until all of them can join: so each prefill serves many rows.
+    A prefill has a fixed cost. While the batch is nearly full, new requests wait until an eighth of
+    the slots is free, or until all of them can join: so each prefill serves many rows.
     """
 
     slots: int
@@ -34,8 +34,8 @@ class Admission:
         return rows
 
     def take(self, running: int, longest: int) -> list[SequenceRow]:
-        """Rows that join a batch of ``running`` rows, whose longest may reach ``longest`` tokens. An empty
-        batch gets at least one: the cache holds any one sequence."""
+        """Rows that join a batch of ``running`` rows, whose longest may reach ``longest`` tokens.
+        An empty batch gets at least one: the cache holds any one sequence."""
         batch = max(1, self.slots // 8)
         free = self.slots - running
         if not self.waiting or (running and free < min(batch, self.waiting)):

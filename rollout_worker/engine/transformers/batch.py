@@ -167,7 +167,8 @@ class RunningBatch:
         return Ended(owner.request.request_id, owner.index, completion)
 
     def due(self, every: int) -> list[Ended]:
-        """All rows of the requests of which a row has ``every`` tokens more than at the last report."""
+        """All rows of the requests of which a row has ``every`` tokens more than at the last
+        report."""
         state = self._state[: self.size]
         due = np.flatnonzero(state["count"] - state["reported"] >= every)
         if not len(due):

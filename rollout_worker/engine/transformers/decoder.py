@@ -26,7 +26,8 @@ class Decoder(Protocol):
     def shape(self) -> CacheShape: ...
 
     def prefill(self, tokens: Tensor, lengths: Tensor) -> Prefilled:
-        """``tokens`` int64 [sequences, longest], padded on the right; ``lengths`` int64 [sequences]."""
+        """``tokens`` int64 [sequences, longest], padded on the right; ``lengths`` int64
+        [sequences]."""
 
     def decode(self, cache: SlotCache, tokens: Tensor, positions: Tensor, length: int) -> Tensor:
         """Feeds one token to each of rows 0 .. n-1 and stores its keys and values.
@@ -40,7 +41,8 @@ class Decoder(Protocol):
 
 
 def largest_gap(decoder: Decoder, model: torch.nn.Module, vocabulary: int) -> float:
-    """Largest difference between the decoder's log-probs and those of the model's own plain forward.
+    """Largest difference between the decoder's log-probs and those of the model's own plain
+    forward.
 
     Over two sequences of unequal length, one of them decoded token by token at the end. It is
     checked at every start: no test can cover all architectures and settings.

@@ -1,7 +1,7 @@
 """Key-value cache in slots: one row a sequence, position i of a sequence at index i of its row.
 
-Rows 0 .. n-1 are in use, so that attention reads slices and finished rows cost nothing. Memory grows
-by doubling, up to a budget.
+Rows 0 .. n-1 are in use, so that attention reads slices and finished rows cost nothing. Memory
+grows by doubling, up to a budget.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class SlotCache:
     def fill(self, rows: Tensor, sources: Tensor, keys: Tensor, values: Tensor) -> None:
         """Copies sequence ``sources[i]`` of a prefill into row ``rows[i]``.
 
-        ``keys``, ``values``: [layers, sequences, heads, tokens, dim]. One prefill may fill many rows.
+        ``keys``, ``values``: [layers, sequences, heads, tokens, dim]. One prefill may fill many
+        rows.
         """
         tokens = keys.shape[3]
         self.keys[:, rows, :, :tokens] = keys.index_select(1, sources)

@@ -1,5 +1,5 @@
-"""vLLM's engine arguments, from the config. ``rollout.vllm`` passes other arguments through; an argument
-that Paceline sets is refused, with the name of the field that sets it."""
+"""vLLM's engine arguments, from the config. ``rollout.vllm`` passes other arguments through; an
+argument that Paceline sets is refused, with the name of the field that sets it."""
 
 from __future__ import annotations
 
@@ -78,14 +78,14 @@ def engine_arguments(config: Config, model: PretrainedConfig, *, cpu: bool) -> d
         "disable_log_stats": True,
     }
     if cpu:
-        # Compiling takes longer on a CPU than it saves, and the warm-up run would only determine the
-        # cache size, which is given here.
+        # Compiling takes longer on a CPU than it saves, and the warm-up run would only determine
+        # the cache size, which is given here.
         arguments["enforce_eager"] = True
         arguments["kv_cache_memory_bytes"] = cache_bytes(
             model, context, rollout.max_sequences, arguments["dtype"]
         )
-        # If a prompt is split, vLLM 0.32 rewinds the random generator of its sequence, which fails on
-        # a CPU: the engine process ends. So a step takes whole prompts only.
+        # If a prompt is split, vLLM 0.32 rewinds the random generator of its sequence, which fails
+        # on a CPU: the engine process ends. So a step takes whole prompts only.
         if given.get("enable_chunked_prefill"):
             raise EngineError("rollout.vllm.enable_chunked_prefill needs a GPU with this vLLM")
         arguments["enable_chunked_prefill"] = False

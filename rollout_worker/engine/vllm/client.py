@@ -1,7 +1,7 @@
 """Start, calls and end of vLLM's processes; vLLM's errors become EngineErrors.
 
-A thread starts vLLM and lives as long as the engine: vLLM's processes die with the thread that started
-them (see plugin).
+A thread starts vLLM and lives as long as the engine: vLLM's processes die with the thread that
+started them (see plugin).
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class VLLMClient:
         if self.llm is not None:
             llm, self.llm = self.llm, None
             await asyncio.to_thread(llm.shutdown, _CLOSE_S)
-            # Its finaliser calls this again at the interpreter's end, when its modules are unloaded.
+            # Its finaliser calls this again at the interpreter's end, when its modules are
+            # unloaded.
             llm.shutdown = lambda: None
         await asyncio.to_thread(self._owner.shutdown)
 
@@ -93,8 +94,8 @@ class VLLMClient:
         raise EngineDied(_DEAD)
 
     async def unless_dead(self, work: Awaitable[_T]) -> _T:
-        """Result of ``work``. Raises EngineError once the engine's process has ended: vLLM may never
-        answer then."""
+        """Result of ``work``. Raises EngineError once the engine's process has ended: vLLM may
+        never answer then."""
         asked, dead = asyncio.ensure_future(work), asyncio.ensure_future(self.until_dead())
         try:
             await asyncio.wait({asked, dead}, return_when=asyncio.FIRST_COMPLETED)

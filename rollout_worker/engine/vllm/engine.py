@@ -3,9 +3,10 @@
     generate ──► one vLLM request per sample ──► AsyncLLM ──► EngineCore process ──► ranks
     load_weights ──► swap
 
-A completion that is continued from a prefix is drawn with other random numbers than an uninterrupted
-one (``exact_continuation``); greedy completions are equal. The completions of a request share their
-prefill through vLLM's prefix cache, in whole blocks. Cache entries are salted with the version.
+A completion that is continued from a prefix is drawn with other random numbers than an
+uninterrupted one (``exact_continuation``); greedy completions are equal. The completions of a
+request share their prefill through vLLM's prefix cache, in whole blocks. Cache entries are salted
+with the version.
 """
 
 from __future__ import annotations
@@ -94,8 +95,8 @@ class VLLMEngine(Engine):
         await self._client.start()
         try:
             await self._client.call(self._client.llm.update_weight_version("-1"))
-            # Asked now: otherwise vLLM asks during the first request, and an abort in the meantime would
-            # find no request to end.
+            # Asked now: otherwise vLLM asks during the first request, and an abort in the meantime
+            # would find no request to end.
             self._tasks = await self._client.call(self._client.llm.get_supported_tasks())
         except EngineError as error:
             # It had started: a rank or the engine's process was killed.

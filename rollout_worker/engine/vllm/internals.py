@@ -13,8 +13,8 @@ from typing import Any
 
 
 def prepared(llm: Any, prompt: Any, params: Any, tasks: Any) -> Any:
-    """A checked request for the engine. It is the same for all completions of a group, and preparing it
-    costs as much as several tokens of a small model."""
+    """A checked request for the engine. It is the same for all completions of a group, and
+    preparing it costs as much as several tokens of a small model."""
     return llm.input_processor.process_inputs("", prompt, params, supported_tasks=tasks)
 
 
@@ -57,14 +57,14 @@ def so_far(state: Any) -> Any:
 
 
 async def pause(llm: Any, mode: str) -> None:
-    """AsyncLLM.pause_generation(mode, clear_cache=False) without its final sleep of 20 ms, which waits
-    for outputs to reach their callers. That is not needed here."""
+    """AsyncLLM.pause_generation(mode, clear_cache=False) without its final sleep of 20 ms, which
+    waits for outputs to reach their callers. That is not needed here."""
     await llm.engine_core.pause_scheduler_async(mode=mode, clear_cache=False)
 
 
 def was_killed(error: Exception) -> bool:
-    """True if vLLM did not start because a signal ended its engine process. The message contains the exit
-    statuses, such as {'EngineCore': -9}."""
+    """True if vLLM did not start because a signal ended its engine process. The message contains
+    the exit statuses, such as {'EngineCore': -9}."""
     return bool(re.search(r"core proc\(s\): \{.*: -\d+", str(error)))
 
 

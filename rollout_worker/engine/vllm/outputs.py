@@ -49,8 +49,8 @@ def complete(
 ) -> Completion | None:
     """The prefix, if nothing is to be appended to it; else None.
 
-    The prefix may have run past a stop string: its worker's vLLM did not see a stop string that began
-    in an even earlier worker's tokens.
+    The prefix may have run past a stop string: its worker's vLLM did not see a stop string that
+    began in an even earlier worker's tokens.
     """
     if prefix is None:
         return None

@@ -1,7 +1,7 @@
 """Log-prob parity of vLLM with the trainer's parameters, checked once after the first sync.
 
-readback has compared the parameters bit by bit. This compares what vLLM computes with them (packed or
-quantised for its kernels, tied, padded): the log-probabilities of sampled tokens against a plain
+readback has compared the parameters bit by bit. This compares what vLLM computes with them (packed
+or quantised for its kernels, tied, padded): the log-probabilities of sampled tokens against a plain
 forward of the same tensors.
 """
 
@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from rollout_worker.engine.base import Completion, Request, SamplingParams
 
 _ROUNDING = {"float32": 1e-3, "bfloat16": 1e-2, "float16": 5e-3}
-"""Mean absolute gap of log-probabilities that counts as rounding if logits are small, by computation
-type."""
+"""Mean absolute gap of log-probabilities that counts as rounding if logits are small, by
+computation type."""
 _LARGEST = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2}
 """The same for any logits."""
 _STEP = {"float32": 2**-23, "bfloat16": 2**-7, "float16": 2**-10}
@@ -47,8 +47,8 @@ def plain_logprobs(
     request: Request,
     completions: tuple[Completion, ...],
 ) -> tuple[list[NDArray[np.float32]], float]:
-    """Log-probabilities of the completions' tokens by transformers' own forward, float32 [n] each, and
-    the mean size of those tokens' logits."""
+    """Log-probabilities of the completions' tokens by transformers' own forward, float32 [n] each,
+    and the mean size of those tokens' logits."""
     with torch.device("meta"):
         kind = type(AutoModelForCausalLM.from_config(config))
     model = kind.from_pretrained(None, config=config, state_dict=dict(tensors), dtype=dtype).eval()

@@ -19,8 +19,8 @@ from rollout_worker.engine.vllm.outputs import join
 from rollout_worker.engine.vllm.request import GroupRequest
 
 _LEAST_S, _MOST_S = 0.01, 0.05
-"""Limits of the interval between two counts of tokens. The upper one bounds the delay of a report after
-sequences suddenly grow faster."""
+"""Limits of the interval between two counts of tokens. The upper one bounds the delay of a report
+after sequences suddenly grow faster."""
 _FAST = 10_000.0
 """Tokens/s of a sequence until it is measured: high, so that tokens are counted often at first."""
 
@@ -38,8 +38,8 @@ class ProgressReporter:
     """Recent tokens/s of the fastest sequence."""
 
     async def watch(self) -> None:
-        """Counts tokens and reports requests until no request runs. Returns at once if it is already
-        running."""
+        """Counts tokens and reports requests until no request runs. Returns at once if it is
+        already running."""
         if self._watching:
             return
         self._watching = True
@@ -59,8 +59,8 @@ class ProgressReporter:
                 grown = max((n - before.get(name, 0) for name, n in counts.items()), default=0)
                 if grown:
                     self._rate = max(grown / (now - counted_at), 0.95 * self._rate)
-                # After half the time that the fastest sequence needs for the missing tokens: counting
-                # costs more with more sequences.
+                # After half the time that the fastest sequence needs for the missing tokens:
+                # counting costs more with more sequences.
                 ahead = missing / self._rate / 2 if grown else _LEAST_S
                 pause, before, counted_at = min(max(ahead, _LEAST_S), _MOST_S), counts, now
         finally:

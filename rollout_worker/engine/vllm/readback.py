@@ -4,8 +4,8 @@
     front end:   compare(slices of all ranks, the trainer's tensors) ──► Proof, or Differs
 
 vLLM fuses, shards and pads weights without recording the layout; but every loader finally copies a
-view of a weight into a view of a parameter. Those pairs are recorded. If kernels keep a copy in another
-form (packed, quantised), the parameter that was packed is read back.
+view of a weight into a view of a parameter. Those pairs are recorded. If kernels keep a copy in
+another form (packed, quantised), the parameter that was packed is read back.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ Place = tuple[str, int, tuple[int, ...], tuple[int, ...]]
 """A part of a weight: name, offset, size, stride."""
 _Key = tuple[str, int, tuple[int, ...], tuple[int, ...], int]
 Views = dict[_Key, Tensor]
-"""Target memory by part of a weight (name, offset, size, stride) and target address: tied parameters
-get the same weight."""
+"""Target memory by part of a weight (name, offset, size, stride) and target address: tied
+parameters get the same weight."""
 
 
 class Readback(TorchFunctionMode):
-    """While active, records the memory that each part of ``weights`` is copied to; afterwards ``slices``
-    reads it. Keeps that memory alive."""
+    """While active, records the memory that each part of ``weights`` is copied to; afterwards
+    ``slices`` reads it. Keeps that memory alive."""
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -147,8 +147,8 @@ class Readback(TorchFunctionMode):
     def plan(self, model: nn.Module, loaded: Iterable[str]) -> CopyPlan | None:
         """The copies that load the next version; None if loading is more than copying.
 
-        It is only copying if every recorded copy went into a parameter in use, and all other elements
-        are zero (padding) or belong to parameters that are not in ``loaded``.
+        It is only copying if every recorded copy went into a parameter in use, and all other
+        elements are zero (padding) or belong to parameters that are not in ``loaded``.
         """
         live, loaded = _storages(model), set(loaded)
         masks: dict[int, Tensor] = {}
@@ -186,8 +186,8 @@ class CopyPlan:
         self._memory = list(views.values())
 
     def reproduces(self, model: nn.Module, weights: Mapping[str, Tensor]) -> bool:
-        """True if the copies give the same parameters as the loaders just did, bit by bit. If False, the
-        model's weights are undefined."""
+        """True if the copies give the same parameters as the loaders just did, bit by bit. If
+        False, the model's weights are undefined."""
         expected = weights_digest(model.named_parameters())
         for memory in self._memory:
             memory.fill_(float("nan"))

@@ -2,8 +2,8 @@
 
     rollout worker: write() ──► SharedWeights (sealed) ──► path ──► each rank: read() ──► tensors
 
-The memory has no name in any file system (memfd, Linux): it is freed with the last process that uses
-it, however that process ends, and it cannot be changed once it is written.
+The memory has no name in any file system (memfd, Linux): it is freed with the last process that
+uses it, however that process ends, and it cannot be changed once it is written.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Staging of new weights on every rank while the engine runs.
 
-stage ──► paceline_stage on each rank (returns at once) ──► a line from each, through a pipe ──► done
+stage ──► paceline_stage on each rank (returns at once) ──► a line from each, through a pipe ──►
+done
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ _STAGE_S = 600.0
 
 
 async def stage(client: VLLMClient, weights: SharedWeights) -> None:
-    """Returns once every rank has staged the weights. Raises SwapFailed, and then no rank keeps them;
-    EngineError if the engine has ended."""
+    """Returns once every rank has staged the weights. Raises SwapFailed, and then no rank keeps
+    them; EngineError if the engine has ended."""
     loop = asyncio.get_running_loop()
     missing, errors = set(range(client.spec.ranks)), list[str]()
     done: asyncio.Future[None] = loop.create_future()

@@ -77,8 +77,8 @@ class WeightSwap:
 
     @property
     def version(self) -> int:
-        """-1 until the first weights are verified, and if the model's weights are undefined: no tokens
-        must be requested then."""
+        """-1 until the first weights are verified, and if the model's weights are undefined: no
+        tokens must be requested then."""
         return self._version if self._proven and self.usable else -1
 
     async def load(self, version: int, tensors: Mapping[str, Tensor], on_update: OnUpdate) -> float:
@@ -110,8 +110,8 @@ class WeightSwap:
         return pause
 
     async def heal(self) -> None:
-        """Empties the key-value cache. Non-finite values stay in it, and even at a masked position they
-        corrupt later sequences that use the same memory."""
+        """Empties the key-value cache. Non-finite values stay in it, and even at a masked position
+        they corrupt later sequences that use the same memory."""
         if self._healing:
             return
         self._healing = True
@@ -185,8 +185,8 @@ class WeightSwap:
         return list(filter(None, await self.client.ranks("paceline_swap", *arguments)))
 
     async def _check(self, weights: shared_weights.SharedWeights) -> None:
-        """While generation is paused: compares the parameters. If they differ, ends all requests and
-        raises ParametersDiffer."""
+        """While generation is paused: compares the parameters. If they differ, ends all requests
+        and raises ParametersDiffer."""
         # The first sync is compared element by element later: until then nobody may ask for tokens.
         if not self.verify_every or self.client.spec.quantised or self.generate is not None:
             return

@@ -1,5 +1,5 @@
-"""Weight staging and swaps on a vLLM rank. Mixed into vLLM's worker class (``worker_extension_cls``) and
-called through ``collective_rpc``.
+"""Weight staging and swaps on a vLLM rank. Mixed into vLLM's worker class
+(``worker_extension_cls``) and called through ``collective_rpc``.
 
     paceline_stage ──► own thread: map, check, copy this rank's slices to its device ──► result through a pipe
     paceline_swap  ──► between two steps: into the model, fused and sharded by vLLM
@@ -8,9 +8,9 @@ called through ``collective_rpc``.
     paceline_drop  ──► forget weights, also those that are still being staged
     paceline_scrub ──► empty the key-value cache
 
-Staging runs while the engine generates and changes nothing. A failed swap leaves the model undefined;
-then the engine asks all ranks to swap back to the old weights, which are still staged. Each transfer
-has its own key: a version may come twice.
+Staging runs while the engine generates and changes nothing. A failed swap leaves the model
+undefined; then the engine asks all ranks to swap back to the old weights, which are still staged.
+Each transfer has its own key: a version may come twice.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class PacelineRank:
     def paceline_swap(self: Any, key: int, note: bool = False, prove: bool = False) -> str:
         """The error; empty after success. Nothing else runs on the rank meanwhile.
 
-        ``note``: records the copies for paceline_check. ``prove``: for paceline_proof as well; if loading
-        turns out to be only copying, later swaps repeat these copies.
+        ``note``: records the copies for paceline_check. ``prove``: for paceline_proof as well; if
+        loading turns out to be only copying, later swaps repeat these copies.
         """
         from vllm.config import set_current_vllm_config
 
@@ -124,8 +124,8 @@ class PacelineRank:
         return loaded
 
     def paceline_fill(self: Any, model: nn.Module, tensors: dict[str, Tensor]) -> set[str] | None:
-        """Loads checkpoint weights into vLLM's model. Returns the names of the loaded parameters, if the
-        model reports them. Raises for parameters that got no weights."""
+        """Loads checkpoint weights into vLLM's model. Returns the names of the loaded parameters,
+        if the model reports them. Raises for parameters that got no weights."""
         from vllm.model_executor.model_loader.reload import (
             finalize_layerwise_reload,
             initialize_layerwise_reload,
@@ -151,8 +151,8 @@ class PacelineRank:
         return None if loaded is None else set(loaded)
 
     def paceline_check(self: Any, key: int, version: int, complete: bool) -> list[str]:
-        """Names of the weights that the parameters differ from, after a swap with ``note``. Call it once
-        per such swap, before the next step."""
+        """Names of the weights that the parameters differ from, after a swap with ``note``. Call it
+        once per such swap, before the next step."""
         weights = self._paceline_weights
         left_out: list[str] = []
         if weights.plan is not None:
@@ -218,8 +218,8 @@ def _repack_shared(model: nn.Module) -> None:
 
 
 def _packed_experts(model: nn.Module) -> list[tuple[Any, nn.Module]]:
-    """The kernel of each layer of experts, and the layer, on a CPU: the kernel packs the layer's weights in place. vLLM
-    0.32 does so at the first load only."""
+    """The kernel of each layer of experts, and the layer, on a CPU: the kernel packs the layer's
+    weights in place. vLLM 0.32 does so at the first load only."""
     kernels = [
         (getattr(getattr(layer, "quant_method", None), "moe_kernel", None), layer)
         for layer in model.modules()
@@ -230,8 +230,8 @@ def _packed_experts(model: nn.Module) -> list[tuple[Any, nn.Module]]:
 
 
 def _packed(model: nn.Module) -> bool:
-    """True if CPU kernels compute with another form of a parameter: packed in place, or a copy in the closure of the
-    layer's compute function."""
+    """True if CPU kernels compute with another form of a parameter: packed in place, or a copy in
+    the closure of the layer's compute function."""
     if _packed_experts(model):
         return True
     functions = [getattr(module, "cpu_linear", None) for module in model.modules()]

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from paceline.cli import main
-from paceline.cli.control import up
+from paceline_launcher.cli import main
+from paceline_launcher.cli.control import up
 
 
 @pytest.fixture

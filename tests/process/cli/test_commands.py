@@ -15,8 +15,6 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from paceline.cli import app, main
-from paceline.cli.common import Target, parse_addresses
 from paceline.config.load import ConfigError
 from paceline.dataset.rows import DataError
 from paceline.errors import BadInput, UserError
@@ -26,6 +24,8 @@ from paceline.rpc.client import ControlPlaneUnavailable, RequestRefused
 from paceline.rpc.ports import free_ports
 from paceline.rpc.rest_client import RestRefused, RestUnavailable
 from paceline.run_view.files.json_lines import DamagedFile
+from paceline_launcher.cli import app, main
+from paceline_launcher.cli.common import Target, parse_addresses
 from policy_worker.checkpoint.export import ExportError
 from testbed.patience import patient
 
@@ -48,9 +48,10 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def process(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """A command in a process of its own, for a few of them: exit status and output are those of ``main``."""
+    """A command in a process of its own, for a few of them: exit status and output are those of
+    ``main``."""
     return subprocess.run(
-        [sys.executable, "-m", "paceline", *arguments],
+        [sys.executable, "-m", "paceline_launcher", *arguments],
         capture_output=True,
         text=True,
         timeout=patient(60),
@@ -110,8 +111,8 @@ def test_data_is_one_json_object(
 
 def test_no_command_waits_for_torch() -> None:
     code = (
-        "import sys; from paceline.cli import app; "
-        "import paceline.supervisor.up, paceline.console.live_view, paceline.rpc.client; "
+        "import sys; from paceline_launcher.cli import app; "
+        "import paceline_launcher.supervisor.up, paceline_launcher.console.live_view, paceline.rpc.client; "
         "print({'torch', 'transformers', 'datasets'} & set(sys.modules))"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -363,8 +364,8 @@ def test_a_run_that_has_ended_is_followed_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It said nothing for a minute, and then that no controller answers."""
-    from paceline.cli.control import admin
-    from paceline.cli.reports import events as events_command
+    from paceline_launcher.cli.control import admin
+    from paceline_launcher.cli.reports import events as events_command
 
     ended_run(tmp_path)
     monkeypatch.setattr(events_command, "OVER_S", 0.1)
@@ -417,7 +418,7 @@ def test_a_reader_that_has_read_enough_is_no_failure(tmp_path: Path) -> None:
     line = json.dumps({"position": "1-0", "n": 0, "t": 1.0, "type": "Paused", "paused": True})
     (tmp_path / "events.jsonl").write_text(f"{line}\n" * 20_000)
     with subprocess.Popen(
-        [sys.executable, "-m", "paceline", "events", "--run-dir", str(tmp_path), "--json"],
+        [sys.executable, "-m", "paceline_launcher", "events", "--run-dir", str(tmp_path), "--json"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

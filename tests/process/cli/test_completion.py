@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from paceline.cli import app
-from paceline.cli.setup.completion import VARIABLE
+from paceline_launcher.cli import app
+from paceline_launcher.cli.setup.completion import VARIABLE
 from testbed.patience import patient
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -29,7 +29,7 @@ def complete(words: str, directory: Path | None = None) -> list[str]:
     count = len(words.split(" "))
     asked = {VARIABLE: "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(count - 1)}
     done = subprocess.run(
-        [sys.executable, "-m", "paceline"],
+        [sys.executable, "-m", "paceline_launcher"],
         env={**os.environ, **asked},
         cwd=directory,
         capture_output=True,

@@ -1,4 +1,5 @@
-"""``paceline eval``: the scores of a run, on a model or a checkpoint, and errors that name the remedy."""
+"""``paceline eval``: the scores of a run, on a model or a checkpoint, and errors that name the
+remedy."""
 
 from __future__ import annotations
 
@@ -19,10 +20,10 @@ import torch
 from transformers.utils import logging as transformers_logging
 from typer.testing import CliRunner, Result
 
-from paceline.cli import app
 from paceline.config.load import load_config
 from paceline.errors import UserError
 from paceline.evaluation.estimators import pass_at_k
+from paceline_launcher.cli import app
 from policy_worker.checkpoint.checkpoint import Checkpointer
 from testbed.fleets.local_run import ROOT, write_run
 from testbed.patience import patient
@@ -35,7 +36,8 @@ Evaluate = Callable[..., Result]
 
 @pytest.fixture
 def evaluate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Evaluate]:
-    """``paceline eval`` in this process, which has imported torch. What it changes of it ends with the test."""
+    """``paceline eval`` in this process, which has imported torch. What it changes of it ends with
+    the test."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -148,7 +150,7 @@ def test_an_interrupt_shows_what_is_scored_by_then(run_dir: Path) -> None:
     many.write_text((run_dir.parent / "held_out.jsonl").read_text() * 5000)
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "paceline", "eval", str(run_dir), "--data", str(many)),
+            *(sys.executable, "-m", "paceline_launcher", "eval", str(run_dir), "--data", str(many)),
             *("--k", "2", "--threads", "1", "--json", str(out)),
         ],
         stdout=subprocess.PIPE,

@@ -18,16 +18,16 @@ import psutil
 import pytest
 
 from paceline.config import Config
-from paceline.console.live_view import open_console
 from paceline.errors import BadInput
-from paceline.machine_gpus import MachineGpus
 from paceline.rpc.client import ControlPlane
 from paceline.run_view.files.fleet_file import FleetRecord, ProcessId, ProcessRecord
-from paceline.supervisor.child import Child, ChildSpec, end_all
-from paceline.supervisor.local import LocalFleet
-from paceline.supervisor.run_dir_lock import clear, end_leftovers, locked
-from paceline.supervisor.up import LocalRun
 from paceline.v1 import admin_pb2
+from paceline_launcher.console.live_view import open_console
+from paceline_launcher.machine_gpus import MachineGpus
+from paceline_launcher.supervisor.child import Child, ChildSpec, end_all
+from paceline_launcher.supervisor.local import LocalFleet
+from paceline_launcher.supervisor.run_dir_lock import clear, end_leftovers, locked
+from paceline_launcher.supervisor.up import LocalRun
 from testbed.fleets.controllers import until
 
 FOREVER = "import time; time.sleep(600)"
@@ -339,7 +339,8 @@ async def test_a_worker_that_ignores_sigterm_is_killed_after_the_patience(tmp_pa
 async def test_workers_of_a_run_that_is_stopped_are_not_left_alive_in_the_ledger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They were mourned when the run went on: it waited for their leases, and had a failover too many."""
+    """They were mourned when the run went on: it waited for their leases, and had a failover too
+    many."""
     async with fleet_of(tmp_path, settings()) as (fleet, _):
         told = []
 
@@ -419,8 +420,8 @@ def test_one_supervisor_a_run_directory(tmp_path: Path) -> None:
 
 def test_fresh_removes_what_a_run_made_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "step-1").mkdir(parents=True)
-    # Samples of an earlier run would be shown beside those of the new one, and count as archived; the
-    # position of its alerts would skip events.
+    # Samples of an earlier run would be shown beside those of the new one, and count as archived;
+    # the position of its alerts would skip events.
     for name in ("samples", "stacks"):
         (tmp_path / name).mkdir()
     for name in ("summary.json", "alerts.json"):

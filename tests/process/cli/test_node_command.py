@@ -19,8 +19,8 @@ from paceline.errors import BadInput, Unreachable
 from paceline.process.job.node_environment import NodePlace
 from paceline.rpc.client import RequestRefused
 from paceline.rpc.ports import free_ports
-from paceline.supervisor.nodes import meeting
-from paceline.supervisor.nodes.job_file import (
+from paceline_launcher.supervisor.nodes import meeting
+from paceline_launcher.supervisor.nodes.job_file import (
     NodeJob,
     RunOutcome,
     read_job,
@@ -28,7 +28,7 @@ from paceline.supervisor.nodes.job_file import (
     write_job,
     write_outcome,
 )
-from paceline.supervisor.nodes.meeting import Meeting
+from paceline_launcher.supervisor.nodes.meeting import Meeting
 from testbed.fleets.local_run import ROOT, write_run
 from testbed.patience import patient
 
@@ -40,7 +40,7 @@ def node(config: Path, *options: str, **environ: str) -> subprocess.CompletedPro
     place = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "PACELINE_TOKEN", "CUDA_VISIBLE_DEVICES")
     clean = {name: value for name, value in os.environ.items() if name not in place}
     return subprocess.run(
-        [sys.executable, "-m", "paceline", "node", str(config), *options],
+        [sys.executable, "-m", "paceline_launcher", "node", str(config), *options],
         capture_output=True,
         text=True,
         cwd=ROOT,

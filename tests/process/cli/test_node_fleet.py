@@ -1,4 +1,5 @@
-"""Processes of one node of a job: ranks of a replica on several nodes are started together, follow it, and leave with it."""
+"""Processes of one node of a job: ranks of a replica on several nodes are started together, follow
+it, and leave with it."""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ from typing import Any, ClassVar
 import pytest
 
 from paceline.config import Config
-from paceline.node_placement import Nodes, Placement
-from paceline.supervisor import restarts
-from paceline.supervisor.child import ChildSpec
-from paceline.supervisor.nodes.node_fleet import NodeFleet
-from paceline.supervisor.nodes.node_launcher import NodeLauncher, Share
-from paceline.supervisor.nodes.spread_replica import publish_point
 from paceline.v1 import admin_pb2
+from paceline_launcher.node_placement import Nodes, Placement
+from paceline_launcher.supervisor import restarts
+from paceline_launcher.supervisor.child import ChildSpec
+from paceline_launcher.supervisor.nodes.node_fleet import NodeFleet
+from paceline_launcher.supervisor.nodes.node_launcher import NodeLauncher, Share
+from paceline_launcher.supervisor.nodes.spread_replica import publish_point
 from testbed.fleets.controllers import until
 
 # Its environment is there as soon as the file is.
@@ -89,7 +90,8 @@ CONFIG = Config.model_validate(
 async def nodes_of(
     run_dir: Path, ledger: Ledger, only: Sequence[int] = (0, 1)
 ) -> AsyncIterator[list[NodeFleet]]:
-    """Two of three nodes with two GPUs each: the ranks of policy-0 are on nodes 0 and 1, rollout-0 is on node 2."""
+    """Two of three nodes with two GPUs each: the ranks of policy-0 are on nodes 0 and 1, rollout-0
+    is on node 2."""
     placement = Placement(CONFIG, Nodes(3, 2))
     async with AsyncExitStack() as stack:
         fleets = []
@@ -158,7 +160,8 @@ async def test_ranks_follow_when_rank_0_comes_back_on_another_host(tmp_path: Pat
 async def test_the_end_of_another_rank_is_no_failure_of_this_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank ends with 1 as soon as it has lost the others, each time right after its start if rank 0 keeps dying."""
+    """A rank ends with 1 as soon as it has lost the others, each time right after its start if rank
+    0 keeps dying."""
     monkeypatch.setattr(restarts, "FIRST_DELAY_S", 0.0)
     monkeypatch.setattr(Scripts, "by_name", {"policy-0.2": ENDS.format(status=1)})
     ledger = Ledger()

@@ -11,10 +11,10 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from paceline.cli import app
 from paceline.errors import BadInput
 from paceline.run_view.events.run_end import run_end
 from paceline.run_view.runs import read_run
+from paceline_launcher.cli import app
 
 
 def invoke(*words: str) -> Result:

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from paceline.cli import app
 from paceline.rpc.auth import TOKEN_FILE
 from paceline.rpc.client import ControlPlane
 from paceline.run_view.events.event_follower import follow_events
+from paceline_launcher.cli import app
 from testbed.fleets.controller_processes import Controllers
 from testbed.fleets.controllers import addresses, control_of, running_controllers, status, until
 from testbed.fleets.local_run import ROOT
@@ -103,7 +103,7 @@ def test_top_once_is_readable_without_a_terminal(paceline: Command, fleet: Contr
 def test_top_redraws_on_a_terminal_and_ends_with_ctrl_c(fleet: Controllers) -> None:
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "paceline", "top", "--every", "0.2", *targets(fleet)[0]],
+        [sys.executable, "-m", "paceline_launcher", "top", "--every", "0.2", *targets(fleet)[0]],
         stdout=theirs,
         stderr=theirs,
         stdin=theirs,
@@ -188,7 +188,8 @@ def test_heartbeats_are_told_whoever_is_asked_first(fleet: Controllers) -> None:
         for command in (["status"], ["top", "--once"]):
             look = [*command, "--controllers", ",".join(where), *with_token(fleet)]
             patience = Patience(60)
-            # On a busy machine the leader may be late or another one, and then nobody has heard for a moment.
+            # On a busy machine the leader may be late or another one, and then nobody has heard for
+            # a moment.
             while not (all_heard(look) and all_heard(look)):
                 assert patience.left()
 
@@ -256,7 +257,7 @@ async def test_top_goes_on_with_the_new_leader(tmp_path: Path) -> None:
         await control.close()
         where = ",".join(addresses(controllers))
         top = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "paceline", "top", "--json", "--every", "0.1"),
+            *(sys.executable, "-m", "paceline_launcher", "top", "--json", "--every", "0.1"),
             *("--controllers", where, *with_token(controllers)),
             stdout=asyncio.subprocess.PIPE,
             cwd=ROOT,
@@ -282,7 +283,7 @@ async def test_top_ends_with_the_run(tmp_path: Path) -> None:
     with running_controllers(tmp_path, 1, **SETTINGS) as controllers:
         where = ",".join(addresses(controllers))
         top = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "paceline", "top", "--json", "--every", "0.1"),
+            *(sys.executable, "-m", "paceline_launcher", "top", "--json", "--every", "0.1"),
             *("--controllers", where, *with_token(controllers)),
             stdout=asyncio.subprocess.PIPE,
             cwd=ROOT,
@@ -325,6 +326,6 @@ def test_samples_of_a_run_that_stopped_come_from_its_journal(
 
 
 def test_escape_sequences_in_samples_do_not_reach_the_terminal() -> None:
-    from paceline.console.terminal import printable
+    from paceline_launcher.console.terminal import printable
 
     assert printable("a\x1b[31mred\r\x07\n\tb") == "a\\x1b[31mred\\r\\x07\n\tb"

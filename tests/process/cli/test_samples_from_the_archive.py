@@ -11,8 +11,8 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from paceline.cli import app
 from paceline.run_view.files.sample_archive import ArchiveReader
+from paceline_launcher.cli import app
 from testbed.fleets.controllers import running_controllers
 from testbed.patience import Patience
 from tests.fixtures.rest import train

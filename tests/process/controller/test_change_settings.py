@@ -11,7 +11,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 from controller.store.journal_audit import verify
-from paceline.cli import app
+from paceline_launcher.cli import app
 from testbed.fleets.controller_processes import Controllers
 from testbed.fleets.controllers import (
     config_of,
@@ -107,7 +107,8 @@ async def test_a_continued_run_takes_over_an_edited_file_and_keeps_what_was_set(
         controllers.config.write_text(edited)
         await asyncio.to_thread(controllers.start, "controller-1")
         async with working_fleet(controllers) as (policies, _):
-            # No checkpoint was written: the first steps are trained again, at the rate that they had.
+            # No checkpoint was written: the first steps are trained again, at the rate that they
+            # had.
             await until(lambda: 5e-4 in policies[0].rates.values())
             rates = policies[0].rates
             assert all(rates[step] == earlier[step] for step in rates.keys() & earlier.keys())

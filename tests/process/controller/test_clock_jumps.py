@@ -29,8 +29,8 @@ def child() -> Iterator[int]:
 
 
 def jump(monkeypatch: pytest.MonkeyPatch, by_s: float) -> None:
-    """As after ``date -s``: the kernel derives the boot time, and with it each process's start in Unix
-    time, from the new wall clock."""
+    """As after ``date -s``: the kernel derives the boot time, and with it each process's start in
+    Unix time, from the new wall clock."""
     before = psutil.Process.create_time
     monkeypatch.setattr(psutil.Process, "create_time", lambda self: before(self) + by_s)
 

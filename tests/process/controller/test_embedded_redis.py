@@ -42,7 +42,8 @@ def test_a_server_that_dies_while_it_is_waited_for_is_replaced(tmp_path: Path) -
 
 
 def test_the_file_of_the_port_is_never_half_written(tmp_path: Path) -> None:
-    """Others read it while a server starts, and the next start must find the port that clients know."""
+    """Others read it while a server starts, and the next start must find the port that clients
+    know."""
     home = tmp_path / "redis"
     first = ensure_redis(tmp_path, RedisConfig())
     try:

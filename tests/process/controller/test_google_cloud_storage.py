@@ -1,4 +1,5 @@
-"""Payloads in Google Cloud Storage, against an emulator of its protocol; and what is said without its library."""
+"""Payloads in Google Cloud Storage, against an emulator of its protocol; and what is said without
+its library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What strangers and refused callers can take of a controller's gRPC server: connections and memory."""
+"""What strangers and refused callers can take of a controller's gRPC server: connections and
+memory."""
 
 from __future__ import annotations
 

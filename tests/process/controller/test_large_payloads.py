@@ -1,4 +1,5 @@
-"""Payloads that would take too long in one piece: split by bytes, with limits that grow with the size."""
+"""Payloads that would take too long in one piece: split by bytes, with limits that grow with the
+size."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ TOO_LARGE = 3
 async def test_large_rows_are_leased_in_parts_and_one_that_fits_no_message_is_dropped(
     tmp_path: Path,
 ) -> None:
-    """The reply with twelve rows was larger than any message: nothing was ever leased, and nobody was named."""
+    """The reply with twelve rows was larger than any message: nothing was ever leased, and nobody
+    was named."""
     data = tmp_path / "large.jsonl"
     sizes = [100_000 if n != TOO_LARGE else 900_000 for n in range(40)]
     lines = (json.dumps({"prompt": "x" * size, "answer": "1"}) for size in sizes)

@@ -120,7 +120,8 @@ async def test_a_decision_of_the_leaders_own_that_fails_halfway_ends_the_term_an
 async def test_a_report_of_a_later_term_ends_this_one_and_the_next_is_higher(
     leader: Leader,
 ) -> None:
-    """Redis may lose the later one with the end of the journal: workers would never follow this leader again."""
+    """Redis may lose the later one with the end of the journal: workers would never follow this
+    leader again."""
     seen = leader.term + 10**7  # terms follow the clock: this one is hours ahead of it
     async with leading(leader) as term:
         await leader.execute(REGISTER)
@@ -213,7 +214,8 @@ async def test_the_sweep_of_a_deposed_leader_deletes_nothing(
 async def test_the_sweep_leaves_payloads_whose_covering_record_may_still_be_lost(
     leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checkpoint was recorded a moment ago: neither a replica of Redis nor the disk need have it."""
+    """The checkpoint was recorded a moment ago: neither a replica of Redis nor the disk need have
+    it."""
     refs = [(TaskId("t0"), 1), (TaskId("t900"), 1)]
     payloads, housekeeping = leader.context.stores.payloads, leader.housekeeping
     await payloads.put(dict.fromkeys(refs, b"group"))
@@ -232,7 +234,8 @@ async def test_the_sweep_leaves_payloads_whose_covering_record_may_still_be_lost
 async def test_the_last_payloads_of_a_run_stay_until_a_power_cut_cannot_take_back_its_end(
     leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run ends, and the leader is stopped before Redis has synced the record of the last checkpoint."""
+    """The run ends, and the leader is stopped before Redis has synced the record of the last
+    checkpoint."""
     ref = TaskId("t0"), 1
     payloads, housekeeping = leader.context.stores.payloads, leader.housekeeping
     await payloads.put({ref: b"group"})

@@ -30,7 +30,8 @@ def assert_sound(url: str) -> None:
 
 @contextmanager
 def behind_proxies(directory: Path, number: int) -> Iterator[tuple[Controllers, list[TcpProxy]]]:
-    """Controllers that each reach Redis through a proxy of its own. Workers reach their payloads directly."""
+    """Controllers that each reach Redis through a proxy of its own. Workers reach their payloads
+    directly."""
     url = ensure_redis(directory / "run", RedisConfig()).url
     parts = urlsplit(url)
     proxies = [TcpProxy(("127.0.0.1", parts.port or 0)) for _ in range(number)]

@@ -1,4 +1,5 @@
-"""Journals of other releases: one of this format is read, one of another is refused in one line and never written to."""
+"""Journals of other releases: one of this format is read, one of another is refused in one line and
+never written to."""
 
 from __future__ import annotations
 
@@ -18,10 +19,10 @@ from controller.store.journal import FORMAT, ForeignFormat, Journal, LedgerSnaps
 from controller.store.journal_audit import verify
 from controller.store.ledger_follower import LedgerFollower
 from controller.store.redis_keys import Keys
-from paceline.cli import app
 from paceline.errors import BadInput
 from paceline.redis.client import connect
 from paceline.run_view.runs import find_runs
+from paceline_launcher.cli import app
 from testbed.fleets.controller_processes import write_config
 from testbed.patience import patient
 from testbed.redis.redis_process import throwaway_redis
@@ -92,8 +93,9 @@ async def test_a_journal_and_a_snapshot_of_this_release_are_read(redis: Any) -> 
 
 
 OLD = json.loads((Path(__file__).parents[2] / "fixtures/journal_of_format_2.json").read_text())
-"""Written by commit 4275f0b, before the journal recorded coverage and digests of checkpoints. Steps, a stale
-and a long group that were dropped, two checkpoints, a step that was aborted, and a rollback."""
+"""Written by commit 4275f0b, before the journal recorded coverage and digests of checkpoints.
+Steps, a stale and a long group that were dropped, two checkpoints, a step that was aborted, and a
+rollback."""
 
 
 async def store_old(redis: Any, state: dict[str, Any], *, trimmed: bool = False) -> None:

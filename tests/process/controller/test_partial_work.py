@@ -48,7 +48,8 @@ from tests.fixtures.partial_work import partial, report
 LIMITS = GroupLimits(group_size=4, max_sequence_tokens=64)
 
 
-# -- over the wire ----------------------------------------------------------------------------------
+# -- over the wire
+# ----------------------------------------------------------------------------------
 
 
 async def test_the_next_owner_gets_the_work_of_a_dead_one_across_a_failover(
@@ -123,7 +124,8 @@ async def test_reports_that_are_refused_change_nothing(tmp_path: Path) -> None:
         await redis.aclose()
 
 
-# -- at the door ------------------------------------------------------------------------------------
+# -- at the door
+# ------------------------------------------------------------------------------------
 
 
 def _shorter(group: rollout_pb2.PartialGroup) -> None:
@@ -170,7 +172,8 @@ def test_a_malformed_report_is_refused(change: Callable[[Any], None]) -> None:
         check_partial(group, LIMITS, 0)
 
 
-# -- the stores ---------------------------------------------------------------------------------------
+# -- the stores
+# ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -307,7 +310,8 @@ async def test_a_file_that_was_cut_short_counts_as_none(tmp_path: Path) -> None:
     assert await store.put(5, [Partial("t0", 1, 64, b"more", offset=32)]) == [NOTHING]
 
 
-# -- one leader's view ---------------------------------------------------------------------------------
+# -- one leader's view
+# ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -397,7 +401,8 @@ async def test_a_new_leader_deletes_what_nobody_needs(store: PartialStore, run: 
 
 
 def test_samples_too_old_to_be_trained_begin_anew(run: Driven) -> None:
-    """Tokens of one step ago are trained: with version 2 committed and no step open, the next step is 3."""
+    """Tokens of one step ago are trained: with version 2 committed and no step open, the next step
+    is 3."""
     run.return_task("r0", cmd.LeasedTask("t1", 1, cmd.Kind.TRAIN, 0, 0, 0), "hand_back")
     run.submit("r0", cmd.LeasedTask("t0", 1, cmd.Kind.TRAIN, 0, 0, 0))
     run.lease("r1", 1)

@@ -1,4 +1,5 @@
-"""A payload store of its own that is killed, stops, is full, slow or cut off, loses payloads or returns other bytes."""
+"""A payload store of its own that is killed, stops, is full, slow or cut off, loses payloads or
+returns other bytes."""
 
 from __future__ import annotations
 
@@ -90,7 +91,8 @@ async def test_a_payload_store_that_is_away_delays_the_run_and_fails_nothing(
 
 
 async def test_a_slow_payload_store_slows_the_run_and_fails_nothing(tmp_path: Path) -> None:
-    """Each answer takes longer than a heartbeat, and a payload many times as long as it usually does."""
+    """Each answer takes longer than a heartbeat, and a payload many times as long as it usually
+    does."""
     with payload_server(tmp_path) as server, TcpProxy(("127.0.0.1", server.port)) as proxy:
         config = {"payloads": {"url": f"redis://{proxy.address}/0"}}
         with running_controllers(tmp_path, 1, **config) as controllers:

@@ -1,4 +1,5 @@
-"""A run over two sources whose length is given in epochs: its steps, its end, and its proof after a failover."""
+"""A run over two sources whose length is given in epochs: its steps, its end, and its proof after a
+failover."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Spare rollout workers over the wire: they wait with a reason, and begin the moment they are needed."""
+"""Spare rollout workers over the wire: they wait with a reason, and begin the moment they are
+needed."""
 
 from __future__ import annotations
 

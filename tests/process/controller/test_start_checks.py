@@ -197,8 +197,8 @@ async def test_tls_encrypts_and_names_the_controller(tmp_path: Path) -> None:
 async def test_a_controller_that_cannot_lead_stops_its_server_before_it_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that was freed while it answered corrupted memory: SIGSEGV in place of the reason, and a restart
-    without end."""
+    """One that was freed while it answered corrupted memory: SIGSEGV in place of the reason, and a
+    restart without end."""
     made = process.new_server
     stopped: list[float | None] = []
 

@@ -14,10 +14,10 @@ from controller.store.journal import Journal, JournalGap, Position
 from controller.store.journal_audit import Report, verify
 from controller.store.ledger_follower import LedgerFollower
 from controller.store.redis_keys import Keys
-from paceline.cli import app
 from paceline.payloads.redis_payloads import RedisPayloads
 from paceline.redis.client import connect
 from paceline.v1 import admin_pb2, policy_pb2, rollout_pb2
+from paceline_launcher.cli import app
 from testbed.fleets.controllers import (
     addresses,
     config_of,
@@ -129,7 +129,8 @@ async def test_snapshot_trimming_and_replay_give_the_live_state(tmp_path: Path) 
 
 
 def _check_coverage(report: Report, redis_url: str) -> None:
-    """The rows of the trimmed part of the journal are accounted for too, and the command prints them."""
+    """The rows of the trimmed part of the journal are accounted for too, and the command prints
+    them."""
     coverage = report.coverage
     assert (coverage.skipped, coverage.twice) == (0, 0)
     assert not any(epoch.unrecorded for epoch in coverage.epochs)

@@ -157,8 +157,8 @@ async def test_a_silent_worker_is_named_over_grpc_and_rest_and_then_dead(tmp_pat
 
 @contextmanager
 def blocked(directory: Path) -> Iterator[dict[str, str]]:
-    """data.path of a file whose open() blocks, as on a dead mount: somebody else holds a lease on it. The
-    kernel breaks the lease after /proc/sys/fs/lease-break-time, 45 s."""
+    """data.path of a file whose open() blocks, as on a dead mount: somebody else holds a lease on
+    it. The kernel breaks the lease after /proc/sys/fs/lease-break-time, 45 s."""
     path = directory / "mount.jsonl"
     path.write_text('{"prompt": "a", "answer": "b"}\n')
     before = signal.signal(signal.SIGIO, signal.SIG_IGN)
@@ -281,7 +281,7 @@ async def _hub_named(
 
 def paceline(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "paceline", *arguments],
+        [sys.executable, "-m", "paceline_launcher", *arguments],
         capture_output=True,
         text=True,
         cwd=ROOT,

@@ -1,4 +1,5 @@
-"""Two replicas reduce during their backward passes, on real connections: equal sums, whatever each has to compute."""
+"""Two replicas reduce during their backward passes, on real connections: equal sums, whatever each
+has to compute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Joiners hand the state on to one another: the source sends it once, and every copy is equal bit for bit."""
+"""Joiners hand the state on to one another: the source sends it once, and every copy is equal bit
+for bit."""
 
 from __future__ import annotations
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from paceline.cli.control.continuation import from_override
 from paceline.config.load import load_config
 from paceline.v1 import rollout_pb2
+from paceline_launcher.cli.control.continuation import from_override
 from policy_worker.checkpoint.checkpoint import Checkpointer, read_meta
 from testbed.fleets.controller_processes import Controllers
 from testbed.fleets.controllers import addresses, config_of, running_controllers
@@ -28,7 +28,8 @@ STEPS = 8
 
 
 class RewardsTheBest(FakeRollout):
-    """Every completion of the evaluation after step ``BEST`` has reward 1, those of the others less."""
+    """Every completion of the evaluation after step ``BEST`` has reward 1, those of the others
+    less."""
 
     def group_for(self, lease: rollout_pb2.Lease) -> rollout_pb2.Group:
         group = super().group_for(lease)
@@ -54,7 +55,7 @@ async def _generate_until_it_ends(
 
 def _paceline(*arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "paceline", *arguments],
+        [sys.executable, "-m", "paceline_launcher", *arguments],
         capture_output=True,
         text=True,
         timeout=patient(240),
@@ -107,7 +108,8 @@ def test_the_best_checkpoint_is_kept_linked_exported_and_begun_with(tmp_path: Pa
     out = tmp_path / "exported"
     _paceline("export", str(run_dir), "--best", "--out", str(out))
     assert json.loads((out / "paceline.json").read_text())["step"] == BEST
-    # What `paceline up --from` adds to the config; the checks of a start accept it, a trainer begins with it.
+    # What `paceline up --from` adds to the config; the checks of a start accept it, a trainer
+    # begins with it.
     (override,) = from_override(folder / "best")
     assert json.loads(override.partition("=")[2]) == str(best)
     new = ["--run-dir", str(tmp_path / "new"), "--set", "run.name=new"]

@@ -1,4 +1,5 @@
-"""Gradients over the ranks of a replica: reduced once for each step, in float32, whatever the weights are gathered in."""
+"""Gradients over the ranks of a replica: reduced once for each step, in float32, whatever the
+weights are gathered in."""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ def test_weights_that_stay_gathered_are_gathered_once_a_row_and_change_no_number
     measured: Measured,
 ) -> None:
     again, kept = measured["step"], measured["kept"]
-    # The root stays gathered in both; blocks are gathered by the forward, and by default by the backward as well.
+    # The root stays gathered in both; blocks are gathered by the forward, and by default by the
+    # backward as well.
     blocks = kept["units"] - 1
     rows, rest = divmod(kept["gathers"], kept["units"])
     assert rows > 1 and rest == 0

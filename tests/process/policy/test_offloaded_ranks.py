@@ -1,4 +1,5 @@
-"""Replicas of two ranks with their moments and their reference in host memory: the same training, bit for bit."""
+"""Replicas of two ranks with their moments and their reference in host memory: the same training,
+bit for bit."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(folder: Path, *names: str) -> dict[str, Any]:
-    """Two steps with each setting, by one replica of two ranks with a KL term to a reference, and a checkpoint."""
+    """Two steps with each setting, by one replica of two ranks with a KL term to a reference, and a
+    checkpoint."""
     each = []
     for name in names:
         model, train = SETTINGS[name]

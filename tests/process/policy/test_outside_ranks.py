@@ -1,4 +1,5 @@
-"""Ranks that were started from outside find one another, refuse strangers, and live and die together."""
+"""Ranks that were started from outside find one another, refuse strangers, and live and die
+together."""
 
 from __future__ import annotations
 
@@ -102,7 +103,8 @@ def test_killing_any_rank_ends_all(job: Job, victim: int) -> None:
     processes[victim].kill()
     others = [ended(p) for p in processes if p is not processes[victim]]
     assert [code for code, _ in others] == [1, 1]
-    # Whichever notices first: the link between ranks, or the collective in which those above 0 wait.
+    # Whichever notices first: the link between ranks, or the collective in which those above 0
+    # wait.
     assert all("rank lost, replica ends" in err or "gloo" in err for _, err in others), others
 
 
@@ -115,7 +117,8 @@ def test_a_stopped_rank_ends_all_and_itself_when_it_goes_on(job: Job) -> None:
 
 
 def test_ranks_started_again_meet_while_an_old_one_is_still_about(job: Job) -> None:
-    """The launcher of one host is quicker than that of the other: rank 0 of the old replica still serves the store."""
+    """The launcher of one host is quicker than that of the other: rank 0 of the old replica still
+    serves the store."""
     old = met(job)
     os.kill(old[0].pid, signal.SIGSTOP)
     assert_end(old[1:], without=0)

@@ -1,17 +1,19 @@
 """An engine whose weights are not the trainer's: what corrects for it keeps training stable.
 
-test_perturbed_engine.py shows this of the loss alone, on a table of logits. Here the engine, the model,
-the advantages, the packing and the optimizer are those of a run; only the fleet is missing.
+test_perturbed_engine.py shows this of the loss alone, on a table of logits. Here the engine, the
+model, the advantages, the packing and the optimizer are those of a run; only the fleet is missing.
 
-The engine samples from the trainer's weights plus noise of NOISE times their own spread, other noise
-after every step. It then often draws tokens of bad samples that the trainer is surer of than the engine
-was: their ratio is large, and without the dual clip nothing bounds it if the advantage is negative. The plain
-loss so unlearns what it has learned. Ends: plain loss 0.42 to 0.57 and token mask 0.96 to 0.99, six seeds
-each; with bounds of 0.2 and 5 instead, 0.45 to 0.63; truncated importance sampling above 0.99, three.
+The engine samples from the trainer's weights plus noise of NOISE times their own spread, other
+noise after every step. It then often draws tokens of bad samples that the trainer is surer of than
+the engine was: their ratio is large, and without the dual clip nothing bounds it if the advantage
+is negative. The plain loss so unlearns what it has learned. Ends: plain loss 0.42 to 0.57 and token
+mask 0.96 to 0.99, six seeds each; with bounds of 0.2 and 5 instead, 0.45 to 0.63; truncated
+importance sampling above 0.99, three.
 
-Two things this setting does not show. Masking by sequence is no help alone (0.41 to 0.45), as the geometric
-mean of a sequence hides one broken token; beside importance sampling it costs nothing. And without
-any weight at all the reward ends as high as with the truncated one: what suffers is the gap.
+Two things this setting does not show. Masking by sequence is no help alone (0.41 to 0.45), as the
+geometric mean of a sequence hides one broken token; beside importance sampling it costs nothing.
+And without any weight at all the reward ends as high as with the truncated one: what suffers is the
+gap.
 """
 
 from __future__ import annotations
@@ -76,6 +78,7 @@ async def test_a_perturbed_engine_trains_stably_with_correction(
 async def test_without_an_importance_weight_the_trainer_runs_away_from_the_engine(
     model: Path,
 ) -> None:
-    """Tokens that the trainer would hardly ever draw push at full weight: 38 to 41 over three seeds."""
+    """Tokens that the trainer would hardly ever draw push at full weight: 38 to 41 over three
+    seeds."""
     learned = await train(model, NOISE, proximal="trainer", tis_cap=None)
     assert max(learned.gap) > 20.0

@@ -202,7 +202,8 @@ def test_a_member_killed_at(start_fleet, undisturbed, size, instant):
 @pytest.mark.parametrize("config", ["ppo", "dpo"], indirect=True)
 @pytest.mark.parametrize("instant", ["forward", "reduce", "vote", "commit"])
 def test_another_objective_survives_a_member_killed_at(start_fleet, undisturbed, config, instant):
-    """With a critic, moments and an adaptive coefficient; and with whole groups and a frozen reference."""
+    """With a critic, moments and an adaptive coefficient; and with whole groups and a frozen
+    reference."""
     controller = killed_at(start_fleet, undisturbed, 2, instant)
     ppo = config.train.algorithm == "ppo"
     assert any(name.startswith("critic/") for name in undisturbed[-1]) == ppo

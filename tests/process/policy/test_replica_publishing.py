@@ -1,4 +1,5 @@
-"""A replica of two ranks publishes to a real receiver: each rank sends its buckets, and what arrives are its weights."""
+"""A replica of two ranks publishes to a real receiver: each rank sends its buckets, and what
+arrives are its weights."""
 
 from __future__ import annotations
 
@@ -123,7 +124,8 @@ def test_two_ranks_publish_the_weights_that_they_train(
     "fault",
     [
         "SIGKILL",
-        # In every run: a source that is stopped in test_weight_shares.py, a rank that is in test_outside_ranks.py
+        # In every run: a source that is stopped in test_weight_shares.py, a rank that is in
+        # test_outside_ranks.py
         pytest.param("SIGSTOP", marks=pytest.mark.slow),
     ],
 )

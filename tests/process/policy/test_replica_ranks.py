@@ -74,7 +74,8 @@ def test_one_rank_needs_nobody():
     ],
 )
 def test_killing_any_rank_ends_the_whole_replica(victim):
-    """Within the minute that is waited for; the shortest time limit of a collective is half an hour."""
+    """Within the minute that is waited for; the shortest time limit of a collective is half an
+    hour."""
     process, pids = _idle_replica()
     # Ctrl-C in a terminal reaches every rank; it is for the leader to decide what it means.
     for signum in (signal.SIGINT, signal.SIGTERM):

@@ -57,7 +57,8 @@ def critic_config(folder):
 
 @pytest.fixture(scope="module")
 def by_two(folder, config, critic_config):
-    """What one replica of two ranks does: a training, checks of its checkpoint on HOSTS, and the training of a critic."""
+    """What one replica of two ranks does: a training, checks of its checkpoint on HOSTS, and the
+    training of a critic."""
     arguments = {"config": config.model_dump_json(), "run_dir": _made(folder / "two")}
     critic = {"config": critic_config.model_dump_json(), "run_dir": _made(folder / "critic-two")}
     each = {
@@ -222,8 +223,9 @@ def test_death_of_one_rank_costs_its_replica_and_not_the_step(folder, config, ru
 
 
 def test_two_ranks_train_a_critic_as_one_does(by_two, critic_config, tmp_path):
-    """Its head has one row, so one rank stores none of it; the moments are sums over both. In two of the three steps
-    the policy rests: its slices must stay slices though no backward pass comes."""
+    """Its head has one row, so one rank stores none of it; the moments are sums over both. In two
+    of the three steps the policy rests: its slices must stay slices though no backward pass comes.
+    """
     two = by_two["critic"]
     arguments = {"config": critic_config.model_dump_json(), "steps": STEPS}
     one = ranks.run(1, "trainer", run_dir=str(tmp_path), **arguments)

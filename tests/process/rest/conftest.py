@@ -18,7 +18,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controllers]:
     settings = {
         "train": {"checkpoint_every": 1000, "filter_uninformative": True},
         "fleet": {"lease_ttl_s": 60.0},
-        # No test of this fixture is about a change of the leader, and a busy machine stalls it for seconds.
+        # No test of this fixture is about a change of the leader, and a busy machine stalls it for
+        # seconds.
         "controller": {"leader_lease_s": 30.0},
     }
     with running_controllers(directory, 2, **settings) as controllers:

@@ -1,4 +1,5 @@
-"""Late, masked and dropped groups: their shares, lengths and ages in REST, Prometheus and the dashboard."""
+"""Late, masked and dropped groups: their shares, lengths and ages in REST, Prometheus and the
+dashboard."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from tests.process.rest.test_dashboard import api, open_page, text, wait
 
 BATCH = 4
 STEPS_BEFORE = 5
-# Versions and tokens of each completion in the last step, and before it of a group that no step may train.
+# Versions and tokens of each completion in the last step, and before it of a group that no step may
+# train.
 EXPIRED = ((0, 40),)
 LAST_STEP = (((1, 20), (5, 10)), ((3, 10), (5, 10)), ((5, 16),), ((5, 16),))
 

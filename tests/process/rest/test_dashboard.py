@@ -574,7 +574,8 @@ def test_a_thousand_workers_and_a_hundred_thousand_steps_stay_smooth(
             wait(ready, f"{tab} is not shown")
             share = _busy_share(page)
             print(f"{tab}: the page's thread computed for {share:.0%} of the time")
-            # CPU time, whatever else this machine does; a page that redraws everything is never idle.
+            # CPU time, whatever else this machine does; a page that redraws everything is never
+            # idle.
             assert share < 0.5
         # A point of a curve stands for many steps, and its words say so.
         label = "return document.querySelector('.chart canvas').getAttribute('aria-label')"
@@ -592,7 +593,8 @@ def test_a_thousand_workers_and_a_hundred_thousand_steps_stay_smooth(
 
 
 def _busy_share(page: Any, span_ms: int = 2000) -> float:
-    """CPU time of the page's main thread over wall time, while it shows ``span_ms`` of an unchanged run."""
+    """CPU time of the page's main thread over wall time, while it shows ``span_ms`` of an unchanged
+    run."""
     page.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
 
     def metric(name: str) -> float:

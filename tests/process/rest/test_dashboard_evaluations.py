@@ -27,7 +27,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 class Improving(FakeRollout):
-    """More samples of a prompt are solved with each version; of a set's four, some prompts give none."""
+    """More samples of a prompt are solved with each version; of a set's four, some prompts give
+    none."""
 
     def group_for(self, lease: rollout_pb2.Lease) -> rollout_pb2.Group:
         version, size = max(0, self.version), lease.group_size

@@ -1,4 +1,5 @@
-"""With a certificate, the REST interface, its streams and its page are encrypted, and nothing else is."""
+"""With a certificate, the REST interface, its streams and its page are encrypted, and nothing else
+is."""
 
 from __future__ import annotations
 

@@ -29,7 +29,8 @@ ERROR = "CUDA out of memory. Tried to allocate 2.00 GiB"
 
 
 class Publishing(FakePolicy):
-    """A replica that sends the weights of a model as every version, to the receivers that its directive names."""
+    """A replica that sends the weights of a model as every version, to the receivers that its
+    directive names."""
 
     def publishes(self, url: str, weights: dict[str, torch.Tensor]) -> None:
         self.publisher = WeightPublisher(

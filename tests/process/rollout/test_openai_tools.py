@@ -1,4 +1,5 @@
-"""An agent that has tools is served calls of them, and trained on the text that they were written as."""
+"""An agent that has tools is served calls of them, and trained on the text that they were written
+as."""
 
 from __future__ import annotations
 

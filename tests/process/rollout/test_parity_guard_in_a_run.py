@@ -1,4 +1,5 @@
-"""A swap that leaves out one tensor, with a real engine and a real controller: nothing of it is trained."""
+"""A swap that leaves out one tensor, with a real engine and a real controller: nothing of it is
+trained."""
 
 from __future__ import annotations
 

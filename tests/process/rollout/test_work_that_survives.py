@@ -246,7 +246,8 @@ async def test_an_attempt_goes_on_from_what_the_one_before_left(scene: Scene) ->
     assert scene.worker.reports.message().gauges["continued_tokens"] == 3
 
 
-# -- prefixes ---------------------------------------------------------------------------------------
+# -- prefixes
+# ---------------------------------------------------------------------------------------
 
 
 def sample(

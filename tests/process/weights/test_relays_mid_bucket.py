@@ -1,4 +1,5 @@
-"""A relay that is killed, or stopped, in the middle of a bucket: those below it go on elsewhere, at that bucket."""
+"""A relay that is killed, or stopped, in the middle of a bucket: those below it go on elsewhere, at
+that bucket."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from tests.fixtures.receiving_end import ReceivingEnd
 
 CPU = torch.device("cpu")
 BUCKET, BUCKETS = 24 << 20, 5
-"""A bucket is several times what kernels keep of a connection, so that a stopped relay's ends in its middle."""
+"""A bucket is several times what kernels keep of a connection, so that a stopped relay's ends in
+its middle."""
 PACE = 12 << 20
 """Bytes a second of the relay."""
 STALL_S = 8.0
@@ -55,7 +57,8 @@ class Child(ReceivingEnd):
 
 
 class Tree:
-    """Trainer to a slow relay in a process of its own, to a child, to a grandchild: links 1, 2 and 3."""
+    """Trainer to a slow relay in a process of its own, to a child, to a grandchild: links 1, 2 and
+    3."""
 
     def __init__(self, url: str, run_id: str, stack: ExitStack) -> None:
         self.weights = torch.arange(BUCKET * BUCKETS // 4, dtype=torch.int32)

@@ -286,7 +286,8 @@ def test_what_a_relay_has_damaged_is_noticed_and_fetched_elsewhere(relays: Relay
 
 
 def test_other_weights_under_the_same_version_are_not_mixed(relays: Relays) -> None:
-    """The relay has them from a trainer whose commit was lost: its checksums are right, and none of its buckets is."""
+    """The relay has them from a trainer whose commit was lost: its checksums are right, and none of
+    its buckets is."""
     other, child = Dripping(relays.url, relays.run_id), relays.receiving()
     other.set_links([link(1)])
     child.receiver.set_link(from_relay(1), 1)
@@ -355,7 +356,8 @@ def test_a_joiner_is_fed_by_a_peer_without_a_byte_from_the_trainer(relays: Relay
 
 
 def test_a_version_that_was_taken_back_is_not_handed_on(relays: Relays) -> None:
-    """Version 5 was never committed: the ledger plants a new tree, and the child is quicker than its relay."""
+    """Version 5 was never committed: the ledger plants a new tree, and the child is quicker than
+    its relay."""
     relay, child = chain(relays, 2)
     relays.trainer.begin(snapshot_of(5, seed=9))
     relay.gets(5, seed=9)

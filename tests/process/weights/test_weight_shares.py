@@ -1,4 +1,5 @@
-"""Weights from several sources: each sends its buckets, and a fault of one costs a resume and never wrong weights."""
+"""Weights from several sources: each sends its buckets, and a fault of one costs a resume and never
+wrong weights."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ STALL_S = 3.0
 
 
 class Replica:
-    """Publishers as the ranks of a replica have them, here all in this process but those that are left out."""
+    """Publishers as the ranks of a replica have them, here all in this process but those that are
+    left out."""
 
     def __init__(self, url: str, run_id: str, sources: int, without: int | None = None) -> None:
         self.errors: queue.Queue[int] = queue.Queue()
@@ -101,7 +103,8 @@ class Sharing:
         return made
 
     def source(self, epoch: int, source: int, sources: int) -> subprocess.Popen[str]:
-        """A rank in a process of its own that sends one bucket of version 1, and the record of another, then hangs."""
+        """A rank in a process of its own that sends one bucket of version 1, and the record of
+        another, then hangs."""
         process = weight_link_peer.start(
             "half-source", self.url, self.run_id, epoch, share=(source, sources)
         )
@@ -283,7 +286,8 @@ def test_a_source_that_is_late_is_waited_for(sharing: Sharing) -> None:
 
 
 def test_weights_published_again_under_their_version_are_never_mixed(sharing: Sharing) -> None:
-    """The first were never committed. Rank 0 has still announced them when rank 1 has the second ones."""
+    """The first were never committed. Rank 0 has still announced them when rank 1 has the second
+    ones."""
     replica, lost, right = sharing.replica(2), shared_weights(8), shared_weights(9)
     replica.publish(1, lost)
     replica.ranks[1].forget()
@@ -355,7 +359,8 @@ def test_versions_pass_by_a_receiver_that_is_busy(sharing: Sharing) -> None:
 def test_whole_buckets_go_from_device_to_device_if_the_mesh_joins_them(
     sharing: Sharing, sources: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The two ends take the mesh for one of NCCL. Its operations are the same, and here move host memory."""
+    """The two ends take the mesh for one of NCCL. Its operations are the same, and here move host
+    memory."""
     monkeypatch.setattr(ProcessMesh, "joins_devices", True)
     direct: list[int] = []
     receive = weight_transfer.receive_direct

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.control.continuation import check_begins_elsewhere, from_override
 from paceline.config.schema import Config
 from paceline.errors import BadInput
 from paceline.run_view.files.checkpoint_links import VOID
 from paceline.run_view.summary import can_extend
+from paceline_launcher.cli.control.continuation import check_begins_elsewhere, from_override
 
 
 def config(steps: int = 100, begin_with: str | None = None) -> Config:

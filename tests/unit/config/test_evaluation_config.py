@@ -1,4 +1,5 @@
-"""The doors of evaluation sets: errors name the setting and the remedy, and a run without sets is as before."""
+"""The doors of evaluation sets: errors name the setting and the remedy, and a run without sets is
+as before."""
 
 from __future__ import annotations
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from paceline.cli import app
 from paceline.config.load import load_config
 from paceline.config.schema import Config
 from paceline.config.sections.objectives import BUILT_IN
 from paceline.config.template import ALGORITHMS, SIZES, template, template_settings
 from paceline.errors import BadInput
-from paceline.preflight.config_warnings import config_warnings
-from paceline.preflight.inputs.input_checks import inputs
+from paceline_launcher.cli import app
+from paceline_launcher.preflight.config_warnings import config_warnings
+from paceline_launcher.preflight.inputs.input_checks import inputs
 
 ROOT = Path(__file__).resolve().parents[3]
 

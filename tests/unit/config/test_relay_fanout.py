@@ -1,4 +1,5 @@
-"""Relays without the user's hand: where weights go through host memory in any case, and nowhere else."""
+"""Relays without the user's hand: where weights go through host memory in any case, and nowhere
+else."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from controller.export.alert_thread import AlertThread, RunPace
 from paceline.alerts.delivery import Delivery, NotDelivered
 from paceline.alerts.rules import WINDOW, AlertRules
-from paceline.cli import app
 from paceline.config.sections.services import AlertsConfig
+from paceline_launcher.cli import app
 
 ALL = frozenset(AlertsConfig().on)
 IDLE = RunPace(0, 0.0, open=False)

@@ -102,7 +102,8 @@ def test_in_a_run_that_answers_to_the_changes_it_settles_without_a_cycle(
     idle = [max(waits(fleet).starved, waits(fleet).throttled) for fleet in fleets]
     assert idle == sorted(idle, reverse=True), "a change made waiting worse"
     found = propose(fleets[-1], bounds, waits(fleets[-1]), high=HIGH)
-    # A mean of equal numbers may differ from them in the last bit: a gain may be just enough or not.
+    # A mean of equal numbers may differ from them in the last bit: a gain may be just enough or
+    # not.
     assert found is None or gain(found, fleets[-1], waits(fleets[-1])) <= LEAST_GAIN + 1e-9
 
 

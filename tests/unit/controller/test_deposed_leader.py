@@ -1,4 +1,5 @@
-"""Leader that is deposed: until it follows the journal again it says so, and tells nothing of the run but why it was late."""
+"""Leader that is deposed: until it follows the journal again it says so, and tells nothing of the
+run but why it was late."""
 
 from __future__ import annotations
 

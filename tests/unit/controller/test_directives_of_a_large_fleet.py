@@ -1,4 +1,5 @@
-"""Directives of a large fleet: what is built again after an event, by count. And that nothing is forgotten."""
+"""Directives of a large fleet: what is built again after an event, by count. And that nothing is
+forgotten."""
 
 from __future__ import annotations
 
@@ -12,9 +13,9 @@ from controller.ledger.state.fleet import Fleet
 from controller.ledger.views.directive_grounds import directive_grounds
 from controller.ledger.views.views import owns_all
 from controller.proto_encoding import directive_of
-from controller.simulator.faults import run_schedule
 from paceline.ids import TaskId
 from paceline.v1 import common_pb2, worker_pb2
+from testbed.simulator.faults import run_schedule
 from tests.fixtures.ledgers import Driven, group
 
 

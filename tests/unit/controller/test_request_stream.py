@@ -1,4 +1,5 @@
-"""Requests over one open stream: what each side does if the other one dies, is late, repeats itself or floods it."""
+"""Requests over one open stream: what each side does if the other one dies, is late, repeats itself
+or floods it."""
 
 from __future__ import annotations
 
@@ -97,7 +98,8 @@ async def test_a_request_that_waits_holds_up_no_other() -> None:
 async def test_a_stream_that_breaks_around_the_commit_has_its_request_repeated(
     committed: bool,
 ) -> None:
-    """The controller dies with the request; the next one, at the same address, gets it again, unchanged."""
+    """The controller dies with the request; the next one, at the same address, gets it again,
+    unchanged."""
     (port,) = free_ports("127.0.0.1", 1)
     ledger: dict[int, int] = {}
     came: list[bytes] = []
@@ -214,7 +216,8 @@ async def test_a_cancelled_caller_withdraws_its_request_alone() -> None:
 
 
 async def test_a_message_over_the_limit_is_refused_alone() -> None:
-    """Of a request by its sender, of a reply by the controller: neither breaks the stream for the others."""
+    """Of a request by its sender, of a reply by the controller: neither breaks the stream for the
+    others."""
     tasks_there = asyncio.Event()
 
     async def lease(_: Any, request: rollout_pb2.LeaseRequest) -> rollout_pb2.LeaseReply:

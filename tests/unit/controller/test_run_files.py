@@ -1,4 +1,5 @@
-"""Run files: whose they are if leaders follow closely, and that a disk that fails costs nothing else."""
+"""Run files: whose they are if leaders follow closely, and that a disk that fails costs nothing
+else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Sample archiver at the end of a run: what is being read is written, and nobody waits for a thread that ended."""
+"""Sample archiver at the end of a run: what is being read is written, and nobody waits for a thread
+that ended."""
 
 from __future__ import annotations
 
@@ -63,7 +64,8 @@ async def test_a_step_that_is_read_when_the_run_ends_is_archived(tmp_path: Path)
 async def test_a_deletion_does_not_wait_for_an_archive_that_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The payloads of a run that had ended stayed for half a minute, or for ever if its controllers ended."""
+    """The payloads of a run that had ended stayed for half a minute, or for ever if its controllers
+    ended."""
     monkeypatch.setattr(sample_archiver, "WRITTEN_S", 90.0)
     archiver = started(tmp_path, SlowPayloads())
     archiver.begin_close()

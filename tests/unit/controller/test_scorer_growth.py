@@ -1,4 +1,5 @@
-"""Scorers that hold the trainers up: their load is measured, and the autoscaler proposes more of them, within the limit."""
+"""Scorers that hold the trainers up: their load is measured, and the autoscaler proposes more of
+them, within the limit."""
 
 from __future__ import annotations
 

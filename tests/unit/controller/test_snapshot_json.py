@@ -12,10 +12,10 @@ import pytest
 from controller.ledger import Ledger, codec
 from controller.ledger import ledger as ledger_module
 from controller.ledger.state.tasks import Task
-from controller.simulator.faults import run_schedule
 from controller.store.journal import Journal, LedgerSnapshot, Position
 from controller.store.redis_keys import Keys
 from controller.store.snapshot_json import PIECE, slices
+from testbed.simulator.faults import run_schedule
 from tests.fixtures.ledgers import Driven
 
 DROPS = 100_000
@@ -112,7 +112,8 @@ def test_a_snapshot_says_what_was_true_when_it_was_begun() -> None:
 
 
 def changed_while_written(seed: int) -> int:
-    """Tasks that changed while a snapshot of one run's ledger was written, which is done at random moments."""
+    """Tasks that changed while a snapshot of one run's ledger was written, which is done at random
+    moments."""
     journal = [e for entry in run_schedule(seed).redis.entries for e in entry.events]
     rng, ledger = random.Random(seed), Ledger()
     remaining, changed = iter(journal), 0

@@ -1,4 +1,5 @@
-"""Tasks whose owners died: which of them was the reason is found out, and only that one pays for it."""
+"""Tasks whose owners died: which of them was the reason is found out, and only that one pays for
+it."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from controller.ledger import Ledger
 from controller.ledger import commands as cmd
 from controller.ledger.state.tasks import SUSPECT_DEATHS
 from controller.ledger.views import views
-from controller.simulator.cluster import Shape
-from controller.simulator.world import World
+from testbed.simulator.cluster import Shape
+from testbed.simulator.world import World
 from tests.fixtures.ledgers import Driven, facts
 
 

@@ -1,4 +1,5 @@
-"""The order of a mixture: shares, epochs of each source, the same everywhere, and cheap at any size."""
+"""The order of a mixture: shares, epochs of each source, the same everywhere, and cheap at any
+size."""
 
 from __future__ import annotations
 
@@ -102,7 +103,8 @@ def test_counts_agree_with_the_places_one_by_one(order: DataOrder) -> None:
 
 
 def test_a_place_costs_the_same_at_any_size_of_the_data() -> None:
-    """Rows x 1, 2, 4, 8: the time for a place does not grow with them, and nothing is held for a row."""
+    """Rows x 1, 2, 4, 8: the time for a place does not grow with them, and nothing is held for a
+    row."""
     cost = {}
     for factor in (1, 2, 4, 8):
         order = mixture((100_000 * factor, 2), (50_000 * factor, 1))

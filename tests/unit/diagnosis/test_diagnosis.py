@@ -87,7 +87,8 @@ IN_REDUCE = wait(WaitKind.COLLECTIVE, "inside the all-reduce of epoch 4")
 VOTING = wait(WaitKind.VOTES, "waiting for the votes of step 1")
 
 MATRIX: dict[str, tuple[bool, dict[str, Any], dict[str, Any], str]] = {
-    # Wait point: step open, of the stopped p1 (or r1), of its peer p0 (or r0), words of the sentence.
+    # Wait point: step open, of the stopped p1 (or r1), of its peer p0 (or r0), words of the
+    # sentence.
     "idle": (
         False,
         {"waits": (wait(WaitKind.GROUPS, "waiting for the groups of step 1"),)},

@@ -9,8 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from paceline.config.schema import Config
-from paceline.preflight.inputs.input_checks import inputs
 from paceline.prompt_tokenizer import PromptTokenizer
+from paceline_launcher.preflight.inputs.input_checks import inputs
 from rollout_worker.engine import make_engine
 from rollout_worker.engine.base import EngineError
 from rollout_worker.engine.own_engine import own_engine

@@ -127,8 +127,8 @@ Room = Callable[[int], bool]
 
 
 class CountingSession:
-    """A controller that holds what it is sent, and counts the bytes; ``lost`` tokens vanish once. ``room(n)``:
-    whether the store has room when report ``n`` comes."""
+    """A controller that holds what it is sent, and counts the bytes; ``lost`` tokens vanish once.
+    ``room(n)``: whether the store has room when report ``n`` comes."""
 
     caller = common_pb2.Caller(worker_id="rollout-0", incarnation=1)
 

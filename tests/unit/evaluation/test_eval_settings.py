@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.cli.evaluation.settings import SET, Wanted, settings
 from paceline.config.schema import Config
 from paceline.config.sections.training import DataConfig
+from paceline_launcher.cli.evaluation.settings import SET, Wanted, settings
 
 
 def wanted(**options: Any) -> Wanted:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.cli.evaluation.evaluate import Judged
-from paceline.cli.evaluation.report import LOG_S, ProgressLine
+from paceline_launcher.cli.evaluation.evaluate import Judged
+from paceline_launcher.cli.evaluation.report import LOG_S, ProgressLine
 
 
 def test_a_log_gets_a_line_each_tenth_and_each_ten_seconds(

@@ -81,7 +81,8 @@ def test_other_curves_are_none(
 
 
 def test_noise_is_none() -> None:
-    """300 runs of 60 evaluations, whose score rises while the truth stands still: at most one in a hundred is warned of."""
+    """300 runs of 60 evaluations, whose score rises while the truth stands still: at most one in a
+    hundred is warned of."""
     runs = [
         curve(lambda n: 0.55, lambda n: 0.1 * n, count=60, noise=random.Random(seed))
         for seed in range(300)
@@ -90,7 +91,8 @@ def test_noise_is_none() -> None:
 
 
 def test_a_fall_within_noise_is_found_all_the_same() -> None:
-    """From 0.8 to 0.5 in 20 evaluations, with the noise of 256 prompts: in all of 100 runs, in time."""
+    """From 0.8 to 0.5 in 20 evaluations, with the noise of 256 prompts: in all of 100 runs, in
+    time."""
     for seed in range(100):
         run = curve(
             lambda n: 0.8 - 0.015 * n, lambda n: 0.1 * n, count=21, noise=random.Random(seed)

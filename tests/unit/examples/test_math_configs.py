@@ -1,4 +1,5 @@
-"""Configurations of the math example: `config check` and `plan memory` accept each on the GPUs that its first lines name."""
+"""Configurations of the math example: `config check` and `plan memory` accept each on the GPUs that
+its first lines name."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ from transformers import AutoConfig
 from typer.testing import CliRunner
 
 from examples.math.make_tiny import CHAT_TEMPLATE
-from paceline.cli import app
 from paceline.config.load import load_config
-from paceline.node_placement import Nodes, Placement
+from paceline_launcher.cli import app
+from paceline_launcher.node_placement import Nodes, Placement
 from testbed.fleets.local_run import ROOT
 from testbed.tiny_model import make_char_tokenizer
 from tests.fixtures.engines import needs_vllm
@@ -57,7 +58,8 @@ ROWS = {"math": (7_500, 5_000), "gsm8k": (7_473, 1_319)}
 
 @pytest.fixture(scope="module")
 def home_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory in which models and data are where the configurations look for them; the weights are empty files."""
+    """A directory in which models and data are where the configurations look for them; the weights
+    are empty files."""
     home = tmp_path_factory.mktemp("home")
     tokenizer = make_char_tokenizer("abc")
     tokenizer.chat_template = CHAT_TEMPLATE

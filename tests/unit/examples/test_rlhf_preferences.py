@@ -1,4 +1,5 @@
-"""Preferences of the RLHF example: of two samples of one model a right one and a wrong one, for prompts of their own."""
+"""Preferences of the RLHF example: of two samples of one model a right one and a wrong one, for
+prompts of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Stages of the RLHF example: their order, what each begins with, and that none is done twice or from another's output."""
+"""Stages of the RLHF example: their order, what each begins with, and that none is done twice or
+from another's output."""
 
 from __future__ import annotations
 
@@ -143,7 +144,8 @@ def test_a_stage_of_other_settings_or_inputs_is_refused_with_the_remedy(
 def test_a_start_waits_for_the_run_that_an_earlier_start_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The command was killed, and its `paceline up` goes on: a second one of the run would be refused."""
+    """The command was killed, and its `paceline up` goes on: a second one of the run would be
+    refused."""
     ran, where = Ran(monkeypatch), of("sft", tmp_path)
     where.directory.mkdir()
     lock = (where.directory / "supervisor.lock").open("a+")

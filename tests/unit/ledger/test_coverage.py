@@ -1,4 +1,5 @@
-"""Coverage report: every row of every data-set epoch is trained once, dropped, on its way or still to come."""
+"""Coverage report: every row of every data-set epoch is trained once, dropped, on its way or still
+to come."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The curriculum: rows that were always or never solved are drawn less, and the proof accounts for them."""
+"""The curriculum: rows that were always or never solved are drawn less, and the proof accounts for
+them."""
 
 from __future__ import annotations
 

@@ -122,7 +122,8 @@ def test_a_round_without_the_ranking_set_ranks_nothing() -> None:
 
 
 def test_one_version_holds_for_all_sets_of_a_round() -> None:
-    """The row of the small set was sampled with newer weights: it has no score, though it has a row."""
+    """The row of the small set was sampled with newer weights: it has no score, though it has a
+    row."""
     run = Sets(eval_sets=(MATH,), eval_every=5)
     first, *rest = run.lease("r0", 3).leases
     run.rollout("r1")

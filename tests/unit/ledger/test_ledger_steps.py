@@ -252,8 +252,8 @@ def test_a_stranger_to_the_mesh_records_no_checkpoint() -> None:
 
 
 def test_a_stopped_run_whose_last_state_dies_ends_at_its_checkpoint() -> None:
-    """Found by schedule 2059576 of the simulator: it had ended at a step that no weights are left of,
-    and its mesh was formed again after that."""
+    """Found by schedule 2059576 of the simulator: it had ended at a step that no weights are left
+    of, and its mesh was formed again after that."""
     run = fleet("p0")
     run.train()
     run.checkpoint()
@@ -398,7 +398,8 @@ def test_the_last_holder_of_the_state_drains_only_once_another_has_it() -> None:
 def test_a_replica_of_an_epoch_that_the_journal_lost_is_sent_out_of_the_one_with_its_number() -> (
     None
 ):
-    """Else it would wait for a plan for ever: it takes the new epoch for the one that it has formed."""
+    """Else it would wait for a plan for ever: it takes the new epoch for the one that it has
+    formed."""
     run = fleet("p0")
     run.train()
     run.die("p0")

@@ -1,4 +1,5 @@
-"""Groups whose payload is lost or wrong: they are generated again, and counted in nothing that was trained."""
+"""Groups whose payload is lost or wrong: they are generated again, and counted in nothing that was
+trained."""
 
 from __future__ import annotations
 

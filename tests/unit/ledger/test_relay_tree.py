@@ -1,4 +1,5 @@
-"""Who sends weights to whom, with relays: a tree in which nobody sends to many, whoever dies or fails."""
+"""Who sends weights to whom, with relays: a tree in which nobody sends to many, whoever dies or
+fails."""
 
 from __future__ import annotations
 

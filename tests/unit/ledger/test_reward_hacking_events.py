@@ -1,4 +1,5 @@
-"""Reward hacking in the ledger: a warning once, in status as long as it lasts, and the same after a failover."""
+"""Reward hacking in the ledger: a warning once, in status as long as it lasts, and the same after a
+failover."""
 
 from __future__ import annotations
 

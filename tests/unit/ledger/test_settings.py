@@ -323,7 +323,8 @@ def test_the_journal_of_an_earlier_release_goes_on_with_the_settings_of_the_file
 
 
 def test_a_file_that_sets_another_length_takes_back_the_one_that_was_set_meanwhile() -> None:
-    """Of steps, epochs and samples one is set. A file whose steps are edited must not leave two of them in force."""
+    """Of steps, epochs and samples one is set. A file whose steps are edited must not leave two of
+    them in force."""
     lengths = ("train.steps", "train.epochs", "train.max_samples")
     known = Settings(configured=dict(zip(lengths, (100, None, None), strict=True)))
     known.values = dict(zip(lengths, (None, 3.0, None), strict=True))

@@ -71,8 +71,8 @@ def test_no_group_is_left_out_for_being_slow() -> None:
 
 
 def test_no_group_is_expired_while_it_has_a_token_of_the_bound() -> None:
-    """A bound as tight as staleness itself: the first tokens of slow groups are masked, and their last
-    ones, of the newest weights, are trained."""
+    """A bound as tight as staleness itself: the first tokens of slow groups are masked, and their
+    last ones, of the newest weights, are trained."""
     run, trained = trained_run(max_token_age=4)
     assert views.counts(run.state).dropped == {}
     assert slow_share(trained) >= 0.8 * 0.05

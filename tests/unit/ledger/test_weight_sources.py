@@ -1,4 +1,5 @@
-"""Who sends weights if several replicas can: each takes its share, and the others go on for one that is lost."""
+"""Who sends weights if several replicas can: each takes its share, and the others go on for one
+that is lost."""
 
 from __future__ import annotations
 

@@ -7,15 +7,15 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from paceline.cli import app
 from paceline.config.schema import Config
 from paceline.errors import BadInput
 from paceline.memory_plan import memory_plan as memory_plan_module
 from paceline.memory_plan.gpus import named_gpu
 from paceline.memory_plan.memory_plan import activation_bytes, memory_plan
 from paceline.memory_plan.model_shape import read_shape, shape_of
-from paceline.preflight.inputs.gpu_memory import gpu_memory
 from paceline.weights.weight_snapshot import BUCKET_BYTES
+from paceline_launcher.cli import app
+from paceline_launcher.preflight.inputs.gpu_memory import gpu_memory
 from policy_worker.offload import moments
 from policy_worker.rows import attention
 from policy_worker.step.optimizer import build_optimizer

@@ -18,7 +18,8 @@ MODELS = {
     "32b": ("qwen3", QWEN3_32B),
     "70b": ("qwen2", QWEN25_72B),
 }
-"""Numbers of the models that templates name on the hub; tiny trains an example of 0.1 M parameters."""
+"""Numbers of the models that templates name on the hub; tiny trains an example of 0.1 M parameters.
+"""
 TOO_LARGE = {("32b", "ppo"), ("70b", "ppo")}
 """Policy and critic of these sizes need GPUs of 141 GB."""
 

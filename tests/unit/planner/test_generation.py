@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from controller.planner.generation import Generation
-from controller.planner.lengths import Lengths
-from controller.planner.system import (
+from testbed.planner.generation import Generation
+from testbed.planner.lengths import Lengths
+from testbed.planner.system import (
     Accelerator,
     Batch,
     EngineTime,
@@ -104,7 +104,8 @@ def test_time_per_token_by_hand() -> None:
     gpu = Accelerator(memory=80e9, bandwidth=2e12, flops=1e15)
     model = ModelSize(parameters=10e9, active=5e9, kv_bytes=1e5)
     engine = EngineTime.of(model, gpu, tp=2, overhead_s=0.004)
-    # 20 GB at 2 x 2 TB/s x 0.6; 2 x 5e9 operations at 2 x 1e15 x 0.5; 100 kB; (0.85 x 160 - 20) GB of cache.
+    # 20 GB at 2 x 2 TB/s x 0.6; 2 x 5e9 operations at 2 x 1e15 x 0.5; 100 kB; (0.85 x 160 - 20) GB
+    # of cache.
     assert engine.fixed == pytest.approx(0.004 + 20e9 / 2.4e12)
     assert engine.per_sequence == pytest.approx(1e-5)
     assert engine.per_context_token == pytest.approx(1e5 / 2.4e12)

@@ -1,4 +1,5 @@
-"""Paces of the planner: what bounds them, the ledger's admission rule, and what calibration recovers."""
+"""Paces of the planner: what bounds them, the ledger's admission rule, and what calibration
+recovers."""
 
 from dataclasses import replace
 
@@ -6,7 +7,7 @@ import pytest
 
 from controller.ledger.admission import dispatch_limit
 from controller.ledger.decisions.leases import admissible
-from controller.planner.calibration import (
+from testbed.planner.calibration import (
     CONSTANT_SHARES,
     MeasuredRun,
     MeasuredStep,
@@ -14,10 +15,10 @@ from controller.planner.calibration import (
     calibrated_by_run,
     from_published,
 )
-from controller.planner.lengths import Lengths
-from controller.planner.pace import asynchronous, generation_seconds, synchronous
-from controller.planner.sizes import NoSplit, best_size, splits
-from controller.planner.system import Batch, EngineTime, StageTime, System
+from testbed.planner.lengths import Lengths
+from testbed.planner.pace import asynchronous, generation_seconds, synchronous
+from testbed.planner.sizes import NoSplit, best_size, splits
+from testbed.planner.system import Batch, EngineTime, StageTime, System
 from tests.fixtures.ledgers import Driven
 
 BATCH = Batch(groups=32, group_size=4, prompt_tokens=20, lengths=Lengths(200, 0.8, 1_000))

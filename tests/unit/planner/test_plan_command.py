@@ -1,4 +1,4 @@
-"""``paceline plan``: bad input at the door, measured files and runs, JSON and picture."""
+"""The planner's command: bad input at the door, measured files and runs, JSON and picture."""
 
 import json
 import socket
@@ -7,8 +7,9 @@ import pytest
 from huggingface_hub import constants
 from typer.testing import CliRunner
 
-from paceline.cli import app
+from benchmarks.planner.__main__ import app as planner
 from paceline.errors import BadInput
+from paceline_launcher.cli import app
 from tests.unit.memory_plan.test_memory_plan import QWEN3_06B
 
 TIMES = """
@@ -49,7 +50,7 @@ def plan(tmp_path, monkeypatch):
     (tmp_path / "times.toml").write_text(TIMES)
 
     def run(*arguments):
-        result = CliRunner().invoke(app, ["plan", "run.toml", *arguments])
+        result = CliRunner().invoke(planner, ["run.toml", *arguments])
         if isinstance(result.exception, BadInput):
             return str(result.exception)
         assert result.exit_code == 0, result.output

@@ -150,7 +150,8 @@ def test_a_write_whose_state_was_outvoted_leaves_no_checkpoint(config, checkpoin
 
 
 def test_no_writer_can_overwrite_the_checkpoint_of_another(config, checkpointer, tmp_path):
-    """An outvoted replica that was stopped wakes up after the good checkpoint of its step was recorded."""
+    """An outvoted replica that was stopped wakes up after the good checkpoint of its step was
+    recorded."""
     good = tiny_state(config)
     synthetic_step(good)
     recorded = checkpointer.save_async(good, "right").result(30).path
@@ -255,8 +256,8 @@ def _cut(path):
 
 
 class OneOfTwo(RankGroup):
-    """Rank ``rank`` of two on a host, which hold the whole state each; the checkpoint is of one rank. ``said``: the other
-    one's problem."""
+    """Rank ``rank`` of two on a host, which hold the whole state each; the checkpoint is of one
+    rank. ``said``: the other one's problem."""
 
     def __init__(self, rank: int, said: str = "") -> None:
         super().__init__()
@@ -295,7 +296,8 @@ def test_the_ranks_of_a_host_check_every_file_once(config, many_files, tmp_path,
 
 
 def test_a_slice_needs_the_files_that_overlap_with_it_and_all_of_it_must_be_there(tmp_path):
-    """A damaged header may say that a slice lies elsewhere: then its file would be needed, and checked, by nobody."""
+    """A damaged header may say that a slice lies elsewhere: then its file would be needed, and
+    checked, by nobody."""
 
     def write(rank, rows, offset):
         piece = shards_module.TensorSlice(torch.ones(rows, 2), (offset, 0))

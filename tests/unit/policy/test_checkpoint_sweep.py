@@ -95,7 +95,8 @@ def test_a_slow_writer_that_lives_finishes_its_checkpoint(
     go_on.set()
     path = writing.result(60).path
     assert complete_checkpoints(tmp_path / "run") == [path]
-    # It is complete now, and its record is on its way: only a settled step says that none will come.
+    # It is complete now, and its record is on its way: only a settled step says that none will
+    # come.
     other = Checkpointer(tmp_path / "run", config)
     other.sweep(Step(1), frozenset())
     other.close()

@@ -1,4 +1,5 @@
-"""A critic of another tokenizer is refused by name: before the start, and by the policy worker that loads it."""
+"""A critic of another tokenizer is refused by name: before the start, and by the policy worker that
+loads it."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from paceline.config.same_tokens import difference
-from paceline.preflight.inputs.models import model_problems
+from paceline_launcher.preflight.inputs.models import model_problems
 from policy_worker.model.policy_model import ModelError
 from policy_worker.ranks.rank_group import RankGroup
 from policy_worker.ranks.sharding import load_sharded_state

@@ -1,4 +1,5 @@
-"""On-policy distillation and the remote reference: losses against plain loops, and columns that are checked."""
+"""On-policy distillation and the remote reference: losses against plain loops, and columns that are
+checked."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def config(algorithm: str = "distill", **train: object) -> Config:
 
 
 def test_the_loss_is_the_policy_gradient_of_the_reverse_kl() -> None:
-    """Against a loop over tokens: clip(ratio) x (log teacher - log policy), mean over the step's tokens."""
+    """Against a loop over tokens: clip(ratio) x (log teacher - log policy), mean over the step's
+    tokens."""
     settings = config()
     groups = random_groups(np.random.default_rng(3))
     objective = load_objective(settings)
@@ -67,7 +69,8 @@ def test_the_loss_is_the_policy_gradient_of_the_reverse_kl() -> None:
 
 
 def test_on_policy_its_gradient_is_that_of_the_exact_reverse_kl() -> None:
-    """Over all tokens of a small vocabulary, weighted by their probability, instead of over samples."""
+    """Over all tokens of a small vocabulary, weighted by their probability, instead of over
+    samples."""
     generator = torch.Generator().manual_seed(2)
     logits = torch.randn(7, generator=generator, dtype=torch.float64, requires_grad=True)
     teacher = torch.randn(7, generator=generator, dtype=torch.float64).log_softmax(0)

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
-from paceline.cli import app
+from paceline_launcher.cli import app
 from policy_worker.checkpoint.checkpoint import Checkpointer
 from policy_worker.checkpoint.export import MARKER, ExportError, export
 from tests.fixtures.train_states import synthetic_step, tiny_config, tiny_state

@@ -8,9 +8,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from paceline.cli import app
 from paceline.config.schema import Config
-from paceline.supervisor.final_export import export_newest
+from paceline_launcher.cli import app
+from paceline_launcher.supervisor.final_export import export_newest
 from policy_worker.checkpoint.checkpoint import Checkpointer
 from policy_worker.checkpoint.export import ExportError
 from tests.fixtures.train_states import tiny_config, tiny_state

@@ -1,7 +1,7 @@
 """The GRPO family against TRL 1.16 and against loops written from the papers, values and gradients.
 
-The fixture holds what TRL's trainers gave for six completions of unequal lengths, two with a masked token: loss and
-gradient by log-prob, float32.
+The fixture holds what TRL's trainers gave for six completions of unequal lengths, two with a masked
+token: loss and gradient by log-prob, float32.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ def test_the_kl_in_the_loss_has_the_weighted_value_of_trl() -> None:
 
 
 def test_a_kl_in_the_reward_lowers_each_tokens_advantage_by_what_follows_it() -> None:
-    """Against a loop: r_t = -beta log(pi / ref) at each token, and the advantage is their sum from t on."""
+    """Against a loop: r_t = -beta log(pi / ref) at each token, and the advantage is their sum from
+    t on."""
     train = {"algorithm": "reinforce++", "kl_coef": 0.3, "dual_clip": "none"}
     total, gradient = ours(train, reference=True)
     logprobs, old, ref, mask = (flat(n) for n in ("logprobs", "old", "reference", "mask"))

@@ -1,4 +1,5 @@
-"""Chunks of the vocabulary must bound memory as computed, and change neither log-probs nor gradients."""
+"""Chunks of the vocabulary must bound memory as computed, and change neither log-probs nor
+gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Held-out rows of recorded data: one that cannot be measured is left out, and the others are measured without it."""
+"""Held-out rows of recorded data: one that cannot be measured is left out, and the others are
+measured without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Settings that an objective does not read: the list of them is true, and none is ignored without a word."""
+"""Settings that an objective does not read: the list of them is true, and none is ignored without a
+word."""
 
 from __future__ import annotations
 
@@ -10,10 +11,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from paceline.cli import app
 from paceline.config.ignored_settings import IGNORED, TERMS
 from paceline.config.load import ConfigError, load_config
 from paceline.v1 import rollout_pb2
+from paceline_launcher.cli import app
 from policy_worker.objectives.conformance.conformance import toy_config
 from policy_worker.objectives.conformance.toy_step import ToyStep
 
@@ -39,7 +40,8 @@ OTHER: dict[str, dict[str, Any]] = {
     "covariance": {"covariance": "clip", "covariance_share": 0.9, "covariance_range": (-9.0, 9.0)},
 }
 UNSEEN = {("grpo", "skip_zero_advantage"), ("distill", "clip_high")}
-"""It leaves out what adds nothing; and the toy's teacher finds every token less likely than the policy does."""
+"""It leaves out what adds nothing; and the toy's teacher finds every token less likely than the
+policy does."""
 
 
 def gradient(algorithm: str, train: dict[str, Any]) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""A new run begins with the weights of another run's checkpoint, and with its optimizer state if that fits."""
+"""A new run begins with the weights of another run's checkpoint, and with its optimizer state if
+that fits."""
 
 from __future__ import annotations
 

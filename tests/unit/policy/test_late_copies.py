@@ -1,4 +1,5 @@
-"""A device copies what is saved and published when it comes to it: no update overtakes it, and the host waits for none."""
+"""A device copies what is saved and published when it comes to it: no update overtakes it, and the
+host waits for none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Ranks hear of every change of links, whatever their training threads do, and the store keeps none of it."""
+"""Ranks hear of every change of links, whatever their training threads do, and the store keeps none
+of it."""
 
 from __future__ import annotations
 

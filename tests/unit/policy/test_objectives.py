@@ -1,4 +1,5 @@
-"""Objectives: every built-in one and the example keep what elastic training rests on, and mistakes are named."""
+"""Objectives: every built-in one and the example keep what elastic training rests on, and mistakes
+are named."""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from examples.own_objective.leave_one_out import LeaveOneOut
-from paceline.cli import app
 from paceline.config.algorithms import FAMILY
 from paceline.config.fields import Section
 from paceline.config.load import fleet_digest, run_digest
 from paceline.config.schema import Config
+from paceline_launcher.cli import app
 from policy_worker.objectives.conformance.conformance import conformance
 from policy_worker.objectives.conformance.toy_step import totals_of
 from policy_worker.objectives.load import ObjectiveError, check_options, objective_class

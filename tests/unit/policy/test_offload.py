@@ -1,4 +1,5 @@
-"""State in host memory: the same numbers, the same checkpoints, and nothing left on the device after a pass."""
+"""State in host memory: the same numbers, the same checkpoints, and nothing left on the device
+after a pass."""
 
 from __future__ import annotations
 
@@ -98,7 +99,8 @@ def test_a_resting_parameter_takes_no_step_on_the_host_either():
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma2"])
 def test_frozen_blocks_are_on_the_device_one_at_a_time(family, monkeypatch):
-    """A device without data stands for one with: what computes there, and what comes back, can be asked."""
+    """A device without data stands for one with: what computes there, and what comes back, can be
+    asked."""
     # It asks for the value of a tensor, which there has none.
     monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
     model = tiny_network(family).requires_grad_(False)

@@ -1,4 +1,5 @@
-"""A reduction that begins during the last backward gives what one after it gives, and its failures cost no gradient."""
+"""A reduction that begins during the last backward gives what one after it gives, and its failures
+cost no gradient."""
 
 from __future__ import annotations
 

@@ -42,7 +42,8 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def classifier(model, tmp_path_factory):
-    """A sequence classifier with one label and a head that is not zero, as reward models are published."""
+    """A sequence classifier with one label and a head that is not zero, as reward models are
+    published."""
     path = tmp_path_factory.mktemp("m") / "classifier"
     torch.manual_seed(1)
     found = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)

@@ -1,4 +1,5 @@
-"""Reading of payloads while the store fails: what has arrived stays, what is lost is named, nothing is given up."""
+"""Reading of payloads while the store fails: what has arrived stays, what is lost is named, nothing
+is given up."""
 
 from __future__ import annotations
 

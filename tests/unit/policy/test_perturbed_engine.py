@@ -1,8 +1,8 @@
 """An engine that disagrees with the trainer: what corrects for it keeps training stable.
 
 The policy is a table of logits, so that a whole training takes a second and everything but the loss
-is beyond doubt. The engine samples from logits with fresh noise and reports the log-probs of what it
-sampled from, as an engine of low precision does.
+is beyond doubt. The engine samples from logits with fresh noise and reports the log-probs of what
+it sampled from, as an engine of low precision does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""One group that cannot be trained is named, and the gradients of the others are what they would be."""
+"""One group that cannot be trained is named, and the gradients of the others are what they would
+be."""
 
 from __future__ import annotations
 
@@ -188,7 +189,8 @@ def test_bytes_that_are_no_group_are_found_out(trainer, groups):
 
 
 def test_a_worker_that_submitted_other_facts_than_its_payload_has_is_found_out(trainer, groups):
-    """The step's totals rest on the facts: a reward that no completion has would shift every advantage."""
+    """The step's totals rest on the facts: a reward that no completion has would shift every
+    advantage."""
     plan = sealed_plan(groups)
     lie = submitted(groups[2])
     lie.rewards[0] += 100.0
@@ -201,8 +203,9 @@ def test_a_worker_that_submitted_other_facts_than_its_payload_has_is_found_out(t
 
 
 def out_of_memory_above(monkeypatch, sequences, poison=()):
-    """A device on which rows of more than ``sequences`` sequences do not fit, nor any of ``poison``,
-    the first tokens of prompts. A part of the backward pass is done before it is noticed."""
+    """A device on which rows of more than ``sequences`` sequences do not fit, nor any of
+    ``poison``, the first tokens of prompts. A part of the backward pass is done before it is
+    noticed."""
     real = Grpo.loss
     packed = RowForwards.pack
     rows = []

@@ -15,8 +15,8 @@ from policy_worker.worker_report import PolicyReport
 
 
 class Deaf:
-    """A control plane that takes no notice of the first reports of a failure, as in an outage that is
-    longer than they are repeated, or where Redis has lost what they changed."""
+    """A control plane that takes no notice of the first reports of a failure, as in an outage that
+    is longer than they are repeated, or where Redis has lost what they changed."""
 
     def __init__(self, misses: int) -> None:
         self.caller = common_pb2.Caller(worker_id="policy-0", incarnation=1)

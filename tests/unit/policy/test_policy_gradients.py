@@ -147,7 +147,8 @@ def test_staleness_is_no_part_of_the_fresh_gap():
 
 
 def importance_weights(config, groups):
-    """Policy / behaviour of every token, one sequence after the other through the model's ordinary forward."""
+    """Policy / behaviour of every token, one sequence after the other through the model's ordinary
+    forward."""
     model, weights = tiny_network("qwen3"), []
     for group in groups:
         prompt = np.frombuffer(group.prompt_tokens, "<i4").tolist()

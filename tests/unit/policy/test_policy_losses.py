@@ -270,7 +270,8 @@ def test_the_weighted_k2_has_the_gradient_of_the_kl_on_stale_tokens():
 
 
 def test_dr_grpo_with_an_environment_divides_by_the_bound_of_the_transcript():
-    """``max_tokens`` bounds a turn: a transcript of 100 tokens would weigh 6.25 instead of 1 at most."""
+    """``max_tokens`` bounds a turn: a transcript of 100 tokens would weigh 6.25 instead of 1 at
+    most."""
     rollout = {"max_tokens": 16, "max_context": 128, "environment": "math:sqrt"}
     config = make_config(train={"aggregation": "dr_grpo"}, rollout=rollout)
     weights = token_weights(np.ones(100, np.float32), np.array([100]), 100, 1, config)

@@ -1,4 +1,5 @@
-"""PPO: advantages, value targets, losses and gradients against loops over tokens as the papers write them."""
+"""PPO: advantages, value targets, losses and gradients against loops over tokens as the papers
+write them."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def ppo_config(train=None, **options):
 
 
 def draw(seed, dtype=torch.float64):
-    """Columns of five completions with rewards of tokens, log-probs, values, and both before the step."""
+    """Columns of five completions with rewards of tokens, log-probs, values, and both before the
+    step."""
     rng = np.random.default_rng(seed)
     n = int(LENGTHS.sum())
 
@@ -63,7 +65,8 @@ def draw(seed, dtype=torch.float64):
 
 
 def advantages_by_hand(rewards, values, gamma, lam):
-    """Equation 16 of arXiv 1506.02438 as the double sum that it is, over the tokens of the model only."""
+    """Equation 16 of arXiv 1506.02438 as the double sum that it is, over the tokens of the model
+    only."""
     advantages = np.zeros(len(rewards))
     for s in range(len(LENGTHS)):
         inside = [i for i in range(len(rewards)) if SEQUENCE[i] == s and TRAINED[i]]
@@ -89,7 +92,8 @@ def test_advantages_and_returns_are_those_of_the_paper(gamma, lam):
 
 
 def test_a_value_carries_over_the_tokens_of_an_environment():
-    """With lambda 0 the advantage is one action ahead: across the environment's tokens, without a discount of theirs."""
+    """With lambda 0 the advantage is one action ahead: across the environment's tokens, without a
+    discount of theirs."""
     rewards, trained = torch.tensor([0.0, 9.0, 9.0, 1.0]), torch.tensor([1.0, 0.0, 0.0, 1.0])
     values = torch.tensor([0.5, 7.0, 7.0, 0.25])
     found, _ = gae(rewards, values, trained, torch.zeros(4, dtype=torch.int64), gamma=0.9, lam=0.0)
@@ -213,7 +217,8 @@ def test_the_loss_and_its_gradients_are_those_of_a_loop_over_tokens(dtype, train
 
 
 def test_a_step_that_makes_one_update_is_never_stopped_by_the_value_clip():
-    """V is the value before the step in its value: the gradient is that of the squared error, ties included."""
+    """V is the value before the step in its value: the gradient is that of the squared error, ties
+    included."""
     columns, logprobs, old, _ = draw(0)
     columns = dataclasses.replace(columns, reference=None)
     gradients = []
@@ -256,7 +261,8 @@ def test_rewards_of_tokens_stay_where_they_are_and_those_of_others_go_to_the_mod
     ):
         for token, reward in own.items():
             completion.token_rewards.add(token=token, reward=reward)
-    # 10 = 7.5 of tokens, and 2.5 at the end. The second lost 2 at its end. The third has no token of the model.
+    # 10 = 7.5 of tokens, and 2.5 at the end. The second lost 2 at its end. The third has no token
+    # of the model.
     assert rewards_of(decode([group])) == [0, 1 + 2 + 4, 0, 0.5 + 2.5, 0, 3 - 2, 0, 0, 0]
 
 
@@ -315,7 +321,8 @@ def test_moments_before_the_first_step_and_of_equal_values_are_harmless():
 
 
 def test_the_adaptive_coefficient_follows_the_paper():
-    """Ziegler et al. 2019, section 2.2: batches of 1,024 of a horizon of 10,000 are its gain of about 0.1."""
+    """Ziegler et al. 2019, section 2.2: batches of 1,024 of a horizon of 10,000 are its gain of
+    about 0.1."""
     close = {"target": 6.0, "horizon": 10_000.0}
     assert adapted(0.1, 6.6, 1024, **close) == pytest.approx(0.1 * (1 + 0.1024 * 0.1))
     assert adapted(0.1, 60.0, 1024, **close) == pytest.approx(0.1 * (1 + 0.1024 * 0.2))

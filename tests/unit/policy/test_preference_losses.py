@@ -1,7 +1,7 @@
 """Preference losses against values of TRL 1.16.0, and against sums written out.
 
-tests/fixtures/preferences_of_trl_1_16.json holds four pairs of unequal lengths, some tokens masked, and what TRL's trainers
-give for them: loss, and gradient by the log-prob of each token.
+tests/fixtures/preferences_of_trl_1_16.json holds four pairs of unequal lengths, some tokens masked,
+and what TRL's trainers give for them: loss, and gradient by the log-prob of each token.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def computed(
     parts: int = 1,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[float, torch.Tensor, list[Any]]:
-    """Loss, gradient by token, and what was measured; of rows that hold a quarter or all of the groups."""
+    """Loss, gradient by token, and what was measured; of rows that hold a quarter or all of the
+    groups."""
     objective = load_objective(make_config(train={"algorithm": algorithm}, objective=options))
     batch = decode(recorded_pairs())
     totals = StepTotals(1, 0, int(batch.trained.sum()), len(batch.length))

@@ -1,4 +1,5 @@
-"""Objectives of preferences in a step: what elastic training rests on, whole groups in a row, and what is refused."""
+"""Objectives of preferences in a step: what elastic training rests on, whole groups in a row, and
+what is refused."""
 
 from __future__ import annotations
 
@@ -206,7 +207,8 @@ def new_trainer(config: Any, run_dir: Path) -> Trainer:
 def test_a_run_that_is_resumed_from_a_checkpoint_has_the_same_curve(
     name: str, tmp_path: Path
 ) -> None:
-    """Also the reference is the same: the model that the run began with, not the one that it resumes."""
+    """Also the reference is the same: the model that the run began with, not the one that it
+    resumes."""
     model = make_tiny_model(tmp_path / "model", hidden=32)
     config = make_config(model=model, train={"algorithm": name, "lr": 1e-2}, **RECORDED_PAIRS)
     first = new_trainer(config, tmp_path / "run")

@@ -1,4 +1,5 @@
-"""The load-balancing loss of experts: its values, its gradient, and that it is a sum over sequences."""
+"""The load-balancing loss of experts: its values, its gradient, and that it is a sum over
+sequences."""
 
 from __future__ import annotations
 
@@ -94,7 +95,8 @@ def gradients_of(coefficient: float, groups, cut: int | None = None, **train):
 
 
 def alone(groups):
-    """Mean balance of the sequences, and its gradient, through the model's ordinary forward of each one."""
+    """Mean balance of the sequences, and its gradient, through the model's ordinary forward of each
+    one."""
     model = tiny_network("qwen3_moe", scorer=False)
     batch = decode(groups)
     prompts = batch.prompt_tokens.tolist()

@@ -1,4 +1,5 @@
-"""Ranks of a replica read the groups of their own rows, and agree on what they find, whoever found it."""
+"""Ranks of a replica read the groups of their own rows, and agree on what they find, whoever found
+it."""
 
 from __future__ import annotations
 
@@ -201,7 +202,8 @@ def test_a_lost_group_is_named_before_one_that_is_wrong() -> None:
 
 
 def test_lengths_that_are_not_those_of_the_payload_are_found_out() -> None:
-    """Rows were planned by them: without it a rank would compute sequences that others compute, too."""
+    """Rows were planned by them: without it a rank would compute sequences that others compute,
+    too."""
     groups = informative(2)
     reading = Reading(groups, 2)
     facts = reading.accepted[1]

@@ -46,8 +46,8 @@ TRL = {
     "chat": (4.56986141204834, 2.190244590504796),
     "completion": (4.622956275939941, 2.5089501177078133),
 }
-"""Loss and norm of the gradient that the SFTTrainer of TRL 1.16.0 computes for these rows in one batch, with
-assistant_only_loss or completion_only_loss."""
+"""Loss and norm of the gradient that the SFTTrainer of TRL 1.16.0 computes for these rows in one
+batch, with assistant_only_loss or completion_only_loss."""
 
 
 @pytest.fixture(scope="module")

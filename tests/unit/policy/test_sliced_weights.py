@@ -1,4 +1,5 @@
-"""Weights that are read slice by slice are those that transformers reads, for every kind of head and of files."""
+"""Weights that are read slice by slice are those that transformers reads, for every kind of head
+and of files."""
 
 from __future__ import annotations
 

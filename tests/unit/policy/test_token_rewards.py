@@ -1,4 +1,5 @@
-"""Rewards of tokens and turns: advantages against loops written from the papers, whatever batch a group is in."""
+"""Rewards of tokens and turns: advantages against loops written from the papers, whatever batch a
+group is in."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ def deviation(values):
 
 
 def process_supervision(group, *, normalise, leave_one_out=False):
-    """DeepSeekMath, section 4.1.3, for each token; and the outcome's advantage, of what is left of the reward."""
+    """DeepSeekMath, section 4.1.3, for each token; and the outcome's advantage, of what is left of
+    the reward."""
     left, steps = [], []
     for c in group.completions:
         mine = {r.token: r.reward for r in c.token_rewards}

@@ -1,4 +1,5 @@
-"""Options of the trainer that change memory and speed, and no number: attention, compilation, offloaded activations."""
+"""Options of the trainer that change memory and speed, and no number: attention, compilation,
+offloaded activations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A dead mount or a hub that does not answer is named by every command that checks a run, and blocks none."""
+"""A dead mount or a hub that does not answer is named by every command that checks a run, and
+blocks none."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from paceline.cli import app
+from paceline_launcher.cli import app
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.heavy]  # each waits for a deadline
 
@@ -25,8 +26,8 @@ COMMANDS = ("config check", "up --dry-run", "up", "doctor")
 
 @contextmanager
 def blocked(path: Path) -> Iterator[None]:
-    """open() of ``path`` blocks, as on a dead mount: somebody else holds a lease on it. The kernel breaks
-    the lease after /proc/sys/fs/lease-break-time, 45 s."""
+    """open() of ``path`` blocks, as on a dead mount: somebody else holds a lease on it. The kernel
+    breaks the lease after /proc/sys/fs/lease-break-time, 45 s."""
     before = signal.signal(signal.SIGIO, signal.SIG_IGN)
     file = os.open(path, os.O_RDWR)
     try:
@@ -40,7 +41,7 @@ def blocked(path: Path) -> Iterator[None]:
 @pytest.fixture
 def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("paceline.preflight.deadline.ANSWER_S", 0.5)
+    monkeypatch.setattr("paceline_launcher.preflight.deadline.ANSWER_S", 0.5)
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
@@ -111,7 +112,7 @@ def test_a_hub_that_does_not_answer_is_named_for_the_model_and_the_data(
     begun = time.monotonic()
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "paceline", "config", "check", str(config_file)),
+            *(sys.executable, "-m", "paceline_launcher", "config", "check", str(config_file)),
             *("--set", "model.path=nobody/no-such-model"),
             *("--set", "data.path=nobody/no-such-data"),
         ],

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from paceline.cli import app
 from paceline.config.load import load_config
 from paceline.config.schema import Config
 from paceline.config.sections.services import AuthConfig
-from paceline.preflight import machine_checks
-from paceline.preflight.check import Check
-from paceline.preflight.clock_skew import ClockReading, clock_check
 from paceline.rpc.ports import free_ports
+from paceline_launcher.cli import app
+from paceline_launcher.preflight import machine_checks
+from paceline_launcher.preflight.check import Check
+from paceline_launcher.preflight.clock_skew import ClockReading, clock_check
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-"""Mistakes in the config or data of a training flow: ``paceline config check`` names each, with the remedy."""
+"""Mistakes in the config or data of a training flow: ``paceline config check`` names each, with the
+remedy."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import pytest
 import tomli_w
 from typer.testing import CliRunner
 
-from paceline.cli import app
+from paceline_launcher.cli import app
 from testbed.tiny_model import make_tiny_model
 
 PAIRS = {"chosen_field": "chosen", "rejected_field": "rejected"}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from paceline.config.schema import Config
-from paceline.preflight.inputs.gpu_placement import gpu_placement
+from paceline_launcher.preflight.inputs.gpu_placement import gpu_placement
 
 
 def config_of(**fleet: Any) -> Config:

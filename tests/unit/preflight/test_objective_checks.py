@@ -1,4 +1,5 @@
-"""An objective of a user that cannot be used, or that breaks a promise of the run, is named before anything starts."""
+"""An objective of a user that cannot be used, or that breaks a promise of the run, is named before
+anything starts."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.config.schema import Config
-from paceline.preflight.inputs.objective import objective_checks
+from paceline_launcher.preflight.inputs.objective import objective_checks
 from policy_worker.objectives.conformance.check import doubts
 from policy_worker.objectives.load import ObjectiveError
 from policy_worker.objectives.part import Part

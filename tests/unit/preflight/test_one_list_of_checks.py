@@ -14,8 +14,8 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from paceline.cli import app
 from paceline.config.load import load_config, to_toml
+from paceline_launcher.cli import app
 
 COMMANDS = ("config check", "doctor", "up --dry-run", "up")
 

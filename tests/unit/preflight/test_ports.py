@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from paceline.config.schema import Config
-from paceline.preflight.network import ports as check_ports
 from paceline.rpc.ports import free_ports
 from paceline.run_view.files.fleet_file import FleetRecord, ProcessId, ProcessRecord
+from paceline_launcher.preflight.network import ports as check_ports
 
 
 def test_ports_are_out_of_reach_of_outgoing_connections():

@@ -1,4 +1,5 @@
-"""A reward model or teacher of another tokenizer is refused before anything starts, wherever its files are here."""
+"""A reward model or teacher of another tokenizer is refused before anything starts, wherever its
+files are here."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import pytest
 
 from paceline.config.same_tokens import misread
 from paceline.config.schema import Config
-from paceline.preflight.inputs.models import model_problems
+from paceline_launcher.preflight.inputs.models import model_problems
 from testbed.tiny_model import make_tiny_model
 
 

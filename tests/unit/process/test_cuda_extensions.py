@@ -1,4 +1,5 @@
-"""Builds of torchvision for CUDA beside a torch without it: language models are imported all the same."""
+"""Builds of torchvision for CUDA beside a torch without it: language models are imported all the
+same."""
 
 from __future__ import annotations
 

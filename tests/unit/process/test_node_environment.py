@@ -1,4 +1,5 @@
-"""The environment of a job's node is taken as launchers set it, or refused with a remedy before anything starts."""
+"""The environment of a job's node is taken as launchers set it, or refused with a remedy before
+anything starts."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from paceline.cli import app
+from paceline_launcher.cli import app
 
 CONFIG = """
 [run]

@@ -1,4 +1,5 @@
-"""Texts of payloads that have tokens alone: decoded by a child process, whose end costs texts and nothing else."""
+"""Texts of payloads that have tokens alone: decoded by a child process, whose end costs texts and
+nothing else."""
 
 from __future__ import annotations
 

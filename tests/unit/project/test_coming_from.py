@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from paceline.cli import app
 from paceline.config.schema import Config
 from paceline.config.sections.objectives import BUILT_IN
 from paceline.config.sections.scorers import ScorerConfig
+from paceline_launcher.cli import app
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted((ROOT / "docs" / "coming-from").glob("*.md"))

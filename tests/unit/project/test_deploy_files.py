@@ -1,4 +1,5 @@
-"""Files under deploy/: what `make deploy` writes is there, and instructions call commands that exist."""
+"""Files under deploy/: what `make deploy` writes is there, and instructions call commands that
+exist."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from paceline.cli import app
+from paceline_launcher.cli import app
 
 ROOT = Path(__file__).resolve().parents[3]
 DEPLOY = ROOT / "deploy"

@@ -53,7 +53,8 @@ VERBS = (
 VERB = re.compile(
     rf"Puts? |({VERBS})s? (a|an|the|all|any|each|every|its|what|whether)\b|({VERBS})s \w+s\b"
 )
-"""Openings with a verb and its object. "Leases of tasks", "Read model" and "Stop strings" are nouns."""
+"""Openings with a verb and its object. "Leases of tasks", "Read model" and "Stop strings" are
+nouns."""
 
 
 def modules(*folders: str) -> dict[str, ast.Module]:

@@ -1,4 +1,5 @@
-"""The manifest that serves an export: valid for Kubernetes, protected, and calling a command that exists."""
+"""The manifest that serves an export: valid for Kubernetes, protected, and calling a command that
+exists."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from typing import Any
 import pytest
 import typer.main
 
-from paceline.cli import app
-from paceline.serving.key_check import OPEN_PATHS
+from paceline_launcher.cli import app
+from paceline_launcher.serving.key_check import OPEN_PATHS
 
 yaml = pytest.importorskip("yaml")
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"

@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.config import Config
-from paceline.preflight.network import provider as check_provider
 from paceline.providers import leader_provider
 from paceline.providers.base import moves
 from paceline.providers.kubernetes import KubernetesProvider
 from paceline.providers.none import NoProvider
 from paceline.providers.ray import RayProvider
 from paceline.v1 import admin_pb2, common_pb2
+from paceline_launcher.preflight.network import provider as check_provider
 
 
 def status(*workers: tuple[str, str], phase: str = "running", **desired: int):

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from paceline.cli import app
 from paceline.config.schema import Config
-from paceline.preflight.inputs.input_checks import inputs
 from paceline.prompt_tokenizer import PromptTokenizer
 from paceline.recorded.encoding import RowEncoder
 from paceline.recorded.preview import LONGEST, row_text
+from paceline_launcher.cli import app
+from paceline_launcher.preflight.inputs.input_checks import inputs
 from tests.fixtures.chat_model import FORGETFUL, PLAIN, make_chat_model
 
 CHAT = [

@@ -1,4 +1,5 @@
-"""Kubernetes manifests: they agree with the schema, with one another and with the run, and their commands exist."""
+"""Kubernetes manifests: they agree with the schema, with one another and with the run, and their
+commands exist."""
 
 from __future__ import annotations
 
@@ -196,7 +197,8 @@ def values_of(container: dict[str, Any]) -> dict[str, str]:
 def called(
     manifests: Manifests, tmp_path: Path
 ) -> Iterator[tuple[str, list[str], dict[str, Any], Path]]:
-    """(container, words of its call, container, directory of its /tmp), by running what the pod would run."""
+    """(container, words of its call, container, directory of its /tmp), by running what the pod
+    would run."""
     config = tmp_path / "etc"
     config.mkdir()
     (one,) = of_kind(manifests, "ConfigMap").values()

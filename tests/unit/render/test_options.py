@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from paceline.cli import app
-from paceline.cli import main as paceline_main
 from paceline.errors import BadInput
+from paceline_launcher.cli import app
+from paceline_launcher.cli import main as paceline_main
 from tests.fixtures.rendered import EXAMPLES, IMAGE, render
 
 CPU, GPU = EXAMPLES / "digit_sort.toml", EXAMPLES / "qwen3_8b.toml"

@@ -1,4 +1,5 @@
-"""PAI-DLC: requests of CreateJob with the API's field names, whose commands exist and agree with one another."""
+"""PAI-DLC: requests of CreateJob with the API's field names, whose commands exist and agree with
+one another."""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from paceline.cli import app
 from paceline.config.load import load_config
 from paceline.errors import BadInput
-from paceline.render.time_limit import minutes
-from paceline.supervisor.nodes.job_file import NodeJob, write_job
+from paceline_launcher.cli import app
+from paceline_launcher.render.time_limit import minutes
+from paceline_launcher.supervisor.nodes.job_file import NodeJob, write_job
 from tests.fixtures.rendered import (
     EXAMPLES,
     IMAGE,

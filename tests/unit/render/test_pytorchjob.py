@@ -1,4 +1,5 @@
-"""PyTorchJob: fields of the custom resource, pods that follow the schema, and the command of every node."""
+"""PyTorchJob: fields of the custom resource, pods that follow the schema, and the command of every
+node."""
 
 from __future__ import annotations
 
@@ -10,9 +11,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from paceline.cli import app
 from paceline.config.load import load_config
 from paceline.errors import BadInput
+from paceline_launcher.cli import app
 from tests.fixtures.rendered import (
     EXAMPLES,
     IMAGE,
@@ -147,13 +148,13 @@ def test_every_node_runs_the_same_command_on_a_config_that_loads(
 
 
 def test_the_command_line_takes_the_nodes_command(rendered: dict[str, str], tmp_path: Path) -> None:
-    pytest.importorskip("paceline.cli.control.node")
+    pytest.importorskip("paceline_launcher.cli.control.node")
     assert check_command(command_of(rendered, tmp_path)) == "node"
 
 
 def test_nodes_of_the_job_share_the_fleet_as_paceline_node_places_it(tmp_path: Path) -> None:
     """With the environment that the operator sets: every worker of [fleet] is on one of the nodes."""
-    pytest.importorskip("paceline.cli.control.node")
+    pytest.importorskip("paceline_launcher.cli.control.node")
     words = command_of(render(CPU, "pytorchjob", "--image", IMAGE, "--nodes", "2"), tmp_path)
     started: list[str] = []
     for rank in ("0", "1"):

@@ -1,4 +1,5 @@
-"""Ray: the job's entrypoint exists and has the run's settings, and its script tells a lost job from a failed one."""
+"""Ray: the job's entrypoint exists and has the run's settings, and its script tells a lost job from
+a failed one."""
 
 from __future__ import annotations
 

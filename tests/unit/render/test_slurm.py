@@ -1,4 +1,5 @@
-"""Slurm: a batch script that shellcheck accepts, whose ports are its job's own, and whose commands exist."""
+"""Slurm: a batch script that shellcheck accepts, whose ports are its job's own, and whose commands
+exist."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from paceline.cli import app
 from paceline.config.load import load_config
 from paceline.errors import BadInput
-from paceline.supervisor.nodes.job_file import RunOutcome, write_outcome
+from paceline_launcher.cli import app
+from paceline_launcher.supervisor.nodes.job_file import RunOutcome, write_outcome
 from tests.fixtures.rendered import EXAMPLES, STUB, base_environment, check_command, render
 
 CPU, GPU = EXAMPLES / "digit_sort.toml", EXAMPLES / "qwen3_8b.toml"

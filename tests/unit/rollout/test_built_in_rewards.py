@@ -1,4 +1,5 @@
-"""A built-in reward is named once: settings, checks, the rollout worker and the pages follow that list."""
+"""A built-in reward is named once: settings, checks, the rollout worker and the pages follow that
+list."""
 
 from __future__ import annotations
 

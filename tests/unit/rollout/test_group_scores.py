@@ -137,7 +137,8 @@ async def test_a_slow_scorer_is_overtaken_by_another() -> None:
 
 
 async def test_a_late_second_reply_changes_nothing() -> None:
-    """Both scorers answer one request, and say different things: the group has the first reply once."""
+    """Both scorers answer one request, and say different things: the group has the first reply
+    once."""
     settings = config(timeout_s=0.05)
     released = asyncio.Event()
 

@@ -1,4 +1,5 @@
-"""The outbox while the payload store or the controller fails: groups are delayed, and submitted once each."""
+"""The outbox while the payload store or the controller fails: groups are delayed, and submitted
+once each."""
 
 from __future__ import annotations
 

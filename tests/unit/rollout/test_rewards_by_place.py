@@ -1,4 +1,5 @@
-"""Rewards of turns and tokens from environments and reward functions, to the controller's door; soft overlong penalty."""
+"""Rewards of turns and tokens from environments and reward functions, to the controller's door;
+soft overlong penalty."""
 
 from __future__ import annotations
 

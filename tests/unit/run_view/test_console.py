@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from paceline.cli.control.up import print_outcome
-from paceline.cli.reports.samples import _text
-from paceline.console.live_view import LiveConsole, PlainConsole, fitted, open_console
 from paceline.rpc.auth import dashboard_link
 from paceline.rpc.messages import as_dict
 from paceline.run_view.eta import Progress
 from paceline.run_view.events.event_history import text_of
 from paceline.v1 import admin_pb2, common_pb2
+from paceline_launcher.cli.control.up import print_outcome
+from paceline_launcher.cli.reports.samples import _text
+from paceline_launcher.console.live_view import LiveConsole, PlainConsole, fitted, open_console
 
 
 def status(step: int) -> admin_pb2.StatusReply:

@@ -10,10 +10,10 @@ import psutil
 import pytest
 from typer.testing import CliRunner, Result
 
-from paceline.cli import app
 from paceline.errors import BadInput
 from paceline.run_view.files.fleet_file import FleetRecord, ProcessId
 from paceline.run_view.files.log_files import BLOCK, last_lines, log_files, new_lines
+from paceline_launcher.cli import app
 
 
 def logs(*arguments: str) -> Result:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from paceline.cli import app
 from paceline.errors import BadInput
 from paceline.run_view.files.fleet_file import FleetRecord, ProcessId
 from paceline.run_view.runs import find_runs
+from paceline_launcher.cli import app
 
 
 def make_run(

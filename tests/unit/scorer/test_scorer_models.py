@@ -1,4 +1,5 @@
-"""Models of scorers: their numbers are those of one plain forward pass, and models that do not fit are refused."""
+"""Models of scorers: their numbers are those of one plain forward pass, and models that do not fit
+are refused."""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ async def scores_of(config: Config) -> list[Any]:
 
 
 async def test_a_reward_models_score_is_its_head_at_the_last_token(tmp_path: Path) -> None:
-    """In batches of any size. The classifier of transformers, asked for one sequence, is the reference."""
+    """In batches of any size. The classifier of transformers, asked for one sequence, is the
+    reference."""
     model = make_tiny_model(tmp_path / "model", hidden=32)
     path = make_tiny_reward_model(tmp_path / "rm", model)
     reference = AutoModelForSequenceClassification.from_pretrained(path)

@@ -11,10 +11,10 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from paceline.cli import app
 from paceline.errors import BadInput
-from paceline.serving import server_command as command_module
-from paceline.serving.served_model import find_model, served_name
+from paceline_launcher.cli import app
+from paceline_launcher.serving import server_command as command_module
+from paceline_launcher.serving.served_model import find_model, served_name
 from tests.fixtures.engines import needs_vllm
 
 KEY = "0123456789abcdef"
@@ -97,7 +97,7 @@ def test_the_options_have_the_last_word_over_flags_that_are_passed_on(
 def test_a_key_is_asked_for_and_never_shown(run_dir: Path, variable: str) -> None:
     named = () if variable == "VLLM_API_KEY" else ("--api-key-env", variable)
     shown = serve(str(run_dir), "--host", "0.0.0.0", *named, **{variable: KEY})
-    assert "--middleware=paceline.serving.key_check.KeyCheck" in shown.stdout
+    assert "--middleware=paceline_launcher.serving.key_check.KeyCheck" in shown.stdout
     assert KEY not in shown.output
 
 

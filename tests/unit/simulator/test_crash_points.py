@@ -1,4 +1,5 @@
-"""1,000 crash-and-resume points of every role on the real controller: no row is skipped or trained twice."""
+"""1,000 crash-and-resume points of every role on the real controller: no row is skipped or trained
+twice."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from controller.ledger.decisions import leases
 from controller.ledger.state.curriculum import Curriculum
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import Task
-from controller.simulator.crash_points import ROLES, run_crash_points
-from controller.simulator.oracle import Violation
+from testbed.simulator.crash_points import ROLES, run_crash_points
+from testbed.simulator.oracle import Violation
 
 CHUNKS = 4
 RUNS = 200
@@ -20,7 +21,8 @@ CURRICULUM_RUNS = 50
 
 
 def seeds_of(chunk: int, whole: int, request: pytest.FixtureRequest) -> range:
-    """Of the chunk, if there are ``whole``; a share of them in a quick run, which has fewer schedules too."""
+    """Of the chunk, if there are ``whole``; a share of them in a quick run, which has fewer
+    schedules too."""
     runs = whole * min(1000, request.config.getoption("--schedules")) // 1000
     return range(chunk, runs, CHUNKS)
 
@@ -38,14 +40,15 @@ def test_no_row_is_skipped_or_trained_twice_at_any_crash_and_resume_point(
         except Exception as error:
             pytest.fail(
                 f"{type(error).__name__}: {error}\n"
-                f"again: python -m controller.simulator --crash-points --seed {seed} --verbose"
+                f"again: python -m testbed.simulator --crash-points --seed {seed} --verbose"
             )
     assert {r: counts[f"points: {r}"] for r in ROLES} == dict.fromkeys(ROLES, len(seeds))
     assert counts["lost tails"] == len(seeds)
     if len(seeds) < RUNS // CHUNKS:
         return  # too few for what not every run has
     assert counts["rollbacks"] > 0
-    # As by default: late groups are trained, without their oldest tokens; and held-out rows are scored.
+    # As by default: late groups are trained, without their oldest tokens; and held-out rows are
+    # scored.
     assert counts["masked"] > 0 and counts["evaluated"] > 0
     # Beside the points: settings change in every run, and some finished runs go on.
     assert counts["settings changed"] > RUNS // CHUNKS // 2 and counts["extended"] > 0
@@ -62,8 +65,9 @@ def test_points_that_once_failed(seed: int) -> None:
 def test_every_row_of_every_source_is_accounted_for_with_a_curriculum(
     chunk: int, request: pytest.FixtureRequest
 ) -> None:
-    """50 schedules of crashes and resumes. The oracle keeps books of its own: a row is passed over only if its
-    newest group had equal rewards, and every row of every source is trained, dropped or passed over, once."""
+    """50 schedules of crashes and resumes. The oracle keeps books of its own: a row is passed over
+    only if its newest group had equal rewards, and every row of every source is trained, dropped or
+    passed over, once."""
     seeds = seeds_of(chunk, CURRICULUM_RUNS, request)
     counts: Counter[str] = Counter()
     for seed in seeds:
@@ -89,8 +93,8 @@ def test_the_points_notice_a_row_that_is_passed_over_without_a_reason(
 def test_the_points_notice_a_cursor_that_runs_ahead_of_training_on_resume(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Every new leader begins one task too late in the data order. The ledger's counts still agree: as
-    many tasks are dispatched as are accounted for, only of other rows."""
+    """Every new leader begins one task too late in the data order. The ledger's counts still agree:
+    as many tasks are dispatched as are accounted for, only of other rows."""
     train_tasks = leases._train_tasks
 
     def ahead(state: State, count: int) -> list[Task]:

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from controller.ledger.enums import DROPPED_FOR_AGE
-from controller.simulator import crash_points, faults
-from controller.simulator.cluster import Shape
-from controller.simulator.world import World
+from testbed.simulator import crash_points, faults
+from testbed.simulator.cluster import Shape
+from testbed.simulator.world import World
 
 
 def recorded(shape: Shape) -> Shape:

@@ -18,8 +18,9 @@ import pytest
 from controller.ledger import Ledger
 from controller.ledger import events as ev
 from controller.ledger.enums import FaultCause
-from controller.simulator.crash_points import run_crash_points
-from controller.simulator.faults import (
+from paceline.ids import Step
+from testbed.simulator.crash_points import run_crash_points
+from testbed.simulator.faults import (
     draw_shape,
     flip_bit_of_checkpoint,
     jump_clocks,
@@ -28,8 +29,7 @@ from controller.simulator.faults import (
     plan_faults,
     run_schedule,
 )
-from controller.simulator.world import World
-from paceline.ids import Step
+from testbed.simulator.world import World
 
 CHUNKS = 4
 FIRST_SEED = 1_000_000
@@ -41,7 +41,7 @@ def check_seed(seed: int) -> None:
     except Exception as error:
         pytest.fail(
             f"{type(error).__name__}: {error}\n"
-            f"again: python -m controller.simulator --seed {seed} --verbose"
+            f"again: python -m testbed.simulator --seed {seed} --verbose"
         )
 
 
@@ -67,10 +67,12 @@ def test_every_promise_holds_if_wall_clocks_jump_among_other_faults(seed: int) -
 
 @pytest.mark.parametrize("seed", [1000992, 1015330, 1018360, 2059576, 3094589, 3096264, 20002178])
 def test_schedules_that_once_failed(seed: int) -> None:
-    """A late record of a checkpoint by one that was taken for dead and is back was refused. A run that
-    was stopped ended at a step whose weights had died with their last replica. A link epoch that was lost with
-    the end of the journal was counted again, and the publisher took the new receiver for the old one. Redis lost the beginning of a
-    term, the leader before it went on, and those that had seen the lost term followed no directive of it."""
+    """A late record of a checkpoint by one that was taken for dead and is back was refused. A run
+    that was stopped ended at a step whose weights had died with their last replica. A link epoch
+    that was lost with the end of the journal was counted again, and the publisher took the new
+    receiver for the old one. Redis lost the beginning of a term, the leader before it went on, and
+    those that had seen the lost term followed no directive of it.
+    """
     check_seed(seed)
 
 
@@ -84,7 +86,7 @@ def test_a_seed_runs_the_same_way_twice() -> None:
 def test_a_seed_runs_the_same_way_in_every_process() -> None:
     """Of schedule 1000025, two leaders in six answered two long polls in the other order."""
     code = (
-        "from controller.simulator.faults import run_schedule\n"
+        "from testbed.simulator.faults import run_schedule\n"
         "world = run_schedule(1000025)\n"
         "print(world.timeline.now, world.rng.random())"
     )
@@ -166,7 +168,8 @@ def test_a_checkpoint_of_a_diverged_replica_is_never_restored() -> None:
 
 @pytest.mark.heavy
 def test_a_lost_tail_of_the_journal_finds_the_payload_files_that_it_needs() -> None:
-    """A checkpoint's record was in the tail: the run goes back to the one before, and needs its payloads."""
+    """A checkpoint's record was in the tail: the run goes back to the one before, and needs its
+    payloads."""
     counts: Counter[str] = Counter()
     # Of the last two the run ends wrongly if payloads are deleted before their record is safe.
     for seed in (*range(10), 16, 59):

@@ -19,8 +19,8 @@ from controller.ledger.state.steps import StepBook, assign_shards
 from controller.ledger.state.tasks import Task
 from controller.ledger.state.versions import Versions
 from controller.ledger.views import views
-from controller.simulator.faults import run_schedule
 from controller.store.group_commit import GroupCommit
+from testbed.simulator.faults import run_schedule
 
 pytestmark = pytest.mark.heavy  # schedules until one fails
 

@@ -17,8 +17,8 @@ from paceline.process.kernel.memory_kills import (
     memory_kills,
 )
 from paceline.process.kernel.stall_watch import LOOK_S, StallWatch
-from paceline.supervisor.child import UNSEEN
-from paceline.supervisor.evidence import BEFORE_S, Witness
+from paceline_launcher.supervisor.child import UNSEEN
+from paceline_launcher.supervisor.evidence import BEFORE_S, Witness
 
 PID = 812
 LINE = "Memory cgroup out of memory: Killed process 812 (python) total-vm:1kB"

@@ -9,7 +9,8 @@ import pytest
 
 from paceline.config.schema import Config
 from paceline.errors import BadInput
-from paceline.node_placement import (
+from paceline.v1 import admin_pb2
+from paceline_launcher.node_placement import (
     Nodes,
     Placement,
     WorkerPlace,
@@ -17,9 +18,8 @@ from paceline.node_placement import (
     nodes_needed,
     parse_roles,
 )
-from paceline.supervisor.nodes.node_fleet import wanted
-from paceline.supervisor.nodes.node_launcher import Share
-from paceline.v1 import admin_pb2
+from paceline_launcher.supervisor.nodes.node_fleet import wanted
+from paceline_launcher.supervisor.nodes.node_launcher import Share
 
 
 def config_of(**sections: dict[str, Any]) -> Config:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.process.lifetime.process_exit import ENGINE_LOST
-from paceline.supervisor.restarts import (
+from paceline_launcher.supervisor.restarts import (
     LAST_DELAY_KILLED_S,
     LAST_DELAY_S,
     QUICK_FAILURES,

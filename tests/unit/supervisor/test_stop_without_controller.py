@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from paceline.rpc.client import ControlPlaneUnavailable
-from paceline.supervisor import up
-from paceline.supervisor.up import LocalRun
 from paceline.v1 import admin_pb2
+from paceline_launcher.supervisor import up
+from paceline_launcher.supervisor.up import LocalRun
 
 
 class Stop:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from paceline.rpc.client import ControlPlaneUnavailable
-from paceline.supervisor.timed_stop import LEDGER_S, TimedStop
 from paceline.v1 import admin_pb2
+from paceline_launcher.supervisor.timed_stop import LEDGER_S, TimedStop
 
 FINISH = admin_pb2.SUSPEND_STAGE_FINISH_STEP
 LEAVE = admin_pb2.SUSPEND_STAGE_LEAVE_STEP

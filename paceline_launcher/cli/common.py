@@ -1,0 +1,251 @@
+"""Options that several commands share, and the controllers that these options name."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from paceline.errors import BadInput
+from paceline.run_view.files.run_file_writer import finite
+
+if TYPE_CHECKING:
+    from paceline.config.schema import Config
+    from paceline.config.sections.services import AuthConfig
+    from paceline.rpc.client import ControlPlane
+    from paceline.rpc.rest_client import RestReader
+
+T = TypeVar("T")
+
+
+ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="TOML file of the run.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="A.B=C", help="Override a setting; may be repeated."),
+]
+RunDirOption = Annotated[
+    Path | None, typer.Option("--run-dir", metavar="DIR", help="Directory of the run.")
+]
+
+
+def is_number(text: str, least: int, most: int) -> bool:
+    """True for plain decimal digits whose value is in the range."""
+    return text.isascii() and text.isdigit() and len(text) <= 20 and least <= int(text) <= most
+
+
+def parse_addresses(text: str) -> list[str]:
+    """``host:port,host:port`` as a list. Raises BadInput."""
+    addresses = [part.strip() for part in text.split(",") if part.strip()]
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        if not host or not is_number(port, 1, 65535):
+            raise BadInput(f"--controllers: {address} is not host:port")
+    if not addresses:
+        raise BadInput("--controllers: no address given; write host:port,host:port")
+    return addresses
+
+
+def run_config(run_dir: Path) -> Config:
+    """The resolved configuration that ``paceline up`` left in the run directory."""
+    from paceline.config.load import load_config
+
+    path = run_dir / "config.toml"
+    if not path.is_file():
+        raise BadInput(f"--run-dir: {run_dir} has no config.toml: not a run directory")
+    return load_config(path)
+
+
+def run_addresses(run_dir: Path) -> list[str]:
+    """gRPC addresses that the controllers of a run directory wrote. Raises BadInput for none."""
+    found = written_by_controllers(run_dir, "address")
+    if not found:
+        if not run_dir.is_dir():
+            raise BadInput(f"--run-dir: {run_dir}: no such directory")
+        raise BadInput(f"--run-dir: {run_dir}: no controller has been started in it")
+    return found
+
+
+def written_by_controllers(run_dir: Path, field: str) -> list[str]:
+    """``field`` (address or rest) of each controller file in a run directory; may be empty."""
+    found = []
+    for path in sorted((run_dir / "controllers").glob("*.json")):
+        try:
+            found.append(str(json.loads(path.read_text()).get(field) or ""))
+        except (OSError, ValueError, AttributeError):
+            continue
+    return [text for text in found if text]
+
+
+def _run_at(controllers: str | None) -> Path | None:
+    """The directory below ``runs/`` whose controllers wrote one of these addresses; None: none did."""
+    wanted = set(parse_addresses(controllers)) if controllers else set()
+    for run_dir in sorted(Path("runs").glob("*")):
+        if wanted & set(written_by_controllers(run_dir, "address")):
+            return run_dir
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The controllers that a command's options name, and how to speak to them.
+
+    Its fields are the options: ``takes_target`` adds them to a command.
+    """
+
+    run_dir: RunDirOption = None
+    controllers: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT,...", help="Addresses of the run's controllers."),
+    ] = None
+    token_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="File with the bearer token (or set PACELINE_TOKEN)."),
+    ] = None
+    tls_ca: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="PEM root certificate of the controllers; turns TLS on."),
+    ] = None
+
+    def addresses(self) -> list[str]:
+        """Raises BadInput if the options name no controllers, or name them twice."""
+        if (self.run_dir is None) == (self.controllers is None):
+            raise BadInput("give either --run-dir DIR or --controllers HOST:PORT,...")
+        if self.run_dir is not None:
+            return run_addresses(self.run_dir)
+        return parse_addresses(self.controllers or "")
+
+    def auth(self, config: AuthConfig | None = None) -> AuthConfig:
+        """``config``, or that of the run directory, with what the options replace.
+
+        If it names no token, the run's own one is used.
+        """
+        from paceline.config.sections.services import AuthConfig
+        from paceline.rpc.auth import TOKEN_FILE
+
+        if config is None and self.run_dir and (self.run_dir / "config.toml").is_file():
+            config = run_config(self.run_dir).auth
+        config = config or AuthConfig()
+        run_dir = self.run_dir or _run_at(self.controllers)
+        token_file = self.token_file
+        if token_file is None and config.token_file is None and run_dir is not None:
+            own = run_dir / TOKEN_FILE
+            token_file = own if own.exists() else None
+        given = {"token_file": token_file, "tls_ca": self.tls_ca}
+        return config.model_copy(
+            update={name: str(value) for name, value in given.items() if value is not None}
+        )
+
+    def rest(self, urls: Sequence[str]) -> RestReader:
+        """A reader of the REST interfaces at ``urls``. Raises BadInput."""
+        from paceline.rpc.rest_client import RestReader
+
+        token, root = self._credentials()
+        return RestReader(urls, token=token, tls_ca=root)
+
+    def ask(self, work: Callable[[ControlPlane], Awaitable[T]]) -> T:
+        """Runs ``work`` with a client. If the run has ended, the error says how. Raises BadInput."""
+        from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
+
+        async def session() -> T:
+            addresses = self.addresses()
+            token, root = self._credentials()
+            control = ControlPlane(addresses, token=token, tls_ca=root)
+            try:
+                return await work(control)
+            finally:
+                await control.close()
+
+        try:
+            return asyncio.run(session())
+        except (ControlPlaneUnavailable, BadInput) as error:
+            if last := self.last_known():
+                message = f"the run in {self.run_dir} is not running: {last}"
+                raise ControlPlaneUnavailable(message) from error
+            raise
+
+    def last_known(self) -> str:
+        """How the run in ``run_dir`` ended, for a message; empty if it has no summary."""
+        from paceline.run_view.summary import read_summary
+
+        summary = read_summary(self.run_dir) if self.run_dir is not None else None
+        return f"{summary.get('status')} after {summary.get('steps')} steps" if summary else ""
+
+    def _credentials(self) -> tuple[str | None, Path | None]:
+        import ssl
+
+        from paceline.rpc.auth import client_root, read_token
+
+        auth = self.auth()
+        root = client_root(auth)
+        if root is not None:
+            try:
+                ssl.create_default_context(cafile=str(root))
+            except OSError as error:
+                why = error.strerror or error
+                raise BadInput(f"--tls-ca: {root} is no PEM file to be read: {why}") from error
+        return read_token(auth), root
+
+
+def default_run() -> Path:
+    """The run in ./runs that is running, or else the newest one. Raises BadInput."""
+    from paceline.run_view.runs import find_runs
+
+    found = find_runs(Path("runs")) if Path("runs").is_dir() else []
+    running = [run for run in found if run.state == "running"]
+    if len(running) > 1:
+        names = ", ".join(str(run.path) for run in running)
+        raise BadInput(f"several runs are running ({names}): give --run-dir DIR")
+    if not found:
+        raise BadInput("no run in ./runs: give either --run-dir DIR or --controllers HOST:PORT,...")
+    return (running or found)[0].path
+
+
+def given_or_default(run_dir: Path | None) -> Path:
+    """``run_dir``, or without it the run of ./runs, which is named on standard error. Raises
+    BadInput."""
+    if run_dir is not None:
+        return run_dir
+    found = default_run()
+    typer.echo(f"run: {found}", err=True)
+    return found
+
+
+def takes_target(command: Callable[..., None], *, optional: bool = False) -> Callable[..., None]:
+    """Adds the options that find a run; ``command`` gets them as its argument ``target``.
+
+    Without any of them, and unless they are ``optional``, it is the run of ./runs.
+    """
+    options = inspect.signature(Target, eval_str=True).parameters
+    own = inspect.signature(command, eval_str=True).parameters
+    together = [p for p in (*own.values(), *options.values()) if p.name != "target"]
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in together]
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        target = Target(**{name: given.pop(name) for name in options})
+        if not optional and target.run_dir is None and target.controllers is None:
+            target = replace(target, run_dir=given_or_default(None))
+        command(target=target, **given)
+
+    # typer reads both.
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run
+
+
+def print_json(value: Any) -> None:
+    """``value`` on standard output; NaN and infinity, which JSON lacks, become null."""
+    typer.echo(json.dumps(finite(value), indent=2))
+
+
+def print_json_line(value: Any) -> None:
+    """The same on one line, for a stream of objects."""
+    typer.echo(json.dumps(finite(value), separators=(",", ":")))

@@ -1,0 +1,173 @@
+"""``paceline controller | policy | rollout | scorer``: one process of a role, on any machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from paceline.errors import BadInput
+from paceline.process.user_code import python_module
+from paceline.process.worker_command import THREAD_VARIABLES
+from paceline_launcher.cli.common import ConfigArgument, RunDirOption, SetOption, parse_addresses
+
+if TYPE_CHECKING:
+    from paceline.config.schema import Config
+
+Controllers = Annotated[
+    str,
+    typer.Option(
+        "--controllers",
+        metavar="HOST:PORT,...",
+        help="Addresses of all controllers of the run; every process gets the same list.",
+    ),
+]
+Identity = Annotated[
+    str | None, typer.Option("--id", help="Name of this process, unique in the run.")
+]
+TensorHost = Annotated[
+    str | None,
+    typer.Option(
+        "--tensor-host",
+        metavar="ADDRESS",
+        help="Address of this machine at which other workers reach this one. Default: found out.",
+    ),
+]
+
+
+def controller(
+    config: ConfigArgument,
+    controllers: Controllers,
+    index: Annotated[
+        int, typer.Option(min=0, help="Position of this controller in --controllers, from 0.")
+    ] = 0,
+    run_dir: RunDirOption = None,
+    overrides: SetOption = None,
+) -> None:
+    """Start one controller. The election decides whether it leads or stands by.
+
+    Controllers on several machines need redis.url, auth.token_file, and a controller.host that is
+    not loopback.
+
+    Example: paceline controller run.toml --controllers a:7000,b:7000 --index 0
+    """
+    from paceline.config.load import load_config
+
+    settings = load_config(config, overrides or ())
+    addresses = parse_addresses(controllers)
+    if index >= len(addresses):
+        raise BadInput(
+            f"--index {index}: --controllers names {len(addresses)} addresses; the first has index 0"
+        )
+    directory = run_dir or Path("runs") / settings.run.name
+    host, _, port = addresses[index].rpartition(":")
+    arguments = ["--run-dir", str(directory), "--id", f"controller-{index}", "--port", port]
+    arguments += ["--advertise", host.strip("[]")]
+    _become("controller", config, arguments, overrides)
+
+
+def _worker(role: str, help_text: str) -> Callable[..., None]:
+    """The command that starts one worker of ``role``."""
+
+    def command(
+        config: ConfigArgument,
+        controllers: Controllers,
+        identity: Identity = None,
+        tensor_host: TensorHost = None,
+        run_dir: RunDirOption = None,
+        overrides: SetOption = None,
+    ) -> None:
+        from paceline.config.load import load_config
+
+        settings = load_config(config, overrides or ())
+        arguments = _arguments(settings, role, controllers, identity, tensor_host, run_dir)
+        _become(f"{role}_worker", config, arguments, overrides)
+
+    command.__name__, command.__doc__ = role, help_text
+    return command
+
+
+def _arguments(
+    settings: Config,
+    role: str,
+    controllers: str,
+    identity: str | None,
+    tensor_host: str | None,
+    run_dir: Path | None,
+) -> list[str]:
+    """Of a worker. Raises BadInput."""
+    addresses = ",".join(parse_addresses(controllers))
+    # The process id: two workers of one name would replace each other.
+    host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:40]
+    name = identity or f"{role}-{host}-{os.getpid()}"
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name):
+        raise BadInput(f"--id {name}: use at most 64 letters, digits, '-', '_' and '.'")
+    directory = run_dir or Path("runs") / settings.run.name
+    reached = () if tensor_host is None else ("--tensor-host", tensor_host)
+    return ["--controllers", addresses, "--id", name, "--run-dir", str(directory), *reached]
+
+
+policy = _worker(
+    "policy",
+    "Start one policy replica, with all its ranks on this machine, or one rank of it under torchrun.\n\n"
+    "Example: paceline policy run.toml --controllers a:7000,b:7000 --id policy-2",
+)
+rollout = _worker(
+    "rollout",
+    "Start one rollout worker.\n\nExample: paceline rollout run.toml --controllers a:7000,b:7000",
+)
+
+
+def scorer(
+    config: ConfigArgument,
+    controllers: Controllers,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--scorer",
+            metavar="NAME",
+            help="Section [scorers.NAME] of the file. It may be left out if there is only one.",
+        ),
+    ] = None,
+    identity: Identity = None,
+    tensor_host: TensorHost = None,
+    run_dir: RunDirOption = None,
+    overrides: SetOption = None,
+) -> None:
+    """Start one worker of a scorer.
+
+    Example: paceline scorer run.toml --scorer helpful --controllers a:7000,b:7000
+    """
+    from paceline.config.load import load_config
+
+    settings = load_config(config, overrides or ())
+    known = list(settings.scorers.by_name)
+    if not known:
+        raise BadInput(f"{config}: it has no scorer. Add a section [scorers.NAME]")
+    if name is None and len(known) > 1:
+        raise BadInput(f"--scorer is missing: the scorers are {', '.join(known)}")
+    chosen = name or known[0]
+    if chosen not in known:
+        raise BadInput(f"--scorer {chosen}: the scorers are {', '.join(known)}")
+    pool = f"scorer-{chosen}"
+    arguments = _arguments(settings, pool, controllers, identity, tensor_host, run_dir)
+    _become("scorer_worker", config, [*arguments, "--scorer", chosen], overrides)
+
+
+def _become(
+    module: str, config: Path, arguments: list[str], overrides: list[str] | None
+) -> NoReturn:
+    """Replaces this process: signals and the exit status are the role's own."""
+    for variable in THREAD_VARIABLES:
+        # A worker replaces it by its number in the configuration.
+        os.environ.setdefault(variable, "1")
+    settings = [part for override in overrides or () for part in ("--set", override)]
+    sys.stdout.flush()
+    argv = [*python_module(module), str(config), *arguments, *settings]
+    os.execv(sys.executable, argv)

@@ -1,0 +1,237 @@
+"""``paceline up``: a whole fleet on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.errors import BadInput
+from paceline_launcher.cli.common import (
+    ConfigArgument,
+    JsonOption,
+    RunDirOption,
+    SetOption,
+    print_json,
+)
+from paceline_launcher.cli.control.continuation import check_begins_elsewhere, from_override
+
+if TYPE_CHECKING:
+    from paceline.config.schema import Config
+    from paceline.run_view.files.fleet_file import FleetRecord
+
+
+def up(
+    config: ConfigArgument,
+    overrides: SetOption = None,
+    run_dir: RunDirOption = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Delete the earlier run in the directory first.")
+    ] = False,
+    attach: Annotated[
+        bool,
+        typer.Option("--attach", help="Take over a running fleet whose `paceline up` has ended."),
+    ] = False,
+    begin_with: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="CHECKPOINT",
+            help="Begin a new run with the weights of this checkpoint, or of a run directory's newest.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Run the checks and start nothing.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a whole fleet on this machine until the run ends.
+
+    The same command continues an unfinished run from its last state; settings that may change can
+    be others then, and a finished run goes on with a larger train.steps. What may not change needs
+    a new run: with --from it begins with the weights of a checkpoint. Processes that an earlier
+    session left running are ended first; --attach takes them over without an interruption. Ctrl-C
+    (or SIGTERM) writes a checkpoint and stops every process of the fleet, within fleet.stop_s
+    seconds; a second Ctrl-C kills them at once. With --json, the live view goes to standard error
+    and the summary to standard output.
+
+    Example: paceline up demo.toml --set train.steps=50 --run-dir runs/try1
+    """
+    from paceline.config.load import load_config
+    from paceline.process.process_limits import set_process_limits
+    from paceline.run_view.summary import can_extend, read_summary
+    from paceline_launcher.preflight import default_run_dir
+    from paceline_launcher.preflight.check import LENGTH
+    from paceline_launcher.preflight.deadline import read_in_time, resolve_in_time
+    from paceline_launcher.preflight.inputs.run_length import steps_of
+    from paceline_launcher.supervisor.run_dir_lock import (
+        check_no_leader,
+        clear,
+        end_leftovers,
+        locked,
+    )
+
+    set_process_limits()
+    given = read_in_time(f"--from: {begin_with}", lambda: from_override(begin_with))
+    settings = load_config(config, [*(overrides or ()), *given])
+    directory = resolve_in_time(run_dir or default_run_dir(settings))
+    begins = f"--from: {settings.model.initial_checkpoint}"
+    note = read_in_time(begins, lambda: check_begins_elsewhere(settings, directory))
+    if attach and fresh:
+        raise BadInput("--attach takes over a running fleet, --fresh removes it: give one of them")
+    if attach:
+        _fleet_left(settings, directory)  # before the lock, which makes the directory
+        with locked(directory):
+            raise typer.Exit(_run(settings, directory, as_json, _fleet_left(settings, directory)))
+    found = check(settings, directory, fresh)
+    if dry_run:
+        if as_json:
+            said = {"ready": True, "run": settings.run.name, "run_dir": str(directory)}
+            print_json({**said, "length": found[LENGTH]})
+        else:
+            typer.echo(f"ready: {_fleet_line(settings)} in {directory}")
+            for name, line in found.items():
+                typer.echo(f"{name}: {line}")
+        return
+    with locked(directory):
+        if fresh:
+            clear(settings, directory)
+        extends = can_extend(read_summary(directory), lambda: steps_of(settings))
+        left = end_leftovers(directory)
+        if left:
+            line = f"ended {len(left)} processes that an earlier session left behind"
+            typer.echo(line, err=as_json)
+        if not fresh:
+            check_no_leader(settings)
+        if note:
+            typer.echo(note, err=as_json)
+        extends_to = steps_of(settings) if extends else 0
+        raise typer.Exit(_run(settings, directory, as_json, extends_to=extends_to))
+
+
+def check(
+    settings: Config, directory: Path, fresh: bool, *, workers: bool = True, placed: bool = False
+) -> dict[str, str]:
+    """Prints warnings, and returns what was found out about length and GPUs, by the name of the
+    check.
+
+    ``workers``: they run on this machine, with the controllers. ``placed``: they have places among
+    nodes already. Raises BadInput with a line for each check that failed.
+    """
+    from paceline_launcher.preflight import control_checks, run_checks
+    from paceline_launcher.preflight.check import LENGTH
+    from paceline_launcher.preflight.inputs.gpu_placement import NAME as PLACEMENT
+
+    if workers:
+        checks = list(run_checks(settings, directory, fresh=fresh, up=True, placed=placed))
+    else:
+        checks = list(control_checks(settings, directory))
+    failed = [str(check) for check in checks if check.state == "fail"]
+    if failed:
+        raise BadInput("\n".join(failed))
+    for check in checks:
+        if check.state == "warn":
+            typer.echo(f"warning: {check}", err=True)
+    # A warning has been printed.
+    wanted = [c for c in checks if c.name == LENGTH or (c.name, c.state) == (PLACEMENT, "ok")]
+    told = {check.name: check.found for check in wanted}
+    return {LENGTH: "not known here"} | told
+
+
+def _fleet_left(settings: Config, directory: Path) -> FleetRecord:
+    """Record of the fleet in ``directory``, which runs without its supervisor. Raises BadInput."""
+    from paceline.run_view.files.fleet_file import FleetRecord
+    from paceline_launcher.cli.common import run_config
+
+    record = FleetRecord.read(directory)
+    known = {p.name for p in record.processes if p.role == "controller"} if record else set()
+    needed = {f"controller-{index}" for index in range(settings.fleet.controllers)}
+    if record is None or not record.survivors() or not needed <= known:
+        raise BadInput(
+            f"--attach: no fleet runs in {directory}. To start or continue the run, remove --attach"
+        )
+    if run_config(directory) != settings:
+        raise BadInput(
+            f"--attach: the fleet in {directory} runs with other settings (its config.toml). Give the "
+            "same settings. To end that fleet and continue with the new ones, remove --attach"
+        )
+    return record
+
+
+def _run(
+    settings: Config,
+    directory: Path,
+    as_json: bool,
+    earlier: FleetRecord | None = None,
+    *,
+    extends_to: int = 0,
+) -> int:
+    from rich.console import Console
+
+    from paceline.run_view.eta import Progress
+    from paceline.run_view.run_records import RunRecords
+    from paceline_launcher.console.live_view import open_console
+    from paceline_launcher.supervisor.up import LocalRun, Outcome
+
+    # The view of a continued run begins with the rewards so far.
+    console = open_console(Console(stderr=as_json), Progress(RunRecords.read(directory).metrics))
+    console.note(f"{_fleet_line(settings)} in {directory}")
+
+    async def run() -> Outcome:
+        return await LocalRun(settings, directory, console, earlier, extends_to).run()
+
+    outcome = asyncio.run(run())
+    if as_json:
+        print_json({**outcome.summary, "run_dir": str(directory)})
+    else:
+        print_outcome(outcome.summary, outcome.status, directory)
+    return outcome.exit_code
+
+
+def _fleet_line(settings: Config) -> str:
+    fleet = settings.fleet
+    ranks = f" of {fleet.policy_ranks} ranks" if fleet.policy_ranks > 1 else ""
+    return (
+        f"{settings.run.name}: {fleet.controllers} controllers, {fleet.policy} policy replicas"
+        f"{ranks}, {fleet.rollout} rollout workers"
+    )
+
+
+def print_outcome(summary: dict[str, Any], status: str, directory: Path) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from paceline_launcher.console.terminal import out_console, printable
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column()
+    for name, value in summary.items():
+        if value is None or value == [] or value == {}:
+            continue
+        if isinstance(value, float):
+            shown = f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+        elif isinstance(value, dict):
+            parts = (
+                f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in value.items()
+            )
+            shown = ", ".join(parts)
+        else:
+            shown = str(value)
+        # Text: a table would read the brackets of a reason as markup.
+        table.add_row(name, Text(printable(shown)))
+    out_console().print(table)
+    typer.echo(f"summary: {directory / 'summary.json'}")
+    if summary.get("export"):
+        typer.echo(f"exported model: {summary['export']}")
+    if status == "interrupted":
+        step, saved = summary.get("steps"), summary.get("checkpoint_step")
+        where = (
+            f"step {step}" if saved == step else f"step {saved}: step {step} is in no checkpoint"
+        )
+        typer.echo(f"the run is not finished: the same command continues it from {where}")
+    if status == "failed":
+        reason = printable(str(summary.get("reason")))
+        typer.echo(f"error: {reason} (logs: {directory / 'logs'})", err=True)

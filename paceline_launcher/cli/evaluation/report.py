@@ -1,0 +1,160 @@
+"""Reports of ``paceline eval``: progress, the table, and the JSON file."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from paceline.errors import BadInput
+from paceline.evaluation.estimators import pass_at_k, reported_ks
+from paceline.evaluation.set_scores import RowScore, SetScores
+from paceline.run_view.files.run_file_writer import finite
+
+if TYPE_CHECKING:
+    from paceline.config.schema import Config
+    from paceline_launcher.cli.evaluation.evaluate import Judged
+
+
+TERMINAL_S = 0.1
+LOG_S = 10.0
+
+
+class ProgressLine:
+    """One line on standard error that is written over; if it is no terminal, a line every 10 s and
+    every tenth of the rows."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._terminal = sys.stderr.isatty()
+        self._tenth = 0
+        self._shown_at = clock()
+
+    def __call__(self, outcome: Judged) -> None:
+        now = self._clock()
+        tenth = 10 * outcome.finished // outcome.rows
+        due = now - self._shown_at >= (TERMINAL_S if self._terminal else LOG_S)
+        if not due and tenth == self._tenth:
+            return
+        self._tenth, self._shown_at = tenth, now
+        scores = outcome.scores.values()
+        mean = math.fsum(s.reward_mean for s in scores) / len(scores) if scores else math.nan
+        failed = f", {outcome.failed.total()} failed" if outcome.failed else ""
+        line = f"{outcome.finished} of {outcome.rows} prompts{failed}, reward {mean:.3f}"
+        sys.stderr.write(f"\r\x1b[K{line}" if self._terminal else f"{line}\n")
+        sys.stderr.flush()
+
+    def close(self) -> None:
+        if self._terminal:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+def result(source: str, checkpoint: Path | None, config: Config, outcome: Judged) -> dict[str, Any]:
+    """What the JSON file has. ``standard_errors``: of the means over prompts."""
+    from paceline_launcher.cli.evaluation.settings import SET
+
+    of = config.evaluation.sets[SET]
+    ordered = [outcome.scores[index] for index in sorted(outcome.scores)]
+    total = SetScores(samples=of.samples)
+    for row in ordered:
+        total.add(row)
+    metrics = total.metrics()
+    metrics.pop("reward_se", None)
+    tokens = sum(row.tokens for row in ordered)
+    return {
+        "model": source,
+        "checkpoint": None if checkpoint is None else str(checkpoint),
+        "data": of.path,
+        "prompts": outcome.rows,
+        "scored": len(ordered),
+        "failed": dict(outcome.failed),
+        "interrupted": outcome.interrupted,
+        "samples": of.samples,
+        "greedy": of.is_greedy,
+        "temperature": None if of.is_greedy else of.temperature or config.rollout.temperature,
+        "top_p": None if of.is_greedy else of.top_p or config.rollout.top_p,
+        "max_tokens": config.rollout.max_tokens,
+        "seed": config.run.seed,
+        "reward": config.reward.functions,
+        "solved_at": of.solved_at,
+        "engine": config.rollout.engine,
+        "metrics": metrics,
+        "standard_errors": _standard_errors(ordered, of.samples),
+        "generate_s": round(outcome.generate_s, 3),
+        "tokens_per_s": tokens / outcome.generate_s if outcome.generate_s else None,
+        "rows": [
+            {
+                "row": index,
+                "reward": score.reward_mean,
+                "solved": score.solved,
+                "majority": score.majority if of.samples > 1 else None,
+                "tokens": score.tokens,
+                "truncated": score.truncated,
+            }
+            for index, score in sorted(outcome.scores.items())
+        ],
+    }
+
+
+def _standard_errors(rows: list[RowScore], samples: int) -> dict[str, float]:
+    """Of each mean over prompts, with the prompts as independent draws."""
+    columns: dict[str, Callable[[RowScore], float]] = {"reward": lambda row: row.reward_mean}
+    for k in reported_ks(samples):
+        columns[f"pass@{k}"] = lambda row, k=k: pass_at_k(row.samples, row.solved, k)  # type: ignore[misc]
+    if samples > 1:
+        columns[f"maj@{samples}"] = lambda row: row.majority
+    if len(rows) < 2:
+        return {}
+    return {
+        name: statistics.stdev(map(column, rows)) / math.sqrt(len(rows))
+        for name, column in columns.items()
+    }
+
+
+def print_table(found: dict[str, Any], example: str) -> None:
+    """``example``: what the first failed row says."""
+    from rich.console import Console
+    from rich.table import Table
+
+    how = "greedy" if found["greedy"] else f"temperature {found['temperature']:g}"
+    title = f"{found['scored']} prompts of {found['data']}, {found['samples']} x {how}"
+    table = Table("metric", "mean", "standard error", title=title, title_justify="left")
+    errors = found["standard_errors"]
+    for name, value in found["metrics"].items():
+        error = f"{errors[name]:.4f}" if name in errors else ""
+        table.add_row(_LABELS.get(name, name), f"{value:.4f}", error)
+    Console(soft_wrap=True).print(table)
+    if found["failed"]:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in found["failed"].items())
+        typer.echo(
+            f"without a score: {sum(found['failed'].values())} prompts ({reasons}); {example}",
+            err=True,
+        )
+    if found["interrupted"]:
+        done = found["scored"] + sum(found["failed"].values())
+        typer.echo(
+            f"interrupted after {done} of {found['prompts']} prompts: the means are over those scored",
+            err=True,
+        )
+
+
+_LABELS = {"tokens": "tokens per sample", "truncated": "truncated share"}
+
+
+def write_json(path: Path, found: dict[str, Any]) -> None:
+    """Raises BadInput."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        fresh.write_text(json.dumps(finite(found), indent=2) + "\n")
+        fresh.replace(path)
+    except OSError as error:
+        raise BadInput(f"--json: {path} cannot be written: {error.strerror}") from None

@@ -1,0 +1,105 @@
+"""``paceline plan memory``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from paceline.errors import BadInput
+from paceline_launcher.cli.common import ConfigArgument, JsonOption, SetOption, print_json
+
+plan = typer.Typer(help="Compute what a run needs before it starts.", no_args_is_help=True)
+
+
+@plan.callback()
+def _group() -> None:
+    """Keep ``memory`` a command of its own, although it is the only one."""
+
+
+def gpu_names() -> list[str]:
+    from paceline.memory_plan.gpus import GPUS
+
+    return list(GPUS)
+
+
+@plan.command()
+def memory(
+    config: ConfigArgument,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="GPU to plan for, such as h100-80g, or its size in GiB, as in 80g. Default: the smallest of this machine.",
+            autocompletion=gpu_names,
+        ),
+    ] = None,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the bytes that a policy rank and a rollout worker need, by part, and what to change if
+    they do not fit.
+
+    It reads the model's config.json, never its weights. Exit status: 0 if all fits or no GPU is
+    known, 1 if not.
+
+    Example: paceline plan memory run.toml --gpu h100-80g --set fleet.policy_ranks=8
+    """
+    from paceline.config.load import load_config
+    from paceline.memory_plan.gpus import GIB, found_gpu, named_gpu
+    from paceline.memory_plan.memory_plan import RESERVE, kv_sequences, memory_plan, problems
+    from paceline.memory_plan.model_shape import read_shape
+    from paceline_launcher.preflight.inputs.models import check_model_config
+
+    resolved = load_config(config, overrides or ())
+    device = named_gpu(gpu) if gpu is not None else found_gpu()
+    model = resolved.model
+    check_model_config(model.path)
+    shape = read_shape(model.path, model.dtype, trust_remote_code=model.trust_remote_code)
+    try:
+        plans = memory_plan(resolved, shape)
+        wrong = list(problems(plans, device)) if device else []
+        sequences = (
+            kv_sequences(resolved, shape, device) if device and not resolved.recorded else None
+        )
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"{config}: {error}: correct rollout.vllm") from error
+    if as_json:
+        print_json(
+            {
+                "model": {"path": model.path, "parameters": shape.parameters},
+                "gpu": None if device is None else {"name": device.name, "bytes": device.bytes},
+                "processes": [
+                    {
+                        "name": p.name,
+                        "gpu_bytes": p.gpu,
+                        "host_bytes": p.host,
+                        "fits": device and p.fits(device),
+                    }
+                    for p in plans
+                ],
+                "cached_sequences": sequences,
+                "problems": [{"found": found, "remedy": remedy} for found, remedy in wrong],
+            }
+        )
+    else:
+        typer.echo(f"{model.path}: {shape.parameters / 1e9:.2f} B parameters")
+        for each in plans:
+            for where, parts in (("device", each.gpu), ("host", each.host)):
+                typer.echo(f"\n{each.name}, {where}")
+                for part, size in parts.items():
+                    if size:
+                        typer.echo(f"  {part:<32}{size / GIB:>9.2f} GiB")
+                typer.echo(f"  {'sum':<32}{sum(parts.values()) / GIB:>9.2f} GiB")
+        typer.echo("")
+        if device is None:
+            typer.echo("no GPU found: --gpu NAME says whether this fits")
+        else:
+            if sequences is not None:
+                typer.echo(f"{sequences} sequences of full length fit an engine's cache")
+            room = f"{device.bytes * RESERVE / GIB:.1f} of {device.bytes / GIB:.1f} GiB"
+            typer.echo(f"{device.name} ({room} to give): {'does not fit' if wrong else 'fits'}")
+        for found, remedy in wrong:
+            typer.echo(f"{found}. {remedy}")
+    if wrong:
+        raise typer.Exit(1)

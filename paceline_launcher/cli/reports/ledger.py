@@ -1,0 +1,197 @@
+"""``paceline ledger verify``."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.errors import BadInput
+from paceline_launcher.cli.common import JsonOption, RunDirOption, given_or_default, print_json
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from controller.ledger.views.coverage_report import CoverageReport, EpochCoverage
+    from controller.store.journal_audit import Report
+    from paceline.config.sections.services import RedisConfig
+
+EPOCHS_SHOWN = 10
+
+ledger = typer.Typer(
+    help="Verify a run's ledger.\n\nExample: paceline ledger verify --run-dir runs/demo",
+    no_args_is_help=True,
+)
+
+
+@ledger.command()
+def verify(
+    run_dir: RunDirOption = None,
+    redis_url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Redis that holds the ledger.")
+    ] = None,
+    run: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the run.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Replay the journal, check every invariant, and account for every row of every data-set epoch.
+
+    Each row of an epoch is trained once, dropped for a reason, passed over by the curriculum, on
+    its way, or still to come. With several sources, each has epochs of its own. The last table
+    compares the length and the reward of dropped completions with those that were trained: if they
+    differ, what is dropped biases the training.
+
+    If the embedded Redis of the run directory is not running, it is started for the check. Exit
+    status 1 if an invariant is violated, or if a row was skipped or trained twice.
+
+    Example: paceline ledger verify --run-dir runs/demo
+    """
+    from controller.store.journal_audit import verify as replay
+
+    if run_dir is not None and redis_url is not None:
+        raise BadInput("give either --run-dir DIR or --redis-url URL")
+    if redis_url is None:
+        run_dir = given_or_default(run_dir)
+    with redis_of(run_dir, redis_url) as url:
+        name = run or (_settings(run_dir)[0] if run_dir else _only_run(url))
+        report = replay(url, name)
+    if as_json:
+        counts, problems = report.counts, report.problems
+        body = {"run": name, "ok": report.ok, "counts": counts, "problems": problems}
+        print_json({**body, "coverage": report.coverage.as_json()})
+    else:
+        _print(name, report)
+    raise typer.Exit(0 if report.ok else 1)
+
+
+def _print(name: str, report: Report) -> None:
+    typer.echo(f"run {name}")
+    for what, count in report.counts.items():
+        if isinstance(count, dict):
+            total = sum(count.values())
+            reasons = ", ".join(f"{reason} {n}" for reason, n in sorted(count.items()))
+            typer.echo(f"  {what:<12} {total}" + (f"  ({reasons})" if reasons else ""))
+        else:
+            typer.echo(f"  {what:<12} {count}")
+    if report.coverage.epochs:
+        _print_coverage(report.coverage)
+    for problem in report.problems:
+        typer.echo(f"  violated: {problem}")
+    typer.echo("every invariant holds" if report.ok else "the ledger is NOT sound")
+
+
+def _print_coverage(coverage: CoverageReport) -> None:
+    from paceline_launcher.console.terminal import out_console
+
+    console = out_console()
+    order = f"shuffled by seed {coverage.seed}" if coverage.shuffle else "in the order of the file"
+    typer.echo(f"coverage of the data: {coverage.rows} rows, {order}")
+    if coverage.sources:
+        typer.echo(f"  sources: {', '.join(coverage.sources)}; an epoch is a pass over one source")
+    newest = _newest(coverage)
+    if earlier := len(coverage.epochs) - len(newest):
+        typer.echo(f"  ({earlier} earlier epochs: --json shows them)")
+    columns = ["epoch", "trained", "dropped", "on their way", "to come", "skipped", "twice"]
+    if any(epoch.unrecorded for epoch in newest):
+        columns.append("unrecorded")
+    if any(epoch.passed_over for epoch in newest):
+        columns.append("passed over")
+    if coverage.sources:
+        columns.insert(0, "source")
+    table = _table(*columns)
+    for epoch in newest:
+        cells = {
+            "source": epoch.source,
+            "epoch": epoch.epoch,
+            "trained": epoch.trained,
+            "dropped": _by_reason(epoch.dropped),
+            "on their way": _by_reason(epoch.in_flight),
+            "to come": epoch.to_come,
+            "skipped": epoch.skipped,
+            "twice": epoch.twice,
+            "unrecorded": epoch.unrecorded,
+            "passed over": epoch.passed_over,
+        }
+        table.add_row(*(str(cells[name]) for name in columns))
+    console.print(table)
+    if not coverage.compared:
+        return
+    table = _table("outcome", "groups", "share", "tokens a completion", "reward")
+    for one in coverage.compared:
+        tokens = "-" if one.completion_tokens is None else f"{one.completion_tokens:.1f}"
+        reward = "-" if one.reward is None else f"{one.reward:.3f}"
+        table.add_row(one.outcome, str(one.groups), f"{one.share:.1%}", tokens, reward)
+    console.print(table)
+
+
+def _newest(coverage: CoverageReport) -> list[EpochCoverage]:
+    """The newest epochs of each source, source by source."""
+    of_source: dict[str, list[EpochCoverage]] = {name: [] for name in coverage.sources or [""]}
+    for epoch in coverage.epochs:
+        of_source[epoch.source].append(epoch)
+    return [epoch for epochs in of_source.values() for epoch in epochs[-EPOCHS_SHOWN:]]
+
+
+def _table(*columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=True, header_style="dim")
+    for name in columns:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _by_reason(counts: Mapping[str, int]) -> str:
+    reasons = ", ".join(f"{reason} {n}" for reason, n in sorted(counts.items()))
+    return f"{sum(counts.values())} ({reasons})" if reasons else "0"
+
+
+@contextmanager
+def redis_of(run_dir: Path | None, redis_url: str | None = None) -> Iterator[str]:
+    """URL of the Redis with the journal; a server that had to be started is stopped afterwards."""
+    from paceline.config.sections.services import RedisConfig
+    from paceline.redis.server import ensure_redis, stop_redis
+
+    if run_dir is None:
+        yield ensure_redis(Path(), RedisConfig(url=redis_url)).url
+        return
+    _, settings = _settings(run_dir)
+    if settings.url is None and not (run_dir / "redis").is_dir():
+        raise BadInput(f"--run-dir: {run_dir} holds no Redis data; give --redis-url")
+    endpoint = ensure_redis(run_dir, settings)
+    try:
+        yield endpoint.url
+    finally:
+        if endpoint.started:
+            stop_redis(run_dir)
+
+
+def _settings(run_dir: Path) -> tuple[str, RedisConfig]:
+    """Name and Redis of the run, without a look at its other settings: of those, another release
+    may have had some that this one does not know."""
+    from paceline.config.sections.services import RedisConfig
+
+    path = run_dir / "config.toml"
+    try:
+        found = tomllib.loads(path.read_text())
+        return str(found["run"]["name"]), RedisConfig(**found.get("redis", {}))
+    except FileNotFoundError:
+        raise BadInput(f"--run-dir: {run_dir} has no config.toml: not a run directory") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"--run-dir: {path} cannot be read: {error}") from error
+
+
+def _only_run(url: str) -> str:
+    from paceline.redis.client import connect_sync
+
+    with connect_sync(url) as client:
+        found = {key.decode() for key in client.scan_iter(match="paceline:*:journal", count=1000)}
+    names: list[str] = sorted(
+        key.removeprefix("paceline:").removesuffix(":journal") for key in found
+    )
+    if len(names) != 1:
+        raise BadInput(f"--run NAME: this Redis holds {', '.join(names) or 'no run'}")
+    return names[0]

@@ -1,0 +1,177 @@
+"""``paceline runs`` and ``paceline compare``: past runs, side by side."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.errors import BadInput
+from paceline_launcher.cli.common import JsonOption, print_json
+from paceline_launcher.console.terminal import out_console, printable
+
+if TYPE_CHECKING:
+    from paceline.run_view.run_records import RunRecords
+    from paceline.run_view.runs import Run
+
+PLOT = Path("compare.png")
+WITH_REASON = ("failed", "damaged")
+"""States that are shown with their reason."""
+
+
+def runs(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Directory to search, three levels deep.")
+    ] = Path("runs"),
+    as_json: JsonOption = False,
+) -> None:
+    """List the runs in a directory, the newest first, with their states.
+
+    running: one of its processes runs on this machine. finished, failed, interrupted: the state in
+    its summary.json. ended: none of its processes runs here and it has no summary, because it was
+    killed or runs elsewhere. damaged: its files cannot be read.
+
+    Example: paceline runs runs
+    """
+    from paceline.run_view.runs import find_runs
+
+    if not directory.is_dir():
+        raise BadInput(f"{directory}: no such directory")
+    found = find_runs(directory)
+    if as_json:
+        print_json([run.to_json() for run in found])
+        return
+    if not found:
+        typer.echo(f"no runs in {directory}")
+        return
+    _print(found, [_ago(run.changed) for run in found])
+
+
+def compare(
+    run_dirs: Annotated[
+        list[Path], typer.Argument(metavar="RUN_DIR...", help="Directories of two or more runs.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help=f"File of the plot; default: {PLOT}.")
+    ] = None,
+    metric: Annotated[
+        str, typer.Option(metavar="NAME", help="Metric to plot over the steps.")
+    ] = "reward_mean",
+    as_json: JsonOption = False,
+) -> None:
+    """Plot a metric of several runs into one PNG, and print their final numbers.
+
+    Plotting needs pip install 'paceline\\[plot]'; without it the numbers are printed alone. With
+    --json, numbers and curves are printed, and a plot is written only if --out is given.
+
+    Example: paceline compare runs/a runs/b --metric eval_reward_mean --out rewards.png
+    """
+    from paceline.run_view.run_records import RunRecords
+    from paceline.run_view.runs import is_run, read_run, settings_that_differ
+
+    if len(run_dirs) < 2:
+        raise BadInput("compare needs two runs or more: paceline compare RUN_DIR RUN_DIR")
+    for path in run_dirs:
+        if not path.is_dir():
+            raise BadInput(f"{path}: no such directory")
+        if not is_run(path):
+            raise BadInput(f"{path} is not the directory of a run")
+    records = [RunRecords.read(path) for path in run_dirs]
+    curves = [_curve(one, metric) for one in records]
+    if not any(curves):
+        known = sorted(set().union(*(one.names for one in records)))
+        raise BadInput(
+            f"--metric {metric}: no run has it. Choose from: {', '.join(known) or 'none'}"
+        )
+    found = [read_run(path) for path in run_dirs]
+    target = out or (None if as_json else PLOT)
+    labels = [str(path) for path in run_dirs]
+    if target is not None:
+        from paceline_launcher.console.plot import NoMatplotlib, plot_curves
+
+        try:
+            plot_curves(dict(zip(labels, curves, strict=True)), metric, target)
+        except NoMatplotlib as error:
+            if out is not None:
+                raise
+            target = None
+            typer.echo(f"no plot: {error}", err=True)
+    settings = settings_that_differ(run_dirs)
+    if as_json:
+        rows = [{**run.to_json(), "curve": curve} for run, curve in zip(found, curves, strict=True)]
+        plot = str(target) if target else None
+        print_json({"metric": metric, "plot": plot, "settings": settings, "runs": rows})
+        return
+    last = [f"{curve[-1][1]:.4g}" if curve else "-" for curve in curves]
+    _print(found, last, f"last {metric}")
+    _print_settings(settings, labels)
+    if target is not None:
+        typer.echo(f"plot: {target}")
+
+
+def _print_settings(settings: dict[str, list[Any]], labels: list[str]) -> None:
+    """The settings that are not the same in all runs, one a line."""
+    if not settings:
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("setting", *labels):
+        table.add_column(column)
+    for name, values in settings.items():
+        shown = ("-" if value is None else printable(str(value)) for value in values)
+        table.add_row(name, *(Text(value) for value in shown))
+    typer.echo()
+    out_console().print(table)
+
+
+def _curve(records: RunRecords, metric: str) -> list[tuple[int, float]]:
+    """(step, value) in order of steps, on the surviving line."""
+    if not metric.startswith("eval_"):
+        return records.metrics.column(metric)
+    return [(e["step"], e[metric]) for e in records.evals if e.get(metric) is not None]
+
+
+def _print(found: list[Run], last: list[str], title: str = "changed") -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from paceline.run_view.eta import duration
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("run", "state", "steps", "reward", "held out", "samples/s", "took", title):
+        table.add_column(column, justify="left" if column in ("run", "state") else "right")
+    for run, cell in zip(found, last, strict=True):
+        table.add_row(
+            Text(str(run.path)),
+            Text(run.state),
+            str(run.steps),
+            _span(run.reward_first5, run.reward_last5),
+            _span(run.eval_first, run.eval_last),
+            _shown(run.samples_per_s),
+            "-" if run.wall_s is None else duration(run.wall_s),
+            cell,
+        )
+    out_console().print(table)
+    for run in found:
+        if run.state in WITH_REASON and run.reason:
+            reason = printable(run.reason.split("\n", 1)[0])
+            shown = f"{run.path} {run.state}: {reason}"
+            out_console().print(shown, markup=False, highlight=False, soft_wrap=True)
+
+
+def _span(first: float | None, last: float | None) -> str:
+    return "-" if first is None or last is None else f"{_shown(first)} → {_shown(last)}"
+
+
+def _shown(value: Any) -> str:
+    return "-" if value is None else f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def _ago(t: float) -> str:
+    from paceline.run_view.eta import duration
+
+    return f"{duration(max(0.0, time.time() - t))} ago"

@@ -1,0 +1,212 @@
+"""``paceline samples``."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.errors import BadInput
+from paceline_launcher.cli.common import (
+    JsonOption,
+    Target,
+    print_json,
+    run_config,
+    takes_target,
+    written_by_controllers,
+)
+from paceline_launcher.console.terminal import printable
+
+if TYPE_CHECKING:
+    from paceline.rpc.client import ControlPlane
+    from paceline.rpc.rest_client import RestReader
+
+ANSWER_S = 5.0
+MOST_TEXT = 256
+"""Longest text that the REST interface searches for."""
+
+
+class Sort(StrEnum):
+    recent = "recent"
+    oldest = "oldest"
+    best = "best"
+    worst = "worst"
+    longest = "longest"
+    stalest = "stalest"
+
+
+ORDER = {
+    Sort.best: "-reward",
+    Sort.worst: "reward",
+    Sort.longest: "-length",
+    Sort.stalest: "-staleness",
+}
+"""Names of the REST interface that differ."""
+
+
+@takes_target
+def samples(
+    target: Target,
+    limit: Annotated[
+        int, typer.Option(metavar="N", min=1, max=500, help="Number of groups, at most.")
+    ] = 5,
+    step: Annotated[int | None, typer.Option(min=1, help="Only groups of this step.")] = None,
+    row: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Only groups of this row of the data set, over all epochs and attempts."
+        ),
+    ] = None,
+    grep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Only groups with this text in the prompt or in a completion, in upper or lower case.",
+        ),
+    ] = None,
+    sort: Annotated[
+        Sort, typer.Option(help="Order by mean reward, length, age or staleness.")
+    ] = Sort.recent,
+    as_json: JsonOption = False,
+) -> None:
+    """Print recent prompts, their completions, and the reward of each.
+
+    Samples that a checkpoint covers, and those of a run that is not running, come from the run's
+    archive (settings under `archive`): it keeps the newest ones within its size limit. --grep
+    searches the archive alone, which has a group a minute after it was trained at the latest.
+
+    Example: paceline samples --run-dir runs/demo --sort worst --limit 3
+
+    Example: paceline samples --run-dir runs/demo --row 17 --sort oldest --limit 50
+
+    Example: paceline samples --run-dir runs/demo --grep "I cannot"
+    """
+    if grep is not None and not 0 < len(grep) <= MOST_TEXT:
+        raise BadInput(f"--grep: give 1 to {MOST_TEXT} characters")
+    query = {"limit": limit, "step": step, "row": row, "sort": ORDER.get(sort, str(sort))}
+    if grep is not None:
+        query["grep"] = grep
+    found = _from_controllers(target, query)
+    if found is None:
+        assert target.run_dir is not None
+        found = _from_journal(target.run_dir, query)
+    if as_json:
+        print_json(found)
+        return
+    for group in found["groups"]:
+        typer.echo(_text(group))
+    if not found["groups"]:
+        of_step = "" if step is None else f" of step {step}"
+        of_row = "" if row is None else f" of row {row}"
+        with_text = "" if grep is None else f" with {grep!r}"
+        typer.echo(
+            f"no samples{of_step}{of_row}{with_text}: there are none yet, or archive.enabled was false or "
+            "archive.max_mb too small to keep them"
+        )
+    elif found["total"] > len(found["groups"]):
+        typer.echo(f"{found['total'] - len(found['groups'])} more groups: --limit N")
+
+
+def _from_controllers(target: Target, query: dict[str, Any]) -> dict[str, Any] | None:
+    """None if no controller answers and the run directory has a journal to read instead."""
+    from paceline.rpc.auth import AuthError
+    from paceline.rpc.rest_client import RestRefused, RestUnavailable
+
+    run_dir = target.run_dir
+    try:
+        target.addresses()
+        urls = written_by_controllers(run_dir, "rest") if run_dir else target.ask(_rest_urls)
+        if not urls:
+            raise RestUnavailable(
+                "the controllers serve no REST interface: set rest.enabled = true"
+            )
+        return _ask(target.rest(urls), query)
+    except RestRefused as error:
+        if error.status in (401, 403):
+            raise BadInput(f"{error}: give --token-file, or set PACELINE_TOKEN") from None
+        raise
+    except AuthError:
+        raise
+    except (BadInput, RestUnavailable):
+        if run_dir is not None and (run_dir / "config.toml").is_file():
+            return None
+        raise
+
+
+async def _rest_urls(control: ControlPlane) -> list[str]:
+    from paceline.run_view.events.event_follower import leader_status
+
+    status = await leader_status(control, ANSWER_S)
+    return [c.rest for c in status.controllers if c.rest and c.state != "silent"]
+
+
+def _ask(rest: RestReader, query: dict[str, Any]) -> dict[str, Any]:
+    from paceline.rpc.rest_client import RestRefused
+
+    listed = rest.get("groups", **query)
+    groups = []
+    for summary in listed["groups"]:
+        try:
+            groups.append(rest.get(f"groups/{summary['group_id']}"))
+        except RestRefused as error:
+            if error.status != 404:
+                raise
+            # The archive has its facts only.
+            groups.append({**summary, "prompt": "", "completions": []})
+    return {"groups": groups, "total": listed["total"]}
+
+
+def _from_journal(run_dir: Path, query: dict[str, Any]) -> dict[str, Any]:
+    from controller.rest.routes.samples import Filter
+    from controller.store.offline_samples import archived_groups, kept_groups
+    from paceline.redis.server import NoRedis
+    from paceline.token_texts.text_decoder import TextDecoder
+    from paceline_launcher.cli.reports.ledger import redis_of
+
+    config = run_config(run_dir)
+    chosen = Filter(step=query["step"], row=query["row"])
+    how = chosen, query["sort"], query["limit"], query.get("grep")
+    try:
+        with redis_of(run_dir) as url:
+            return asyncio.run(
+                kept_groups(url, config.run.name, run_dir, TextDecoder(config), *how)
+            )
+    except NoRedis:
+        found = archived_groups(run_dir, *how)
+        if not found["total"]:
+            raise
+        return found
+
+
+def _text(group: dict[str, Any]) -> str:
+    """A group as text: the prompt, then each completion under its reward."""
+    step = f"step {group['step']}" if group["step"] else "no step yet"
+    lines = [
+        f"{group['group_id']}  {step}, {group['state']}, by {group['owner']}, reward "
+        f"{group['reward_mean']:.3f} ± {group['reward_std']:.3f}, {group['tokens']} tokens, "
+        f"staleness {group['staleness']}",
+        f"  row {group['dataset_row']} of the data set, epoch {group['epoch']}, attempt "
+        f"{group['attempt']}, versions {group['min_version']} to {group['max_version']}",
+        *(_indented(group["prompt"], "  > ") if group["prompt"] else ()),
+    ]
+    if not group["completions"]:
+        lines.append("  (its completions are not kept)")
+    for completion in group["completions"]:
+        parts = completion["reward_components"]
+        shown = ", ".join(f"{name} {value:.3g}" for name, value in sorted(parts.items()))
+        versions = "+".join(str(version) for version, _ in completion["versions"])
+        lines.append(
+            f"  [{completion['reward']:.3g}]"
+            + (f" ({shown})" if len(parts) > 1 else "")
+            + f" version {versions or '-'}, {completion['token_count']} tokens, "
+            + completion["finish_reason"]
+        )
+        lines += _indented(completion["text"], "      ")
+    return "\n".join(lines) + "\n"
+
+
+def _indented(text: str, indent: str) -> list[str]:
+    return [f"{indent}{line}" for line in printable(text).split("\n")]

@@ -1,0 +1,165 @@
+"""``paceline why | stacks``: what a run waits for, and where a process stands."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.errors import BadInput, Unreachable
+from paceline.process.stacks import Stacks, read_stacks
+from paceline.rpc.messages import as_dict
+from paceline_launcher.cli.common import JsonOption, Target, print_json, takes_target
+from paceline_launcher.console.terminal import printable
+
+if TYPE_CHECKING:
+    from paceline.rpc.client import ControlPlane
+    from paceline.v1 import admin_pb2
+
+ANSWER_S = 3.0
+STACKS_S = 20.0
+
+
+@takes_target
+def why(target: Target, as_json: JsonOption = False) -> None:
+    """Say what the run waits for: since when, whose fault it is, what happens next, what to do.
+
+    Every controller is asked. The leader's answer counts; without a leader, each that answers is
+    shown. Exit status 0 if nothing is late, 1 if something is slow or stuck, 3 if no controller
+    answers.
+
+    Example: paceline why --run-dir runs/demo
+    """
+    answers, silent = target.ask(_ask_all)
+    leading = [reply for reply in answers if reply.leads]
+    shown = leading[:1] or answers
+    if not shown:
+        raise Unreachable(_nobody(target.run_dir, silent))
+    if as_json:
+        print_json({"answers": [as_dict(reply) for reply in shown], "silent": silent})
+    else:
+        for reply in shown:
+            _print(reply, with_name=not leading)
+        for address, how in silent.items() if not leading else ():
+            typer.echo(f"the controller at {address} does not answer ({how})")
+    raise typer.Exit(0 if all(reply.severity == "ok" for reply in shown) else 1)
+
+
+@takes_target
+def stacks(
+    target: Target,
+    process: Annotated[str, typer.Argument(metavar="PROCESS", help="For example policy-1.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Print the Python stacks of a worker or controller, also of one that hangs.
+
+    A process of this machine is asked by a signal, and writes them itself whatever it is stuck in.
+    A process of another machine is asked through the leader. A stopped process (SIGSTOP) cannot
+    answer: the kernel's view of it is shown instead.
+
+    Example: paceline stacks policy-1 --run-dir runs/demo
+    """
+    found = _local(target.run_dir, process)
+    if found is None:
+        found = target.ask(lambda control: _remote(control, process))
+    if as_json:
+        print_json(found)
+    else:
+        typer.echo(f"{process} (host {found['host']}, pid {found['pid']})")
+        typer.echo(printable(found["stacks"] or found["note"]))
+    raise typer.Exit(0 if found["stacks"] else 1)
+
+
+async def _ask_all(control: ControlPlane) -> tuple[list[admin_pb2.WhyReply], dict[str, str]]:
+    """Answers, and the addresses that did not answer with the reason."""
+    import grpc.aio
+
+    from paceline.rpc.client import RequestRefused
+    from paceline.v1 import admin_pb2
+
+    silent: dict[str, str] = {}
+
+    async def ask(address: str) -> admin_pb2.WhyReply | None:
+        call = control.bind(address, "AdminService.Why")
+        try:
+            reply: admin_pb2.WhyReply = await call(
+                admin_pb2.WhyRequest(), timeout=ANSWER_S, metadata=control.metadata
+            )
+            return reply
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                raise RequestRefused(error.code().name, error.details() or "") from None
+            silent[address] = error.code().name.lower().replace("_", " ")
+            return None
+
+    replies = await asyncio.gather(*(ask(address) for address in control.addresses))
+    return [reply for reply in replies if reply is not None], silent
+
+
+def _print(reply: admin_pb2.WhyReply, *, with_name: bool) -> None:
+    said = f"{reply.controller_id}: {reply.sentence}" if with_name else reply.sentence
+    typer.echo(printable(said))
+    if reply.remedy:
+        typer.echo(printable(f"  remedy: {reply.remedy}"))
+    if reply.faults:
+        typer.echo(printable(f"faults: {reply.faults}"))
+
+
+def _nobody(run_dir: Path | None, silent: dict[str, str]) -> str:
+    """No controller answers: what this machine knows of their processes."""
+    lines = [f"no controller answers ({', '.join(f'{a}: {how}' for a, how in silent.items())})"]
+    for name, pid, words in _processes(run_dir):
+        lines.append(f"{name} (pid {pid}) is {words}")
+    if len(lines) == 1:
+        lines.append("Is the run on another machine, or has it ended? See paceline status")
+    return "\n".join(lines)
+
+
+def _processes(run_dir: Path | None) -> list[tuple[str, int, str]]:
+    """Controllers of this machine that the supervisor started: name, pid, and what the kernel says."""
+    from paceline.process.kernel.kernel_state import kernel_state
+    from paceline.run_view.files.fleet_file import FleetRecord
+
+    record = FleetRecord.read(run_dir) if run_dir is not None else None
+    found = []
+    for process in record.processes if record is not None else ():
+        if process.role == "controller" and process.ids:
+            pid = process.ids[-1].pid
+            state = kernel_state(pid) if process.ids[-1].alive() else None
+            words = "not running" if state is None else state.words
+            remedy = f"; continue it with: kill -CONT {pid}" if state and state.stopped else ""
+            found.append((process.name, pid, words + remedy))
+    return found
+
+
+def _local(run_dir: Path | None, name: str) -> dict[str, Any] | None:
+    """Stacks of a process that a supervisor of this machine started; None: it knows none."""
+    from paceline.run_view.files.fleet_file import FleetRecord
+
+    record = FleetRecord.read(run_dir) if run_dir is not None else None
+    if record is None or run_dir is None:
+        return None
+    for process in record.processes:
+        if process.name == name and process.ids and process.ids[-1].alive():
+            pid = process.ids[-1].pid
+            return _as_dict(socket.gethostname(), pid, read_stacks(run_dir, name, pid))
+    return None
+
+
+def _as_dict(host: str, pid: int, found: Stacks) -> dict[str, Any]:
+    return {"host": host, "pid": pid, "stacks": found.text, "note": found.note}
+
+
+async def _remote(control: ControlPlane, name: str) -> dict[str, Any]:
+    from paceline.rpc.client import RequestRefused
+    from paceline.v1 import admin_pb2
+
+    request = admin_pb2.StacksRequest(worker_id=name)
+    try:
+        reply = await control.call("AdminService.GetStacks", request, STACKS_S)
+    except RequestRefused as refused:
+        raise BadInput(f"{name}: {refused.message}") from refused
+    return {"host": reply.host, "pid": reply.pid, "stacks": reply.stacks, "note": reply.note}

@@ -1,0 +1,59 @@
+"""``paceline alerts``."""
+
+from __future__ import annotations
+
+import time
+
+import typer
+
+from paceline.errors import BadInput
+from paceline_launcher.cli.common import ConfigArgument, JsonOption, SetOption, print_json
+
+alerts = typer.Typer(
+    help="Alerts of a run.\n\nExample: paceline alerts test run.toml",
+    no_args_is_help=True,
+)
+
+
+@alerts.callback()
+def _group() -> None:
+    """Alerts of a run."""
+
+
+@alerts.command()
+def test(
+    config: ConfigArgument,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Send a test alert to the webhook and the command of the `alerts` settings.
+
+    Exit status 1 if it is not delivered.
+
+    Example: paceline alerts test run.toml
+
+    Example: paceline alerts test run.toml --set alerts.webhook_file=/etc/paceline/webhook
+    """
+    from paceline.alerts.delivery import Delivery, NotDelivered
+    from paceline.alerts.rules import Alert
+    from paceline.config.load import load_config
+
+    loaded = load_config(config, overrides or [])
+    delivery = Delivery.of(loaded.alerts)
+    if not delivery.configured:
+        raise BadInput(
+            f"{config}: [alerts] names no receiver. Set alerts.webhook_file or alerts.command"
+        )
+    alert = Alert("end", "test", "this is a test of the run's alerts", time.time())
+    problem = None
+    try:
+        delivery.send(alert.message(loaded.run.name))
+    except NotDelivered as why:
+        problem = str(why)
+    if as_json:
+        print_json({"delivered": problem is None, "problem": problem})
+    elif problem is None:
+        typer.echo("delivered")
+    else:
+        typer.echo(f"not delivered: {problem}", err=True)
+    raise typer.Exit(0 if problem is None else 1)

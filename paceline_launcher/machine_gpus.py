@@ -1,0 +1,53 @@
+"""GPUs of one machine, given out to the workers of a fleet while they run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from paceline.config.schema import Config
+from paceline.process.job.visible_gpus import VARIABLE, gpus_for
+from paceline.worker_pools import pool_of_worker
+from paceline_launcher.node_placement import gpus_needed, gpus_of_worker
+
+
+class MachineGpus:
+    """``names``: as CUDA_VISIBLE_DEVICES takes them."""
+
+    def __init__(self, config: Config, names: Sequence[str]) -> None:
+        self._config = config
+        self._names = names
+        self._held: dict[str, tuple[str, ...]] = {}
+
+    def take(self, worker: str, running: Collection[str]) -> tuple[str, ...] | None:
+        """Those that it had before, if nobody has them, or else the first free ones. None: too few
+        are free.
+
+        ``running``: names of the workers that run or are about to. What others had is free.
+        """
+        others = (self._held.get(name, ()) for name in running if name != worker)
+        taken = {gpu for gpus in others for gpu in gpus}
+        if worker not in self._held or taken.intersection(self._held[worker]):
+            free = [name for name in self._names if name not in taken]
+            need = gpus_of_worker(self._config, pool_of_worker(worker))
+            if need > len(free):
+                return None
+            self._held[worker] = tuple(free[:need])
+        return self._held[worker]
+
+    def keep(self, worker: str, environ: Mapping[str, str]) -> None:
+        """``environ``: of a worker that runs already."""
+        named = tuple(environ.get(VARIABLE, "").split(","))
+        if set(named) <= set(self._names):
+            self._held[worker] = named
+
+
+def machine_gpus(config: Config, environ: Mapping[str, str]) -> MachineGpus | None:
+    """Of this machine. None: there is none, or too few for the workers of [fleet], so that all see
+    what there is."""
+    names = gpus_for(config.model.device, environ)
+    return MachineGpus(config, names) if names and gpus_needed(config) <= len(names) else None
+
+
+def shown(gpus: Sequence[str]) -> dict[str, str]:
+    """Variables that show a process these GPUs and no others."""
+    return {VARIABLE: ",".join(gpus)} if gpus else {}

@@ -1,0 +1,250 @@
+"""Placement: the node of every worker of a run, and the GPUs that it sees there.
+
+Pure. Every node computes the placement from the same numbers, so nobody has to send it.
+
+- The workers that [fleet] names are placed in order: policy replicas, rollout workers, scorers.
+- With GPUs a worker gets the first node that has enough free ones, all on that node. On CPUs the
+  workers are dealt out: each goes to the node that has the fewest.
+- A policy replica of more ranks than a node has GPUs gets the first nodes that are wholly free. Its
+  ranks fill one node after the other, and other workers may have what is left of the last.
+- A worker beyond those (`paceline scale`, a drained worker's replacement) has a place that depends
+  on its own number alone, so that it never moves: the GPUs that are left, policy replicas from the
+  first, others from the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from paceline.config.schema import Config
+from paceline.errors import BadInput
+from paceline.worker_pools import (
+    POLICY,
+    ROLLOUT,
+    SCORER,
+    desired_workers,
+    role_of,
+    scorer_of,
+    worker_name,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """What the nodes of a job offer. All have the same number of GPUs."""
+
+    count: int
+    gpus: int = 0
+    """GPUs of each node; 0: workers compute on CPUs."""
+    roles: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Nodes that may run a role. A role that is not named may run on all."""
+
+    def of(self, role: str) -> tuple[int, ...]:
+        return self.roles.get(role) or tuple(range(self.count))
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlace:
+    node: int
+    gpus: tuple[int, ...] = ()
+    """Numbers of the worker's GPUs on that node, from 0."""
+    rest: tuple[WorkerPlace, ...] = ()
+    """Of a replica on several nodes: those after the first, on which rank 0 is. One GPU is one
+    rank."""
+
+    def part_on(self, node: int) -> WorkerPlace | None:
+        return next((part for part in (self, *self.rest) if part.node == node), None)
+
+    def ranks_on(self, node: int) -> range:
+        """Ranks of a replica on several nodes; none of another worker."""
+        first = 0
+        for part in (self, *self.rest) if self.rest else ():
+            if part.node == node:
+                return range(first, first + len(part.gpus))
+            first += len(part.gpus)
+        return range(0)
+
+
+def gpus_of_worker(config: Config, pool: str) -> int:
+    """GPUs that a worker of ``pool`` computes on, if there are any."""
+    role = role_of(pool)
+    if role == POLICY:
+        return config.fleet.policy_ranks
+    if role == SCORER:
+        return 1 if config.scorers.by_name[scorer_of(pool)].url is None else 0
+    if config.rollout.source == "recorded":
+        return 0
+    stages = int(config.rollout.vllm.get("pipeline_parallel_size", 1))
+    return config.rollout.tensor_parallel * stages
+
+
+def _workers(config: Config) -> dict[str, int]:
+    """Workers that are placed, spares included, by pool."""
+    counts = desired_workers(config)
+    counts[ROLLOUT] += config.fleet.rollout_spares
+    return counts
+
+
+def gpus_needed(config: Config) -> int:
+    """GPUs of all workers of [fleet], spares included."""
+    return sum(n * gpus_of_worker(config, pool) for pool, n in _workers(config).items())
+
+
+def nodes_needed(config: Config, gpus: int) -> int:
+    """Nodes of ``gpus`` GPUs that have room for the workers of [fleet]. None but a replica may need
+    more than one has."""
+    total = gpus_needed(config)
+    count = max(1, -(-total // gpus)) if gpus else 1
+    while True:
+        try:
+            Placement(config, Nodes(count, gpus))
+        except BadInput:
+            count += 1
+        else:
+            return count
+
+
+class Placement:
+    """Places of a run's workers. Raises BadInput if the nodes have no room for those of [fleet]."""
+
+    def __init__(self, config: Config, nodes: Nodes) -> None:
+        self._nodes = nodes
+        self._counts = _workers(config)
+        self._needs = {
+            pool: gpus_of_worker(config, pool) if nodes.gpus else 0 for pool in self._counts
+        }
+        self._free = [list(range(nodes.gpus)) for _ in range(nodes.count)]
+        self._load = [0] * nodes.count
+        self._places: dict[str, WorkerPlace] = {}
+        for pool, count in self._counts.items():
+            for index in range(count):
+                self._places[worker_name(pool, index)] = self._first(pool, index)
+
+    def of(self, pool: str, index: int) -> WorkerPlace | None:
+        """The place of a worker; None if no node has enough GPUs that are free."""
+        return self._places.get(worker_name(pool, index)) or self._beyond(pool, index)
+
+    def on(self, node: int) -> dict[str, WorkerPlace]:
+        """Workers of [fleet] on ``node``, by name."""
+        return {name: place for name, place in self._places.items() if place.node == node}
+
+    def ranks_on(self, node: int, beyond: Iterable[int] = ()) -> dict[str, range]:
+        """Ranks on ``node`` of each replica that is on several; ``beyond``: numbers of replicas
+        that are not of [fleet]."""
+        numbers = {*range(self._counts.get(POLICY, 0)), *beyond}
+        places = {worker_name(POLICY, n): self.of(POLICY, n) for n in sorted(numbers)}
+        found = {name: place.ranks_on(node) for name, place in places.items() if place is not None}
+        return {name: ranks for name, ranks in found.items() if ranks}
+
+    def names(self, pool: str) -> list[str]:
+        """Workers of [fleet] of one pool, on all nodes."""
+        return [worker_name(pool, index) for index in range(self._counts.get(pool, 0))]
+
+    def _first(self, pool: str, index: int) -> WorkerPlace:
+        """The place of a worker that [fleet] names, which takes it."""
+        allowed, need = self._nodes.of(role_of(pool)), self._needs[pool]
+        if not need:
+            node = min(allowed, key=lambda one: (self._load[one], one))
+            self._load[node] += 1
+            return WorkerPlace(node)
+        place = next(self._slots(pool, allowed, need), None)
+        if place is None:
+            raise BadInput(self._no_room(pool, index))
+        for part in (place, *place.rest):
+            self._free[part.node] = [gpu for gpu in self._free[part.node] if gpu not in part.gpus]
+            self._load[part.node] += 1
+        return place
+
+    def _slots(self, pool: str, allowed: Sequence[int], need: int) -> Iterator[WorkerPlace]:
+        """Places that are free for workers of ``pool``, none of which overlap."""
+        size = self._nodes.gpus
+        if need <= size:
+            for node in allowed:
+                for at in range(0, len(self._free[node]) - need + 1, need):
+                    yield WorkerPlace(node, tuple(self._free[node][at : at + need]))
+            return
+        if role_of(pool) != POLICY:
+            return
+        whole, count = [node for node in allowed if len(self._free[node]) == size], -(-need // size)
+        gpus = [tuple(range(min(size, need - size * at))) for at in range(count)]
+        for first in range(0, len(whole) - count + 1, count):
+            parts = [WorkerPlace(whole[first + at], gpus[at]) for at in range(count)]
+            yield replace(parts[0], rest=tuple(parts[1:]))
+
+    def _beyond(self, pool: str, index: int) -> WorkerPlace | None:
+        """The place of a worker beyond those of [fleet], from its own number alone."""
+        allowed, need = self._nodes.of(role_of(pool)), self._needs[pool]
+        extra = index - self._counts[pool]
+        if not need:
+            return WorkerPlace(allowed[index % len(allowed)])
+        slots = list(self._slots(pool, allowed, need))
+        if role_of(pool) != POLICY:
+            slots.reverse()
+        return slots[extra] if extra < len(slots) else None
+
+    def _no_room(self, pool: str, index: int) -> str:
+        nodes, need, name = self._nodes, self._needs[pool], worker_name(pool, index)
+        setting = {
+            POLICY: "fleet.policy_ranks",
+            ROLLOUT: "rollout.tensor_parallel",
+            SCORER: "fleet.scorers",
+        }[role_of(pool)]
+        if need > nodes.gpus and role_of(pool) != POLICY:
+            return f"{name} needs {need} GPUs on one node, and each node has {nodes.gpus}: lower {setting}"
+        count = -(-need // nodes.gpus)
+        where_to = "one node" if count == 1 else f"{count} nodes that are free"
+        wanted = sum(self._counts[p] * self._needs[p] for p in self._counts)
+        there = f"{nodes.count} nodes with {nodes.gpus} GPUs each have {nodes.count * nodes.gpus}"
+        where = (
+            f" Its role may run on nodes {_listed(nodes.of(role_of(pool)))} (--place)."
+            if nodes.roles
+            else ""
+        )
+        return (
+            f"there is no room for {name}, which needs {need} GPUs on {where_to}: the workers of [fleet] need {wanted} GPUs, and "
+            f"{there}.{where} Lower fleet.{'scorers' if role_of(pool) == SCORER else role_of(pool)}, take more nodes, or "
+            "let workers share the GPUs with --gpus 0"
+        )
+
+
+class NoPlacement(Placement):
+    """Of a run whose workers are not started by its nodes."""
+
+    def __init__(self) -> None:
+        self._nodes = Nodes(1)
+        self._counts, self._places = {}, {}
+
+    def of(self, pool: str, index: int) -> WorkerPlace | None:
+        return None
+
+
+def parse_roles(given: list[str], nodes: int) -> dict[str, tuple[int, ...]]:
+    """``policy=0`` and ``rollout=1-3,5`` as the nodes of each role. Raises BadInput."""
+    found: dict[str, tuple[int, ...]] = {}
+    for text in given:
+        role, equals, places = text.partition("=")
+        if role not in (POLICY, ROLLOUT, SCORER) or not equals or role in found:
+            raise BadInput(
+                f"--place {text}: write a role once, with its nodes: policy=0, rollout=1-3 or scorer=0,4"
+            )
+        numbers: set[int] = set()
+        for part in places.split(","):
+            first, dash, last = part.partition("-")
+            ends = (first, last if dash else first)
+            if not all(end.isascii() and end.isdigit() for end in ends):
+                raise BadInput(
+                    f"--place {text}: {part!r} is no node and no range of nodes, such as 1-3"
+                )
+            low, high = int(ends[0]), int(ends[1])
+            if low > high or high >= nodes:
+                raise BadInput(
+                    f"--place {text}: {part} is none of the nodes, whose numbers go from 0 to {nodes - 1}"
+                )
+            numbers.update(range(low, high + 1))
+        found[role] = tuple(sorted(numbers))
+    return found
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, numbers))

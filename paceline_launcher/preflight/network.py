@@ -1,0 +1,170 @@
+"""Checks of what a run listens on and connects to: provider, access, ports and Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from paceline.config.schema import Config
+from paceline.config.sections.services import RedisConfig
+from paceline.errors import BadInput
+from paceline.redis.server import REDIS_OUT_OF_REACH, NoRedis, ensure_redis, find_server
+from paceline.rpc.addresses import is_loopback
+from paceline.rpc.auth import AuthError, client_root, read_token
+from paceline.rpc.ports import free_ports, taken_ports
+from paceline.run_view.files.fleet_file import FleetRecord
+from paceline_launcher.preflight.check import Check, fail, ok, warn
+from paceline_launcher.preflight.deadline import NoAnswer, read_in_time
+
+LAST_PORT = 65535
+COMMAND_LIMIT_S = 10.0
+
+
+def provider(config: Config) -> Iterator[Check]:
+    """``paceline up`` is the local provider."""
+    name = config.fleet.provider
+    if name != "local":
+        remedy = (
+            "Start the controllers with `paceline controller`, or set fleet.provider = "
+            '"local" to run the whole fleet here'
+        )
+        yield fail("provider", f"fleet.provider: {name} starts the workers of this run", remedy)
+
+
+def access(config: Config) -> Iterator[Check]:
+    """Token and TLS files, and whether an address that other machines reach is protected."""
+    host, auth = config.controller.host, config.auth
+    try:
+        token = read_in_time(f"auth.token_file: {auth.token_file}", lambda: read_token(auth))
+        root = read_in_time(f"auth.tls_ca: {auth.tls_ca}", lambda: client_root(auth))
+    except AuthError as error:
+        yield fail("access", str(error), "Correct auth.token_file, or set PACELINE_TOKEN")
+        return
+    except NoAnswer as error:
+        yield fail("access", error.found, error.remedy)
+        return
+    if not is_loopback(host):
+        if token is None:
+            found = f"controller.host: {host} is reachable from other machines without a token"
+            yield fail("access", found, "To protect it, set auth.token_file, or bind 127.0.0.1")
+        elif config.redis.url is None and is_loopback(config.redis.host):
+            found = f"controller.host: {host} is reachable from other machines, Redis is not"
+            yield fail("access", found, REDIS_OUT_OF_REACH.format(host=host))
+    for setting, name in (("tls_cert", auth.tls_cert), ("tls_key", auth.tls_key), ("tls_ca", root)):
+        if name is not None and not os.access(name, os.R_OK):
+            found = f"auth.{setting}: {name} cannot be read"
+            yield fail("access", found, "Correct the path, or its permissions")
+
+
+def ports(config: Config | None, run_dir: Path | None) -> Iterator[Check]:
+    """Fixed ports: each controller takes the next one of each range."""
+    if config is None or not config.controller.port:
+        try:
+            free = free_ports("127.0.0.1", 8)
+            yield ok("ports", f"free ones are found (such as {free[0]})")
+        except OSError as error:
+            yield fail("ports", str(error), "End the processes that hold so many ports")
+    if config is None:
+        return
+    record = FleetRecord.read(run_dir) if run_dir is not None else None
+    # What an earlier session of the run left behind is ended, or taken over, and holds its ports.
+    left = record is not None and bool(record.survivors())
+    controller, rest, count = config.controller, config.rest, config.fleet.controllers
+    taken_by: dict[int, str] = {}
+    for setting, first, host in (
+        ("controller.port", controller.port, controller.host),
+        ("rest.port", rest.port if rest.enabled else 0, rest.host or controller.host),
+    ):
+        if not first:
+            continue
+        span = range(first, first + count)
+        if span[-1] > LAST_PORT:
+            found = (
+                f"{setting}: {first} and the ports after it, one for each of {count} controllers, "
+                f"go beyond {LAST_PORT}"
+            )
+            yield fail("ports", found, "Choose a lower one, or 0 for free ports")
+        elif shared := [port for port in span if port in taken_by]:
+            found = (
+                f"{setting}: port {shared[0]} is one of {taken_by[shared[0]]}'s; each controller "
+                "takes the next one"
+            )
+            yield fail("ports", found, "Choose another, or 0 for free ports")
+        elif not left and (taken := taken_ports(host, span)):
+            remedy = "End what uses it (ss -ltnp), choose another, or 0 for free ports"
+            yield fail("ports", f"{setting}: port {taken[0]} is in use on {host}", remedy)
+        else:
+            yield ok("ports", f"{setting}: {span[0]} to {span[-1]} on {host}")
+        taken_by |= dict.fromkeys(span, setting)
+
+
+def redis(config: Config | None) -> Iterator[Check]:
+    settings = config.redis if config else RedisConfig()
+    try:
+        if settings.url is None:
+            server = find_server()
+            yield ok("redis", f"{_version(server)} ({server})")
+        else:
+            ensure_redis(Path(), settings)
+            yield from _redis_settings(settings.url)
+    except NoRedis as error:
+        yield fail("redis", "redis: none can be used", str(error))
+
+
+def payloads(config: Config) -> Iterator[Check]:
+    """Writes to the payload store and reads it back, if the run has one of its own."""
+    from paceline.payloads.check_store import check_urls
+    from paceline.redis.client import without_password
+
+    urls = config.payloads.urls
+    if not urls:
+        yield ok("payloads", "payloads are stored in the Redis of the journal")
+        return
+    try:
+        asyncio.run(check_urls(urls))
+    except BadInput as error:
+        yield fail("payloads", str(error), "")
+    else:
+        yield ok("payloads", f"{', '.join(map(without_password, urls))} can be written and read")
+
+
+def _redis_settings(url: str) -> Iterator[Check]:
+    from redis import RedisError
+
+    from paceline.redis.client import connect_sync, without_password
+
+    shown = without_password(url)
+    with connect_sync(url) as client:
+        try:
+            server, memory = client.info("server"), client.info("memory")
+            appends = bool(client.info("persistence").get("aof_enabled"))
+        except RedisError as error:
+            yield warn("redis", f"{shown} answers, but refuses INFO: {error}", "Allow INFO")
+            return
+    version = f"{shown}: version {server.get('redis_version')}"
+    policy = memory.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction" and memory.get("maxmemory"):
+        found = f"{version}, maxmemory-policy {policy}: it may evict the ledger"
+        yield fail("redis", found, "CONFIG SET maxmemory-policy noeviction")
+    elif not appends:
+        found = f"{version}, no append-only file: the ledger is lost when it ends"
+        yield warn("redis", found, "CONFIG SET appendonly yes, and in its configuration file")
+    else:
+        yield ok("redis", version)
+
+
+def _version(server: Path) -> str:
+    try:
+        done = subprocess.run(
+            [str(server), "--version"],
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_LIMIT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"does not run: {error}"
+    return (done.stdout.splitlines() or [""])[0][:60]

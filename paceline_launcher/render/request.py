@@ -1,0 +1,217 @@
+"""Render request: a run's configuration, the options beside it, and what follows from both."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.config.schema import Config
+from paceline.errors import BadInput
+from paceline.redis.client import without_password
+from paceline.worker_pools import POLICY, ROLLOUT, desired_workers, role_of, scorer_of
+from paceline_launcher.node_placement import gpus_of_worker, nodes_needed
+from paceline_launcher.render.options import DNS_LABEL, RenderOptions
+
+GRPC_PORT = 7000
+REST_PORT = 8000
+"""Of runs whose configuration leaves the choice (port 0) although others must know the port."""
+LONGEST_NAME = 40
+"""Of the prefix of names, so that those of scorers and pods fit into 63 characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Workers that can replace one another."""
+
+    name: str
+    count: int
+    gpus: int
+    """Of one worker."""
+    cpus: int
+    memory_gib: int
+
+    @property
+    def role(self) -> str:
+        return role_of(self.name)
+
+    @property
+    def scorer(self) -> str:
+        return scorer_of(self.name)
+
+    @property
+    def label(self) -> str:
+        """For names of files and workloads, which have no "_"."""
+        return self.name.replace(":", "-").replace("_", "-")
+
+
+@dataclass(frozen=True, slots=True)
+class RenderRequest:
+    config: Config
+    options: RenderOptions
+
+    def check(self) -> None:
+        """Raises BadInput for what no target can render."""
+        config, options = self.config, self.options
+        on_cpu = config.model.device == "cpu"
+        if options.gpus_per_node is None and not on_cpu:
+            raise BadInput(
+                "--gpus-per-node is missing: give the number of GPUs of a node, or set model.device = "
+                '"cpu" for a run without GPUs'
+            )
+        if options.gpus_per_node is not None and on_cpu:
+            raise BadInput(
+                '--gpus-per-node: model.device = "cpu", so no process uses a GPU. Remove one of the two'
+            )
+        urls = [("payloads.url", url) for url in config.payloads.urls]
+        urls += [
+            (f"scorers.{name}.url", scorer.url)
+            for name, scorer in config.scorers.by_name.items()
+            if scorer.url is not None
+        ]
+        for setting, url in urls:
+            if without_password(url) != url:
+                raise BadInput(
+                    f"{setting} contains a password, which the rendered files would show: use an "
+                    "address without one, or leave it out"
+                )
+
+    @property
+    def name(self) -> str:
+        """The run's name as a DNS label: prefix of every rendered name."""
+        text = re.sub(r"[^a-z0-9]+", "-", self.config.run.name.lower())
+        return text[:LONGEST_NAME].strip("-")
+
+    @property
+    def run_dir(self) -> str:
+        """In containers, where storage is mounted."""
+        return self.options.run_dir or f"/runs/{self.name}"
+
+    @property
+    def grpc_port(self) -> int:
+        return self.config.controller.port or GRPC_PORT
+
+    @property
+    def rest_port(self) -> int | None:
+        """None without a REST interface."""
+        rest = self.config.rest
+        return (rest.port or REST_PORT) if rest.enabled else None
+
+    @property
+    def gpus(self) -> int:
+        """Of the whole fleet."""
+        return sum(pool.count * pool.gpus for pool in self.pools)
+
+    @property
+    def pools(self) -> list[Pool]:
+        spares = self.config.fleet.rollout_spares
+        return [
+            self._pool(name, count + (spares if name == ROLLOUT else 0))
+            for name, count in desired_workers(self.config).items()
+        ]
+
+    def _pool(self, name: str, count: int) -> Pool:
+        config, options = self.config, self.options
+        fleet, role = config.fleet, role_of(name)
+        processes = fleet.policy_ranks if role == POLICY else 1
+        gpus = gpus_of_worker(config, name) if options.gpus_per_node is not None else 0
+        threads = int(getattr(fleet, f"{role}_threads")) * processes
+        return Pool(
+            name=name,
+            count=count,
+            gpus=gpus,
+            cpus=max(options.cpus * max(gpus, 1), threads),
+            memory_gib=options.memory_gib * max(gpus, 1),
+        )
+
+    def check_workers_fit_nodes(self, *, spread: bool = False) -> None:
+        """Raises BadInput if a worker needs more GPUs than a node has. ``spread``: a policy replica
+        may."""
+        here = self.options.gpus_per_node
+        for pool in self.pools:
+            if here is not None and pool.gpus > here and not (spread and pool.role == POLICY):
+                setting = {POLICY: "fleet.policy_ranks", ROLLOUT: "rollout.tensor_parallel"}
+                other = (
+                    ", or choose pytorchjob, slurm or PAI-DLC's pytorch job, whose replicas may be on several nodes"
+                    if pool.role == POLICY
+                    else ""
+                )
+                raise BadInput(
+                    f"a {pool.name} worker has {pool.gpus} GPUs ({setting.get(pool.role, 'its scorer')}), and a node "
+                    f"{here} (--gpus-per-node): here a worker runs on one node. Lower the setting{other}"
+                )
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of the job that has its processes on all of them. Raises BadInput if they are too
+        few."""
+        per_node = self.options.gpus_per_node
+        if per_node is None:
+            return self.options.nodes or 1
+        self.check_workers_fit_nodes(spread=True)
+        needed = nodes_needed(self.config, per_node)
+        nodes = self.options.nodes or needed
+        if nodes < needed:
+            raise BadInput(
+                f"--nodes {nodes}: the fleet has {self.gpus} GPUs and needs {needed} nodes of {per_node}, because workers other "
+                f"than policy replicas of more than {per_node} ranks are each on one node. Give --nodes {needed}, or ask for fewer workers in [fleet]"
+            )
+        return nodes
+
+    def node_cpus(self) -> int:
+        """Cores of a node's share of the processes."""
+        per_node = self.options.gpus_per_node
+        if per_node is not None:
+            return self.options.cpus * per_node
+        return -(-sum(pool.cpus * pool.count for pool in self.pools) // self.nodes) + 1
+
+    def node_memory_gib(self) -> int:
+        per_node = self.options.gpus_per_node
+        if per_node is not None:
+            return self.options.memory_gib * per_node
+        return -(-sum(pool.memory_gib * pool.count for pool in self.pools) // self.nodes)
+
+    def worker_secrets(self) -> Secrets:
+        """Environment variables of a worker whose values are in the run's secret."""
+        found = {"PACELINE_TOKEN": Secret("token"), "HF_TOKEN": Secret("hf-token", optional=True)}
+        if any(scorer.url is not None for scorer in self.config.scorers.by_name.values()):
+            found["PACELINE_JUDGE_KEY"] = Secret("judge-key", optional=True)
+        return found
+
+    def controller_secrets(self) -> Secrets:
+        """Those of a controller, with the address of a Redis of one's own."""
+        found = self.worker_secrets()
+        if self.config.redis.url is not None:
+            found["REDIS_URL"] = Secret("redis-url")
+        if "wandb" in self.config.metrics.sinks:
+            found["WANDB_API_KEY"] = Secret("wandb-api-key")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """A value in the run's secret, by its key."""
+
+    key: str
+    optional: bool = False
+
+
+Secrets = dict[str, Secret]
+"""By the names of environment variables."""
+
+
+def required_keys(secrets: Secrets) -> list[str]:
+    """Keys that the run's secret must have."""
+    return [secret.key for secret in secrets.values() if not secret.optional]
+
+
+def valid_label(text: str, option: str) -> str:
+    """``text``, if it is a DNS label. Raises BadInput."""
+    if not DNS_LABEL.fullmatch(text):
+        raise BadInput(
+            f"{option} {text}: use at most 63 lower-case letters, digits and '-', with no '-' at an end"
+        )
+    return text
+
+
+Document = dict[str, Any]

@@ -1,0 +1,63 @@
+"""Run file of a rendered job: the configuration's settings that differ from the defaults, without
+secrets."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+import tomli_w
+
+from paceline.config.load import to_toml
+from paceline.config.schema import SECTIONS, Config
+from paceline.config.sections.scorers import ScorerConfig
+
+
+def run_file(
+    config: Config, changes: Mapping[str, Mapping[str, Any]], *, with_token_file: bool = False
+) -> str:
+    """TOML of ``config`` with ``changes`` (section, field, value), whose defaults are left out.
+
+    The address of Redis is left out as well, and without ``with_token_file`` the token's file:
+    processes get them from secrets.
+    """
+    changed = without_secrets(with_changes(config, changes))
+    if with_token_file:
+        changed = with_changes(changed, {"auth": {"token_file": config.auth.token_file}})
+    kept = {}
+    for section, fields in tomllib.loads(to_toml(changed)).items():
+        known = SECTIONS[section].model_fields
+        values = {
+            name: value
+            for name, value in fields.items()
+            if name not in known
+            or getattr(getattr(changed, section), name)
+            != known[name].get_default(call_default_factory=True)
+        }
+        if section == "scorers":
+            values = {name: _scorer(table) for name, table in fields.items()}
+        if values:
+            kept[section] = values
+    return tomli_w.dumps(kept, multiline_strings=True)
+
+
+def _scorer(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of one scorer that differ from the defaults."""
+    default = {name: info.default for name, info in ScorerConfig.model_fields.items()}
+    given = ScorerConfig.model_validate(table)
+    return {name: v for name, v in table.items() if getattr(given, name) != default[name]}
+
+
+def with_changes(config: Config, changes: Mapping[str, Mapping[str, Any]]) -> Config:
+    """``config`` with ``changes``, which are known to be valid."""
+    updated = {name: getattr(config, name).model_copy(update=dict(new)) for name, new in changes.items()}  # fmt: skip
+    return config.model_copy(update=updated)
+
+
+def without_secrets(config: Config) -> Config:
+    """``config`` without the address of Redis, which may have a password in it, and the token's
+    file."""
+    redis = config.redis.model_copy(update={"url": None})
+    auth = config.auth.model_copy(update={"token_file": None})
+    return config.model_copy(update={"redis": redis, "auth": auth})

@@ -1,0 +1,171 @@
+"""Surroundings of the simulated processes: time, network, Redis, shared disk and observers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from controller.ledger import commands as cmd
+from paceline.config.load import fleet_digest
+from paceline.config.schema import Config
+from paceline.v1 import worker_pb2
+from testbed.simulator.controller_process import ControllerProcess
+from testbed.simulator.gradient_mesh import SimulatedEpoch, Weights
+from testbed.simulator.memory_store import Landed, MemoryRedis
+from testbed.simulator.oracle import Oracle
+from testbed.simulator.virtual_time import Network, Process, Timeline
+
+SNAPSHOT_EVENTS = 60
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Size, timing and manners of one simulated run. Times in seconds."""
+
+    facts: cmd.RunSpec
+    controllers: int = 2
+    policy: int = 2
+    rollout: int = 2
+    slots: int = 3
+    """Tasks a rollout worker holds at once."""
+    group_s: Callable[[random.Random], float] = lambda rng: 0.1
+    """Time a replica needs for one group's gradients."""
+    generate_s: Callable[[random.Random], float] = lambda rng: rng.expovariate(1.0)
+    loss: float = 0.0
+    duplicate: float = 0.0
+    delay: float = 0.01
+    torn: float = 0.0
+    lag: float = 0.0
+    """Probability that no replica of Redis has the newest entries when the leader asks."""
+    payload_files: bool = False
+    """Payloads are files beside the Redis."""
+    forgetful: float = 0.0
+    """Probability that a worker's reports do not name a lease it works at."""
+    fates: dict[int, str] = field(default_factory=dict)
+    """Training tasks that kill their worker, fail, or can never succeed, by ordinal."""
+    group_fates: dict[int, str] = field(default_factory=dict)
+    """Accepted groups that kill each trainer that computes them, that it names as invalid, or whose
+    payload vanishes, by ordinal of the task."""
+    solved_rows: frozenset[int] = frozenset()
+    """Rows whose groups always have equal rewards."""
+    lease_ttl_s: float = 3.0
+    fenced: bool = True
+
+
+class Cluster:
+    workers: Mapping[str, Process]
+    """The newest process of each worker."""
+
+    def __init__(self, seed: int, shape: Shape) -> None:
+        self.rng = random.Random(seed)
+        self.shape = shape
+        self.config = config_of(shape)
+        self.config_digest = fleet_digest(self.config)[0]
+        self.timeline = Timeline(self.rng)
+        self.network = Network(
+            self.timeline,
+            loss=shape.loss,
+            duplicate=shape.duplicate,
+            delay=shape.delay,
+            torn=shape.torn,
+        )
+        self.redis = MemoryRedis(
+            Process(self.timeline, "redis"),
+            self.network,
+            fenced=shape.fenced,
+            lagging=lambda: self.rng.random() < shape.lag,
+            payload_files=shape.payload_files,
+        )
+        guilty = {f"t{n}" for n, fate in shape.fates.items() if fate in ("kills", "fails")}
+        untrainable = {f"t{n}" for n, fate in shape.group_fates.items() if fate != "vanishes"}
+        self.oracle = Oracle(
+            shape.facts,
+            self.redis.entries,
+            guilty=guilty,
+            untrainable=untrainable,
+            lost_payloads=self.redis.lost,
+        )
+        self.redis.landed = self._landed
+        self.redis.saved = self.oracle.saved
+        self.trace: Callable[[float, Landed], None] | None = None
+        self.watch: Callable[[], None] = lambda: None
+        """Called after every journal entry."""
+        self.checkpoints: dict[str, Weights] = {"": Weights(0, "initial")}
+        self._epochs: dict[bytes, SimulatedEpoch] = {}
+        self._incarnations = 0
+        self._registered: dict[str, tuple[int, Process]] = {}
+        self.controllers: dict[str, ControllerProcess] = {}
+        for n in range(shape.controllers):
+            self.start_controller(f"controller-{n}")
+        self.controller_names = list(self.controllers)
+
+    def start_controller(self, name: str) -> None:
+        self.controllers[name] = ControllerProcess(name, self.config, self.redis, self.oracle)
+
+    def _landed(self, entry: Landed) -> None:
+        self.oracle.landed(entry)
+        if self.trace is not None:
+            self.trace(self.timeline.now, entry)
+        self.watch()
+
+    def new_incarnation(self, worker: Process) -> int:
+        self._incarnations += 1
+        self._registered[worker.name] = (self._incarnations, worker)
+        return self._incarnations
+
+    def is_gone(self, worker_id: str, incarnation: int) -> bool:
+        """Whether a peer's connection to this process would be found closed."""
+        newest, process = self._registered[worker_id]
+        return newest != incarnation or not process.alive
+
+    def epoch(self, mesh: worker_pb2.PolicyMesh) -> SimulatedEpoch:
+        """The members of an epoch meet by all that the controller says of it."""
+        key = mesh.SerializeToString(deterministic=True)
+        if key not in self._epochs:
+            self._epochs[key] = SimulatedEpoch(self.network, mesh, self.is_gone)
+        return self._epochs[key]
+
+
+def config_of(shape: Shape) -> Config:
+    """The controllers' settings; what the run is follows from ``shape.facts``."""
+    facts = shape.facts
+    config = Config.model_validate(
+        {
+            "run": {"name": facts.run_name},
+            "model": {"path": "/"},
+            "data": {"path": "rows"},
+            "redis": {"url": "redis://simulated"},
+            "rollout": {"group_size": facts.group_size},
+            "train": {
+                "steps": facts.steps,
+                "max_staleness": facts.max_staleness,
+                "late_groups": facts.late_groups,
+                "max_token_age": facts.max_token_age if facts.trains_late else None,
+                "eval_every": facts.eval_every,
+                "early_stop_evals": facts.early_stop_evals,
+                "eval_drop": facts.eval_drop,
+                "eval_limit": max(1, facts.eval_rows),
+                "checkpoint_every": facts.checkpoint_every,
+            },
+            "evaluation": {
+                "sets": {
+                    each.name: {
+                        "path": "rows",
+                        "samples": each.samples,
+                        "every": each.every or None,
+                    }
+                    for each in facts.eval_sets
+                }
+            },
+            "fleet": {
+                "lease_ttl_s": shape.lease_ttl_s,
+                "suspect_grace_s": 0.5,
+                "wedged_after_s": 8.0,
+            },
+            "controller": {"leader_lease_s": 1.0},
+        }
+    )
+    # More often than a user may set it: simulated runs are short.
+    often = config.controller.model_copy(update={"snapshot_every": SNAPSHOT_EVENTS})
+    return config.model_copy(update={"controller": often})
