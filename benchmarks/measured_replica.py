@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from paceline.process.lifetime.process_exit import leave_after
+from paceline.process.lifetime import leave_after
 from policy_worker.ranks.rank_group import join_ranks, start_ranks
 
 SAMPLE_S = 0.005

@@ -9,8 +9,8 @@ import threading
 from pathlib import Path
 
 from paceline.config.load import load_config
-from paceline.process.lifetime.process_exit import exit_status, leave
-from paceline.process.process_limits import set_process_limits
+from paceline.process.files import set_process_limits
+from paceline.process.lifetime import exit_status, leave
 from paceline.process.structured_log import setup
 from paceline.process.user_code import search_start_directory_last
 

@@ -20,7 +20,7 @@ from paceline.dataset.recorded_rows import check_run_rows
 from paceline.dataset.row_source import DataError
 from paceline.dataset.rows import RowSource, check_rows, load_rows
 from paceline.dataset.training_rows import open_training_rows
-from paceline.process.daemon_call import in_daemon_thread
+from paceline.process.threads import in_daemon_thread
 from paceline.process.waits import WaitKind, waiting
 
 CACHED_ROWS = 4096

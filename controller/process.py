@@ -35,8 +35,8 @@ from paceline.config.schema import Config
 from paceline.errors import BadInput
 from paceline.payloads.check_store import check_store
 from paceline.process import stacks
-from paceline.process.lifetime.process_start import started_s
-from paceline.process.private_files import new_private_directory, private_directory
+from paceline.process.files import new_private_directory, private_directory
+from paceline.process.lifetime import started_s
 from paceline.process.structured_log import event
 from paceline.redis.leader_lease import LeaderIdentity
 from paceline.redis.server import REDIS_OUT_OF_REACH, RedisEndpoint, ensure_redis, stop_redis

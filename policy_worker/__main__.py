@@ -13,7 +13,7 @@ import argparse
 import os
 
 from paceline.config.schema import Config
-from paceline.process.job.torchrun_environment import torchrun_place
+from paceline.process.torchrun_environment import torchrun_place
 from paceline.process.worker_command import without_collection, worker_command
 
 

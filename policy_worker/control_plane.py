@@ -17,8 +17,8 @@ from typing import Any
 from paceline.config.schema import Config
 from paceline.payloads.open_store import open_payloads
 from paceline.payloads.store import Payloads, PayloadStore
-from paceline.process.asyncio_thread import BackgroundLoop
 from paceline.process.structured_log import event
+from paceline.process.threads import BackgroundLoop
 from paceline.rpc.client import ControlPlane
 from paceline.rpc.session import WorkerSession
 from paceline.rpc.side_channel import SideChannel

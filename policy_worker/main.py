@@ -40,8 +40,8 @@ from paceline.config.schema import Config
 from paceline.ids import MeshEpoch, Step, Version
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError
 from paceline.process import structured_log as logs
-from paceline.process.job.torchrun_environment import TorchrunPlace
 from paceline.process.structured_log import event
+from paceline.process.torchrun_environment import TorchrunPlace
 from paceline.process.waits import WaitKind, loading_model, messages, waiting
 from paceline.rpc.addresses import own_address
 from paceline.rpc.client import RequestRefused

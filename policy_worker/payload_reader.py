@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from paceline.ids import TaskId
 from paceline.payloads.check_store import open_or_refuse
 from paceline.payloads.store import Payloads, PayloadStore, StoreUnavailable
-from paceline.process.asyncio_thread import BackgroundLoop
 from paceline.process.structured_log import event
+from paceline.process.threads import BackgroundLoop
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from paceline.errors import UserError
-from paceline.process.lifetime.process_exit import ENGINE_LOST
+from paceline.process.lifetime import ENGINE_LOST
 from paceline.process.structured_log import event
 from paceline.rpc.session import WorkerSession
 from paceline.v1 import worker_pb2

@@ -26,7 +26,7 @@ from controller.proto_encoding import ROLES
 from controller.replicated_controller import Controller
 from controller.status import trouble_of
 from paceline.process import waits
-from paceline.process.kernel.kernel_state import KernelState, kernel_state
+from paceline.process.kernel_state import KernelState, kernel_state
 from paceline.process.waits import Wait, WaitKind
 from paceline.redis.client import without_password
 from paceline.redis.server import embedded_pid

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from controller.ledger.enums import Lifecycle, Role
 from controller.ledger.state.state import State
 from paceline.config.sections.workers import FleetConfig
-from paceline.process.kernel.kernel_state import KernelState
+from paceline.process.kernel_state import KernelState
 from paceline.process.waits import Wait, WaitKind
 
 SILENT_BEATS = 3.0

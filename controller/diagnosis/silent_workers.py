@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from controller.diagnosis.diagnosis import Culprit, CulpritKind, Diagnosis, Urgency, seconds
 from controller.diagnosis.evidence import Evidence, WorkerEvidence
-from paceline.process.kernel.kernel_state import KernelState
+from paceline.process.kernel_state import KernelState
 from paceline.process.waits import Wait, WaitKind
 
 _SHARED = (WaitKind.COLLECTIVE, WaitKind.VOTES, WaitKind.PEERS, WaitKind.STATE)

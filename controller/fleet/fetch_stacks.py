@@ -14,7 +14,7 @@ from controller.fleet.stack_requests import ANSWER_S
 from controller.leader import Leader
 from controller.ledger.commands import CommandRefused
 from controller.replicated_controller import Controller
-from paceline.process.kernel.kernel_state import kernel_state
+from paceline.process.kernel_state import kernel_state
 from paceline.process.stacks import read_stacks
 from paceline.refusal_code import RefusalCode
 from paceline.v1 import admin_pb2

@@ -34,7 +34,7 @@ from controller.store.journal import Deposed
 from paceline.config.schema import Config
 from paceline.errors import BadInput
 from paceline.groups.invalid import Invalid
-from paceline.process.process_limits import open_files_limit
+from paceline.process.files import open_files_limit
 from paceline.process.structured_log import event, first_line
 from paceline.rpc.grpc_channel import LEADER_KEY, METHODS, TOKEN_KEY, Method
 from paceline.rpc.request_stream import STREAMED

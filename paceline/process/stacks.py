@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from paceline.process.kernel.kernel_state import KernelState, kernel_state
+from paceline.process.kernel_state import KernelState, kernel_state
 
 MOST_BYTES = 256 << 10
 ANSWER_S = 3.0

@@ -1,17 +1,24 @@
-"""Daemon threads that end before the interpreter shuts down.
+"""Threads and event loops beside the main one, which end before the interpreter shuts down.
 
 If a thread returns from C++ into an interpreter that is shutting down, the process aborts with exit
-status 134 instead of 0. Threads that run torch are therefore started here and stop when asked.
+status 134 instead of 0. Threads that run torch are therefore started with ``start`` and stop when
+asked. A call that may never return (a file on a dead mount) has a daemon thread of its own: the
+event loop's thread pool is joined at exit.
 """
 
 from __future__ import annotations
 
+import asyncio
 import atexit
+import concurrent.futures
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import Executor, Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 _AT_MOST_S = 5.0
 
@@ -57,3 +64,85 @@ def _exit() -> None:
         if stop is not None:
             stop()
     join(list(_threads), _AT_MOST_S)
+
+
+class BackgroundLoop:
+    """Runs coroutines for other threads. Call it from any thread but its own."""
+
+    def __init__(self, name: str = "control-plane") -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, coro: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Starts ``coro`` on the loop. Cancelling the future cancels the coroutine."""
+        return asyncio.run_coroutine_threadsafe(coro, self.loop)
+
+    def run(self, coro: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """Blocks until the result is there. Raises TimeoutError after ``timeout_s`` seconds."""
+        if threading.current_thread() is self._thread:
+            coro.close()
+            raise RuntimeError(
+                "BackgroundLoop.run was called on its own thread and would wait for itself"
+            )
+        future = self.submit(coro)
+        try:
+            return future.result(timeout_s)
+        except (concurrent.futures.TimeoutError, KeyboardInterrupt):
+            future.cancel()
+            raise
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Cancels running coroutines and ends the thread. Idempotent."""
+        if not self._thread.is_alive():
+            return
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(timeout_s)
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+        finally:
+            left = asyncio.all_tasks(self.loop)
+            for task in left:
+                task.cancel()
+            self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+            self.loop.close()
+
+
+async def in_daemon_thread(work: Callable[[], T], name: str) -> T:
+    """The result of ``work``. If the caller is cancelled, the thread goes on and nobody waits for
+    it."""
+    return await asyncio.get_running_loop().run_in_executor(_DaemonThread(name), work)
+
+
+def call_within(limit_s: float, work: Callable[[], T], name: str) -> T:
+    """The result of ``work``. After ``limit_s`` it raises TimeoutError; the thread goes on and
+    nobody waits for it."""
+    result: T = _DaemonThread(name).submit(work).result(limit_s)
+    return result
+
+
+class _DaemonThread(Executor):
+    """A thread for each call. Through the loop's own method, which virtual time replaces."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = fn(*args, **kwargs)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        threading.Thread(target=run, name=self._name, daemon=True).start()
+        return future

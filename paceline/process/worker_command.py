@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from paceline.process import stacks
-from paceline.process.lifetime.process_exit import leave_after
-from paceline.process.process_limits import set_process_limits
+from paceline.process.files import set_process_limits
+from paceline.process.lifetime import leave_after
 from paceline.process.user_code import search_start_directory_last
 from paceline.worker_pools import SCORER
 

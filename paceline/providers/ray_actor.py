@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from paceline.process.job.torchrun_environment import without_place
+from paceline.process.torchrun_environment import without_place
 
 LAUNCH = (
-    "import os, sys; from paceline.process.lifetime.parent_death_signal import die_with; die_with(int(sys.argv[1]));"
+    "import os, sys; from paceline.process.lifetime import die_with; die_with(int(sys.argv[1]));"
     "os.execv(sys.executable, [sys.executable, '-P', '-m', *sys.argv[2:]])"
 )
 """The parent death signal stays set across the exec."""

@@ -14,7 +14,7 @@ import sys
 
 from paceline.config.schema import Config
 from paceline.errors import BadInput
-from paceline.process.lifetime.process_exit import leave_after
+from paceline.process.lifetime import leave_after
 from paceline.prompt_tokenizer import BadPrompt, PromptTokenizer
 from paceline.recorded.encoding import RowEncoder
 from paceline.recorded.preview import row_text

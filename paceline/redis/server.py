@@ -24,9 +24,8 @@ import redis
 
 from paceline.config.sections.services import RedisConfig
 from paceline.errors import BadInput
-from paceline.process.lifetime.process_start import started_s
-from paceline.process.lifetime.process_wait import alive, wait_ended
-from paceline.process.private_files import private_directory, write_private
+from paceline.process.files import private_directory, write_private
+from paceline.process.lifetime import alive, started_s, wait_ended
 from paceline.process.structured_log import first_line
 from paceline.redis.client import connect_sync, without_password
 from paceline.redis.server_version import server_version, version_of_info

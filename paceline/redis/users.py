@@ -16,7 +16,7 @@ import hashlib
 import secrets
 from pathlib import Path
 
-from paceline.process.private_files import write_private
+from paceline.process.files import write_private
 
 CONTROLLER = "controller"
 WORKER = "worker"

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from paceline.config.schema import Config
 from paceline.config.sections.services import AuthConfig
 from paceline.errors import BadInput
-from paceline.process.private_files import new_private_directory
+from paceline.process.files import new_private_directory
 from paceline.rpc.addresses import is_loopback
 
 TOKEN_VARIABLE = "PACELINE_TOKEN"

@@ -28,7 +28,7 @@ import uvicorn
 from uvicorn.protocols.http.flow_control import service_unavailable
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from paceline.process.process_limits import open_files_limit
+from paceline.process.files import open_files_limit
 from paceline.process.structured_log import event
 
 log = logging.getLogger(__name__)

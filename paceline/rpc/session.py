@@ -27,8 +27,8 @@ import grpc.aio
 
 from paceline.config.schema import Config
 from paceline.process import stacks, waits
-from paceline.process.kernel.memory_kills import memory_kills
-from paceline.process.kernel.stall_watch import StallWatch
+from paceline.process.kernel_state import StallWatch
+from paceline.process.memory_kills import memory_kills
 from paceline.process.structured_log import event
 from paceline.rpc.client import Backoff, ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.v1 import common_pb2, worker_pb2

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from paceline.errors import BadInput
-from paceline.process.daemon_call import call_within
+from paceline.process.threads import call_within
 from paceline_launcher.preflight.check import Check, fail
 
 T = TypeVar("T")

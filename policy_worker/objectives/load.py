@@ -13,7 +13,7 @@ from paceline.config.algorithms import FAMILY
 from paceline.config.schema import Config
 from paceline.config.sections.objectives import problem_of
 from paceline.errors import BadInput, one_line
-from paceline.process.import_by_name import NotFound, find
+from paceline.process.user_code import NotFound, find
 from policy_worker.objectives.distill import Distill
 from policy_worker.objectives.grpo import Grpo
 from policy_worker.objectives.objective import Objective

@@ -8,7 +8,7 @@ import signal
 import sys
 from dataclasses import dataclass
 
-from paceline.process.lifetime.parent_death_signal import die_with
+from paceline.process.lifetime import die_with
 
 RANK_SETTINGS = "PACELINE_REPLICA"
 """Environment variable: RankSettings as a JSON object."""

@@ -8,7 +8,7 @@ import torch
 
 from paceline.config.schema import Config
 from paceline.process import structured_log
-from paceline.process.job.torchrun_environment import TorchrunPlace
+from paceline.process.torchrun_environment import TorchrunPlace
 from paceline.rpc.addresses import own_address
 from policy_worker.model.policy_model import pick_device
 from policy_worker.ranks.outside_ranks import OutsideRank

@@ -34,8 +34,8 @@ from paceline.config.load import fleet_digest
 from paceline.config.schema import Config
 from paceline.errors import BadInput
 from paceline.mesh.tcp_store import host_store
-from paceline.process.job.torchrun_environment import TorchrunPlace
 from paceline.process.structured_log import event, first_line
+from paceline.process.torchrun_environment import TorchrunPlace
 from paceline.process.waits import WaitKind, waiting
 from paceline.rpc.addresses import address_towards, is_loopback
 from policy_worker.ranks.follower_bootstrap import LOOPBACK, RankPlace

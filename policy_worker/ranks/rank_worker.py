@@ -3,7 +3,7 @@ rank 0."""
 
 from __future__ import annotations
 
-from paceline.process.lifetime.process_exit import leave_after
+from paceline.process.lifetime import leave_after
 from paceline.process.user_code import search_start_directory_last
 from paceline.process.worker_command import without_collection
 from policy_worker.ranks.follower_bootstrap import die_with_parent

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from paceline.process.kernel.kernel_state import kernel_state
+from paceline.process.kernel_state import kernel_state
 from paceline.process.waits import LEAST_AGE_S, Wait, WaitKind
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING
 
-from paceline.process.import_by_name import NotFound, find
+from paceline.process.user_code import NotFound, find
 from rollout_worker.engine.base import Engine, EngineError
 
 if TYPE_CHECKING:

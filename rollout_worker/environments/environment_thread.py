@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.process.asyncio_thread import BackgroundLoop
 from paceline.process.structured_log import event
+from paceline.process.threads import BackgroundLoop
 from rollout_worker.environments.base import (
     Environment,
     EnvironmentFailed,

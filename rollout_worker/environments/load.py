@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any, cast
 
-from paceline.process.import_by_name import NotFound, find
+from paceline.process.user_code import NotFound, find
 from rollout_worker.environments.base import BadEnvironment, Environment
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 
-from paceline.process.lifetime.process_exit import leave_after
+from paceline.process.lifetime import leave_after
 from rollout_worker.rewards.functions import load
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.errors import one_line
-from paceline.process.lifetime.parent_death_signal import die_with
+from paceline.process.lifetime import die_with
 from rollout_worker.rewards.functions import Reward, RewardError, load
 from rollout_worker.rewards.guard import guard
 from rollout_worker.rewards.score import Job, ScoringFailed, score

@@ -12,7 +12,7 @@ from typing import Any, cast
 from paceline.config.built_in_rewards import BUILT_IN_REWARDS
 from paceline.config.sections.scorers import named_scorer
 from paceline.errors import BadInput
-from paceline.process.import_by_name import NotFound, find
+from paceline.process.user_code import NotFound, find
 from rollout_worker.rewards import builtin
 
 _FORMAT = "format:"

@@ -16,7 +16,7 @@ import typer
 
 from paceline.errors import BadInput
 from paceline.event_types import EventType
-from paceline.process.lifetime.process_exit import exit_status
+from paceline.process.lifetime import exit_status
 from paceline_launcher.cli.common import JsonOption, print_json, run_config
 
 RECOVERY_LIMIT_S = 120.0

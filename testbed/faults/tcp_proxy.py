@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from paceline.process.asyncio_thread import BackgroundLoop
+from paceline.process.threads import BackgroundLoop
 
 CHUNK = 1 << 16
 

@@ -15,7 +15,7 @@ from controller.store.journal import decode_entry
 from controller.store.journal_audit import verify
 from controller.store.redis_keys import Keys
 from paceline.event_types import EventType
-from paceline.process.asyncio_thread import BackgroundLoop
+from paceline.process.threads import BackgroundLoop
 from paceline.redis.client import connect_sync
 from paceline.rpc.client import ControlPlane
 from paceline.v1 import admin_pb2

@@ -20,7 +20,7 @@ import numpy as np
 from paceline.config.sections.training import TrainConfig
 from paceline.groups.payload import encode, facts_digest
 from paceline.payloads.redis_payloads import payload_key
-from paceline.process.asyncio_thread import BackgroundLoop
+from paceline.process.threads import BackgroundLoop
 from paceline.redis.client import connect_sync
 from paceline.v1 import policy_pb2, rollout_pb2, worker_pb2, worker_pb2_grpc
 from paceline.v1.policy_pb2_grpc import (

@@ -16,9 +16,9 @@ import pytest
 from paceline.config.sections.services import RedisConfig
 from paceline.redis.server import ensure_redis, redis_log, stop_redis
 from paceline.run_view.files.fleet_file import ProcessId
-from paceline_launcher.supervisor.child import until_gone
-from paceline_launcher.supervisor.fault_reports import FaultReports
-from paceline_launcher.supervisor.redis_end import end_in_log
+from paceline_launcher.launch.child import until_gone
+from paceline_launcher.launch.fault_reports import FaultReports
+from paceline_launcher.launch.redis_end import end_in_log
 from testbed.patience import patient
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 from pydantic import TypeAdapter
 
-from paceline.process.lifetime.process_start import started_s
+from paceline.process.lifetime import started_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,9 @@ from paceline_launcher.cli.common import (
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config
-    from paceline.process.job.node_environment import NodePlace
-    from paceline_launcher.supervisor.nodes.job_file import NodeJob
-    from paceline_launcher.supervisor.nodes.node_launcher import Share
+    from paceline_launcher.launch.node_environment import NodePlace
+    from paceline_launcher.launch.nodes.job_file import NodeJob
+    from paceline_launcher.launch.nodes.node_launcher import Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def node(
 
     Without such an environment: paceline node run.toml --node-rank 1 --nodes 2 --master node0:29500
     """
-    from paceline.process.process_limits import set_process_limits
+    from paceline.process.files import set_process_limits
 
     set_process_limits()
     this = _this_node(config, overrides, run_dir, (node_rank, nodes, master), gpus, place or [])
@@ -120,13 +120,13 @@ def _this_node(
 ) -> _Node:
     """Raises BadInput if the command line, the environment or the settings contradict one another."""
     from paceline.config.load import load_config
-    from paceline.process.job.node_environment import node_place
-    from paceline.process.job.visible_gpus import gpus_for
+    from paceline_launcher.launch.node_environment import node_place
+    from paceline_launcher.launch.nodes.job_file import NodeJob, settings_digest
+    from paceline_launcher.launch.nodes.node_launcher import Share
+    from paceline_launcher.machine_gpus import gpus_for
     from paceline_launcher.node_placement import Nodes, NoPlacement, Placement, parse_roles
     from paceline_launcher.preflight import default_run_dir
     from paceline_launcher.preflight.deadline import resolve_in_time
-    from paceline_launcher.supervisor.nodes.job_file import NodeJob, settings_digest
-    from paceline_launcher.supervisor.nodes.node_launcher import Share
 
     rank, count, master = given
     place = node_place(os.environ, rank=rank, nodes=count, master=master)
@@ -202,8 +202,8 @@ def _print_plan(this: _Node, as_json: bool) -> None:
 
 def _workers_here(this: _Node) -> dict[str, dict[str, list[Any]]]:
     """By name: GPUs and, of a replica on several nodes, the ranks that this node starts."""
-    from paceline.process.job.visible_gpus import VARIABLE
     from paceline.worker_pools import pool_of_worker, worker_index
+    from paceline_launcher.machine_gpus import VARIABLE
 
     placement, node = this.share.placement, this.place.rank
     places = placement.on(node)
@@ -226,12 +226,12 @@ def _first(this: _Node, wait_s: float, as_json: bool) -> int:
     from paceline.rpc.auth import own_token
     from paceline.run_view.summary import can_extend, read_summary
     from paceline_launcher.cli.control.up import check, print_outcome
+    from paceline_launcher.launch.launch import controller_ports
+    from paceline_launcher.launch.nodes.first_node import FirstNode, served_settings
+    from paceline_launcher.launch.nodes.node_launcher import node_addresses
+    from paceline_launcher.launch.run_dir_lock import check_no_leader, end_leftovers, locked
+    from paceline_launcher.launch.up import Outcome
     from paceline_launcher.preflight.inputs.run_length import steps_of
-    from paceline_launcher.supervisor.launch import controller_ports
-    from paceline_launcher.supervisor.nodes.first_node import FirstNode, served_settings
-    from paceline_launcher.supervisor.nodes.node_launcher import node_addresses
-    from paceline_launcher.supervisor.run_dir_lock import check_no_leader, end_leftovers, locked
-    from paceline_launcher.supervisor.up import Outcome
 
     with locked(this.run_dir):
         extends = can_extend(read_summary(this.run_dir), lambda: steps_of(this.config))
@@ -311,10 +311,10 @@ def _resolved(host: str, wait_s: float) -> None:
 
 def _other(this: _Node, wait_s: float) -> int:
     """A node other than node 0. Returns the exit status of the run."""
-    from paceline_launcher.supervisor.nodes.job_file import node_directory
-    from paceline_launcher.supervisor.nodes.meeting import Meeting
-    from paceline_launcher.supervisor.nodes.other_node import OtherNode
-    from paceline_launcher.supervisor.run_dir_lock import end_leftovers, locked
+    from paceline_launcher.launch.nodes.job_file import node_directory
+    from paceline_launcher.launch.nodes.meeting import Meeting
+    from paceline_launcher.launch.nodes.other_node import OtherNode
+    from paceline_launcher.launch.run_dir_lock import end_leftovers, locked
 
     def note(line: str) -> None:
         typer.echo(f"node {this.place.rank}: {line}")

@@ -60,18 +60,18 @@ def up(
     Example: paceline up demo.toml --set train.steps=50 --run-dir runs/try1
     """
     from paceline.config.load import load_config
-    from paceline.process.process_limits import set_process_limits
+    from paceline.process.files import set_process_limits
     from paceline.run_view.summary import can_extend, read_summary
-    from paceline_launcher.preflight import default_run_dir
-    from paceline_launcher.preflight.check import LENGTH
-    from paceline_launcher.preflight.deadline import read_in_time, resolve_in_time
-    from paceline_launcher.preflight.inputs.run_length import steps_of
-    from paceline_launcher.supervisor.run_dir_lock import (
+    from paceline_launcher.launch.run_dir_lock import (
         check_no_leader,
         clear,
         end_leftovers,
         locked,
     )
+    from paceline_launcher.preflight import default_run_dir
+    from paceline_launcher.preflight.check import LENGTH
+    from paceline_launcher.preflight.deadline import read_in_time, resolve_in_time
+    from paceline_launcher.preflight.inputs.run_length import steps_of
 
     set_process_limits()
     given = read_in_time(f"--from: {begin_with}", lambda: from_override(begin_with))
@@ -173,7 +173,7 @@ def _run(
     from paceline.run_view.eta import Progress
     from paceline.run_view.run_records import RunRecords
     from paceline_launcher.console.live_view import open_console
-    from paceline_launcher.supervisor.up import LocalRun, Outcome
+    from paceline_launcher.launch.up import LocalRun, Outcome
 
     # The view of a continued run begins with the rewards so far.
     console = open_console(Console(stderr=as_json), Progress(RunRecords.read(directory).metrics))

@@ -56,7 +56,7 @@ def wait(
 
 async def _end(settings: Config, directory: Path, addresses: list[str]) -> dict[str, Any]:
     from paceline.rpc.client import ControlPlane
-    from paceline_launcher.supervisor.run_wait import RunWait, steps_after_end
+    from paceline_launcher.launch.run_wait import RunWait, steps_after_end
 
     control = ControlPlane.from_config(settings, addresses, directory)
     try:

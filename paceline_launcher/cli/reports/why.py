@@ -120,7 +120,7 @@ def _nobody(run_dir: Path | None, silent: dict[str, str]) -> str:
 
 def _processes(run_dir: Path | None) -> list[tuple[str, int, str]]:
     """Controllers of this machine that the supervisor started: name, pid, and what the kernel says."""
-    from paceline.process.kernel.kernel_state import kernel_state
+    from paceline.process.kernel_state import kernel_state
     from paceline.run_view.files.fleet_file import FleetRecord
 
     record = FleetRecord.read(run_dir) if run_dir is not None else None

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from paceline.config.schema import Config
-from paceline.process.job.visible_gpus import gpus_for
 from paceline.worker_pools import desired_workers, worker_name
-from paceline_launcher.machine_gpus import machine_gpus
+from paceline_launcher.machine_gpus import gpus_for, machine_gpus
 from paceline_launcher.node_placement import gpus_needed
 from paceline_launcher.preflight.check import Check, ok, warn
 

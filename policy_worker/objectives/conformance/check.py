@@ -14,7 +14,7 @@ from typing import Any
 
 from paceline.config.load import ConfigError
 from paceline.config.schema import Config
-from paceline.process.lifetime.process_exit import leave_after
+from paceline.process.lifetime import leave_after
 from policy_worker.objectives.load import ObjectiveError, load_objective
 
 

@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import signal
 
-from paceline.process.lifetime.parent_death_signal import die_with
+from paceline.process.lifetime import die_with
 from paceline.process.spawned_children import VLLM_MARK
 
 

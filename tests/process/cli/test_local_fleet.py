@@ -23,11 +23,11 @@ from paceline.rpc.client import ControlPlane
 from paceline.run_view.files.fleet_file import FleetRecord, ProcessId, ProcessRecord
 from paceline.v1 import admin_pb2
 from paceline_launcher.console.live_view import open_console
+from paceline_launcher.launch.child import Child, ChildSpec, end_all
+from paceline_launcher.launch.local import LocalFleet
+from paceline_launcher.launch.run_dir_lock import clear, end_leftovers, locked
+from paceline_launcher.launch.up import LocalRun
 from paceline_launcher.machine_gpus import MachineGpus
-from paceline_launcher.supervisor.child import Child, ChildSpec, end_all
-from paceline_launcher.supervisor.local import LocalFleet
-from paceline_launcher.supervisor.run_dir_lock import clear, end_leftovers, locked
-from paceline_launcher.supervisor.up import LocalRun
 from testbed.fleets.controllers import until
 
 FOREVER = "import time; time.sleep(600)"

@@ -17,12 +17,12 @@ import pytest
 
 from paceline.config import Config
 from paceline.v1 import admin_pb2
+from paceline_launcher.launch import restarts
+from paceline_launcher.launch.child import ChildSpec
+from paceline_launcher.launch.nodes.node_fleet import NodeFleet
+from paceline_launcher.launch.nodes.node_launcher import NodeLauncher, Share
+from paceline_launcher.launch.nodes.spread_replica import publish_point
 from paceline_launcher.node_placement import Nodes, Placement
-from paceline_launcher.supervisor import restarts
-from paceline_launcher.supervisor.child import ChildSpec
-from paceline_launcher.supervisor.nodes.node_fleet import NodeFleet
-from paceline_launcher.supervisor.nodes.node_launcher import NodeLauncher, Share
-from paceline_launcher.supervisor.nodes.spread_replica import publish_point
 from testbed.fleets.controllers import until
 
 # Its environment is there as soon as the file is.

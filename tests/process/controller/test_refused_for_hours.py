@@ -17,7 +17,7 @@ import httpx
 import psutil
 import pytest
 
-from paceline.process.process_limits import set_process_limits
+from paceline.process.files import set_process_limits
 from testbed.fleets.controller_processes import Controllers
 from testbed.fleets.controllers import control_of, running_controllers, status, until, working_fleet
 from tests.fixtures.rest import rest_url

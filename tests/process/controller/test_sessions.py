@@ -17,7 +17,7 @@ from controller.fleet.sessions import Sessions
 from controller.ledger.views.directive_grounds import Grounds
 from controller.store.journal_audit import verify
 from paceline.config.load import load_config
-from paceline.process.asyncio_thread import BackgroundLoop
+from paceline.process.threads import BackgroundLoop
 from paceline.rpc import session as session_module
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.rpc.grpc_channel import LEADER_KEY, METHODS

@@ -96,7 +96,7 @@ def test_a_worker_process_ends_as_soon_as_it_is_done(role, tmp_path) -> None:
         "import atexit, json, sys, threading, time, torch\n"
         f"from {role} import __main__ as role\n"
         "from paceline.process import worker_command\n"
-        "from paceline.process.lifetime.process_exit import leave, leave_after\n"
+        "from paceline.process.lifetime import leave, leave_after\n"
         "assert role.worker_command is worker_command.worker_command\n"
         "assert worker_command.leave_after is leave_after\n"
         "atexit.register(time.sleep, 5)\n"
@@ -115,7 +115,7 @@ def test_a_worker_that_fails_ends_although_a_thread_is_stuck() -> None:
     """Alive but of no use it would never be restarted."""
     code = (
         "import threading\n"
-        "from paceline.process.lifetime.process_exit import leave_after\n"
+        "from paceline.process.lifetime import leave_after\n"
         "def main():\n"
         "    threading.Thread(target=threading.Event().wait).start()\n"
         "    raise RuntimeError('an operation does not end')\n"

@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM
 
 from controller.store.journal_audit import verify
 from paceline.config.schema import Config
-from paceline.process.lifetime.process_exit import exit_status
+from paceline.process.lifetime import exit_status
 from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
 from paceline.weights.weight_transfer import StagedWeights
 from rollout_worker import main as worker_main

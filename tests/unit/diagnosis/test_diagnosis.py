@@ -18,7 +18,7 @@ from controller.diagnosis.evidence import (
 from controller.ledger import commands as cmd
 from controller.ledger.enums import Role
 from paceline.config.sections.workers import FleetConfig
-from paceline.process.kernel.kernel_state import KernelState
+from paceline.process.kernel_state import KernelState
 from paceline.process.waits import Wait, WaitKind
 from testbed.faults import failpoints
 from tests.fixtures.ledgers import Driven

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from paceline.config import ConfigError, load_config
-from paceline.process.lifetime.process_exit import exit_status
+from paceline.process.lifetime import exit_status
 from paceline.prompt_tokenizer import PromptTokenizer
 from paceline.v1 import rollout_pb2
 from rollout_worker import main as worker_main

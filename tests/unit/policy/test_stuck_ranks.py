@@ -7,7 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable
 
-from paceline.process.kernel.kernel_state import kernel_state
+from paceline.process.kernel_state import kernel_state
 from paceline.process.waits import WaitKind
 from policy_worker.ranks.stuck_ranks import StuckRanks
 

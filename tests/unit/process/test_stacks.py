@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from paceline.process.kernel.kernel_state import kernel_state
+from paceline.process.kernel_state import kernel_state
 from paceline.process.stacks import read_stacks, stacks_file
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.errors import BadInput
-from paceline.process.job.torchrun_environment import TorchrunPlace, torchrun_place, without_place
+from paceline.process.torchrun_environment import TorchrunPlace, torchrun_place, without_place
 
 WHOLE = {
     "RANK": "3",

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.process.import_by_name import NotFound, find
 from paceline.process.user_code import (
     SAFE_PATH,
+    NotFound,
+    find,
     hidden_file,
     safe_path_for_children,
     search_start_directory_last,

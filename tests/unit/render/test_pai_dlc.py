@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from paceline.config.load import load_config
 from paceline.errors import BadInput
 from paceline_launcher.cli import app
+from paceline_launcher.launch.nodes.job_file import NodeJob, write_job
 from paceline_launcher.render.time_limit import minutes
-from paceline_launcher.supervisor.nodes.job_file import NodeJob, write_job
 from tests.fixtures.rendered import (
     EXAMPLES,
     IMAGE,

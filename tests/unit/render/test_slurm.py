@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from paceline.config.load import load_config
 from paceline.errors import BadInput
 from paceline_launcher.cli import app
-from paceline_launcher.supervisor.nodes.job_file import RunOutcome, write_outcome
+from paceline_launcher.launch.nodes.job_file import RunOutcome, write_outcome
 from tests.fixtures.rendered import EXAMPLES, STUB, base_environment, check_command, render
 
 CPU, GPU = EXAMPLES / "digit_sort.toml", EXAMPLES / "qwen3_8b.toml"

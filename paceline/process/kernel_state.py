@@ -1,0 +1,106 @@
+"""State of a process as the kernel sees it, and the longest time in which this one did not run."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+_WORDS = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "in an uninterruptible wait",
+    "T": "stopped",
+    "t": "stopped by a debugger",
+    "Z": "dead, not reaped",
+    "X": "dead",
+    "I": "idle",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KernelState:
+    letter: str
+    wchan: str = ""
+    """Kernel function in which it sleeps; empty: not told."""
+
+    @property
+    def stopped(self) -> bool:
+        """By SIGSTOP, SIGTSTP or a debugger: none of its instructions run."""
+        return self.letter in ("T", "t")
+
+    @property
+    def uninterruptible(self) -> bool:
+        """Waits for a device or a file server; no signal ends it."""
+        return self.letter == "D"
+
+    @property
+    def words(self) -> str:
+        """ "stopped (SIGSTOP); continue it with: kill -CONT PID" without the remedy."""
+        word = _WORDS.get(self.letter, f"in state {self.letter}")
+        return f"{word} in {self.wchan}" if self.wchan else word
+
+
+def kernel_state(pid: int, expected: str = "", root: Path = Path("/proc")) -> KernelState | None:
+    """State of a process of this machine; None if there is none, or the system has no /proc.
+
+    ``expected``: an argument of its command line. Another process of that id is not meant.
+    """
+    try:
+        if expected and expected.encode() not in (root / str(pid) / "cmdline").read_bytes().split(
+            b"\0"
+        ):
+            return None
+        # The name may contain spaces and brackets; the state is the first field after the last
+        # bracket.
+        letter = (root / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return None
+    return KernelState(letter, _wchan(root / str(pid) / "wchan"))
+
+
+def _wchan(path: Path) -> str:
+    try:
+        name = path.read_text().strip()
+    except OSError:
+        return ""
+    return "" if name in ("", "0") else name
+
+
+LOOK_S = 0.25
+IDLE_SHARE = 0.1
+"""A process whose event loop is only blocked by its own work has used more of the time."""
+
+
+class StallWatch:
+    """``look`` is to be called every LOOK_S; ``run`` does so."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        used: Callable[[], float] = time.process_time,
+    ) -> None:
+        """``used``: CPU seconds of the process."""
+        self._clock, self._used = clock, used
+        self._seen = clock(), used()
+        self._longest_s = 0.0
+
+    def look(self) -> None:
+        before, used_before = self._seen
+        self._seen = now, used = self._clock(), self._used()
+        gap_s = now - before - LOOK_S
+        if gap_s > 0 and used - used_before < IDLE_SHARE * gap_s:
+            self._longest_s = max(self._longest_s, gap_s)
+
+    def take(self) -> float:
+        """Seconds, since the last call."""
+        self.look()
+        longest_s, self._longest_s = self._longest_s, 0.0
+        return longest_s
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.look()

@@ -1,1 +1,0 @@
-"""Lifetime of processes: start, exit, waiting for an end, and ends with a parent."""

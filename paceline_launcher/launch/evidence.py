@@ -1,0 +1,123 @@
+"""Evidence about a process of this machine: whether it runs, and what it has ended of.
+
+Its launcher looks at it while it runs, because most evidence is gone once it has ended: the count
+of the kernel's kills in its control group before, and whether it was stopped.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from controller.ledger.enums import FaultCause
+from paceline.process.kernel_state import KernelState, kernel_state
+from paceline.process.memory_kills import (
+    MemoryKills,
+    count_again,
+    kernel_log_kill,
+    memory_kills,
+)
+
+BEFORE_S = 5.0
+"""A replica ends a moment after one of its ranks was killed: kills of that time count."""
+STOPPED_LOOKS = 2
+"""A process that is stopped in so many looks in a row: a debugger stops it for less."""
+CRASHES = frozenset(
+    {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP}
+)
+DEAD = ("Z", "X")
+"""States of a process that has ended and was not reaped."""
+LAST_SIGNAL = -64
+"""An exit code below it says nothing: the process was another's child."""
+REMEDY = "give it more memory, or see `paceline plan memory` for what to lower"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    cause: FaultCause
+    detail: str
+
+
+@dataclass(eq=False)
+class Witness:
+    """Looks at one process; ``pid`` is that very process as long as its launcher has not reaped it."""
+
+    pid: int
+    count: Callable[[int], MemoryKills | None] = memory_kills
+    again: Callable[[MemoryKills], MemoryKills] = count_again
+    state: Callable[[int], KernelState | None] = kernel_state
+    log: Callable[[int, float], str] = kernel_log_kill
+    clock: Callable[[], float] = time.monotonic
+    born: float = 0.0
+    """When it was started, by ``clock``; 0: now."""
+    _before: deque[tuple[float, MemoryKills]] = field(default_factory=deque)
+    """Counts with their times: the newest that is older than BEFORE_S, and all since."""
+    _stopped: int = 0
+    """Looks in a row in which it was stopped."""
+
+    def __post_init__(self) -> None:
+        self.born = self.born or self.clock()
+        self._note(self.count(self.pid))
+
+    def look(self) -> Finding | None:
+        """Called every now and then. A finding once for each time that the process is stopped."""
+        state = self.state(self.pid)
+        if state is None or state.letter in DEAD:
+            return None  # the kernel has taken it out of its group
+        self._note(self.count(self.pid))
+        self._stopped = self._stopped + 1 if state.stopped else 0
+        if self._stopped != STOPPED_LOOKS:
+            return None
+        return Finding(
+            FaultCause.STOPPED, f"{state.words}; continue it with: kill -CONT {self.pid}"
+        )
+
+    def verdict(self, exit_code: int, *, ours: bool = False) -> Finding:
+        """What it has ended of. ``exit_code``: negative for a signal. ``ours``: its launcher has
+        sent it a signal. Blocks: it reads the kernel's log."""
+        if exit_code == 0:
+            return Finding(FaultCause.ASKED_TO_LEAVE, "exit status 0")
+        if ours:
+            return Finding(FaultCause.ASKED_TO_LEAVE, f"ended by its launcher, {_how(exit_code)}")
+        if killed := self._killed_for_memory(exit_code):
+            return Finding(FaultCause.OUT_OF_MEMORY, f"{_how(exit_code)}: {killed}; {REMEDY}")
+        if exit_code < LAST_SIGNAL:
+            return Finding(FaultCause.UNATTRIBUTED, _how(exit_code))
+        if exit_code > 0:
+            return Finding(FaultCause.ERROR, _how(exit_code))
+        cause = FaultCause.CRASHED if -exit_code in CRASHES else FaultCause.KILLED
+        return Finding(cause, _how(exit_code))
+
+    def _killed_for_memory(self, exit_code: int) -> str:
+        """In words; empty if nothing says so."""
+        if LAST_SIGNAL <= exit_code < 0 and exit_code != -signal.SIGKILL:
+            return ""
+        now = self._before[-1][1] if self._before else None
+        if now is not None:
+            now = self.again(now)
+            if now.kills > self._before[0][1].kills:
+                return f"killed by the kernel for lack of memory: {now.words}"
+        if exit_code > 0:
+            return ""
+        said = self.log(self.pid, self.born)
+        where = f": {now.words}" if now is not None else ""
+        return f"killed by the kernel for lack of memory{where} ({said})" if said else ""
+
+    def _note(self, counted: MemoryKills | None) -> None:
+        if counted is None:
+            return
+        now = self.clock()
+        if self._before and self._before[-1][1].cgroup != counted.cgroup:
+            self._before.clear()  # somebody has moved it
+        self._before.append((now, counted))
+        while len(self._before) > 1 and self._before[1][0] <= now - BEFORE_S:
+            self._before.popleft()
+
+
+def _how(exit_code: int) -> str:
+    if exit_code < LAST_SIGNAL:
+        return "exit status unknown"
+    return f"exit status {exit_code}" if exit_code >= 0 else f"signal {-exit_code}"

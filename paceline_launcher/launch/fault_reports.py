@@ -1,0 +1,134 @@
+"""Reports of a launcher to the controllers: what its processes have ended of, and which are
+stopped.
+
+looks at a process, twice a second ──► stopped ──► ReportFault
+its end ──► verdict of the evidence ──► ReportExit of a worker, ReportFault of a controller or Redis
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import uuid
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from controller.ledger.enums import FaultCause
+from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
+from paceline.run_view.files.fleet_file import ProcessId
+from paceline.v1 import admin_pb2
+from paceline_launcher.launch.child import UNSEEN, Child, until_gone
+from paceline_launcher.launch.evidence import Finding, Witness
+from paceline_launcher.launch.redis_end import end_in_log
+
+LOOK_S = 0.4
+LIMIT_S = 60.0
+"""All controllers may be gone, or wait for Redis. A report that is slower than a worker's lease
+explains its death."""
+REDIS = "redis"
+
+
+@dataclass(eq=False)
+class FaultReports:
+    """Of one launcher. The controllers may be away: then a report is repeated for a while."""
+
+    control: ControlPlane
+
+    def __post_init__(self) -> None:
+        self._witnesses: dict[int, Witness] = {}
+        """By process id."""
+        self._sending: set[asyncio.Task[None]] = set()
+        self._host = socket.gethostname()
+
+    async def await_end(self, child: Child) -> int:
+        """Exit status of ``child``, which is looked at meanwhile."""
+        ended = asyncio.create_task(child.wait())
+        await self._watch(child.spec.name, child.pid, ended)
+        return ended.result()
+
+    async def await_redis(self, identity: ProcessId, log: Path) -> None:
+        """Returns once that server, which writes ``log``, has ended, and reports it."""
+        ended = asyncio.create_task(until_gone(identity))
+        await self._watch(REDIS, identity.pid, ended)
+        self._send(self._report_redis(identity.pid, _status_of(identity.pid), log))
+
+    async def report_exit(self, child: Child, code: int) -> None:
+        """Of a worker: it is declared dead. If it had not registered yet, its end is a fault all
+        the same."""
+        found = await self._verdict(child.pid, code, ours=child.signalled)
+        report = admin_pb2.ExitReport(
+            worker_id=child.spec.name,
+            pid=child.pid,
+            host=self._host,
+            exit_code=code,
+            cause=found.cause,
+            detail=found.detail,
+        )
+        with contextlib.suppress(ControlPlaneUnavailable, RequestRefused):
+            await self.control.call("AdminService.ReportExit", report, timeout_s=LIMIT_S)
+
+    async def report_end(self, child: Child, code: int) -> None:
+        """Of a controller."""
+        await self._report_end(child.spec.name, child.pid, code, ours=child.signalled)
+
+    async def close(self) -> None:
+        for task in self._sending:
+            task.cancel()
+        await asyncio.gather(*self._sending, return_exceptions=True)
+
+    async def _watch(self, name: str, pid: int, ended: asyncio.Task[Any]) -> None:
+        witness = self._witnesses[pid] = Witness(pid)
+        try:
+            while not ended.done():
+                await asyncio.wait({ended}, timeout=LOOK_S)
+                if not ended.done() and (finding := witness.look()) is not None:
+                    self._send(self._report(name, pid, finding))
+        finally:
+            ended.cancel()
+
+    async def _report_redis(self, pid: int, code: int, log: Path) -> None:
+        found = await self._verdict(pid, code, ours=False)
+        if found.cause is FaultCause.UNATTRIBUTED:
+            said = await asyncio.to_thread(end_in_log, log, pid)
+            found = said or found
+        await self._report(REDIS, pid, found)
+
+    async def _report_end(self, name: str, pid: int, code: int, *, ours: bool) -> None:
+        await self._report(name, pid, await self._verdict(pid, code, ours=ours))
+
+    async def _verdict(self, pid: int, code: int, *, ours: bool) -> Finding:
+        witness = self._witnesses.pop(pid, None) or Witness(pid)
+        return await asyncio.to_thread(witness.verdict, code, ours=ours)
+
+    async def _report(self, name: str, pid: int, finding: Finding) -> None:
+        report = admin_pb2.FaultReport(
+            request_id=uuid.uuid4().hex,
+            name=name,
+            pid=pid,
+            host=self._host,
+            cause=finding.cause,
+            detail=finding.detail,
+        )
+        with contextlib.suppress(ControlPlaneUnavailable, RequestRefused):
+            await self.control.call("AdminService.ReportFault", report, timeout_s=LIMIT_S)
+
+    def _send(self, report: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(report)
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+
+def _status_of(pid: int) -> int:
+    """Exit status of a child that nobody has reaped yet, negative for a signal; UNSEEN: not to be
+    had."""
+    try:
+        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return UNSEEN
+    if found is None:
+        return UNSEEN
+    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status

@@ -1,0 +1,83 @@
+"""Restart policy of a process that has ended. Pure: time and evidence are arguments.
+
+- Bad input (exit status 2) ends the run: a restart would fail again.
+- A process that ends for the first time restarts at once. Each further time it waits longer, up to
+  a limit that is short if it was killed from outside.
+- A process that keeps failing right after its start, or too often in the window, ends the run. An
+  engine that dies while it generates gets twice the attempts: the prompt that kills it is dropped.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import defaultdict, deque
+from dataclasses import dataclass
+
+from paceline.process.lifetime import ENGINE_LOST
+
+WINDOW_S = 600.0
+FIRST_DELAY_S = 0.5
+LAST_DELAY_S = 15.0
+LAST_DELAY_KILLED_S = 2.0
+KILLED = (-signal.SIGKILL, -signal.SIGTERM)
+CALM_S = 60.0
+"""A process that lived this long starts again without delay."""
+QUICK_FAILURES = 5
+"""This many failures in a row, each within CALM_S of the start, end the run."""
+
+BAD_INPUT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Not started again; the run goes on without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The run cannot go on."""
+
+    reason: str
+
+
+Verdict = Restart | Leave | GiveUp
+
+
+class RestartPolicy:
+    def __init__(self, *, enabled: bool, max_restarts: int) -> None:
+        self._enabled = enabled
+        self._max_restarts = max_restarts
+        self._ends: dict[str, deque[float]] = defaultdict(deque)
+        self._quick: dict[str, int] = defaultdict(int)
+        self._failed: dict[str, int] = defaultdict(int)
+
+    def decide(self, name: str, exit_code: int, lived_s: float, now: float) -> Verdict:
+        """Verdict on process ``name``, which ended with ``exit_code`` (negative: a signal)."""
+        if exit_code == BAD_INPUT:
+            return GiveUp("it was given bad input")
+        if not self._enabled:
+            return Leave()
+        ends = self._ends[name]
+        ends.append(now)
+        while ends[0] < now - WINDOW_S:
+            ends.popleft()
+        if len(ends) > self._max_restarts:
+            return GiveUp(
+                f"it ended {len(ends)} times within ten minutes (fleet.max_restarts = "
+                f"{self._max_restarts})"
+            )
+        self._quick[name] = self._quick[name] + 1 if lived_s < CALM_S else 1
+        # A signal is no sign of a faulty set-up; repeated failures of its own are.
+        failed = exit_code > 0 and lived_s < CALM_S
+        self._failed[name] = self._failed[name] + 1 if failed else 0
+        limit = 2 * QUICK_FAILURES if exit_code == ENGINE_LOST else QUICK_FAILURES
+        if self._failed[name] >= limit:
+            return GiveUp(f"it failed {limit} times in a row, each right after its start")
+        again = self._quick[name] - 1
+        longest = LAST_DELAY_KILLED_S if exit_code in (*KILLED, ENGINE_LOST) else LAST_DELAY_S
+        return Restart(0.0 if again == 0 else min(FIRST_DELAY_S * 2 ** (again - 1), longest))

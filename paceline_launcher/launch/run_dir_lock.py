@@ -1,0 +1,109 @@
+"""Lock and clearing of a run directory."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from paceline.config.schema import Config
+from paceline.errors import BadInput
+from paceline.process.files import new_private_directory
+from paceline.run_view.files.fleet_file import FleetRecord, ProcessId
+
+OWN_ENTRIES = (
+    *("redis", "controllers", "logs", "checkpoints", "export", "samples", "stacks"),
+    *("tensorboard", "wandb", "mlflow"),
+    *("events.jsonl", "metrics.jsonl", "summary.json", "fleet.json", "config.toml", "alerts.json"),
+)
+"""What a run makes in its directory; nothing else in there is ever removed."""
+PATIENCE_S = 10.0
+POLL_S = 0.05
+
+
+@contextmanager
+def locked(run_dir: Path) -> Iterator[None]:
+    """Makes ``run_dir`` and locks it: one supervisor at a time. Raises BadInput."""
+    try:
+        new_private_directory(run_dir)
+        lock = (run_dir / "supervisor.lock").open("a+")
+    except OSError as error:
+        raise BadInput(f"--run-dir: {run_dir} cannot be written: {error.strerror}") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise BadInput(
+                f"{run_dir} is in use by another `paceline up`. Look at it with `paceline status "
+                f"--run-dir {run_dir}`, or choose another --run-dir"
+            ) from None
+        yield
+
+
+def clear(config: Config, run_dir: Path) -> None:
+    """Removes an earlier run with everything it made (``--fresh``). Raises BadInput."""
+    from paceline.redis.server import stop_redis
+
+    end_leftovers(run_dir)
+    check_no_leader(config)
+    stop_redis(run_dir)
+    for name in OWN_ENTRIES:
+        path = run_dir / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    if config.redis.url is not None:
+        _forget(config.redis.url, config.run.name)
+
+
+def check_no_leader(config: Config) -> None:
+    """Raises BadInput if a fleet of another run directory leads the run in ``redis.url``: two
+    fleets of one run would replace each other's workers in turn."""
+    from paceline.redis.leader_lease import living_leader
+
+    if config.redis.url is None:
+        return
+    leader = living_leader(config.redis.url, config.run.name)
+    if leader is not None:
+        raise BadInput(
+            f"run {config.run.name!r} in redis.url is led by {leader.controller_id} at "
+            f"{leader.address} (pid {leader.pid} on {leader.host}): another fleet runs it. "
+            "Choose another run.name, or stop that fleet first"
+        )
+
+
+def end_leftovers(run_dir: Path) -> list[ProcessId]:
+    """Ends exactly the processes that a killed supervisor left behind, and returns them."""
+    record = FleetRecord.read(run_dir)
+    left = record.survivors() if record else []
+    _signal(left, signal.SIGTERM)
+    deadline = time.monotonic() + PATIENCE_S
+    while any(one.alive() for one in left) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    _signal(left, signal.SIGKILL)
+    return left
+
+
+def _signal(processes: Sequence[ProcessId], number: signal.Signals) -> None:
+    for one in processes:
+        # Each leads a session of its own, with its ranks and pools in it.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if one.alive() and os.getpgid(one.pid) == one.pid:
+                os.killpg(one.pid, number)
+            elif one.alive():
+                os.kill(one.pid, number)
+
+
+def _forget(url: str, run_id: str) -> None:
+    from paceline.redis.client import connect_sync
+
+    with connect_sync(url) as client:
+        for key in client.scan_iter(match=f"paceline:{run_id}:*", count=1000):
+            client.unlink(key)

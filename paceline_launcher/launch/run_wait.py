@@ -1,0 +1,144 @@
+"""Wait for the end of a run whose processes a scheduler started, with what `paceline up` leaves at
+its end.
+
+    controllers ──status──► finished or failed ──► workers have left ──► export ──► summary.json
+
+It starts and ends none of the run's processes, and may be ended and started again at any time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.config.schema import Config
+from paceline.redis.server import embedded_pid, ensure_redis
+from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
+from paceline.run_view.events.event_follower import leader_status
+from paceline.run_view.events.run_end import run_end
+from paceline.run_view.run_records import RunRecords
+from paceline.run_view.summary import can_extend, read_summary, summarise, write_summary
+from paceline.v1 import admin_pb2
+from paceline_launcher.launch.final_export import export_log, export_newest
+from paceline_launcher.launch.up import replay
+
+POLL_S = 1.0
+ASK_LIMIT_S = 5.0
+FILES_S = 30.0
+"""How long files that the leader has written may take to be seen on a shared file system."""
+GONE = ("dead", "stopped")
+
+
+@dataclass(frozen=True, slots=True)
+class RunWait:
+    config: Config
+    run_dir: Path
+    control: ControlPlane
+    note: Callable[[str], None]
+    extends_to: int = 0
+    """The run was finished, and is given more steps."""
+
+    async def end(self) -> dict[str, Any]:
+        """The summary of the run, once it has ended. Raises RequestRefused if controllers refuse to
+        answer."""
+        status, reason = await self._ended()
+        self.note(f"the run has {status}")
+        await self._workers_left()
+        records = await self._records(status)
+        export = None
+        if status == "finished":
+            export = await export_newest(self.config, self.run_dir, self.note)
+            if export is None:
+                log = export_log(self.run_dir)
+                status, reason = "failed", f"the final export failed: see {log}"
+        return self._sum_up(records, status, reason, export)
+
+    async def _ended(self) -> tuple[str, str]:
+        """(status, reason) of the run that has ended. An election, or controllers that start, are
+        waited out."""
+        silent = False
+        while True:
+            try:
+                status = await leader_status(self.control, ASK_LIMIT_S)
+            except ControlPlaneUnavailable as error:
+                if not silent:
+                    self.note(f"waiting for a controller: {error}")
+                silent = True
+                # Its controllers may have ended with it before anybody waited. A failed run may be
+                # going on again.
+                end = run_end(self.run_dir)
+                if end.status == "finished" and not self.extends_to:
+                    return end.status, end.reason
+            else:
+                silent = False
+                # At first the journal of an extended run tells of its earlier end.
+                if status.phase in ("finished", "failed") and status.total_steps >= self.extends_to:
+                    return str(status.phase), str(status.reason)
+            await asyncio.sleep(POLL_S)
+
+    async def _workers_left(self) -> None:
+        """Returns once all workers have left, which write the last checkpoint, or after
+        fleet.finish_s."""
+        try:
+            async with asyncio.timeout(self.config.fleet.finish_s):
+                while True:
+                    if all(worker.state in GONE for worker in await self._workers()):
+                        return
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            limit_s = self.config.fleet.finish_s
+            self.note(f"not all workers have left within {limit_s:g} s (fleet.finish_s)")
+
+    async def _workers(self) -> list[admin_pb2.WorkerStatus]:
+        try:
+            return list((await leader_status(self.control, ASK_LIMIT_S)).workers)
+        except ControlPlaneUnavailable:
+            return []  # its controllers end with the run: nobody knows better
+
+    async def _records(self, status: str) -> RunRecords:
+        """The run's files, once they tell of the end."""
+        try:
+            async with asyncio.timeout(FILES_S):
+                # Another process writes them, perhaps on another machine.
+                while run_end(self.run_dir).status != status:  # noqa: ASYNC110
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            self.note(
+                f"{self.run_dir} does not tell of the end of the run: do the controllers have the same --run-dir?"
+            )
+        return RunRecords.read(self.run_dir)
+
+    def _sum_up(
+        self, records: RunRecords, status: str, reason: str, export: Path | None
+    ) -> dict[str, Any]:
+        report = replay(self._redis_url(), self.config.run.name)
+        summary = summarise(
+            records,
+            status=status,
+            reason=reason,
+            wall_s=run_end(self.run_dir).took_s,
+            group_size=self.config.rollout.group_size,
+            counts=report.counts if report else None,
+            problems=report.problems if report else (),
+            faults=report.faults if report else None,
+            export=str(export) if export else None,
+        )
+        write_summary(self.run_dir, summary)
+        return summary
+
+    def _redis_url(self) -> str:
+        """Of the journal; empty if it is not known here."""
+        config = self.config.redis
+        if config.url is None and embedded_pid(self.run_dir) is None:
+            return ""
+        return ensure_redis(self.run_dir, config).url
+
+
+def steps_after_end(config: Config, run_dir: Path) -> int:
+    """Steps of a finished run that is given more of them; 0 for any other."""
+    from paceline_launcher.preflight.inputs.run_length import steps_of
+
+    return steps_of(config) if can_extend(read_summary(run_dir), lambda: steps_of(config)) else 0

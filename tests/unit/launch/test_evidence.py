@@ -1,0 +1,201 @@
+"""What a process has ended of, from control groups and logs that are handed in."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from controller.ledger.enums import FaultCause
+from paceline.process.kernel_state import LOOK_S, KernelState, StallWatch
+from paceline.process.memory_kills import (
+    MemoryKills,
+    count_again,
+    kernel_log_kill,
+    memory_kills,
+)
+from paceline_launcher.launch.child import UNSEEN
+from paceline_launcher.launch.evidence import BEFORE_S, Witness
+
+PID = 812
+LINE = "Memory cgroup out of memory: Killed process 812 (python) total-vm:1kB"
+
+
+@dataclass
+class Machine:
+    """Stands in for a kernel."""
+
+    kills: int = 3
+    now: float = 100.0
+    letter: str = "R"
+    said: str = ""
+    asked: list[float] = field(default_factory=list)
+
+    def counted(self, *_: object) -> MemoryKills:
+        return MemoryKills("/demo", self.kills, 512 << 20, "/demo")
+
+    def log(self, pid: int, since_s: float) -> str:
+        self.asked.append(since_s)
+        return self.said
+
+    def witness(self) -> Witness:
+        return Witness(
+            PID,
+            self.counted,
+            self.counted,
+            lambda pid: KernelState(self.letter),
+            self.log,
+            lambda: self.now,
+        )
+
+
+def test_a_kill_that_the_group_has_counted_is_one_for_lack_of_memory() -> None:
+    machine = Machine()
+    witness = machine.witness()
+    machine.kills += 1
+    found = witness.verdict(-signal.SIGKILL)
+    assert found.cause == "out_of_memory"
+    for word in ("signal 9", "cgroup /demo, limit 512 MiB", "give it more memory"):
+        assert word in found.detail
+
+
+def test_a_kill_of_another_process_some_time_before_is_not_its_own() -> None:
+    machine = Machine()
+    witness = machine.witness()
+    machine.kills += 1
+    for _ in range(10):
+        machine.now += BEFORE_S / 4
+        assert witness.look() is None
+    assert witness.verdict(-signal.SIGKILL).cause == "killed"
+
+
+def test_a_replica_that_ends_because_one_of_its_ranks_was_killed_says_so() -> None:
+    machine = Machine()
+    witness = machine.witness()
+    machine.kills += 1
+    machine.now += 1.0
+    witness.look()
+    machine.now += 1.0
+    assert witness.verdict(1).cause == "out_of_memory"
+
+
+def test_the_kernels_log_is_enough_if_no_group_can_be_read() -> None:
+    machine = Machine(said=LINE)
+    witness = Witness(
+        PID, lambda pid: None, state=lambda pid: None, log=machine.log, clock=lambda: 100.0
+    )
+    found = witness.verdict(-signal.SIGKILL)
+    assert found.cause == "out_of_memory" and "Killed process 812" in found.detail
+    assert machine.asked == [100.0]
+
+
+@pytest.mark.parametrize(
+    ("code", "cause"),
+    [
+        (-signal.SIGKILL, "killed"),
+        (-signal.SIGTERM, "killed"),
+        (-signal.SIGSEGV, "crashed"),
+        (3, "error"),
+        (0, "asked_to_leave"),
+        (UNSEEN, "unattributed"),
+    ],
+)
+def test_an_exit_status_alone_tells_as_much(code: int, cause: str) -> None:
+    found = Machine().witness().verdict(code)
+    assert found.cause == cause and FaultCause(found.cause)
+
+
+def test_what_its_own_launcher_killed_is_no_fault() -> None:
+    machine = Machine()
+    witness = machine.witness()
+    assert witness.verdict(-signal.SIGKILL, ours=True).cause == "asked_to_leave"
+
+
+def test_a_stopped_process_is_told_once_for_each_stop() -> None:
+    machine = Machine()
+    witness = machine.witness()
+
+    def looks(letters: str) -> list[str]:
+        told = []
+        for machine.letter in letters:
+            if found := witness.look():
+                told.append(found.cause)
+        return told
+
+    assert looks("RTR") == [], "a debugger stops it for a moment"
+    assert looks("TTTT") == ["stopped"]
+    assert looks("RTT") == ["stopped"]
+
+
+# ---- the kernel's files ---------------------------------------------------------------------
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_a_group_of_version_2_is_read_with_the_least_limit_around_it(tmp_path: Path) -> None:
+    write(tmp_path / "proc/7/cgroup", "0::/jobs/demo\n")
+    group = tmp_path / "sys/fs/cgroup/jobs/demo"
+    write(group / "memory.events", "low 0\nhigh 0\nmax 9\noom 2\noom_kill 2\noom_group_kill 0\n")
+    write(group / "memory.max", "max\n")
+    write(group.parent / "memory.max", f"{256 << 20}\n")
+    found = memory_kills(7, tmp_path)
+    assert found == MemoryKills("/jobs/demo", 2, 256 << 20, "/jobs")
+    assert found.words == "cgroup /jobs, limit 256 MiB"
+    write(group / "memory.events", "oom_kill 3\n")
+    assert count_again(found, tmp_path).kills == 3, "its process has ended"
+
+
+def test_a_group_of_version_1_is_read_beside_version_2(tmp_path: Path) -> None:
+    write(tmp_path / "proc/7/cgroup", "5:cpu:/\n4:memory:/demo\n0::/\n")
+    group = tmp_path / "sys/fs/cgroup/memory/demo"
+    write(group / "memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
+    write(group / "memory.limit_in_bytes", f"{128 << 20}\n")
+    write(group.parent / "memory.limit_in_bytes", "9223372036854771712\n")
+    assert memory_kills(7, tmp_path) == MemoryKills("/demo", 1, 128 << 20, "/demo")
+
+
+def test_a_container_sees_its_own_group_at_the_mount_whatever_its_path(tmp_path: Path) -> None:
+    write(tmp_path / "proc/7/cgroup", "0::/kubepods/pod1/c1\n")
+    write(tmp_path / "sys/fs/cgroup/memory.events", "oom_kill 0\n")
+    write(tmp_path / "sys/fs/cgroup/memory.max", "max\n")
+    found = memory_kills(7, tmp_path)
+    assert found == MemoryKills("/", 0)
+    assert "no limit" in found.words
+
+
+def test_a_machine_without_control_groups_tells_nothing(tmp_path: Path) -> None:
+    assert memory_kills(7, tmp_path) is None
+    write(tmp_path / "proc/7/cgroup", "0::/demo\n")
+    assert memory_kills(7, tmp_path) is None
+
+
+def test_the_kernels_log_names_a_process_and_not_one_of_that_id_before(tmp_path: Path) -> None:
+    log = tmp_path / "kmsg"
+    log.write_text(f"4,1,50000000,-;{LINE}\n SUBSYSTEM=memory\n6,2,60000000,-;other\n")
+    assert kernel_log_kill(PID, 49.0, log) == LINE
+    assert kernel_log_kill(81, 49.0, log) == "", "the beginning of another id"
+    assert kernel_log_kill(PID, 70.0, log) == "", "an earlier process of that id"
+    assert kernel_log_kill(PID, 0.0, tmp_path / "absent") == ""
+
+
+def test_a_process_that_did_not_run_is_told_from_one_that_was_busy() -> None:
+    clock = {"now": 0.0, "used": 0.0}
+    watch = StallWatch(lambda: clock["now"], lambda: clock["used"])
+
+    def after(seconds: float, used: float) -> None:
+        clock["now"] += seconds
+        clock["used"] += used
+        watch.look()
+
+    after(LOOK_S, 0.0)
+    after(6.0, 5.0)
+    assert watch.take() == 0.0
+    after(LOOK_S + 6.0, 0.01)
+    after(LOOK_S, 0.0)
+    assert watch.take() == pytest.approx(6.0)
+    assert watch.take() == 0.0, "since it was last asked"

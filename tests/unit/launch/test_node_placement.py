@@ -1,0 +1,282 @@
+"""Every worker has one place, the same on every node's account, and no two share a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from paceline.config.schema import Config
+from paceline.errors import BadInput
+from paceline.v1 import admin_pb2
+from paceline_launcher.launch.nodes.node_fleet import wanted
+from paceline_launcher.launch.nodes.node_launcher import Share
+from paceline_launcher.node_placement import (
+    Nodes,
+    Placement,
+    WorkerPlace,
+    gpus_of_worker,
+    nodes_needed,
+    parse_roles,
+)
+
+
+def config_of(**sections: dict[str, Any]) -> Config:
+    given: dict[str, dict[str, Any]] = {
+        "run": {"name": "r"},
+        "model": {"path": "m"},
+        "data": {"path": "d"},
+    }
+    return Config.model_validate(given | sections)
+
+
+def placed(config: Config, nodes: Nodes) -> list[dict[str, tuple[int, ...]]]:
+    found = Placement(config, nodes)
+    return [{n: p.gpus for n, p in found.on(node).items()} for node in range(nodes.count)]
+
+
+def test_policy_replicas_come_first_and_workers_fill_what_is_left() -> None:
+    config = config_of(
+        fleet={"policy": 1, "policy_ranks": 4, "rollout": 6},
+        rollout={"engine": "vllm", "tensor_parallel": 2},
+    )
+    first, second = placed(config, Nodes(2, 8))
+    assert first == {
+        "policy-0": (0, 1, 2, 3),
+        "rollout-0": (4, 5),
+        "rollout-1": (6, 7),
+    }
+    assert second == {f"rollout-{2 + i}": (2 * i, 2 * i + 1) for i in range(4)}
+
+
+def test_a_node_that_is_too_full_for_one_worker_takes_a_smaller_one() -> None:
+    config = config_of(
+        fleet={"policy": 2, "policy_ranks": 3, "rollout": 2}, rollout={"engine": "vllm"}
+    )
+    assert placed(config, Nodes(2, 4)) == [
+        {"policy-0": (0, 1, 2), "rollout-0": (3,)},
+        {"policy-1": (0, 1, 2), "rollout-1": (3,)},
+    ]
+
+
+def test_a_replica_of_more_ranks_than_a_node_has_gpus_takes_several_nodes() -> None:
+    config = config_of(
+        fleet={"policy": 2, "policy_ranks": 6, "rollout": 3}, rollout={"engine": "vllm"}
+    )
+    found = Placement(config, Nodes(4, 4))
+    spread = found.of("policy", 1)
+    assert spread == WorkerPlace(2, (0, 1, 2, 3), (WorkerPlace(3, (0, 1)),))
+    assert [found.ranks_on(node) for node in range(4)] == [
+        {"policy-0": range(4)},
+        {"policy-0": range(4, 6)},
+        {"policy-1": range(4)},
+        {"policy-1": range(4, 6)},
+    ]
+    # What is left of its last node is given out, and it is a worker of its first node alone.
+    assert [set(found.on(node)) for node in range(4)] == [
+        {"policy-0"},
+        {"rollout-0", "rollout-1"},
+        {"policy-1"},
+        {"rollout-2"},
+    ]
+    assert found.of("rollout", 1) == WorkerPlace(1, (3,))
+
+
+def test_a_replica_on_one_node_has_no_ranks_that_are_started_one_by_one() -> None:
+    found = Placement(config_of(fleet={"policy": 1, "policy_ranks": 2}), Nodes(2, 4))
+    assert [found.ranks_on(node) for node in range(2)] == [{}, {}]
+    assert Placement(config_of(fleet={"policy_ranks": 4}), Nodes(2)).ranks_on(0) == {}
+
+
+def test_replicas_beyond_those_of_the_fleet_take_nodes_that_are_wholly_free() -> None:
+    config = config_of(fleet={"policy": 1, "policy_ranks": 4, "rollout": 1})
+    found = Placement(config, Nodes(6, 2))
+    assert found.of("policy", 1) == WorkerPlace(3, (0, 1), (WorkerPlace(4, (0, 1)),))
+    assert found.of("policy", 2) is None
+    assert found.ranks_on(4, beyond=[1]) == {"policy-1": range(2, 4)}
+
+
+def test_roles_keep_to_the_nodes_that_are_named() -> None:
+    config = config_of(fleet={"policy": 1, "rollout": 3})
+    roles = parse_roles(["policy=2", "rollout=0-1"], 3)
+    assert [set(node) for node in placed(config, Nodes(3, 2, roles))] == [
+        {"rollout-0", "rollout-1"},
+        {"rollout-2"},
+        {"policy-0"},
+    ]
+    assert [set(node) for node in placed(config, Nodes(3, 0, roles))] == [
+        {"rollout-0", "rollout-2"},
+        {"rollout-1"},
+        {"policy-0"},
+    ]
+
+
+def test_on_cpus_workers_are_dealt_out() -> None:
+    config = config_of(fleet={"policy": 1, "rollout": 3, "rollout_spares": 1})
+    assert [set(node) for node in placed(config, Nodes(2))] == [
+        {"policy-0", "rollout-1", "rollout-3"},
+        {"rollout-0", "rollout-2"},
+    ]
+
+
+@pytest.mark.parametrize("gpus", [0, 2, 4, 8])
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_every_worker_is_placed_once_and_no_gpu_twice(count: int, gpus: int) -> None:
+    for policy, ranks, rollout, parallel in (
+        (1, 1, 1, 1),
+        (2, 2, 3, 1),
+        (1, 4, 4, 2),
+        (3, 1, 9, 4),
+    ):
+        config = config_of(
+            fleet={"policy": policy, "policy_ranks": ranks, "rollout": rollout},
+            rollout={"engine": "vllm", "tensor_parallel": parallel},
+        )
+        try:
+            nodes = placed(config, Nodes(count, gpus))
+        except BadInput:
+            # Not for less than what is needed: first fit may waste what is smaller than a worker.
+            need = policy * ranks + rollout * parallel
+            assert need > (count * gpus) - count * (max(ranks, parallel) - 1)
+            continue
+        names = [name for node in nodes for name in node]
+        assert sorted(names) == sorted(
+            [f"policy-{i}" for i in range(policy)] + [f"rollout-{i}" for i in range(rollout)]
+        )
+        for node in nodes:
+            taken = [gpu for its in node.values() for gpu in its]
+            assert len(taken) == len(set(taken))
+            assert all(0 <= gpu < gpus for gpu in taken)
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        (
+            {"rollout": {"engine": "vllm", "tensor_parallel": 16}},
+            "rollout-0 needs 16 GPUs on one node, and each node has 8",
+        ),
+        (
+            {"fleet": {"policy_ranks": 20}},
+            "there is no room for policy-0, which needs 20 GPUs on 3 nodes that are free",
+        ),
+        ({"fleet": {"rollout": 16}}, "the workers of [fleet] need 17 GPUs, and 2 nodes"),
+    ],
+)
+def test_too_few_gpus_are_said_with_what_is_needed(
+    sections: dict[str, dict[str, Any]], said: str
+) -> None:
+    with pytest.raises(BadInput) as refused:
+        Placement(config_of(**sections), Nodes(2, 8))
+    assert said in str(refused.value)
+
+
+def test_gpus_of_a_worker_follow_its_role() -> None:
+    judge = {"kind": "judge", "url": "http://h:1/v1", "model": "m"}
+    config = config_of(
+        fleet={"policy_ranks": 4},
+        rollout={
+            "engine": "vllm",
+            "tensor_parallel": 2,
+            "vllm": {"pipeline_parallel_size": 3},
+        },
+        scorers={"fair": {"kind": "reward_model", "path": "s"}, "far": judge},
+        reward={"functions": ["scorer:fair", "scorer:far"]},
+    )
+    pools = ("policy", "rollout", "scorer:fair", "scorer:far")
+    assert [gpus_of_worker(config, pool) for pool in pools] == [4, 6, 1, 0]
+
+
+def test_a_worker_beyond_those_of_the_fleet_gets_free_gpus_and_never_moves() -> None:
+    config = config_of(fleet={"policy": 1, "rollout": 1})
+    placement = Placement(config, Nodes(2, 2))
+    # Node 0 is full; both kinds may grow on node 1, from either end.
+    assert placement.of("policy", 1) == WorkerPlace(1, (0,))
+    assert placement.of("rollout", 1) == WorkerPlace(1, (1,))
+    assert placement.of("rollout", 2) == WorkerPlace(1, (0,))
+    assert placement.of("rollout", 3) is None
+
+
+def test_a_worker_sees_its_own_gpus_alone_by_their_names() -> None:
+    config = config_of(fleet={"policy": 1, "policy_ranks": 2, "rollout": 1})
+    share = Share(0, Placement(config, Nodes(1, 4)), ("4", "5", "6", "GPU-7"))
+    assert share.devices("policy", 0) == {"CUDA_VISIBLE_DEVICES": "4,5"}
+    assert share.devices("rollout", 0) == {"CUDA_VISIBLE_DEVICES": "6"}
+    without = Share(0, Placement(config, Nodes(1, 0)))
+    assert without.devices("policy", 0) == {}
+
+
+@pytest.mark.parametrize(
+    "text", ["policy", "trainer=0", "policy=", "policy=a", "policy=1-", "rollout=2", "rollout=1-0"]
+)
+def test_what_is_no_place_of_a_role_is_refused(text: str) -> None:
+    with pytest.raises(BadInput, match="--place"):
+        parse_roles([text], 2)
+    with pytest.raises(BadInput, match="once"):
+        parse_roles(["policy=0", "policy=1"], 2)
+
+
+def status_of(desired: int, *workers: tuple[str, str]) -> admin_pb2.StatusReply:
+    status = admin_pb2.StatusReply(phase="running", desired={"rollout": desired})
+    for name, state in workers:
+        status.workers.add(worker_id=name, state=state)
+    return status
+
+
+@pytest.mark.parametrize(
+    ("desired", "workers", "names"),
+    [
+        (2, [], [0, 1]),
+        # Of those that are alive none is replaced by another number.
+        (1, [("rollout-1", "running"), ("rollout-0", "dead")], [1]),
+        (2, [("rollout-1", "running"), ("rollout-0", "dead")], [1, 0]),
+        # One that leaves is replaced at once, and its number is free once it has gone.
+        (2, [("rollout-0", "draining"), ("rollout-1", "running")], [1, 2]),
+        (2, [("rollout-0", "stopped"), ("rollout-1", "running")], [1, 0]),
+        (1, [("rollout-0", "running"), ("rollout-1", "running")], [0]),
+        (1, [("policy-0", "running")], [0]),
+    ],
+)
+def test_all_nodes_agree_which_workers_are_wanted(
+    desired: int, workers: Sequence[tuple[str, str]], names: list[int]
+) -> None:
+    placement = Placement(config_of(fleet={"rollout": 2}), Nodes(2))
+    assert wanted(status_of(desired, *workers), "rollout", placement) == names
+
+
+def test_a_worker_that_no_node_has_room_for_is_not_wanted() -> None:
+    placement = Placement(config_of(fleet={"policy": 1, "rollout": 2}), Nodes(1, 3))
+    leaving = [("rollout-0", "draining"), ("rollout-1", "running")]
+    assert wanted(status_of(2, *leaving), "rollout", placement) == [1]
+
+
+def test_each_rank_of_a_replica_on_several_nodes_sees_the_gpus_of_its_own_node() -> None:
+    config = config_of(fleet={"policy": 1, "policy_ranks": 3, "rollout": 1})
+    placement = Placement(config, Nodes(2, 2))
+    first, second = (Share(node, placement, ("GPU-a", "GPU-b")) for node in (0, 1))
+    assert first.devices("policy", 0) == {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}
+    assert second.devices("policy", 0) == {"CUDA_VISIBLE_DEVICES": "GPU-a"}
+    assert first.takes("policy", 0) and not second.takes("policy", 0)
+    assert second.devices("rollout", 0) == {"CUDA_VISIBLE_DEVICES": "GPU-b"}
+
+
+def test_gpus_that_are_not_given_out_are_shared() -> None:
+    placement = Placement(config_of(fleet={"policy": 1, "rollout": 1}), Nodes(1, 0))
+    share = Share(0, placement, ())
+    assert set(placement.on(0)) == {"policy-0", "rollout-0"}
+    assert share.devices("rollout", 0) == {}
+
+
+@pytest.mark.parametrize(
+    ("fleet", "gpus", "nodes"),
+    [
+        ({"policy": 16, "policy_ranks": 8, "rollout": 1000}, 8, 141),
+        ({"policy": 2, "policy_ranks": 12, "rollout": 1}, 8, 4),
+        ({"policy": 1, "policy_ranks": 1, "rollout": 1}, 8, 1),
+    ],
+)
+def test_a_fleet_needs_the_nodes_that_its_workers_fill(
+    fleet: dict[str, int], gpus: int, nodes: int
+) -> None:
+    assert nodes_needed(config_of(fleet=fleet), gpus) == nodes
