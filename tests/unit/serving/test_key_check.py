@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from paceline_launcher.serving.key_check import KEY_VARIABLE, KeyCheck
+from paceline_launcher.vllm_server import KEY_VARIABLE, KeyCheck
 
 KEY = "0123456789abcdef"
 

@@ -1,14 +1,14 @@
-"""Middleware of vLLM's server: every path asks for the key, except those that say whether the
-server is alive.
+"""Process of vLLM's OpenAI server, and the key that all of its paths ask for.
 
-vLLM's own check covers paths below ``/v1`` alone; others, such as ``/invocations``, generate as
-well.
+vLLM's processes import this module again if they are spawned, and so Paceline before transformers
+(see paceline/cuda_extensions.py): it must not be called ``__main__``. ``vllm serve`` asks for the
+metadata of a package "vllm", which the CPU wheel does not have; its module of the server does not.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import runpy
 import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -16,15 +16,10 @@ from typing import Any
 KEY_VARIABLE = "VLLM_API_KEY"
 """Environment variable from which vLLM reads its key."""
 OPEN_PATHS = ("/health", "/ping")
-_REFUSAL = json.dumps(
-    {
-        "error": {
-            "message": "a valid API key is needed: send the header Authorization: Bearer KEY",
-            "type": "authentication_error",
-            "code": 401,
-        }
-    }
-).encode()
+_REFUSAL = (
+    b'{"error": {"message": "a valid API key is needed: send the header Authorization: Bearer KEY",'
+    b' "type": "authentication_error", "code": 401}}'
+)
 
 _Message = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[_Message]]
@@ -32,8 +27,11 @@ _Send = Callable[[_Message], Awaitable[None]]
 
 
 class KeyCheck:
-    """An ASGI application around another one. A request without the key is refused before its body
-    is read."""
+    """ASGI application that refuses a request without the key before its body is read.
+
+    vLLM's own check covers paths below ``/v1`` alone; others, such as ``/invocations``, generate
+    as well.
+    """
 
     def __init__(self, app: Callable[[_Message, _Receive, _Send], Awaitable[None]]) -> None:
         self._app = app
@@ -54,3 +52,7 @@ class KeyCheck:
             return True
         given = dict(scope["headers"]).get(b"authorization", b"")
         return secrets.compare_digest(given, self._expected)
+
+
+if __name__ == "__main__":
+    runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")

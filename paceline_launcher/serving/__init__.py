@@ -1,1 +1,0 @@
-"""vLLM's OpenAI server on a model that a run has exported."""
