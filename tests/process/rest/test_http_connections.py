@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import resource
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,7 +14,6 @@ import pytest
 from paceline.rpc import http_server as module
 from paceline.rpc.http_server import http_server
 from testbed.fleets.controllers import until
-from tests.fixtures.certificates import self_signed
 
 MOST = 8
 
@@ -77,11 +73,10 @@ async def test_idle_connections_keep_nobody_out(first: bytes) -> None:
             one.close()
 
 
-async def test_requests_that_take_long_leave_room_for_probes_alone() -> None:
+async def test_beyond_the_limit_a_request_is_answered_with_busy_and_none_is_lost() -> None:
     async with serving() as (app, _, port):
         held = [asyncio.create_task(answer(port, "/hold")) for _ in range(MOST)]
         await until(lambda: app.held == MOST)
-        assert (await answer(port, "/healthz")).text == "/healthz"
         assert (await answer(port, "/api")).status_code == 503
         app.release.set()
         assert {(await one).text for one in held} == {"/hold"}
@@ -112,40 +107,3 @@ async def test_a_finished_request_may_take_long(monkeypatch: pytest.MonkeyPatch)
         await asyncio.sleep(0.3)  # nothing is to happen
         app.release.set()
         assert (await held).text == "/hold"
-
-
-async def test_a_handshake_that_never_ends_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "HANDSHAKE_S", 0.2)
-    certificate, key = self_signed(tmp_path)
-    async with serving(tls_cert=str(certificate), tls_key=str(key)) as (_, server, port):
-        (one,) = idle(port, 1)
-        await until(lambda: server._opening)
-        await until(lambda: not server._opening)
-        one.close()
-
-
-async def test_no_more_files_is_logged_once_and_survived(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-
-    def said() -> list[logging.LogRecord]:
-        return [record for record in caplog.records if record.name == module.__name__]
-
-    async with serving() as (_, _, port):
-        strangers = [socket.socket() for _ in range(2 * MOST)]
-        ready = socket.socket()
-        resource.setrlimit(resource.RLIMIT_NOFILE, (ready.fileno() + 1, hard))
-        try:
-            for one in strangers:
-                one.connect(("127.0.0.1", port))
-            await until(said)
-            await asyncio.sleep(1.0)  # several attempts
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        assert (await answer(port, "/healthz")).text == "/healthz"
-        for one in (*strangers, ready):
-            one.close()
-    (line,) = said()
-    assert "no connection can be accepted" in line.message
