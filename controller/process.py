@@ -122,8 +122,7 @@ async def serve(
         await check_store(stores.payloads, stores.payload_urls)
     context = ControllerContext(config, run_dir, identity, stores)
     controller = Controller(context, keep_fleet)
-    largest = config.controller.max_message_mb << 20
-    server.add_generic_rpc_handlers((Services(controller, HANDLERS, token, largest),))
+    server.add_generic_rpc_handlers((Services(controller, HANDLERS, token),))
     await server.start()
     controller.rest_url = door.url if door is not None else ""
     _write_address(run_dir, identity, controller.rest_url)

@@ -1,8 +1,7 @@
 """gRPC server: authentication, dispatch to handlers, and the status of each failure.
 
 A handler is ``async (controller, request) -> reply`` for unary methods and ``(controller, request
-or requests) -> async iterator of replies`` for streams. Unary methods of STREAMED are also answered
-over WorkerService.Requests. Exceptions of a handler become:
+or requests) -> async iterator of replies`` for streams. Exceptions of a handler become:
 
     Invalid                       INVALID_ARGUMENT     nothing changed
     CommandRefused                by its code          nothing changed
@@ -23,13 +22,11 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
 from redis.exceptions import RedisError
 
 from controller.errors import NotLeading
 from controller.ledger.commands import CommandRefused
 from controller.replicated_controller import Controller
-from controller.services.open_requests import OpenRequests
 from controller.store.journal import Deposed
 from paceline.config.schema import Config
 from paceline.errors import BadInput
@@ -37,8 +34,6 @@ from paceline.groups.invalid import Invalid
 from paceline.process.files import open_files_limit
 from paceline.process.structured_log import event, first_line
 from paceline.rpc.grpc_channel import LEADER_KEY, METHODS, TOKEN_KEY, Method
-from paceline.rpc.request_stream import STREAMED
-from paceline.v1 import worker_pb2
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +48,6 @@ IDLE_MS = 300_000
 """
 MOST_METADATA = 16 << 10
 """Bytes of the headers of a call."""
-REQUESTS = "WorkerService.Requests"
 
 
 class Services(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -64,15 +58,11 @@ class Services(grpc.GenericRpcHandler):  # type: ignore[misc]
         controller: Controller,
         handlers: Mapping[str, Unary | Streaming],
         token: str,
-        largest: int = 64 << 20,
     ) -> None:
-        """``largest``: bytes of a reply over the stream of requests."""
         self._token = f"Bearer {token}".encode()
-        unary: dict[str, Any] = {name: handlers[name] for name in STREAMED if name in handlers}
-        served = {**handlers, REQUESTS: _request_stream(unary, largest)}
         self._handlers = {
             METHODS[name].path: _wrap(controller, METHODS[name], handler)
-            for name, handler in served.items()
+            for name, handler in handlers.items()
         }
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
@@ -224,47 +214,6 @@ def failure_of(controller: Controller, method: Method, error: Exception) -> Fail
 async def _abort(context: grpc.aio.ServicerContext, failure: Failure) -> None:
     metadata = ((LEADER_KEY, failure.leader),) if failure.leader else ()
     await context.abort(failure.code, failure.message, metadata)
-
-
-def _request_stream(handlers: Mapping[str, Unary], largest: int) -> Streaming:
-    """The handler of WorkerService.Requests."""
-
-    async def answer(
-        controller: Controller, frame: worker_pb2.RequestFrame
-    ) -> worker_pb2.ReplyFrame:
-        number, method = frame.number, METHODS.get(frame.method)
-        handler = handlers.get(frame.method)
-        if method is None or handler is None:
-            unknown = f"{frame.method[:80]!r} is no request of this stream"
-            return _refusal(number, Failure(grpc.StatusCode.UNIMPLEMENTED, unknown))
-        try:
-            try:
-                request = method.request.FromString(frame.body)
-            except DecodeError:
-                raise Invalid(f"the body is no {method.request.DESCRIPTOR.name}") from None
-            body = _serialize(await handler(controller, request))
-        except Exception as error:
-            return _refusal(number, failure_of(controller, method, error))
-        if len(body) > largest:
-            large = f"{method.name}: the reply has {len(body)} bytes, and {largest} are allowed"
-            return _refusal(number, Failure(grpc.StatusCode.RESOURCE_EXHAUSTED, large))
-        return worker_pb2.ReplyFrame(number=number, body=body)
-
-    def requests(
-        controller: Controller, frames: AsyncIterator[worker_pb2.RequestFrame]
-    ) -> AsyncIterator[worker_pb2.ReplyFrame]:
-        return OpenRequests(lambda frame: answer(controller, frame)).replies(frames)
-
-    return requests
-
-
-def _refusal(number: int, failure: Failure) -> worker_pb2.ReplyFrame:
-    return worker_pb2.ReplyFrame(
-        number=number,
-        code=failure.code.value[0],
-        message=failure.message,
-        leader=failure.leader,
-    )
 
 
 async def _deny(requests: Any, context: grpc.aio.ServicerContext) -> None:

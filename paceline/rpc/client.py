@@ -27,7 +27,6 @@ from paceline.process.structured_log import event, first_line
 from paceline.refusal_code import RefusalCode
 from paceline.rpc.auth import client_root, worker_token
 from paceline.rpc.grpc_channel import LEADER_KEY, METHODS, bind_method, call_metadata, open_channel
-from paceline.rpc.request_stream import STREAMED, RequestStream
 from paceline.v1 import admin_pb2
 
 log = logging.getLogger(__name__)
@@ -99,10 +98,8 @@ class ControlPlane:
         self._max_message_mb = max_message_mb
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._bound: dict[tuple[str, str], Any] = {}
-        self._streams: dict[str, RequestStream] = {}
-        """Of frequent requests, by controller."""
-        self._calls: dict[Any, str] = {}
-        self._moved: set[Any] = set()
+        self._moved = asyncio.Event()
+        """Set, and replaced, when another controller leads."""
 
     @classmethod
     def from_config(
@@ -128,39 +125,22 @@ class ControlPlane:
         deadline = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
         patience = ATTEMPT_S + float(getattr(request, "wait_s", 0.0))
         backoff = Backoff()
-        cancels = _cancels()
         failure = late = ""
         while True:
             address = self.address
             attempt_s = min(patience, max(0.001, deadline - time.monotonic()))
-            call = self.attempt(address, method, request, attempt_s)
-            self._calls[call] = address
             try:
-                reply = await call
-                if _cancels() == cancels:
-                    return reply
-                failure = "cancelled"
+                return await self._attempt(address, method, request, attempt_s)
             except grpc.aio.AioRpcError as error:
-                said = self.failed(address, error)
+                trouble = self.failed(address, error)
                 # An attempt that this call's own deadline cut short says less than the one before
                 # it.
                 cut = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and attempt_s < patience
-                late = f"; then {said}" if cut and failure else ""
-                failure = failure if late else said
-            except asyncio.CancelledError:
-                # prefer() cancelled the call because another controller leads: call that one. If
-                # the caller was cancelled in the same instant, its cancellation must not be lost.
-                if call not in self._moved or _cancels() > cancels:
-                    raise
+                late = f"; then {trouble}" if cut and failure else ""
+                failure = failure if late else trouble
+            except _LeaderChanged:
                 backoff = Backoff()
                 continue
-            finally:
-                self._calls.pop(call, None)
-                self._moved.discard(call)
-            if _cancels() > cancels:
-                # gRPC may answer, or raise an error, if the caller is cancelled while the call
-                # ends.
-                raise asyncio.CancelledError
             if time.monotonic() >= deadline:
                 raise ControlPlaneUnavailable(
                     f"{method}: no controller of {', '.join(self.addresses)} answered within "
@@ -168,16 +148,26 @@ class ControlPlane:
                 )
             await backoff.wait(deadline)
 
-    def attempt(self, address: str, method: str, request: Any, timeout_s: float) -> Any:
-        """One request to one controller, begun: it can be awaited and cancelled."""
-        if method not in STREAMED:
-            return self.bind(address, method)(request, timeout=timeout_s, metadata=self.metadata)
-        stream = self._streams.get(address)
-        if stream is None or not stream.usable:
-            call = self.bind(address, "WorkerService.Requests")(metadata=self.metadata)
-            stream = RequestStream(call, largest=self._max_message_mb << 20)
-            self._streams[address] = stream
-        return stream.send(method, METHODS[method].reply, request, timeout_s)
+    async def _attempt(self, address: str, method: str, request: Any, timeout_s: float) -> Any:
+        """The reply of one controller. Raises AioRpcError, and _LeaderChanged if another controller
+        turns out to lead meanwhile."""
+        call = self.bind(address, method)(request, timeout=timeout_s, metadata=self.metadata)
+        # The call is awaited in a task of its own: gRPC may answer, or raise an error, if its
+        # caller is cancelled while it ends, and the cancellation would be lost.
+        answer = asyncio.ensure_future(_reply(call))
+        try:
+            while not answer.done():
+                moved = asyncio.ensure_future(self._moved.wait())
+                try:
+                    await asyncio.wait({answer, moved}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    moved.cancel()
+                if not answer.done() and address != self.address:
+                    raise _LeaderChanged
+            return answer.result()
+        finally:
+            # This cancels the call too.
+            answer.cancel()
 
     async def stream(
         self,
@@ -196,15 +186,13 @@ class ControlPlane:
         seen = 0
         last_progress = time.monotonic()
         backoff = Backoff()
-        cancels = _cancels()
         while True:
             address = self.address
             skip = seen
             call = self.bind(address, method)(request, metadata=self.metadata)
             try:
                 while True:
-                    async with asyncio.timeout(idle_s):
-                        reply = await call.read()
+                    reply = await _read(call, idle_s)
                     if reply is grpc.aio.EOF:
                         # If the final status is an error, the read itself raises it.
                         return
@@ -231,8 +219,6 @@ class ControlPlane:
                 self.leave(address)
             finally:
                 call.cancel()
-            if _cancels() > cancels:
-                raise asyncio.CancelledError
             if timeout_s is not None and time.monotonic() - last_progress > timeout_s:
                 raise ControlPlaneUnavailable(f"{method}: {failure}")
             await backoff.wait()
@@ -281,10 +267,8 @@ class ControlPlane:
         if self.address != address:
             event(log, "leader", address=address, was=self.address, level=logging.DEBUG)
         self.address = address
-        for call, where in list(self._calls.items()):
-            if where != address:
-                self._moved.add(call)
-                call.cancel()
+        self._moved.set()
+        self._moved = asyncio.Event()
 
     async def newer_leader(self, besides: str, term: int) -> str:
         """Asks all controllers but ``besides`` until one knows a leader of a term after ``term``.
@@ -313,20 +297,33 @@ class ControlPlane:
 
     async def close(self) -> None:
         """Closes all channels. Idempotent."""
-        streams, self._streams = list(self._streams.values()), {}
-        for stream in streams:
-            stream.close()
         channels, self._channels = list(self._channels.values()), {}
         self._bound.clear()
         for channel in channels:
             await channel.close()
 
 
-def _cancels() -> int:
-    """How often the running task was cancelled. A library may swallow a cancellation, but not this
-    count."""
-    task = asyncio.current_task()
-    return 0 if task is None else task.cancelling()
+async def _reply(call: Any) -> Any:
+    return await call
+
+
+async def _read(call: Any, limit_s: float | None) -> Any:
+    """The next message of a stream. Raises AioRpcError and TimeoutError.
+
+    Like an attempt it is read in a task of its own.
+    """
+    reading = asyncio.ensure_future(call.read())
+    try:
+        done, _ = await asyncio.wait({reading}, timeout=limit_s)
+        if not done:
+            raise TimeoutError
+        return reading.result()
+    finally:
+        reading.cancel()
+
+
+class _LeaderChanged(Exception):
+    """Another controller leads than the one that was asked."""
 
 
 class Backoff:

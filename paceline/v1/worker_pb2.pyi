@@ -324,27 +324,3 @@ class PeerError(_message.Message):
 class PeerErrorReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
-
-class RequestFrame(_message.Message):
-    __slots__ = ("number", "method", "body")
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    METHOD_FIELD_NUMBER: _ClassVar[int]
-    BODY_FIELD_NUMBER: _ClassVar[int]
-    number: int
-    method: str
-    body: bytes
-    def __init__(self, number: _Optional[int] = ..., method: _Optional[str] = ..., body: _Optional[bytes] = ...) -> None: ...
-
-class ReplyFrame(_message.Message):
-    __slots__ = ("number", "body", "code", "message", "leader")
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    BODY_FIELD_NUMBER: _ClassVar[int]
-    CODE_FIELD_NUMBER: _ClassVar[int]
-    MESSAGE_FIELD_NUMBER: _ClassVar[int]
-    LEADER_FIELD_NUMBER: _ClassVar[int]
-    number: int
-    body: bytes
-    code: int
-    message: str
-    leader: str
-    def __init__(self, number: _Optional[int] = ..., body: _Optional[bytes] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., leader: _Optional[str] = ...) -> None: ...

@@ -59,11 +59,6 @@ class WorkerServiceStub:
                 request_serializer=paceline_dot_v1_dot_worker__pb2.StacksReport.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_worker__pb2.StacksReply.FromString,
                 _registered_method=True)
-        self.Requests = channel.stream_stream(
-                '/paceline.v1.WorkerService/Requests',
-                request_serializer=paceline_dot_v1_dot_worker__pb2.RequestFrame.SerializeToString,
-                response_deserializer=paceline_dot_v1_dot_worker__pb2.ReplyFrame.FromString,
-                _registered_method=True)
 
 
 class WorkerServiceServicer:
@@ -107,15 +102,6 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Requests(self, request_iterator, context):
-        """Frequent requests (LeaseTasks, SubmitGroups, ReturnTasks) over one stream that stays open: a message costs the
-        leader a third of a call. Replies come in any order. If the stream breaks, the worker repeats the requests without
-        a reply on a new one: they are as idempotent as the calls. The server reads on only while few are open.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_WorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -143,11 +129,6 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.SendStacks,
                     request_deserializer=paceline_dot_v1_dot_worker__pb2.StacksReport.FromString,
                     response_serializer=paceline_dot_v1_dot_worker__pb2.StacksReply.SerializeToString,
-            ),
-            'Requests': grpc.stream_stream_rpc_method_handler(
-                    servicer.Requests,
-                    request_deserializer=paceline_dot_v1_dot_worker__pb2.RequestFrame.FromString,
-                    response_serializer=paceline_dot_v1_dot_worker__pb2.ReplyFrame.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -285,33 +266,6 @@ class WorkerService:
             '/paceline.v1.WorkerService/SendStacks',
             paceline_dot_v1_dot_worker__pb2.StacksReport.SerializeToString,
             paceline_dot_v1_dot_worker__pb2.StacksReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Requests(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/paceline.v1.WorkerService/Requests',
-            paceline_dot_v1_dot_worker__pb2.RequestFrame.SerializeToString,
-            paceline_dot_v1_dot_worker__pb2.ReplyFrame.FromString,
             options,
             channel_credentials,
             insecure,

@@ -10,12 +10,10 @@ from typing import Any
 
 import grpc.aio
 
-from controller.services.open_requests import OpenRequests
 from controller.store.partial_rollouts import whole_group
 from paceline.groups.payload import decode, payload_digest
 from paceline.ids import TaskId
 from paceline.payloads.open_store import open_payloads
-from paceline.rpc.grpc_channel import METHODS
 from paceline.v1 import (
     common_pb2,
     rollout_pb2,
@@ -142,20 +140,6 @@ class RolloutController(
                 decodes_texts=self.decodes_texts,
             )
 
-    async def Requests(self, requests: Any, context: Any) -> Any:
-        async for reply in OpenRequests(self._answer).replies(requests):
-            yield reply
-
-    async def _answer(self, frame: worker_pb2.RequestFrame) -> worker_pb2.ReplyFrame:
-        """By the method of that name here."""
-        own = getattr(self, frame.method.partition(".")[2])
-        try:
-            reply = await own(METHODS[frame.method].request.FromString(frame.body), _Context())
-        except _Aborted as aborted:
-            code = aborted.code.value[0]
-            return worker_pb2.ReplyFrame(number=frame.number, code=code, message=str(aborted))
-        return worker_pb2.ReplyFrame(number=frame.number, body=reply.SerializeToString())
-
     async def LeaseTasks(self, request: Any, context: Any) -> rollout_pb2.LeaseReply:
         self.lease_requests.append(request)
         await self._fenced(request, context)
@@ -240,19 +224,6 @@ class RolloutController(
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such worker is registered")
         if request.caller.incarnation in self.dead:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this incarnation is over")
-
-
-class _Aborted(Exception):
-    def __init__(self, code: grpc.StatusCode, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-class _Context:
-    """Of one request over a stream."""
-
-    async def abort(self, code: grpc.StatusCode, message: str) -> None:
-        raise _Aborted(code, message)
 
 
 def _key(ref: common_pb2.TaskRef) -> Key:

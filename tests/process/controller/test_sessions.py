@@ -432,8 +432,11 @@ async def test_refusals_are_raised_and_outages_time_out() -> None:
 
 
 async def test_a_call_that_waits_on_a_hung_leader_moves_when_another_is_found() -> None:
+    reached = asyncio.Event()
+
     async def hangs(request: Any, context: Any) -> None:
-        await asyncio.sleep(60)
+        reached.set()
+        await asyncio.Event().wait()
 
     async def answers(request: Any, context: Any) -> admin_pb2.StatusReply:
         return admin_pb2.StatusReply(run_name="found")
@@ -444,7 +447,7 @@ async def test_a_call_that_waits_on_a_hung_leader_moves_when_another_is_found() 
     ):
         control = ControlPlane([hung, alive])
         waiting = asyncio.create_task(status(control))
-        await until(lambda: control._calls)
+        await reached.wait()
         control.prefer(alive)
         assert (await asyncio.wait_for(waiting, 5.0)).run_name == "found"
         await control.close()
@@ -455,12 +458,12 @@ async def test_a_call_that_is_cancelled_while_it_moves_ends() -> None:
     with socket.socket() as listener, socket.socket() as other:
         for each in (listener, other):
             each.bind(("127.0.0.1", 0))
-            each.listen(8)  # accepts, and never answers
+            each.listen(8)  # and never answers
         hung, next_ = (f"127.0.0.1:{each.getsockname()[1]}" for each in (listener, other))
         control = ControlPlane([hung, next_])
         request = admin_pb2.StatusRequest()
         waiting = asyncio.create_task(control.call("AdminService.GetStatus", request, None))
-        await until(lambda: control._calls)
+        await asyncio.to_thread(listener.accept)
         control.prefer(next_)
         waiting.cancel()
         done, _ = await asyncio.wait({waiting}, timeout=5.0)
