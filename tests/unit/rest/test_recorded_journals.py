@@ -1,0 +1,135 @@
+"""Recorded journals give the replies that they gave when they were recorded, from any source.
+
+The journals are of simulated runs with failovers, a rollback, evaluations, dropped and lost groups.
+Record anew with ``python -m tests.unit.rest.test_recorded_journals`` and read the difference.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from controller.context import ControllerContext
+from controller.replicated_controller import Controller
+from controller.rest.app import Rest
+from controller.store.journal import Entry, Position, order
+from controller.store.ledger_follower import LedgerFollower
+from paceline.config.schema import Config
+from paceline.redis.leader_lease import LeaderIdentity
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+REPLIES = FIXTURES / "recorded_replies.json"
+JOURNALS: dict[str, list[dict[str, Any]]] = json.loads(
+    (FIXTURES / "recorded_journals.json").read_text()
+)
+METRICS = "reward_mean,loss,step_s,late_share,staleness_mean"
+PATHS = (
+    *("run", "workers", "steps?since=0", "tasks", "flow", "versions", "checkpoints", "faults"),
+    *(f"metrics?names={METRICS}", "events?limit=2000&newest=false", "events?kind=faults"),
+    *("events?kind=marks", "groups?limit=500", "groups?state=dropped&limit=500"),
+)
+VOLATILE = {"stalled_s", "bottleneck", "heartbeat_age_s"}
+"""They depend on the clock of the machine."""
+
+
+def entries_of(name: str) -> list[Entry]:
+    return [
+        Entry(Position(*raw["at"]), raw["term"], raw["t"], raw["events"]) for raw in JOURNALS[name]
+    ]
+
+
+class RecordedJournal:
+    def __init__(self, entries: list[Entry]) -> None:
+        self.entries = entries
+
+    async def load_snapshot(self) -> None:
+        return None
+
+    async def read(self, after: Position, **_: Any) -> list[Entry]:
+        return self.entries[after.number : after.number + 50]
+
+    async def scan(self, after: str, *, until: str = "+", **_: Any) -> list[Entry]:
+        inside = [e for e in self.entries if order(e.at.entry) > order(after)]
+        return [e for e in inside if until == "+" or order(e.at.entry) <= order(until)][:50]
+
+
+def config_of(entries: list[Entry]) -> Config:
+    facts = entries[0].events[0]["facts"]
+    return Config.model_validate(
+        {
+            "run": {"name": "sim"},
+            "model": {"path": "/"},
+            "data": {"path": "rows"},
+            "redis": {"url": "redis://recorded"},
+            "rollout": {"group_size": facts["group_size"]},
+            "train": {"steps": facts["steps"], "checkpoint_every": facts["checkpoint_every"]},
+        }
+    )
+
+
+async def standby_of(entries: list[Entry], run_dir: Path) -> Controller:
+    """A controller that has followed these entries."""
+    journal: Any = RecordedJournal(entries)
+    stores: Any = SimpleNamespace(journal=journal, payloads=None, url="redis://recorded")
+    identity = LeaderIdentity("controller-9", "host:1", "host", 1, "nonce")
+    context = ControllerContext(config_of(entries), run_dir, identity, stores)
+    controller = Controller(context)
+    controller.replica = await LedgerFollower.load(journal)
+    return controller
+
+
+async def replies_of(controller: Controller) -> dict[str, Any]:
+    rest = Rest(controller, token="secret", loopback=True)
+    transport = httpx.ASGITransport(app=rest.api)
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            answers = {path: await client.get(f"/api/v1/{path}") for path in PATHS}
+            for answer in answers.values():
+                answer.raise_for_status()
+            exposition = (await client.get("/metrics")).text
+    finally:
+        rest.close()
+    found = {path: without_clock(answer.json()) for path, answer in answers.items()}
+    lines = [x for x in exposition.splitlines() if x.startswith("paceline_")]
+    return {**found, "prometheus": lines}
+
+
+def without_clock(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: without_clock(v) for k, v in value.items() if k not in VOLATILE}
+    return [without_clock(item) for item in value] if isinstance(value, list) else value
+
+
+def points() -> list[tuple[str, int]]:
+    """Journal and number of entries: in the middle of the run, and at its end."""
+    return [(name, len(all_) // part) for name, all_ in JOURNALS.items() for part in (2, 1)]
+
+
+async def replies_at(name: str, count: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as directory:
+        controller = await standby_of(entries_of(name)[:count], Path(directory))
+        return await replies_of(controller)
+
+
+@pytest.mark.parametrize(("name", "count"), points())
+async def test_a_standby_answers_from_a_recorded_journal_as_before(name: str, count: int) -> None:
+    expected = json.loads(REPLIES.read_text())[f"{name}/{count}"]
+    found = json.loads(json.dumps(await replies_at(name, count)))
+    for path in expected:
+        assert found[path] == expected[path], path
+
+
+def record() -> None:
+    replies = {f"{name}/{count}": asyncio.run(replies_at(name, count)) for name, count in points()}
+    REPLIES.write_text(json.dumps(replies, separators=(",", ":"), sort_keys=True))
+
+
+if __name__ == "__main__":
+    record()
