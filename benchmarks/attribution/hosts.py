@@ -19,11 +19,11 @@ from controller.ledger.state.state import State
 from controller.store.journal import Journal
 from controller.store.ledger_follower import LedgerFollower
 from controller.store.redis_keys import Keys
+from paceline.observe.fleet_file import FleetRecord, ProcessId
 from paceline.redis.client import connect
 from paceline.redis.users import CONTROLLER, user_url
 from paceline.rpc.auth import own_token
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
-from paceline.run_view.files.fleet_file import FleetRecord, ProcessId
 from testbed.faults import failpoints
 from testbed.fleets.fleet import RUN, Fleet
 from testbed.fleets.local_run import write_run

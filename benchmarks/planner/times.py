@@ -94,7 +94,7 @@ class RunTimes:
 
 def read_run(run_dir: Path) -> RunTimes:
     """Means over the steps of a run, without its first ones. Raises BadInput."""
-    from paceline.run_view.run_records import RunRecords
+    from paceline.observe.run_records import RunRecords
     from paceline_launcher.cli.common import run_config
 
     config = run_config(run_dir)

@@ -24,9 +24,9 @@ from typing import Any
 from paceline.alerts.delivery import Delivery, NotDelivered
 from paceline.alerts.rules import Alert, AlertRules
 from paceline.config.sections.services import AlertsConfig
+from paceline.observe.event_history import position_key
+from paceline.observe.file_tail import FileTail
 from paceline.process.structured_log import event
-from paceline.run_view.events.event_history import position_key
-from paceline.run_view.files.file_tail import FileTail
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 
 from paceline.config.load import ConfigError
 from paceline.config.schema import Config
+from paceline.observe.sample_spans import SampleSpans, Span
 from paceline.process.structured_log import event
-from paceline.run_view.events.sample_spans import SampleSpans, Span
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.run_view.files.run_file_writer import RunFileWriter
+from paceline.observe.run_file_writer import RunFileWriter
 
 log = logging.getLogger(__name__)
 

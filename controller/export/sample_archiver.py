@@ -29,9 +29,9 @@ from controller.rest.replies.group_replies import FillTexts, content_of, facts_o
 from paceline.config.sections.services import ArchiveConfig
 from paceline.dataset.row_sampler import mix
 from paceline.ids import Step, TaskId
+from paceline.observe.sample_archive import ArchiveWriter, archived_steps
 from paceline.payloads.store import PayloadStore
 from paceline.process.structured_log import event
-from paceline.run_view.files.sample_archive import ArchiveWriter, archived_steps
 
 log = logging.getLogger(__name__)
 

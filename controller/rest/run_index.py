@@ -19,7 +19,7 @@ from controller.ledger.events import from_json, record_of
 from controller.replicated_controller import Controller
 from controller.rest.redaction import Redactor
 from controller.store.journal import START, Entry
-from paceline.run_view.run_records import RunRecords
+from paceline.observe.run_records import RunRecords
 
 log = logging.getLogger(__name__)
 

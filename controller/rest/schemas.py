@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from controller.ledger.state.settings import SettingChange
 from controller.ledger.views.views import StatusView, TaskCounts
 from paceline.config.sections.scorers import PREFIX
-from paceline.run_view.events.event_history import DOCUMENTED, ListedEvent, SavedCheckpoint
+from paceline.observe.event_history import DOCUMENTED, ListedEvent, SavedCheckpoint
 
 
 class Reply(BaseModel):

@@ -16,8 +16,8 @@ from controller.replicated_controller import Controller
 from controller.rest.problem_details import Problem, documented
 from controller.rest.routes.query import dumps, parse_id
 from controller.rest.run_index import RunIndex
-from paceline.run_view.events.event_history import Key
-from paceline.run_view.run_records import RunRecords
+from paceline.observe.event_history import Key
+from paceline.observe.run_records import RunRecords
 
 HEARTBEAT_S = 5.0
 LAG_S = 0.25

@@ -38,8 +38,8 @@ from controller.ledger.views.views import counts, live_payloads
 from controller.store.journal import START, Entry, check_format, decode_entry, order
 from controller.store.redis_keys import Keys
 from controller.store.run_registry import urls_of
-from paceline.event_types import EventType
 from paceline.ids import Step, TaskId
+from paceline.observe.vocabulary import EventType
 from paceline.payloads.open_store import open_payloads
 from paceline.payloads.store import PayloadStore, Ref, Refs
 from paceline.redis.client import connect_sync, without_password

@@ -13,8 +13,8 @@ from statistics import fmean
 from typing import Any
 
 from paceline.config.sections.services import AlertKind
-from paceline.event_types import EventType
-from paceline.run_view.events.run_end import ENDS
+from paceline.observe.run_end import ENDS
+from paceline.observe.vocabulary import EventType
 
 QUIET_S = 300.0
 WINDOW = 10

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.run_view.files.fleet_file import FleetRecord, supervisor_gone
+from paceline.observe.fleet_file import FleetRecord, supervisor_gone
 from paceline.v1 import admin_pb2, common_pb2
 from paceline.worker_pools import in_order, pool_of
 

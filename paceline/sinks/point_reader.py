@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from paceline.run_view.curves import HEAD
-from paceline.run_view.files.file_tail import FileTail
+from paceline.observe.curves import HEAD
+from paceline.observe.file_tail import FileTail
 from paceline.sinks.base import Point, curve_name
 
 EVALS_PER_VERSION = 64

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from paceline.errors import BadInput
-from paceline.run_view.files.run_file_writer import finite
+from paceline.observe.run_file_writer import finite
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config
@@ -173,7 +173,7 @@ class Target:
 
     def last_known(self) -> str:
         """How the run in ``run_dir`` ended, for a message; empty if it has no summary."""
-        from paceline.run_view.summary import read_summary
+        from paceline.observe.summary import read_summary
 
         summary = read_summary(self.run_dir) if self.run_dir is not None else None
         return f"{summary.get('status')} after {summary.get('steps')} steps" if summary else ""
@@ -196,7 +196,7 @@ class Target:
 
 def default_run() -> Path:
     """The run in ./runs that is running, or else the newest one. Raises BadInput."""
-    from paceline.run_view.runs import find_runs
+    from paceline.observe.runs import find_runs
 
     found = find_runs(Path("runs")) if Path("runs").is_dir() else []
     running = [run for run in found if run.state == "running"]

@@ -74,8 +74,8 @@ def export(
 
 
 def _checkpoint(source: Path, *, best: bool) -> Path:
-    from paceline.run_view.files.checkpoint_links import complete
-    from paceline.run_view.run_records import RunRecords
+    from paceline.observe.checkpoint_links import complete
+    from paceline.observe.run_records import RunRecords
 
     if not source.is_dir():
         raise BadInput(f"{source}: no such directory. Give a run directory or a checkpoint in one")

@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.rule import Rule
 from rich.text import Text
 
-from paceline.run_view.eta import WIDTH, Progress, duration
+from paceline.observe.progress import WIDTH, Progress, duration
 from paceline.v1 import admin_pb2
 from paceline_launcher.console.status_tables import fleet_table, headline, progress_table
 from paceline_launcher.console.terminal import printable

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from rich.table import Table
 from rich.text import Text
 
+from paceline.observe.summary import TIME_SPLIT
 from paceline.redis.trouble import remedy_of
-from paceline.run_view.summary import TIME_SPLIT
 from paceline.v1 import admin_pb2, common_pb2
 from paceline_launcher.console.terminal import printable
 

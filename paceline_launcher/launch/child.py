@@ -17,8 +17,8 @@ from pathlib import Path
 
 import psutil
 
+from paceline.observe.fleet_file import ProcessId
 from paceline.process.lifetime import age_s
-from paceline.run_view.files.fleet_file import ProcessId
 
 UNSEEN = -1000
 """Exit code of an adopted process: the system reports it only to the parent."""

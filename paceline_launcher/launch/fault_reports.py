@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from controller.ledger.enums import FaultCause
+from paceline.observe.fleet_file import ProcessId
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
-from paceline.run_view.files.fleet_file import ProcessId
 from paceline.v1 import admin_pb2
 from paceline_launcher.launch.child import UNSEEN, Child, until_gone
 from paceline_launcher.launch.evidence import Finding, Witness

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config.schema import Config
+from paceline.observe.run_records import RunRecords
 from paceline.process.user_code import python_module
-from paceline.run_view.run_records import RunRecords
 from paceline_launcher.launch.child import Child, ChildSpec
 
 LIMIT_S = 1800.0

@@ -24,11 +24,11 @@ from typing import Any
 import psutil
 
 from paceline.config.schema import Config
+from paceline.observe.event_follower import leader_status
+from paceline.observe.fleet_file import FleetRecord, ProcessId, ProcessRecord
 from paceline.providers.base import desired_of
 from paceline.redis.leader_lease import release_dead
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
-from paceline.run_view.events.event_follower import leader_status
-from paceline.run_view.files.fleet_file import FleetRecord, ProcessId, ProcessRecord
 from paceline.v1 import admin_pb2
 from paceline.worker_pools import desired_workers, in_order, worker_index
 from paceline_launcher.launch.child import UNSEEN, Adopted, Child, ChildSpec, end_all

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from paceline.config.schema import Config
 from paceline.errors import BadInput
+from paceline.observe.fleet_file import FleetRecord, ProcessId
 from paceline.process.files import new_private_directory
-from paceline.run_view.files.fleet_file import FleetRecord, ProcessId
 
 OWN_ENTRIES = (
     *("redis", "controllers", "logs", "checkpoints", "export", "samples", "stacks"),

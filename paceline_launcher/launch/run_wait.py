@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config.schema import Config
+from paceline.observe.event_follower import leader_status
+from paceline.observe.run_end import run_end
+from paceline.observe.run_records import RunRecords
+from paceline.observe.summary import can_extend, read_summary, summarise, write_summary
 from paceline.redis.server import embedded_pid, ensure_redis
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
-from paceline.run_view.events.event_follower import leader_status
-from paceline.run_view.events.run_end import run_end
-from paceline.run_view.run_records import RunRecords
-from paceline.run_view.summary import can_extend, read_summary, summarise, write_summary
 from paceline.v1 import admin_pb2
 from paceline_launcher.launch.final_export import export_log, export_newest
 from paceline_launcher.launch.up import replay

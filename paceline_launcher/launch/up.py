@@ -26,17 +26,17 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.config.load import ConfigError, to_toml
 from paceline.config.schema import Config
-from paceline.event_types import EventType
+from paceline.observe.event_follower import leader_status
+from paceline.observe.event_history import text_of
+from paceline.observe.file_tail import FileTail
+from paceline.observe.fleet_file import FleetRecord, ProcessId
+from paceline.observe.run_end import run_end
+from paceline.observe.run_records import RunRecords
+from paceline.observe.summary import summarise, write_summary
+from paceline.observe.vocabulary import EventType
 from paceline.redis.server import NoRedis, ensure_redis, redis_log, stop_redis
 from paceline.rpc.auth import dashboard_link, own_token, read_token
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
-from paceline.run_view.events.event_follower import leader_status
-from paceline.run_view.events.event_history import text_of
-from paceline.run_view.events.run_end import run_end
-from paceline.run_view.files.file_tail import FileTail
-from paceline.run_view.files.fleet_file import FleetRecord, ProcessId
-from paceline.run_view.run_records import RunRecords
-from paceline.run_view.summary import summarise, write_summary
 from paceline.v1 import admin_pb2
 from paceline_launcher.console.live_view import Console
 from paceline_launcher.launch.earlier_record import EarlierRecord

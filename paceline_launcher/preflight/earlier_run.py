@@ -12,9 +12,9 @@ from paceline.config.schema import Config
 from paceline.config.sections.training import LENGTHS
 from paceline.config.setting_rules import problem_of_divisor
 from paceline.errors import BadInput
-from paceline.run_view.files.json_lines import DamagedFile
-from paceline.run_view.run_records import RunRecords
-from paceline.run_view.summary import can_extend, read_summary
+from paceline.observe.json_lines import DamagedFile
+from paceline.observe.run_records import RunRecords
+from paceline.observe.summary import can_extend, read_summary
 from paceline_launcher.preflight.check import Check, fail, ok
 from paceline_launcher.preflight.inputs.run_length import steps_of
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from paceline.config.schema import Config
 from paceline.config.sections.services import RedisConfig
 from paceline.errors import BadInput
+from paceline.observe.fleet_file import FleetRecord
 from paceline.redis.server import REDIS_OUT_OF_REACH, NoRedis, ensure_redis, find_server
 from paceline.rpc.addresses import is_loopback
 from paceline.rpc.auth import AuthError, client_root, read_token
 from paceline.rpc.ports import free_ports, taken_ports
-from paceline.run_view.files.fleet_file import FleetRecord
 from paceline_launcher.preflight.check import Check, fail, ok, warn
 from paceline_launcher.preflight.deadline import NoAnswer, read_in_time
 

@@ -42,15 +42,15 @@ from paceline.config.schema import Config
 from paceline.durable_files import make_directory, sync_directory, write_durably
 from paceline.errors import UserError
 from paceline.ids import Step, Version
-from paceline.process.structured_log import event
-from paceline.process.waits import WaitKind, waiting
-from paceline.run_view.files.checkpoint_links import (
+from paceline.observe.checkpoint_links import (
     META,
     VOID,
     complete,
     is_checkpoint_name,
     unlink,
 )
+from paceline.process.structured_log import event
+from paceline.process.waits import WaitKind, waiting
 from policy_worker.checkpoint.atomic_directory import (
     fingerprint,
     locked_directory,

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.errors import BadInput
-from paceline.event_types import EventType
+from paceline.observe.vocabulary import EventType
 from paceline.process.lifetime import exit_status
 from paceline_launcher.cli.common import JsonOption, print_json, run_config
 
@@ -42,8 +42,8 @@ def chaos(
 
     Example: python -m testbed.faults.chaos --run-dir runs/demo --seed 7 --minutes 5
     """
-    from paceline.run_view.files.fleet_file import FleetRecord
-    from paceline.run_view.summary import read_summary
+    from paceline.observe.fleet_file import FleetRecord
+    from paceline.observe.summary import read_summary
     from testbed.faults.fault_schedule import Mayhem, plan
 
     faults = plan(seed, minutes)
@@ -102,7 +102,7 @@ def _recovery(run_dir: Path, over: Any) -> float | None:
 
 
 def _newest_step(run_dir: Path) -> int:
-    from paceline.run_view.run_records import RunRecords
+    from paceline.observe.run_records import RunRecords
 
     return RunRecords.read(run_dir).history.step
 
@@ -110,7 +110,7 @@ def _newest_step(run_dir: Path) -> int:
 def _judge(run_dir: Path) -> dict[str, Any]:
     """Ledger, digests and held-out reward, from the journal and the run files."""
     from controller.store.journal_audit import verify
-    from paceline.run_view.run_records import RunRecords
+    from paceline.observe.run_records import RunRecords
     from paceline_launcher.cli.reports.ledger import redis_of
 
     name = run_config(run_dir).run.name

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.run_view.files.fleet_file import FleetRecord, ProcessId
+from paceline.observe.fleet_file import FleetRecord, ProcessId
 
 CALM_S = 3.0
 """Shortest time between two faults."""

@@ -14,7 +14,7 @@ import redis
 from controller.store.journal import decode_entry
 from controller.store.journal_audit import verify
 from controller.store.redis_keys import Keys
-from paceline.event_types import EventType
+from paceline.observe.vocabulary import EventType
 from paceline.process.threads import BackgroundLoop
 from paceline.redis.client import connect_sync
 from paceline.rpc.client import ControlPlane

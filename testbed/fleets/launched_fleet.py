@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from paceline.observe.fleet_file import FleetRecord, ProcessId
 from paceline.redis.users import CONTROLLER, user_url
 from paceline.rpc.auth import own_token
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
-from paceline.run_view.files.fleet_file import FleetRecord, ProcessId
 from testbed.faults import failpoints
 from testbed.fleets.fleet import Event, Fleet
 from testbed.fleets.local_run import Up, write_run

@@ -14,8 +14,8 @@ from typing import Any
 
 import tomli_w
 
-from paceline.event_types import EventType
-from paceline.run_view.files.fleet_file import FleetRecord, ProcessId
+from paceline.observe.fleet_file import FleetRecord, ProcessId
+from paceline.observe.vocabulary import EventType
 from testbed.patience import Patience, patient, until
 from testbed.tiny_model import make_tiny_model
 

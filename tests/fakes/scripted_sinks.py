@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.run_view.files.json_lines import read_lines
+from paceline.observe.json_lines import read_lines
 from paceline.sinks.base import ExternalRun, Point
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from paceline.run_view.files.fleet_file import FleetRecord
+from paceline.observe.fleet_file import FleetRecord
 from testbed.fleets.local_run import Up, paceline, write_run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]

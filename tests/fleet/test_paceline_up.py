@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from paceline.config.sections.services import RedisConfig
+from paceline.observe.fleet_file import FleetRecord
 from paceline.redis.server import ensure_redis, stop_redis
 from paceline.rpc.auth import own_token
 from paceline.rpc.client import ControlPlane
 from paceline.rpc.ports import free_ports
-from paceline.run_view.files.fleet_file import FleetRecord
 from paceline.v1 import admin_pb2
 from testbed.fleets.local_run import ROOT, Up, paceline, write_run
 from testbed.patience import patient

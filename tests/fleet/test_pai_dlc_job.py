@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline.observe.fleet_file import FleetRecord
 from paceline.rpc.ports import free_ports
-from paceline.run_view.files.fleet_file import FleetRecord
 from testbed.fleets.local_run import ROOT, write_run
 from testbed.patience import Patience
 from tests.fixtures.rendered import base_environment, render

@@ -24,7 +24,7 @@ import psutil
 import pytest
 
 from examples.rlhf.stages import PIPELINES, PREFERENCES
-from paceline.run_view.files.fleet_file import FleetRecord
+from paceline.observe.fleet_file import FleetRecord
 from testbed.fleets.local_run import ROOT
 from testbed.patience import Patience, patient
 

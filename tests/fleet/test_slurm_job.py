@@ -21,9 +21,9 @@ from typing import Any
 import pytest
 
 from paceline.config.sections.services import RedisConfig
+from paceline.observe.fleet_file import FleetRecord, ProcessId
 from paceline.redis.server import ensure_redis, stop_redis
 from paceline.rpc.ports import free_ports
-from paceline.run_view.files.fleet_file import FleetRecord, ProcessId
 from testbed.fleets.local_run import ROOT, paceline, write_run
 from testbed.patience import Patience, patient, until
 from tests.fixtures.rendered import base_environment, render

@@ -25,7 +25,7 @@ import pytest
 from openai import OpenAI
 from transformers import AutoModelForCausalLM
 
-from paceline.run_view.files.fleet_file import FleetRecord
+from paceline.observe.fleet_file import FleetRecord
 from testbed.fleets.local_run import ROOT
 from testbed.patience import Patience, patient
 from tests.fixtures.engines import needs_vllm

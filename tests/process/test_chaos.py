@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.run_view.files.fleet_file import FleetRecord, ProcessId, ProcessRecord
+from paceline.observe.fleet_file import FleetRecord, ProcessId, ProcessRecord
 from testbed.faults.fault_schedule import Fault, Mayhem, Target, pick, plan, send, targets
 from testbed.fleets.local_run import ROOT
 from testbed.patience import patient

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from paceline.config.sections.services import RedisConfig
+from paceline.observe.fleet_file import ProcessId
 from paceline.redis.server import ensure_redis, redis_log, stop_redis
-from paceline.run_view.files.fleet_file import ProcessId
 from paceline_launcher.launch.child import until_gone
 from paceline_launcher.launch.fault_reports import FaultReports
 from paceline_launcher.launch.redis_end import end_in_log

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from controller.rest.schemas import GroupReply, GroupSummary
-from paceline.run_view.archive_search import ArchiveSearch
-from paceline.run_view.files.sample_archive import ArchiveReader
+from paceline.observe.archive_search import ArchiveSearch
+from paceline.observe.sample_archive import ArchiveReader
 
 
 class ArchivedGroups:

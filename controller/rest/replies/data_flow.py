@@ -16,7 +16,7 @@ from controller.ledger.views.group_views import staleness_of
 from controller.replicated_controller import Controller
 from controller.rest.schemas import AgesReply, FlowReply
 from controller.status import trouble_of
-from paceline.run_view.summary import TIME_SPLIT
+from paceline.observe.summary import TIME_SPLIT
 from paceline.worker_pools import in_order
 
 

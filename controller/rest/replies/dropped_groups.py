@@ -19,7 +19,7 @@ from controller.rest.redaction import Redactor
 from controller.rest.replies.group_replies import FACTS
 from controller.rest.schemas import GroupSummary
 from controller.store.journal import START
-from paceline.event_types import EventType
+from paceline.observe.vocabulary import EventType
 
 log = logging.getLogger(__name__)
 

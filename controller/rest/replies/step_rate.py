@@ -10,7 +10,7 @@ from typing import Any
 
 from controller.replicated_controller import Controller
 from controller.rest.run_index import RunIndex
-from paceline.run_view.eta import RATE_STEPS, seconds_left
+from paceline.observe.progress import RATE_STEPS, seconds_left
 
 PATIENCE_S = 0.3
 """Longest wait for an index that still reads the files of a long run; then the last rows count."""

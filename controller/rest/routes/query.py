@@ -32,9 +32,9 @@ from controller.rest.routes.query_parameters import MOST_STEP, SearchText, StepN
 from controller.rest.run_index import RunIndex
 from controller.status import controllers_of, status_of, status_view
 from paceline.ids import Version
+from paceline.observe.event_history import Key, SavedCheckpoint, position_key
+from paceline.observe.run_records import RunRecords
 from paceline.rpc.messages import as_dict
-from paceline.run_view.events.event_history import Key, SavedCheckpoint, position_key
-from paceline.run_view.run_records import RunRecords
 
 EVENT_ID = r"^(\d{1,20}(-\d{1,20})?(/\d{1,9})?)?$"
 CURVES = "reward_mean,loss"

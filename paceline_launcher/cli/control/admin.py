@@ -112,7 +112,7 @@ async def _left(
     control: ControlPlane, worker_id: str, limit_s: float, incarnation: int = 0
 ) -> bool:
     """True if that process (0: the one that has the id now) leaves within ``limit_s`` seconds."""
-    from paceline.run_view.events.event_follower import leader_status
+    from paceline.observe.event_follower import leader_status
 
     deadline = time.monotonic() + limit_s
     while True:
@@ -168,7 +168,7 @@ def checkpoint(
 
 
 async def _checkpoint_step(control: ControlPlane) -> int:
-    from paceline.run_view.events.event_follower import leader_status
+    from paceline.observe.event_follower import leader_status
 
     return int((await leader_status(control, ANSWER_LIMIT_S)).checkpoint_step)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import BadInput
-from paceline.run_view.files.checkpoint_links import VOID, complete
+from paceline.observe.checkpoint_links import VOID, complete
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config

@@ -222,9 +222,9 @@ def _first(this: _Node, wait_s: float, as_json: bool) -> int:
     """Node 0. Returns the exit status of the run."""
     from dataclasses import replace
 
+    from paceline.observe.summary import can_extend, read_summary
     from paceline.redis.server import stop_redis
     from paceline.rpc.auth import own_token
-    from paceline.run_view.summary import can_extend, read_summary
     from paceline_launcher.cli.control.up import check, print_outcome
     from paceline_launcher.launch.launch import controller_ports
     from paceline_launcher.launch.nodes.first_node import FirstNode, served_settings
@@ -273,8 +273,8 @@ def _first(this: _Node, wait_s: float, as_json: bool) -> int:
 def _console(this: _Node, as_json: bool) -> Any:
     from rich.console import Console
 
-    from paceline.run_view.eta import Progress
-    from paceline.run_view.run_records import RunRecords
+    from paceline.observe.progress import Progress
+    from paceline.observe.run_records import RunRecords
     from paceline_launcher.console.live_view import open_console
 
     console = open_console(Console(stderr=as_json), Progress(RunRecords.read(this.run_dir).metrics))

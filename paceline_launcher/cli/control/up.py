@@ -20,7 +20,7 @@ from paceline_launcher.cli.control.continuation import check_begins_elsewhere, f
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config
-    from paceline.run_view.files.fleet_file import FleetRecord
+    from paceline.observe.fleet_file import FleetRecord
 
 
 def up(
@@ -60,8 +60,8 @@ def up(
     Example: paceline up demo.toml --set train.steps=50 --run-dir runs/try1
     """
     from paceline.config.load import load_config
+    from paceline.observe.summary import can_extend, read_summary
     from paceline.process.files import set_process_limits
-    from paceline.run_view.summary import can_extend, read_summary
     from paceline_launcher.launch.run_dir_lock import (
         check_no_leader,
         clear,
@@ -142,7 +142,7 @@ def check(
 
 def _fleet_left(settings: Config, directory: Path) -> FleetRecord:
     """Record of the fleet in ``directory``, which runs without its supervisor. Raises BadInput."""
-    from paceline.run_view.files.fleet_file import FleetRecord
+    from paceline.observe.fleet_file import FleetRecord
     from paceline_launcher.cli.common import run_config
 
     record = FleetRecord.read(directory)
@@ -170,8 +170,8 @@ def _run(
 ) -> int:
     from rich.console import Console
 
-    from paceline.run_view.eta import Progress
-    from paceline.run_view.run_records import RunRecords
+    from paceline.observe.progress import Progress
+    from paceline.observe.run_records import RunRecords
     from paceline_launcher.console.live_view import open_console
     from paceline_launcher.launch.up import LocalRun, Outcome
 

@@ -30,7 +30,7 @@ def find_source(text: str) -> Source:
     """A Hugging Face directory or hub name, an export, a checkpoint, or a run directory, whose
     newest checkpoint is meant. Raises BadInput."""
     from paceline.dataset.rows import could_be_hub_name
-    from paceline.run_view.files.checkpoint_links import META, complete
+    from paceline.observe.checkpoint_links import META, complete
 
     path = Path(text).expanduser()
     if not path.is_dir():

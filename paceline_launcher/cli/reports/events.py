@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.errors import BadInput
-from paceline.event_types import EventType
+from paceline.observe.vocabulary import EventType
 from paceline_launcher.cli.common import (
     JsonOption,
     RunDirOption,
@@ -73,9 +73,9 @@ def events(
     if target.run_dir is not None and not (follow or all_kinds):
         _from_file(target.run_dir, after, as_json, wanted)
         return
+    from paceline.observe.event_follower import answers, follow_events
+    from paceline.observe.event_history import is_listed
     from paceline.rpc.client import ControlPlaneUnavailable
-    from paceline.run_view.events.event_follower import answers, follow_events
-    from paceline.run_view.events.event_history import is_listed
     from paceline.v1 import admin_pb2
 
     async def watch(control: ControlPlane) -> None:
@@ -120,8 +120,8 @@ class _Filter:
 
 
 def _from_file(run_dir: Path, after: str, as_json: bool, wanted: _Filter) -> None:
-    from paceline.run_view.events.event_history import position_key
-    from paceline.run_view.files.json_lines import read_lines
+    from paceline.observe.event_history import position_key
+    from paceline.observe.json_lines import read_lines
 
     path = run_dir / "events.jsonl"
     if not path.is_file():
@@ -166,7 +166,7 @@ def _print(event: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         print_json_line(event)
         return
-    from paceline.run_view.events.event_history import text_of
+    from paceline.observe.event_history import text_of
 
     t = event.get("at") or event.get("t")
     typer.echo(f"{_clock(t) if t else '--:--:--'}  {printable(text_of(event))}")
@@ -180,7 +180,7 @@ def _clock(t: float) -> str:
 
 
 def _complete_names(context: typer.Context, incomplete: str) -> list[str]:
-    from paceline.run_view.files.log_files import log_files
+    from paceline.observe.log_files import log_files
 
     run_dir = context.params.get("run_dir")
     return [] if run_dir is None else sorted(log_files(Path(run_dir)))
@@ -211,7 +211,7 @@ def logs(
 
     Example: paceline logs rollout-0 --run-dir runs/demo --follow
     """
-    from paceline.run_view.files.log_files import last_lines, log_files, new_lines
+    from paceline.observe.log_files import last_lines, log_files, new_lines
 
     run_dir = given_or_default(run_dir)
     if not run_dir.is_dir():
@@ -257,7 +257,7 @@ def _unknown(process: str, known: dict[str, Path], run_dir: Path) -> str:
 
 
 def _over(run_dir: Path) -> bool:
-    from paceline.run_view.files.fleet_file import FleetRecord
+    from paceline.observe.fleet_file import FleetRecord
 
     record = FleetRecord.read(run_dir)
     # Without a record the processes were started by hand, and nothing tells when they are done.

@@ -13,8 +13,8 @@ from paceline_launcher.cli.common import JsonOption, print_json
 from paceline_launcher.console.terminal import out_console, printable
 
 if TYPE_CHECKING:
-    from paceline.run_view.run_records import RunRecords
-    from paceline.run_view.runs import Run
+    from paceline.observe.run_records import RunRecords
+    from paceline.observe.runs import Run
 
 PLOT = Path("compare.png")
 WITH_REASON = ("failed", "damaged")
@@ -35,7 +35,7 @@ def runs(
 
     Example: paceline runs runs
     """
-    from paceline.run_view.runs import find_runs
+    from paceline.observe.runs import find_runs
 
     if not directory.is_dir():
         raise BadInput(f"{directory}: no such directory")
@@ -68,8 +68,8 @@ def compare(
 
     Example: paceline compare runs/a runs/b --metric eval_reward_mean --out rewards.png
     """
-    from paceline.run_view.run_records import RunRecords
-    from paceline.run_view.runs import is_run, read_run, settings_that_differ
+    from paceline.observe.run_records import RunRecords
+    from paceline.observe.runs import is_run, read_run, settings_that_differ
 
     if len(run_dirs) < 2:
         raise BadInput("compare needs two runs or more: paceline compare RUN_DIR RUN_DIR")
@@ -139,7 +139,7 @@ def _print(found: list[Run], last: list[str], title: str = "changed") -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from paceline.run_view.eta import duration
+    from paceline.observe.progress import duration
 
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("run", "state", "steps", "reward", "held out", "samples/s", "took", title):
@@ -172,6 +172,6 @@ def _shown(value: Any) -> str:
 
 
 def _ago(t: float) -> str:
-    from paceline.run_view.eta import duration
+    from paceline.observe.progress import duration
 
     return f"{duration(max(0.0, time.time() - t))} ago"

@@ -137,7 +137,7 @@ def _from_controllers(target: Target, query: dict[str, Any]) -> dict[str, Any] |
 
 
 async def _rest_urls(control: ControlPlane) -> list[str]:
-    from paceline.run_view.events.event_follower import leader_status
+    from paceline.observe.event_follower import leader_status
 
     status = await leader_status(control, ANSWER_S)
     return [c.rest for c in status.controllers if c.rest and c.state != "silent"]

@@ -19,8 +19,8 @@ from paceline_launcher.cli.common import (
 from paceline_launcher.console.terminal import out_console
 
 if TYPE_CHECKING:
+    from paceline.observe.run_watcher import RunPicture
     from paceline.rpc.client import ControlPlane
-    from paceline.run_view.run_watcher import RunPicture
     from paceline_launcher.console.live_view import Console
 
 ANSWER_LIMIT_S = 3.0
@@ -33,11 +33,11 @@ def status(target: Target, as_json: JsonOption = False) -> None:
 
     Example: paceline status --run-dir runs/demo --json
     """
-    from paceline.run_view.events.event_follower import leader_status
+    from paceline.observe.event_follower import leader_status
 
     reply = target.ask(lambda control: leader_status(control, ANSWER_LIMIT_S))
+    from paceline.observe.fleet_file import supervisor_gone
     from paceline.rpc.auth import dashboard_link, read_token
-    from paceline.run_view.files.fleet_file import supervisor_gone
 
     alone = supervisor_gone(target.run_dir) if target.run_dir is not None else ""
     if as_json:
@@ -75,7 +75,7 @@ def top(
 
     Example: paceline top --run-dir runs/demo
     """
-    from paceline.run_view.run_watcher import first_look, watch
+    from paceline.observe.run_watcher import first_look, watch
     from paceline_launcher.console.live_view import open_console
 
     async def look_on(control: ControlPlane) -> str:

@@ -120,8 +120,8 @@ def _nobody(run_dir: Path | None, silent: dict[str, str]) -> str:
 
 def _processes(run_dir: Path | None) -> list[tuple[str, int, str]]:
     """Controllers of this machine that the supervisor started: name, pid, and what the kernel says."""
+    from paceline.observe.fleet_file import FleetRecord
     from paceline.process.kernel_state import kernel_state
-    from paceline.run_view.files.fleet_file import FleetRecord
 
     record = FleetRecord.read(run_dir) if run_dir is not None else None
     found = []
@@ -137,7 +137,7 @@ def _processes(run_dir: Path | None) -> list[tuple[str, int, str]]:
 
 def _local(run_dir: Path | None, name: str) -> dict[str, Any] | None:
     """Stacks of a process that a supervisor of this machine started; None: it knows none."""
-    from paceline.run_view.files.fleet_file import FleetRecord
+    from paceline.observe.fleet_file import FleetRecord
 
     record = FleetRecord.read(run_dir) if run_dir is not None else None
     if record is None or run_dir is None:

@@ -19,9 +19,9 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+from paceline.observe.event_follower import leader_status
 from paceline.providers.base import GONE_OR_LEAVING, desired_of
 from paceline.rpc.client import ControlPlaneUnavailable, RequestRefused
-from paceline.run_view.events.event_follower import leader_status
 from paceline.v1 import admin_pb2
 from paceline.worker_pools import POLICY, in_order, pool_of_worker, worker_index, worker_name
 from paceline_launcher.launch.child import Child, ChildSpec

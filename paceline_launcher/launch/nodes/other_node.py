@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import BadInput, Unreachable
+from paceline.observe.event_follower import leader_status
+from paceline.observe.fleet_file import FleetRecord
 from paceline.rpc.addresses import address_towards
 from paceline.rpc.client import ControlPlaneUnavailable, RequestRefused
-from paceline.run_view.events.event_follower import leader_status
-from paceline.run_view.files.fleet_file import FleetRecord
 from paceline.v1 import admin_pb2
 from paceline_launcher.launch.final_export import LIMIT_S as EXPORT_LIMIT_S
 from paceline_launcher.launch.nodes.job_file import (

@@ -18,12 +18,12 @@ from typer.testing import CliRunner
 from paceline.config.load import ConfigError
 from paceline.dataset.rows import DataError
 from paceline.errors import BadInput, UserError
+from paceline.observe.json_lines import DamagedFile
 from paceline.redis.server import NoRedis
 from paceline.rpc.auth import AuthError
 from paceline.rpc.client import ControlPlaneUnavailable, RequestRefused
 from paceline.rpc.ports import free_ports
 from paceline.rpc.rest_client import RestRefused, RestUnavailable
-from paceline.run_view.files.json_lines import DamagedFile
 from paceline_launcher.cli import app, main
 from paceline_launcher.cli.common import Target, parse_addresses
 from policy_worker.checkpoint.export import ExportError

@@ -19,8 +19,8 @@ import pytest
 
 from paceline.config import Config
 from paceline.errors import BadInput
+from paceline.observe.fleet_file import FleetRecord, ProcessId, ProcessRecord
 from paceline.rpc.client import ControlPlane
-from paceline.run_view.files.fleet_file import FleetRecord, ProcessId, ProcessRecord
 from paceline.v1 import admin_pb2
 from paceline_launcher.console.live_view import open_console
 from paceline_launcher.launch.child import Child, ChildSpec, end_all

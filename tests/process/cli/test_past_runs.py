@@ -12,8 +12,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from paceline.errors import BadInput
-from paceline.run_view.events.run_end import run_end
-from paceline.run_view.runs import read_run
+from paceline.observe.run_end import run_end
+from paceline.observe.runs import read_run
 from paceline_launcher.cli import app
 
 

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from paceline.observe.event_follower import follow_events
 from paceline.rpc.auth import TOKEN_FILE
 from paceline.rpc.client import ControlPlane
-from paceline.run_view.events.event_follower import follow_events
 from paceline_launcher.cli import app
 from testbed.fleets.controller_processes import Controllers
 from testbed.fleets.controllers import addresses, control_of, running_controllers, status, until

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from paceline.config.schema import RedisConfig
+from paceline.observe.fleet_file import ProcessId
 from paceline.redis.server import embedded_pid, ensure_redis, stop_redis
-from paceline.run_view.files.fleet_file import ProcessId
 
 HOUR = 3600.0
 

@@ -20,8 +20,8 @@ from controller.store.journal_audit import verify
 from controller.store.ledger_follower import LedgerFollower
 from controller.store.redis_keys import Keys
 from paceline.errors import BadInput
+from paceline.observe.runs import find_runs
 from paceline.redis.client import connect
-from paceline.run_view.runs import find_runs
 from paceline_launcher.cli import app
 from testbed.fleets.controller_processes import write_config
 from testbed.patience import patient

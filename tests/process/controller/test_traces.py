@@ -21,7 +21,7 @@ pytest.importorskip(
 from controller.export.otel_traces import Tracer, check_telemetry
 from paceline.config.load import ConfigError
 from paceline.config.schema import Config
-from paceline.run_view.events.sample_spans import Span
+from paceline.observe.sample_spans import Span
 from testbed.fleets.controller_processes import Controllers
 from testbed.fleets.controllers import running_controllers, until, working_fleet
 from tests.fixtures.rest import train

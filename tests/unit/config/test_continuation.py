@@ -9,8 +9,8 @@ import pytest
 
 from paceline.config.schema import Config
 from paceline.errors import BadInput
-from paceline.run_view.files.checkpoint_links import VOID
-from paceline.run_view.summary import can_extend
+from paceline.observe.checkpoint_links import VOID
+from paceline.observe.summary import can_extend
 from paceline_launcher.cli.control.continuation import check_begins_elsewhere, from_override
 
 

@@ -7,8 +7,8 @@ import asyncio
 from pathlib import Path
 
 from controller.export.run_files import RunFiles
-from paceline.run_view.files.json_lines import read_lines
-from paceline.run_view.files.run_file_writer import RunFileWriter
+from paceline.observe.json_lines import read_lines
+from paceline.observe.run_file_writer import RunFileWriter
 from testbed.patience import patient
 
 

@@ -14,8 +14,8 @@ from controller.export import sample_archiver
 from controller.export.sample_archiver import SampleArchiver
 from paceline.config.sections.services import ArchiveConfig
 from paceline.ids import Step
+from paceline.observe.sample_archive import ArchiveReader, archived_steps
 from paceline.payloads.store import Ref
-from paceline.run_view.files.sample_archive import ArchiveReader, archived_steps
 from paceline.v1 import rollout_pb2
 from tests.fixtures.ledgers import Driven
 

@@ -32,7 +32,7 @@ from controller.ledger.facts import (
     values,
 )
 from paceline.evaluation.set_scores import RowScore
-from paceline.event_types import EventType
+from paceline.observe.vocabulary import EventType
 from tests.fixtures.ledgers import facts, group
 
 MEMBER = Member("policy-0", 7, "10.0.0.1", False)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.run_view.files.checkpoint_links import VOID
+from paceline.observe.checkpoint_links import VOID
 from policy_worker.checkpoint import checkpoint as checkpoint_module
 from policy_worker.checkpoint import shards as shards_module
 from policy_worker.checkpoint.checkpoint import (

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from paceline.config.schema import Config
+from paceline.observe.fleet_file import FleetRecord, ProcessId, ProcessRecord
 from paceline.rpc.ports import free_ports
-from paceline.run_view.files.fleet_file import FleetRecord, ProcessId, ProcessRecord
 from paceline_launcher.preflight.network import ports as check_ports
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from paceline.observe.fleet_file import FleetRecord, ProcessId, ProcessRecord
 from paceline.providers.base import who_scales
-from paceline.run_view.files.fleet_file import FleetRecord, ProcessId, ProcessRecord
 
 HERE = ProcessId.of(os.getpid())
 GONE = ProcessId(1, 0.0)

@@ -9,7 +9,7 @@ import pytest
 
 from controller.ledger import events as ev
 from controller.ledger.enums import DeathCause, MeshEnd
-from paceline.run_view.events.event_history import EventHistory
+from paceline.observe.event_history import EventHistory
 
 
 def as_journalled(event: ev.Event) -> dict[str, Any]:

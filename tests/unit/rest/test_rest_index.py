@@ -13,10 +13,10 @@ import pytest
 
 from controller.rest.redaction import Redactor
 from controller.rest.run_index import RunIndex
-from paceline.run_view.curves import MetricStore
-from paceline.run_view.events.event_history import MOST_COMMITS, MOST_EVENTS, EventHistory
-from paceline.run_view.files.file_tail import FileTail
-from paceline.run_view.files.json_lines import JsonLinesFile
+from paceline.observe.curves import MetricStore
+from paceline.observe.event_history import MOST_COMMITS, MOST_EVENTS, EventHistory
+from paceline.observe.file_tail import FileTail
+from paceline.observe.json_lines import JsonLinesFile
 
 NAMES = ("reward_mean", "loss", "kl", "entropy", "grad_norm", "clip_fraction", "tokens_per_s")
 

@@ -10,7 +10,7 @@ import pytest
 
 from controller.rest.replies.data_flow import bottleneck
 from controller.rest.replies.step_rate import STALLED_S, StepRate
-from paceline.run_view.curves import MetricStore
+from paceline.observe.curves import MetricStore
 from tests.fixtures.ledgers import Driven
 
 

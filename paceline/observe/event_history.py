@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from paceline.event_types import EventType
+from paceline.observe.vocabulary import EventType
 
 Key = tuple[tuple[int, ...], int]
 """Journal position and number within it: orders records."""

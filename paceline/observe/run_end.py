@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from paceline.event_types import EventType
-from paceline.run_view.files.json_lines import read_lines
+from paceline.observe.json_lines import read_lines
+from paceline.observe.vocabulary import EventType
 
 Status = Literal["", "finished", "failed", "interrupted"]
 ENDS: Mapping[str, Status] = {EventType.RUN_FINISHED: "finished", EventType.RUN_FAILED: "failed"}

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.event_types import EventType
+from paceline.observe.vocabulary import EventType
 
 Attributes = Mapping[str, str | int | float | bool]
 

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from paceline.run_view.run_records import RunRecords
-from paceline.run_view.summary import summarise
+from paceline.observe.run_records import RunRecords
+from paceline.observe.summary import summarise
 
 
 def write(run_dir: Path, events: list[dict], metrics: list[dict]) -> RunRecords:

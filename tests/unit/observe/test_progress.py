@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.run_view.eta import Progress, duration, shrink, sparkline
+from paceline.observe.progress import Progress, duration, shrink, sparkline
 from paceline.v1 import admin_pb2
 
 

@@ -10,8 +10,8 @@ import grpc
 import grpc.aio
 import pytest
 
+from paceline.observe.event_follower import follow_events
 from paceline.rpc.client import ControlPlane
-from paceline.run_view.events.event_follower import follow_events
 from paceline.v1 import admin_pb2
 from paceline.v1.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from controller.ledger import commands as cmd
-from paceline.run_view.events.sample_spans import SampleSpans, Span
+from paceline.observe.sample_spans import SampleSpans, Span
 from tests.fixtures.ledgers import Driven
 
 

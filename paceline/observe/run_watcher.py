@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.event_types import EventType
+from paceline.observe.event_follower import GONE_S, answers, follow_events
+from paceline.observe.event_history import is_listed, text_of
+from paceline.observe.progress import Progress
+from paceline.observe.run_end import ENDS
+from paceline.observe.run_records import RunRecords
+from paceline.observe.summary import read_summary
+from paceline.observe.vocabulary import EventType
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.rpc.rest_client import RestReader, RestRefused, RestUnavailable
-from paceline.run_view.eta import Progress
-from paceline.run_view.events.event_follower import GONE_S, answers, follow_events
-from paceline.run_view.events.event_history import is_listed, text_of
-from paceline.run_view.events.run_end import ENDS
-from paceline.run_view.run_records import RunRecords
-from paceline.run_view.summary import read_summary
 from paceline.v1 import admin_pb2
 
 FIRST_ANSWER_S = 5.0

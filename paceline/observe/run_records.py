@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.run_view.curves import MetricStore
-from paceline.run_view.events.event_history import EventHistory, is_listed
-from paceline.run_view.files.file_tail import FileTail
-from paceline.run_view.files.json_lines import read_lines
-from paceline.run_view.files.run_file_writer import metrics_row
+from paceline.observe.curves import MetricStore
+from paceline.observe.event_history import EventHistory, is_listed
+from paceline.observe.file_tail import FileTail
+from paceline.observe.json_lines import read_lines
+from paceline.observe.run_file_writer import metrics_row
 
 MOST_EVALS = 20_000
 _EVAL_COLUMNS = ("step", "version", "t", "eval_reward_mean", "eval_count")

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.event_types import EventType
+from paceline.observe.vocabulary import EventType
 
 BEST = "best"
 _NAME = re.compile(r"step-(\d{6,})(\..+)?")

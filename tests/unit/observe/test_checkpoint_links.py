@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.run_view.files.checkpoint_links import complete, unlink
-from paceline.run_view.files.run_file_writer import RunFileWriter
-from paceline.run_view.run_records import RunRecords
+from paceline.observe.checkpoint_links import complete, unlink
+from paceline.observe.run_file_writer import RunFileWriter
+from paceline.observe.run_records import RunRecords
 
 
 def written(run_dir: Path, name: str) -> Path:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from paceline.run_view.curves import MetricStore
+from paceline.observe.curves import MetricStore
 from paceline.v1 import admin_pb2
 
 BARS = "▁▂▃▄▅▆▇█"

@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.run_view.events.run_end import run_end
-from paceline.run_view.files.json_lines import DamagedFile
-from paceline.run_view.run_records import RunRecords
-from paceline.run_view.summary import read_summary, summarise
+from paceline.observe.json_lines import DamagedFile
+from paceline.observe.run_end import run_end
+from paceline.observe.run_records import RunRecords
+from paceline.observe.summary import read_summary, summarise
 
 DEPTH = 3
 MARKS = ("summary.json", "events.jsonl", "config.toml")
@@ -131,7 +131,7 @@ def _places(directory: Path, depth: int) -> Iterator[Path]:
 
 def _is_running(path: Path) -> bool:
     """Whether a process of this machine's fleet, or a controller started by hand, is alive."""
-    from paceline.run_view.files.fleet_file import FleetRecord
+    from paceline.observe.fleet_file import FleetRecord
 
     record = FleetRecord.read(path)
     if record is not None:
@@ -140,7 +140,7 @@ def _is_running(path: Path) -> bool:
 
 
 def _is_alive(file: Path) -> bool:
-    from paceline.run_view.files.fleet_file import ProcessId
+    from paceline.observe.fleet_file import ProcessId
 
     try:
         found = json.loads(file.read_text())

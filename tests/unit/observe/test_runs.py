@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.errors import BadInput
-from paceline.run_view.files.fleet_file import FleetRecord, ProcessId
-from paceline.run_view.runs import find_runs
+from paceline.observe.fleet_file import FleetRecord, ProcessId
+from paceline.observe.runs import find_runs
 from paceline_launcher.cli import app
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from paceline.run_view.files import sample_archive
-from paceline.run_view.files.sample_archive import ArchiveReader, ArchiveWriter, archived_steps
+from paceline.observe import sample_archive
+from paceline.observe.sample_archive import ArchiveReader, ArchiveWriter, archived_steps
 
 
 def row(group_id: str, step: int, attempt: int = 1, **values: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
-from paceline.run_view.files.sample_archive import archive_files
+from paceline.observe.sample_archive import archive_files
 
 _TEXTS = 4
 """Texts whose matches are remembered: more people rarely search at a time."""

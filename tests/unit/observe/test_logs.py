@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.errors import BadInput
-from paceline.run_view.files.fleet_file import FleetRecord, ProcessId
-from paceline.run_view.files.log_files import BLOCK, last_lines, log_files, new_lines
+from paceline.observe.fleet_file import FleetRecord, ProcessId
+from paceline.observe.log_files import BLOCK, last_lines, log_files, new_lines
 from paceline_launcher.cli import app
 
 

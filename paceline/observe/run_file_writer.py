@@ -19,10 +19,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.event_types import EventType
-from paceline.run_view.events.event_history import Key, is_listed, position_key
-from paceline.run_view.files import checkpoint_links
-from paceline.run_view.files.json_lines import JsonLinesFile, read_lines
+from paceline.observe import checkpoint_links
+from paceline.observe.event_history import Key, is_listed, position_key
+from paceline.observe.json_lines import JsonLinesFile, read_lines
+from paceline.observe.vocabulary import EventType
 
 
 class RunFileWriter:

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from paceline.run_view.run_records import RunRecords
+from paceline.observe.run_records import RunRecords
 
 FIRST_LAST = 5
 TIME_SPLIT = ("generate", "reward", "wait", "compute", "reduce", "commit", "publish")

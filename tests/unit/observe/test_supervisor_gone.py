@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from paceline.run_view.files.fleet_file import (
+from paceline.observe.fleet_file import (
     FleetRecord,
     ProcessId,
     ProcessRecord,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.run_view.files.json_lines import read_lines
-from paceline.run_view.files.run_file_writer import RunFileWriter
+from paceline.observe.json_lines import read_lines
+from paceline.observe.run_file_writer import RunFileWriter
 
 
 def journal(steps: int) -> list[tuple[str, float, dict]]:
@@ -139,6 +139,6 @@ def test_one_metrics_row_a_step_and_one_an_evaluation(tmp_path: Path) -> None:
 
 
 def test_the_recorder_imports_no_heavy_library() -> None:
-    code = "import sys, paceline.run_view.files.run_file_writer; print({'torch', 'tensorboardX', 'numpy'} & set(sys.modules))"
+    code = "import sys, paceline.observe.run_file_writer; print({'torch', 'tensorboardX', 'numpy'} & set(sys.modules))"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "set()"

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from paceline.run_view.files.file_tail import FileTail
+from paceline.observe.file_tail import FileTail
 
 BLOCK = 1 << 16
 LOOK_S = 0.2

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from paceline.observe.event_history import text_of
+from paceline.observe.progress import Progress
 from paceline.rpc.auth import dashboard_link
 from paceline.rpc.messages import as_dict
-from paceline.run_view.eta import Progress
-from paceline.run_view.events.event_history import text_of
 from paceline.v1 import admin_pb2, common_pb2
 from paceline_launcher.cli.control.up import print_outcome
 from paceline_launcher.cli.reports.samples import _text

@@ -11,8 +11,8 @@ from typing import Any
 
 import grpc.aio
 
+from paceline.observe.run_end import ENDS
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
-from paceline.run_view.events.run_end import ENDS
 from paceline.v1 import admin_pb2
 
 IDLE_S = 30.0

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from paceline.run_view import archive_search
-from paceline.run_view.archive_search import ArchiveSearch
-from paceline.run_view.files import sample_archive
-from paceline.run_view.files.sample_archive import ArchiveWriter
+from paceline.observe import archive_search, sample_archive
+from paceline.observe.archive_search import ArchiveSearch
+from paceline.observe.sample_archive import ArchiveWriter
 
 
 def row(group_id: str, step: int, prompt: str, *texts: str, **values: Any) -> dict[str, Any]:

@@ -1,1 +1,0 @@
-"""Event stream, event history and sample spans of a run."""

@@ -1,1 +1,0 @@
-"""Event, metric and log files of a run, and its sample archive."""
