@@ -9,27 +9,14 @@ gives the same state.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from copy import copy
 from operator import attrgetter
 from typing import Any
 
 from controller.ledger import commands as cmd
 from controller.ledger.codec import decode, encode, encoder
-from controller.ledger.decisions import (
-    faults,
-    held_out,
-    leases,
-    links,
-    membership,
-    mesh,
-    rejections,
-    run,
-    settings,
-    standby_workers,
-    steps,
-)
-from controller.ledger.decisions.decider import Decider
+from controller.ledger.decisions import links, mesh, run, standby_workers, steps
+from controller.ledger.decisions.decider import DECISIONS, Decider
 from controller.ledger.enums import Phase
 from controller.ledger.events import Event
 from controller.ledger.invariants import check, check_counts
@@ -62,7 +49,7 @@ class Ledger(Decider):
             raise cmd.CommandRefused(RefusalCode.UNKNOWN, "no run has been started")
         events: list[Event] = []
         self._events = events
-        decide = _HANDLERS[type(command)]
+        decide = DECISIONS[type(command)]
         if isinstance(command, cmd.AdminCommand):
             reply = run.answer(self, decide, command, now)
         else:
@@ -137,34 +124,3 @@ class Ledger(Decider):
     def mend_mesh(self, now: float) -> None:
         mesh.mend_mesh(self)
         self.settle_fleet(now)
-
-
-_HANDLERS: dict[type[Any], Callable[[Ledger, Any, float], Any]] = {
-    cmd.StartRun: run.start_run,
-    cmd.BeginTerm: run.begin_term,
-    cmd.Register: membership.register,
-    cmd.DeclareDead: membership.declare_dead,
-    cmd.RecordFault: faults.record_fault,
-    cmd.RecordExit: membership.record_exit,
-    cmd.Observe: membership.observe,
-    cmd.LeaseTasks: leases.lease,
-    cmd.AcceptGroup: leases.accept,
-    cmd.ReturnTask: leases.give_back,
-    cmd.ExpireLease: leases.expire,
-    cmd.BreakMesh: mesh.break_mesh,
-    cmd.FormMesh: mesh.form_mesh,
-    cmd.BreakLink: links.break_link,
-    cmd.CastVote: steps.vote,
-    cmd.RecordHeldOut: held_out.record,
-    cmd.RejectGroups: rejections.reject,
-    cmd.TryGroup: rejections.try_group,
-    cmd.RecordCheckpoint: steps.record_checkpoint,
-    cmd.Scale: run.scale,
-    cmd.Drain: membership.drain,
-    cmd.Pause: run.pause,
-    cmd.ChangeSettings: settings.change_settings,
-    cmd.RequestCheckpoint: run.request_checkpoint,
-    cmd.Suspend: run.suspend,
-    cmd.Continue: run.go_on,
-    cmd.Stop: run.stop,
-}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar, get_type_hints
 
-from controller.ledger.commands import CommandRefused
+from controller.ledger.commands import Command, CommandRefused
 from controller.ledger.events import Event
 from controller.ledger.state.fleet import Worker
 from controller.ledger.state.state import State
@@ -43,3 +44,14 @@ class Decider(Protocol):
 
     def settle_evals(self, now: float) -> None:
         """Closes evaluation rounds that are complete, and the run if that was the last thing."""
+
+
+_Decision = TypeVar("_Decision", bound=Callable[..., Any])
+DECISIONS: dict[type[Command], Callable[..., Any]] = {}
+"""The decision ``(d, command, now) -> reply`` for each class of commands."""
+
+
+def decides(decision: _Decision) -> _Decision:
+    """Registers ``decision`` for the class of commands that its parameter ``c`` is annotated with."""
+    DECISIONS[get_type_hints(decision)["c"]] = decision
+    return decision

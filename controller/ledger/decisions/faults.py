@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
-from controller.ledger.decisions.decider import Decider
+from controller.ledger.decisions.decider import Decider, decides
 from controller.ledger.enums import ATTRIBUTED, NO_FAULT, DeathCause, FaultCause, Phase
 from controller.ledger.state.fleet import Worker
 
@@ -46,6 +46,7 @@ def cause_of_death(d: Decider, worker: Worker, c: cmd.DeclareDead, now: float) -
     return c.cause
 
 
+@decides
 def record_fault(d: Decider, c: cmd.RecordFault, now: float) -> None:
     if d.state.ended or c.request_id in d.state.requests:
         return

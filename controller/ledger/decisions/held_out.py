@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
-from controller.ledger.decisions.decider import Decider
+from controller.ledger.decisions.decider import Decider, decides
 from controller.ledger.enums import Phase
 from controller.ledger.state.state import State
 from controller.ledger.state.versions import Checkpoint
@@ -24,6 +24,7 @@ EARLY_STOP = "early-stopping"
 """Request id of the stop."""
 
 
+@decides
 def record(d: Decider, c: cmd.RecordHeldOut, now: float) -> None:
     """Takes what a replica measured on the state that the open round of its step is about."""
     d.caller(c.worker_id, c.incarnation)

@@ -21,7 +21,7 @@ from itertools import islice
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from controller.ledger.admission import dispatch_limit
-from controller.ledger.decisions.decider import Decider
+from controller.ledger.decisions.decider import Decider, decides
 from controller.ledger.decisions.steps import settle_step
 from controller.ledger.enums import (
     DropReason,
@@ -49,6 +49,7 @@ _NUMBER = "(0|[1-9][0-9]{0,17})"
 _TASK_ID = re.compile(rf"t{_NUMBER}|e{_NUMBER}\.{_NUMBER}")
 
 
+@decides
 def lease(d: Decider, c: cmd.LeaseTasks, now: float) -> cmd.LeaseResult:
     worker = d.caller(c.worker_id, c.incarnation)
     state = d.state
@@ -199,6 +200,7 @@ def _lease_of(state: State, task: Task) -> LeasedTask:
     return LeasedTask(*again, epoch, index, task_seed(run.seed, task.task_id))
 
 
+@decides
 def accept(d: Decider, c: cmd.AcceptGroup, now: float) -> cmd.Verdict:
     d.caller(c.worker_id, c.incarnation)
     state, group = d.state, c.group
@@ -250,6 +252,7 @@ def _implausible(state: State, task: Task, group: GroupFacts) -> str:
     return ""
 
 
+@decides
 def give_back(d: Decider, c: cmd.ReturnTask, now: float) -> cmd.Verdict:
     worker = d.caller(c.worker_id, c.incarnation)
     task = d.state.tasks.records.get(c.task_id)
@@ -267,6 +270,7 @@ def give_back(d: Decider, c: cmd.ReturnTask, now: float) -> cmd.Verdict:
     return cmd.Verdict(VerdictCode.ACCEPTED)
 
 
+@decides
 def expire(d: Decider, c: cmd.ExpireLease, now: float) -> None:
     task = d.state.tasks.records.get(c.task_id)
     if task is not None and task.leased and task.attempt == c.attempt:

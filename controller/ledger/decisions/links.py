@@ -22,7 +22,7 @@ from itertools import islice
 
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
-from controller.ledger.decisions.decider import Decider
+from controller.ledger.decisions.decider import Decider, decides
 from controller.ledger.decisions.relay_tree import RelayTree, subtree_to_hand_over
 from controller.ledger.enums import Phase, Role
 from controller.ledger.state.fleet import Worker
@@ -146,6 +146,7 @@ def _relieve(d: Decider, sources: Sequence[Worker], root: Worker) -> None:
         _assign(d, parent, receiver)
 
 
+@decides
 def break_link(d: Decider, c: cmd.BreakLink, now: float) -> None:
     d.caller(c.worker_id, c.incarnation)
     fleet = d.state.fleet

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
-from controller.ledger.decisions.decider import Decider
+from controller.ledger.decisions.decider import Decider, decides
 from controller.ledger.decisions.faults import (
     blame_host,
     cause_of_death,
@@ -42,6 +42,7 @@ from paceline.ids import Version
 from paceline.refusal_code import RefusalCode
 
 
+@decides
 def register(d: Decider, c: cmd.Register, now: float) -> None:
     fleet = d.state.fleet
     known = fleet.workers.get(c.worker_id)
@@ -88,6 +89,7 @@ def _check_ranks(d: Decider, c: cmd.Register) -> None:
             )
 
 
+@decides
 def declare_dead(d: Decider, c: cmd.DeclareDead, now: float) -> None:
     worker = d.state.fleet.current(c.worker_id, c.incarnation)
     if worker is None:
@@ -109,6 +111,7 @@ def declare_dead(d: Decider, c: cmd.DeclareDead, now: float) -> None:
     d.settle_fleet(now)
 
 
+@decides
 def record_exit(d: Decider, c: cmd.RecordExit, now: float) -> None:
     """The end of the process that is a worker declares it dead. Any other process of that name
     ended before it had registered, or after another one had."""
@@ -120,6 +123,7 @@ def record_exit(d: Decider, c: cmd.RecordExit, now: float) -> None:
         record_early_end(d, c, now)
 
 
+@decides
 def observe(d: Decider, c: cmd.Observe, now: float) -> None:
     worker = d.caller(c.worker_id, c.incarnation)
     newest = d.state.versions.version
@@ -185,6 +189,7 @@ def _next_lifecycle(now: Lifecycle, reported: Lifecycle) -> Lifecycle:
     return reported if newer else now
 
 
+@decides
 def drain(d: Decider, c: cmd.Drain, now: float) -> None:
     worker = d.state.fleet.workers.get(c.worker_id)
     if worker is None or not worker.alive:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
-from controller.ledger.decisions.decider import Decider
+from controller.ledger.decisions.decider import Decider, decides
 from controller.ledger.decisions.steps import reshard
 from controller.ledger.enums import DropReason, MeshEnd, Phase, Role
 from controller.ledger.facts import Member
@@ -20,6 +20,7 @@ from controller.ledger.state.fleet import Worker
 from paceline.ids import MeshEpoch, Version
 
 
+@decides
 def break_mesh(d: Decider, c: cmd.BreakMesh, now: float) -> None:
     d.caller(c.worker_id, c.incarnation)
     fleet = d.state.fleet
@@ -40,6 +41,7 @@ def break_mesh(d: Decider, c: cmd.BreakMesh, now: float) -> None:
         d.emit(ev.MeshBroken(mesh.epoch, MeshEnd.PEER_ERROR, detail, broken_t=now))
 
 
+@decides
 def form_mesh(d: Decider, c: cmd.FormMesh, now: float) -> None:
     mesh = d.state.fleet.mesh
     # The run may have ended since the evidence was looked at.

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
-from controller.ledger.decisions.decider import Decider
+from controller.ledger.decisions.decider import Decider, decides
 from controller.ledger.enums import GroupFault, MeshEnd
 from controller.ledger.state.fleet import Worker
 from controller.ledger.state.tasks import Task
@@ -30,6 +30,7 @@ MOST_REJECTIONS = 20
 every group has is no group's fault, and the data set has no end."""
 
 
+@decides
 def reject(d: Decider, c: cmd.RejectGroups, now: float) -> int:
     d.caller(c.worker_id, c.incarnation)
     s = d.state
@@ -50,6 +51,7 @@ def reject(d: Decider, c: cmd.RejectGroups, now: float) -> int:
     return len(groups)
 
 
+@decides
 def try_group(d: Decider, c: cmd.TryGroup, now: float) -> bool:
     d.caller(c.worker_id, c.incarnation)
     s = d.state

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
-from controller.ledger.decisions.decider import Decider
+from controller.ledger.decisions.decider import Decider, decides
 from controller.ledger.decisions.held_out import judge, settle_best, warn_of_hacking
 from controller.ledger.decisions.leases import drop
 from controller.ledger.decisions.mesh import leave_step, roll_back
@@ -33,6 +33,7 @@ _FREE_TO_CHANGE = ("desired", "bounds", *CHANGEABLE)
 """Fields of the spec that a later leader may bring with other values."""
 
 
+@decides
 def start_run(d: Decider, c: cmd.StartRun, now: float) -> None:
     s = d.state
     if s.facts is None:
@@ -56,6 +57,7 @@ def start_run(d: Decider, c: cmd.StartRun, now: float) -> None:
         d.settle_fleet(now)
 
 
+@decides
 def begin_term(d: Decider, c: cmd.BeginTerm, now: float) -> None:
     s = d.state
     if (c.term, c.controller_id) == (s.term, s.leader):
@@ -211,6 +213,7 @@ def answer(d: Decider, decide: Callable[..., None], c: cmd.AdminCommand, now: fl
     return s.requests[c.request_id]
 
 
+@decides
 def scale(d: Decider, c: cmd.Scale, now: float) -> None:
     if problem := problem_of(d.state.bounds, c.desired, d.state.desired):
         raise cmd.CommandRefused(RefusalCode.INVALID, problem)
@@ -224,11 +227,13 @@ def scale(d: Decider, c: cmd.Scale, now: float) -> None:
     d.settle_fleet(now)
 
 
+@decides
 def pause(d: Decider, c: cmd.Pause, now: float) -> None:
     d.emit(ev.Paused(c.request_id, c.paused))
     d.settle_fleet(now)
 
 
+@decides
 def request_checkpoint(d: Decider, c: cmd.RequestCheckpoint, now: float) -> None:
     s = d.state
     # Replicas that are voting may get the directive only after their commit.
@@ -236,6 +241,7 @@ def request_checkpoint(d: Decider, c: cmd.RequestCheckpoint, now: float) -> None
     d.emit(ev.CheckpointRequested(c.request_id, Step(min(s.versions.step + 1 + late, s.run.steps))))
 
 
+@decides
 def suspend(d: Decider, c: cmd.Suspend, now: float) -> None:
     s = d.state
     d.emit(ev.SuspendRequested(c.request_id, c.reason, c.stage))
@@ -255,6 +261,7 @@ def _suspended(d: Decider) -> None:
     d.emit(ev.RunSuspended(s.versions.step, s.versions.checkpoint.step))
 
 
+@decides
 def go_on(d: Decider, c: cmd.Continue, now: float) -> None:
     if d.state.phase not in (Phase.SUSPENDING, Phase.SUSPENDED):
         raise cmd.CommandRefused(RefusalCode.INVALID, "the run has not been stopped for now")
@@ -262,6 +269,7 @@ def go_on(d: Decider, c: cmd.Continue, now: float) -> None:
     d.settle_fleet(now)
 
 
+@decides
 def stop(d: Decider, c: cmd.Stop, now: float) -> None:
     if c.failed:
         _fail(d, c.request_id, c.reason, now)

@@ -12,7 +12,7 @@ from typing import Any
 
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
-from controller.ledger.decisions.decider import Decider
+from controller.ledger.decisions.decider import Decider, decides
 from controller.ledger.enums import Phase
 from controller.ledger.facts import SpecChange, values
 from controller.ledger.state.state import State
@@ -20,6 +20,7 @@ from paceline.ids import Step
 from paceline.refusal_code import RefusalCode
 
 
+@decides
 def change_settings(d: Decider, c: cmd.ChangeSettings, now: float) -> None:
     s = d.state
     if problem := problem_of(s, c.spec):

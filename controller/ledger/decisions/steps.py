@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
-from controller.ledger.decisions.decider import Decider
+from controller.ledger.decisions.decider import Decider, decides
 from controller.ledger.decisions.links import take_back
 from controller.ledger.enums import MeshEnd, Phase, Role, VoteOutcome
 from controller.ledger.facts import GroupFacts, StepTerms
@@ -92,6 +92,7 @@ def _cost(s: State, task_id: TaskId) -> int:
     return group.tokens + group.prompt_tokens * group.sequences
 
 
+@decides
 def vote(d: Decider, c: cmd.CastVote, now: float) -> cmd.VoteResult:
     d.caller(c.worker_id, c.incarnation)
     s = d.state
@@ -169,6 +170,7 @@ def _commit(d: Decider, step: OpenStep, now: float) -> None:
     d.settle_fleet(now)
 
 
+@decides
 def record_checkpoint(d: Decider, c: cmd.RecordCheckpoint, now: float) -> cmd.CheckpointVerdict:
     worker = d.caller(c.worker_id, c.incarnation)
     s = d.state

@@ -11,9 +11,8 @@ from controller.fleet.liveness import Liveness
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from controller.ledger import invariants
-from controller.ledger import ledger as ledger_module
 from controller.ledger.decisions import leases, membership, rejections, standby_workers, steps
-from controller.ledger.decisions.decider import Decider
+from controller.ledger.decisions.decider import DECISIONS, Decider
 from controller.ledger.facts import RunSpec
 from controller.ledger.state.steps import StepBook, assign_shards
 from controller.ledger.state.tasks import Task
@@ -45,7 +44,7 @@ def no_lease_idempotency(patch: pytest.MonkeyPatch) -> None:
         )
         return leases.lease(d, fresh, now)
 
-    patch.setitem(ledger_module._HANDLERS, cmd.LeaseTasks, lease)
+    patch.setitem(DECISIONS, cmd.LeaseTasks, lease)
 
 
 def no_submission_idempotency(patch: pytest.MonkeyPatch) -> None:
@@ -103,7 +102,7 @@ def no_commit_vote(patch: pytest.MonkeyPatch) -> None:
         steps._commit(d, d.state.steps.open, now)
         return cmd.VoteResult("committed", d.state.versions.version)
 
-    patch.setitem(ledger_module._HANDLERS, cmd.CastVote, vote)
+    patch.setitem(DECISIONS, cmd.CastVote, vote)
 
 
 def no_memory_of_commits(patch: pytest.MonkeyPatch) -> None:
@@ -141,7 +140,7 @@ def no_lease_expiry(patch: pytest.MonkeyPatch) -> None:
 
 def no_expiry_of_unnamed_leases(patch: pytest.MonkeyPatch) -> None:
     """A lease whose reply was lost belongs to its owner for ever."""
-    patch.setitem(ledger_module._HANDLERS, cmd.ExpireLease, lambda d, c, now: None)
+    patch.setitem(DECISIONS, cmd.ExpireLease, lambda d, c, now: None)
 
 
 def every_death_charged_to_all_that_were_held(patch: pytest.MonkeyPatch) -> None:
@@ -174,7 +173,7 @@ def a_dead_trainers_whole_shard_leaves(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_rejection_is_not_heard(patch: pytest.MonkeyPatch) -> None:
-    patch.setitem(ledger_module._HANDLERS, cmd.RejectGroups, lambda d, c, now: 0)
+    patch.setitem(DECISIONS, cmd.RejectGroups, lambda d, c, now: 0)
 
 
 def a_step_opens_anew_in_the_same_epoch(patch: pytest.MonkeyPatch) -> None:
@@ -189,7 +188,7 @@ def a_step_opens_anew_in_the_same_epoch(patch: pytest.MonkeyPatch) -> None:
             steps.settle_step(d, now)
         return len(groups)
 
-    patch.setitem(ledger_module._HANDLERS, cmd.RejectGroups, reject)
+    patch.setitem(DECISIONS, cmd.RejectGroups, reject)
 
 
 def no_spare_is_put_to_work(patch: pytest.MonkeyPatch) -> None:
