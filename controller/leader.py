@@ -36,7 +36,6 @@ from controller.fleet.autoscale_policy import Proposal
 from controller.fleet.flow_shares import FlowAverage
 from controller.fleet.liveness import Liveness
 from controller.fleet.sessions import ServerSession, Sessions
-from controller.fleet.stack_requests import StackRequests
 from controller.housekeeping import Housekeeping
 from controller.ledger.commands import BeginTerm, Command, CommandRefused
 from controller.ledger.events import RunFailed, RunFinished, StepCommitted
@@ -103,7 +102,6 @@ class Leader:
             limit_bytes=config.rollout.partial_store_mb << 20,
         )
         self.long_polls = LongPolls()
-        self.stack_requests = StackRequests()
         self.sessions = Sessions(term, self._directive, self._grounds, self._owns)
         self.last_reports: dict[tuple[str, int], worker_pb2.Report] = {}
         """Of living workers whose session has ended, by (worker id, incarnation)."""
@@ -228,17 +226,15 @@ class Leader:
 
     def _directive(self, session: ServerSession) -> worker_pb2.Directive:
         directive = directive_of(self.ledger.state, *session.key, session.report)
-        directive.stacks_request = self.stack_requests.number(session.worker_id)
         directive.decodes_texts = self.context.texts.available
         return directive
 
     def _grounds(self) -> Callable[[ServerSession], Grounds]:
-        grounds_of, asked = directive_grounds(self.ledger.state), self.stack_requests.number
+        grounds_of = directive_grounds(self.ledger.state)
 
         def of(session: ServerSession) -> Grounds:
             firm, leases = grounds_of(*session.key)
-            told = firm, asked(session.worker_id), self.context.texts.available
-            return Grounds(told, (leases, session.report.seq))
+            return Grounds((firm, self.context.texts.available), (leases, session.report.seq))
 
         return of
 

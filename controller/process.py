@@ -13,8 +13,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import keyword
 import logging
 import os
+import re
 import secrets
 import signal
 import socket
@@ -42,44 +44,32 @@ from paceline.redis.leader_lease import LeaderIdentity
 from paceline.redis.server import REDIS_OUT_OF_REACH, RedisEndpoint, ensure_redis, stop_redis
 from paceline.rpc.addresses import is_loopback
 from paceline.rpc.auth import own_token, read_token
+from paceline.rpc.grpc_channel import METHODS
 from paceline.sinks.registry import check_sinks
 
 log = logging.getLogger(__name__)
 
 GRACE_S = 0.3
 
-HANDLERS: dict[str, Any] = {
-    "WorkerService.Register": worker.register,
-    "WorkerService.Session": worker.session,
-    "WorkerService.ReportPeerError": worker.report_peer_error,
-    "WorkerService.ReportWaits": worker.report_waits,
-    "WorkerService.SendStacks": worker.send_stacks,
-    "RolloutService.LeaseTasks": rollout.lease_tasks,
-    "RolloutService.SubmitGroups": rollout.submit_groups,
-    "RolloutService.ReturnTasks": rollout.return_tasks,
-    "RolloutService.ReportPartials": rollout.report_partials,
-    "PolicyService.NextPlan": policy.next_plan,
-    "PolicyService.RejectGroups": policy.reject_groups,
-    "PolicyService.TryGroup": policy.try_group,
-    "PolicyService.Vote": policy.vote,
-    "PolicyService.HeldOutRows": policy.held_out_rows,
-    "PolicyService.RecordHeldOut": policy.record_held_out,
-    "PolicyService.RecordCheckpoint": policy.record_checkpoint,
-    "AdminService.GetStatus": admin.get_status,
-    "AdminService.WatchEvents": admin.watch_events,
-    "AdminService.ReportExit": admin.report_exit,
-    "AdminService.ReportFault": admin.report_fault,
-    "AdminService.Scale": admin.scale,
-    "AdminService.Drain": admin.drain,
-    "AdminService.Pause": admin.pause,
-    "AdminService.SaveCheckpoint": admin.save_checkpoint,
-    "AdminService.Suspend": admin.suspend,
-    "AdminService.Continue": admin.continue_run,
-    "AdminService.Stop": admin.stop,
-    "AdminService.Why": admin.why,
-    "AdminService.GetStacks": admin.get_stacks,
-    "AdminService.ChangeSettings": admin.change_settings,
+SERVICES = {
+    "WorkerService": worker,
+    "RolloutService": rollout,
+    "PolicyService": policy,
+    "AdminService": admin,
 }
+
+
+def handlers() -> dict[str, Any]:
+    """Handler of each method that a controller serves: the function of the method's name, in snake
+    case, in the module of its service. AttributeError if one is missing."""
+    found = {}
+    for name in METHODS:
+        service, _, method = name.partition(".")
+        if service in SERVICES:
+            snake = re.sub(r"(?<!^)(?=[A-Z])", "_", method).lower()
+            function = f"{snake}_" if keyword.iskeyword(snake) else snake
+            found[name] = getattr(SERVICES[service], function)
+    return found
 
 
 async def serve(
@@ -122,7 +112,7 @@ async def serve(
         await check_store(stores.payloads, stores.payload_urls)
     context = ControllerContext(config, run_dir, identity, stores)
     controller = Controller(context, keep_fleet)
-    server.add_generic_rpc_handlers((Services(controller, HANDLERS, token),))
+    server.add_generic_rpc_handlers((Services(controller, handlers(), token),))
     await server.start()
     controller.rest_url = door.url if door is not None else ""
     _write_address(run_dir, identity, controller.rest_url)

@@ -8,7 +8,6 @@ import re
 from collections.abc import AsyncIterator
 
 from controller.diagnosis.collect import why_of
-from controller.fleet.fetch_stacks import stacks_of
 from controller.ledger.commands import (
     AdminCommand,
     CommandRefused,
@@ -177,7 +176,7 @@ async def suspend(
     return await _admin(controller, Suspend(check_request_id(request.request_id), stage, reason))
 
 
-async def continue_run(
+async def continue_(
     controller: Controller, request: admin_pb2.ContinueRequest
 ) -> admin_pb2.AdminReply:
     return await _admin(controller, Continue(check_request_id(request.request_id)))
@@ -212,13 +211,6 @@ async def stop(controller: Controller, request: admin_pb2.StopRequest) -> admin_
 async def why(controller: Controller, request: admin_pb2.WhyRequest) -> admin_pb2.WhyReply:
     """Any controller answers, with what it can see."""
     return why_of(controller)
-
-
-async def get_stacks(
-    controller: Controller, request: admin_pb2.StacksRequest
-) -> admin_pb2.StacksOf:
-    check_caller(common_pb2.Caller(worker_id=request.worker_id, incarnation=1))
-    return await stacks_of(controller.leading(), controller, request.worker_id)
 
 
 async def _admin(controller: Controller, command: AdminCommand) -> admin_pb2.AdminReply:

@@ -20,7 +20,6 @@ from paceline.config.schema import Config
 from paceline.groups.completions import check_text
 from paceline.groups.invalid import Invalid
 from paceline.ids import MeshEpoch, Version
-from paceline.process.stacks import MOST_BYTES
 from paceline.process.waits import MOST_TEXT
 from paceline.refusal_code import RefusalCode
 from paceline.v1 import common_pb2, worker_pb2
@@ -261,20 +260,5 @@ async def report_waits(
         raise Invalid(NO_ROLE)
     check_text(request.host, "host", 256)
     check_waits(request.waits)
-    if len(request.stacks) > MOST_BYTES:
-        raise Invalid(f"stacks are at most {MOST_BYTES} bytes")
     controller.without_session.note(request, controller.clock.monotonic())
     return worker_pb2.WaitsReply()
-
-
-async def send_stacks(
-    controller: Controller, request: worker_pb2.StacksReport
-) -> worker_pb2.StacksReply:
-    check_caller(request.caller)
-    if len(request.stacks) > MOST_BYTES:
-        raise Invalid(f"stacks are at most {MOST_BYTES} bytes")
-    leader, caller = controller.leading(), request.caller
-    # An earlier incarnation's stacks are not those that were asked for.
-    if leader.ledger.state.fleet.current(caller.worker_id, caller.incarnation) is not None:
-        leader.stack_requests.answer(request)
-    return worker_pb2.StacksReply()

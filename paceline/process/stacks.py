@@ -8,20 +8,14 @@ Only a process that the kernel does not run (stopped, or in an uninterruptible w
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import faulthandler
 import os
 import signal
-import sys
-import threading
 import time
-import traceback
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import IO, Any
+from typing import IO
 
 from paceline.process.kernel_state import KernelState, kernel_state
 
@@ -71,36 +65,6 @@ def _remove_earlier(directory: Path, name: str) -> None:
         if pid.isdigit() and kernel_state(int(pid), name) is None:
             with contextlib.suppress(OSError):  # one more file is no reason to have no stacks
                 path.unlink()
-
-
-def own_stacks(tasks: Iterable[asyncio.Task[Any]] = ()) -> str:
-    """Stacks of this process's threads, with their names, and of ``tasks``: those of the calling
-    event loop. Needs the interpreter lock."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    parts = []
-    for ident, frame in sys._current_frames().items():
-        parts.append(f"Thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}")
-    for task in tasks:
-        lines = (
-            line
-            for frame in _awaiting(task.get_coro())
-            for line in traceback.format_stack(frame, 1)
-        )
-        parts.append(f"Task {task.get_name()}:\n{''.join(lines)}")
-    return "\n".join(parts)[:MOST_BYTES]
-
-
-def _awaiting(awaited: Any) -> Iterator[FrameType]:
-    """Frames of a suspended coroutine, of the one it awaits, and so on. ``Task.get_stack`` has the
-    first."""
-    while awaited is not None:
-        frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "ag_frame", None)
-        frame = frame or getattr(awaited, "gi_frame", None)
-        if frame is None:
-            return
-        yield frame
-        names = ("cr_await", "ag_await", "gi_yieldfrom")
-        awaited = next((found for name in names if (found := getattr(awaited, name, None))), None)
 
 
 def read_stacks(run_dir: Path, name: str, pid: int) -> Stacks:

@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import secrets
@@ -26,11 +25,11 @@ from typing import Any
 import grpc.aio
 
 from paceline.config.schema import Config
-from paceline.process import stacks, waits
+from paceline.process import waits
 from paceline.process.kernel_state import StallWatch
 from paceline.process.memory_kills import memory_kills
 from paceline.process.structured_log import event
-from paceline.rpc.client import Backoff, ControlPlane, ControlPlaneUnavailable, RequestRefused
+from paceline.rpc.client import Backoff, ControlPlane
 from paceline.v1 import common_pb2, worker_pb2
 
 log = logging.getLogger(__name__)
@@ -80,8 +79,6 @@ class WorkerSession:
         self._over = asyncio.Event()
         """Set once ``run`` has ended."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stacks_answered = 0
-        self._sending: set[asyncio.Task[None]] = set()
 
     @property
     def caller(self) -> common_pb2.Caller:
@@ -176,7 +173,6 @@ class WorkerSession:
                         rejoin = True
                         break
                     self.directive = directive
-                    self._answer_stacks(directive.stacks_request)
                     for callback in self._directive_callbacks:
                         callback(directive)
                 # The leader ended the stream: it is stepping down or shutting down.
@@ -289,23 +285,6 @@ class WorkerSession:
                     await self._poked.wait()
             except TimeoutError:
                 pass
-
-    def _answer_stacks(self, request: int) -> None:
-        """Sends the stacks of this process once for each request."""
-        if request <= self._stacks_answered:
-            return
-        self._stacks_answered = request
-        report = worker_pb2.StacksReport(
-            caller=self.caller, request=request, stacks=stacks.own_stacks(asyncio.all_tasks())
-        )
-
-        async def send() -> None:
-            with contextlib.suppress(RequestRefused, ControlPlaneUnavailable):
-                await self.control.call("WorkerService.SendStacks", report, 10.0)
-
-        sending = asyncio.create_task(send())
-        self._sending.add(sending)
-        sending.add_done_callback(self._sending.discard)
 
     async def _rejoin(self) -> None:
         event(log, "declared dead, rejoining", worker=self.worker_id, level=logging.WARNING)

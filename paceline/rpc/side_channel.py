@@ -4,13 +4,14 @@
 
 A thread with a blocking client of its own, because what it reports on may block everything else. It
 sends to every controller, as there may be no leader, and nobody's answer matters. A worker at work
-sends nothing.
+sends nothing. The stacks of a stuck event loop go to the process's log.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import os
 import socket
 import threading
@@ -23,7 +24,7 @@ import grpc
 
 from paceline.config.schema import Config
 from paceline.errors import UserError
-from paceline.process import stacks, waits
+from paceline.process import waits
 from paceline.process.waits import Wait, WaitKind
 from paceline.rpc.auth import client_root, worker_token
 from paceline.rpc.grpc_channel import METHODS, bind_method, call_metadata, open_blocking_channel
@@ -57,6 +58,8 @@ class SideChannel:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ran = time.monotonic()
         """Time at which the watched loop last ran."""
+        self._dumped = False
+        """The stacks of the present stall are in the log."""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="side-channel", daemon=True)
         self._thread.start()
@@ -89,11 +92,15 @@ class SideChannel:
     def _report(self) -> worker_pb2.WaitsReport | None:
         """None: there is nothing to say."""
         silent_s = time.monotonic() - self._ran if self._loop is not None else 0.0
-        found, text = waits.present(), ""
+        found = waits.present()
+        if silent_s < STUCK_S:
+            self._dumped = False
         if silent_s >= STUCK_S:
             what = "its event loop does not run: a call in it blocks"
             found.insert(0, Wait(WaitKind.EVENT_LOOP, what, age_s=silent_s))
-            text = stacks.own_stacks()
+            if not self._dumped:
+                self._dumped = True
+                faulthandler.dump_traceback(all_threads=True)
         elif self._registered:
             return None
         elif not found:
@@ -105,7 +112,6 @@ class SideChannel:
             host=socket.gethostname(),
             pid=os.getpid(),
             waits=waits.messages(found),
-            stacks=text,
         )
 
     def _send(self, report: worker_pb2.WaitsReport) -> None:

@@ -65,26 +65,6 @@ class Culprit(_message.Message):
     pid: int
     def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
 
-class StacksRequest(_message.Message):
-    __slots__ = ("worker_id",)
-    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
-    worker_id: str
-    def __init__(self, worker_id: _Optional[str] = ...) -> None: ...
-
-class StacksOf(_message.Message):
-    __slots__ = ("worker_id", "host", "pid", "stacks", "note")
-    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
-    HOST_FIELD_NUMBER: _ClassVar[int]
-    PID_FIELD_NUMBER: _ClassVar[int]
-    STACKS_FIELD_NUMBER: _ClassVar[int]
-    NOTE_FIELD_NUMBER: _ClassVar[int]
-    worker_id: str
-    host: str
-    pid: int
-    stacks: str
-    note: str
-    def __init__(self, worker_id: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., stacks: _Optional[str] = ..., note: _Optional[str] = ...) -> None: ...
-
 class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

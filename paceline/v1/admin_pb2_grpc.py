@@ -99,11 +99,6 @@ class AdminServiceStub:
                 request_serializer=paceline_dot_v1_dot_admin__pb2.WhyRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_admin__pb2.WhyReply.FromString,
                 _registered_method=True)
-        self.GetStacks = channel.unary_unary(
-                '/paceline.v1.AdminService/GetStacks',
-                request_serializer=paceline_dot_v1_dot_admin__pb2.StacksRequest.SerializeToString,
-                response_deserializer=paceline_dot_v1_dot_admin__pb2.StacksOf.FromString,
-                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -201,13 +196,6 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def GetStacks(self, request, context):
-        """Stacks of all threads of a worker or controller. The leader asks the worker.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -275,11 +263,6 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Why,
                     request_deserializer=paceline_dot_v1_dot_admin__pb2.WhyRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_admin__pb2.WhyReply.SerializeToString,
-            ),
-            'GetStacks': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetStacks,
-                    request_deserializer=paceline_dot_v1_dot_admin__pb2.StacksRequest.FromString,
-                    response_serializer=paceline_dot_v1_dot_admin__pb2.StacksOf.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -633,33 +616,6 @@ class AdminService:
             '/paceline.v1.AdminService/Why',
             paceline_dot_v1_dot_admin__pb2.WhyRequest.SerializeToString,
             paceline_dot_v1_dot_admin__pb2.WhyReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetStacks(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/paceline.v1.AdminService/GetStacks',
-            paceline_dot_v1_dot_admin__pb2.StacksRequest.SerializeToString,
-            paceline_dot_v1_dot_admin__pb2.StacksOf.FromString,
             options,
             channel_credentials,
             insecure,

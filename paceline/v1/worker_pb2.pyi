@@ -190,41 +190,25 @@ class Wait(_message.Message):
     def __init__(self, kind: _Optional[_Union[WaitKind, str]] = ..., what: _Optional[str] = ..., of: _Optional[str] = ..., age_s: _Optional[float] = ..., limit_s: _Optional[float] = ..., count: _Optional[int] = ...) -> None: ...
 
 class WaitsReport(_message.Message):
-    __slots__ = ("worker_id", "role", "host", "pid", "waits", "stacks")
+    __slots__ = ("worker_id", "role", "host", "pid", "waits")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     WAITS_FIELD_NUMBER: _ClassVar[int]
-    STACKS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: _common_pb2.Role
     host: str
     pid: int
     waits: _containers.RepeatedCompositeFieldContainer[Wait]
-    stacks: str
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., stacks: _Optional[str] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ...) -> None: ...
 
 class WaitsReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class StacksReport(_message.Message):
-    __slots__ = ("caller", "request", "stacks")
-    CALLER_FIELD_NUMBER: _ClassVar[int]
-    REQUEST_FIELD_NUMBER: _ClassVar[int]
-    STACKS_FIELD_NUMBER: _ClassVar[int]
-    caller: _common_pb2.Caller
-    request: int
-    stacks: str
-    def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., request: _Optional[int] = ..., stacks: _Optional[str] = ...) -> None: ...
-
-class StacksReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
 class Directive(_message.Message):
-    __slots__ = ("term", "seq", "lifecycle", "mesh", "links", "version", "cancelled", "paused", "checkpoint_step", "stacks_request", "leave_step", "scorers", "decodes_texts")
+    __slots__ = ("term", "seq", "lifecycle", "mesh", "links", "version", "cancelled", "paused", "checkpoint_step", "leave_step", "scorers", "decodes_texts")
     TERM_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     LIFECYCLE_FIELD_NUMBER: _ClassVar[int]
@@ -234,7 +218,6 @@ class Directive(_message.Message):
     CANCELLED_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_STEP_FIELD_NUMBER: _ClassVar[int]
-    STACKS_REQUEST_FIELD_NUMBER: _ClassVar[int]
     LEAVE_STEP_FIELD_NUMBER: _ClassVar[int]
     SCORERS_FIELD_NUMBER: _ClassVar[int]
     DECODES_TEXTS_FIELD_NUMBER: _ClassVar[int]
@@ -247,11 +230,10 @@ class Directive(_message.Message):
     cancelled: _containers.RepeatedCompositeFieldContainer[_common_pb2.TaskRef]
     paused: bool
     checkpoint_step: int
-    stacks_request: int
     leave_step: bool
     scorers: _containers.RepeatedCompositeFieldContainer[Scorer]
     decodes_texts: bool
-    def __init__(self, term: _Optional[int] = ..., seq: _Optional[int] = ..., lifecycle: _Optional[_Union[Lifecycle, str]] = ..., mesh: _Optional[_Union[PolicyMesh, _Mapping]] = ..., links: _Optional[_Iterable[_Union[WeightsLink, _Mapping]]] = ..., version: _Optional[int] = ..., cancelled: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ..., paused: _Optional[bool] = ..., checkpoint_step: _Optional[int] = ..., stacks_request: _Optional[int] = ..., leave_step: _Optional[bool] = ..., scorers: _Optional[_Iterable[_Union[Scorer, _Mapping]]] = ..., decodes_texts: _Optional[bool] = ...) -> None: ...
+    def __init__(self, term: _Optional[int] = ..., seq: _Optional[int] = ..., lifecycle: _Optional[_Union[Lifecycle, str]] = ..., mesh: _Optional[_Union[PolicyMesh, _Mapping]] = ..., links: _Optional[_Iterable[_Union[WeightsLink, _Mapping]]] = ..., version: _Optional[int] = ..., cancelled: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ..., paused: _Optional[bool] = ..., checkpoint_step: _Optional[int] = ..., leave_step: _Optional[bool] = ..., scorers: _Optional[_Iterable[_Union[Scorer, _Mapping]]] = ..., decodes_texts: _Optional[bool] = ...) -> None: ...
 
 class Scorer(_message.Message):
     __slots__ = ("name", "worker_id", "address")

@@ -54,11 +54,6 @@ class WorkerServiceStub:
                 request_serializer=paceline_dot_v1_dot_worker__pb2.WaitsReport.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_worker__pb2.WaitsReply.FromString,
                 _registered_method=True)
-        self.SendStacks = channel.unary_unary(
-                '/paceline.v1.WorkerService/SendStacks',
-                request_serializer=paceline_dot_v1_dot_worker__pb2.StacksReport.SerializeToString,
-                response_deserializer=paceline_dot_v1_dot_worker__pb2.StacksReply.FromString,
-                _registered_method=True)
 
 
 class WorkerServiceServicer:
@@ -95,13 +90,6 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def SendStacks(self, request, context):
-        """Answers Directive.stacks_request. Idempotent; nothing is journalled.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_WorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -124,11 +112,6 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.ReportWaits,
                     request_deserializer=paceline_dot_v1_dot_worker__pb2.WaitsReport.FromString,
                     response_serializer=paceline_dot_v1_dot_worker__pb2.WaitsReply.SerializeToString,
-            ),
-            'SendStacks': grpc.unary_unary_rpc_method_handler(
-                    servicer.SendStacks,
-                    request_deserializer=paceline_dot_v1_dot_worker__pb2.StacksReport.FromString,
-                    response_serializer=paceline_dot_v1_dot_worker__pb2.StacksReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -239,33 +222,6 @@ class WorkerService:
             '/paceline.v1.WorkerService/ReportWaits',
             paceline_dot_v1_dot_worker__pb2.WaitsReport.SerializeToString,
             paceline_dot_v1_dot_worker__pb2.WaitsReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def SendStacks(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/paceline.v1.WorkerService/SendStacks',
-            paceline_dot_v1_dot_worker__pb2.StacksReport.SerializeToString,
-            paceline_dot_v1_dot_worker__pb2.StacksReply.FromString,
             options,
             channel_credentials,
             insecure,

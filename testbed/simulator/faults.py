@@ -258,7 +258,7 @@ def _suspend(world: World) -> None:
         request = admin_pb2.SuspendRequest(request_id=f"suspend-{key}-{stage}", stage=stage)
         world.timeline.after(delay, world.ask, admin.suspend, request)
     go_on = admin_pb2.ContinueRequest(request_id=f"continue-{key}")
-    world.timeline.after(rng.uniform(2.0, 6.0), world.ask, admin.continue_run, go_on)
+    world.timeline.after(rng.uniform(2.0, 6.0), world.ask, admin.continue_, go_on)
 
 
 def _scale(world: World) -> None:

@@ -156,7 +156,7 @@ class World(Cluster):
         """The person who paused the run sees that it is, whatever order the requests came in."""
         if self.oracle.ledger.state.phase in (Phase.SUSPENDING, Phase.SUSPENDED):
             request_id = f"continue-at-{self.timeline.now}"
-            self.ask(admin.continue_run, admin_pb2.ContinueRequest(request_id=request_id))
+            self.ask(admin.continue_, admin_pb2.ContinueRequest(request_id=request_id))
         if self.oracle.ledger.state.paused:
             request_id = f"resume-at-{self.timeline.now}"
             self.ask(admin.pause, admin_pb2.PauseRequest(request_id=request_id, paused=False))

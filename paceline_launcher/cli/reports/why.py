@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from paceline.v1 import admin_pb2
 
 ANSWER_S = 3.0
-STACKS_S = 20.0
+SHOWN = 8
+"""Names in a refusal."""
 
 
 @takes_target
@@ -56,15 +57,14 @@ def stacks(
 ) -> None:
     """Print the Python stacks of a worker or controller, also of one that hangs.
 
-    A process of this machine is asked by a signal, and writes them itself whatever it is stuck in.
-    A process of another machine is asked through the leader. A stopped process (SIGSTOP) cannot
-    answer: the kernel's view of it is shown instead.
+    Works on the machine of the process, which is asked by a signal and writes them itself whatever
+    it is stuck in. A stopped process (SIGSTOP) cannot answer: the kernel's view of it is shown.
 
     Example: paceline stacks policy-1 --run-dir runs/demo
     """
     found = _local(target.run_dir, process)
     if found is None:
-        found = target.ask(lambda control: _remote(control, process))
+        found = target.ask(lambda control: _elsewhere(control, target.run_dir, process))
     if as_json:
         print_json(found)
     else:
@@ -153,13 +153,19 @@ def _as_dict(host: str, pid: int, found: Stacks) -> dict[str, Any]:
     return {"host": host, "pid": pid, "stacks": found.text, "note": found.note}
 
 
-async def _remote(control: ControlPlane, name: str) -> dict[str, Any]:
-    from paceline.rpc.client import RequestRefused
+async def _elsewhere(control: ControlPlane, run_dir: Path | None, name: str) -> dict[str, Any]:
+    """Stacks of a worker that no supervisor of this machine started, if it runs on this machine."""
     from paceline.v1 import admin_pb2
 
-    request = admin_pb2.StacksRequest(worker_id=name)
-    try:
-        reply = await control.call("AdminService.GetStacks", request, STACKS_S)
-    except RequestRefused as refused:
-        raise BadInput(f"{name}: {refused.message}") from refused
-    return {"host": reply.host, "pid": reply.pid, "stacks": reply.stacks, "note": reply.note}
+    status = await control.call("AdminService.GetStatus", admin_pb2.StatusRequest(), ANSWER_S)
+    worker = next((w for w in status.workers if w.worker_id == name), None)
+    if worker is None:
+        known = ", ".join(sorted(w.worker_id for w in status.workers)[:SHOWN]) or "none"
+        raise BadInput(f"there is no worker {name!r}; registered workers: {known}")
+    found = Stacks(
+        note=f"it runs on {worker.host}: run paceline stacks with the run's directory there. A "
+        "worker whose event loop is blocked writes its stacks to its log by itself"
+    )
+    if run_dir is not None and worker.host == socket.gethostname():
+        found = await asyncio.to_thread(read_stacks, run_dir, name, worker.pid)
+    return _as_dict(worker.host, worker.pid, found)

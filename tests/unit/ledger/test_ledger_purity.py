@@ -31,7 +31,10 @@ def test_the_ledger_has_no_clock_no_dice_and_no_io() -> None:
 
 @pytest.mark.parametrize(
     ("module", "more"),
-    [("controller.ledger", ["numpy", "grpc", "redis"]), ("testbed.simulator.__main__", ["fastapi", "uvicorn"])],
+    [
+        ("controller.ledger", ["numpy", "grpc", "redis"]),
+        ("testbed.simulator.__main__", ["fastapi", "uvicorn"]),
+    ],
 )
 def test_the_ledger_and_the_simulator_import_nothing_heavy(module: str, more: list[str]) -> None:
     code = (

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-ONLY_READ = {"GetStatus", "WatchEvents", "Why", "GetStacks", "NextPlan", "HeldOutRows", "Score"}
+ONLY_READ = {"GetStatus", "WatchEvents", "Why", "NextPlan", "HeldOutRows", "Score"}
 STREAMS = {"Session"}
 """Described in a section of its own."""
 
