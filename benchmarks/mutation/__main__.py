@@ -6,7 +6,8 @@ Works on a scratch copy of the tree; the tree itself is never changed. For each 
 patched, the tests that cover it run, and the patch is undone. Before that, the same tests must pass
 on the unchanged copy. Exit status 0 only if every removal turns its tests red. The result is
 written to benchmarks/results/mutation.json and into docs/fault-tolerance.md. ``--check`` runs no
-test: it only finds out whether the lines of each guard are there to be removed.
+test: it only finds out whether the lines of each guard are there to be removed. The guards stand
+in guards.toml.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.mutation import fleet_guards, step_guards, store_guards, task_guards, worker_guards
-from benchmarks.mutation.guard import Guard
 from benchmarks.runs import REPOSITORY, RESULTS
 
 OUT = RESULTS / "mutation.json"
@@ -33,13 +34,44 @@ COPIED = (
     *("rollout_worker", "scorer_worker", "testbed", "tests", "pyproject.toml"),
 )
 LIMIT_S = 300.0
-GUARDS = (
-    *fleet_guards.GUARDS,
-    *task_guards.GUARDS,
-    *step_guards.GUARDS,
-    *store_guards.GUARDS,
-    *worker_guards.GUARDS,
-)
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """Lines that take a guard away."""
+
+    file: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """Something a promise rests on, how to take it away, and the tests that must then fail."""
+
+    name: str
+    what: str
+    patches: tuple[Patch, ...]
+    tests: tuple[str, ...]
+    choose: str = ""
+    """Expression for pytest -k."""
+
+
+def read_guards() -> tuple[Guard, ...]:
+    text = (REPOSITORY / "benchmarks" / "mutation" / "guards.toml").read_text()
+    return tuple(
+        Guard(
+            name,
+            entry["what"],
+            tuple(Patch(**patch) for patch in entry["patches"]),
+            tuple(entry["tests"]),
+            entry.get("choose", ""),
+        )
+        for name, entry in tomllib.loads(text).items()
+    )
+
+
+GUARDS = read_guards()
 
 
 def main() -> None:
