@@ -21,7 +21,7 @@ from paceline.config.schema import Config
 from paceline.config.sections.evaluation import measures_truth
 from paceline.redis.client import parse_sentinel
 from paceline.redis.leader_lease import LeaderIdentity
-from paceline.token_texts.text_decoder import TextDecoder
+from paceline.token_texts import TextDecoder
 from paceline.worker_pools import desired_workers
 
 

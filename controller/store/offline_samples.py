@@ -19,7 +19,7 @@ from paceline.payloads.open_store import open_payloads
 from paceline.payloads.store import PayloadStore
 from paceline.redis.client import connect, without_password
 from paceline.redis.server import NoRedis
-from paceline.token_texts.text_decoder import TextDecoder
+from paceline.token_texts import TextDecoder
 
 
 async def kept_groups(
@@ -67,7 +67,6 @@ async def kept_groups(
         ) from error
     finally:
         await client.aclose()
-        texts.close()
         if payloads is not None:
             await payloads.close()
 

@@ -163,7 +163,7 @@ def _from_journal(run_dir: Path, query: dict[str, Any]) -> dict[str, Any]:
     from controller.rest.routes.samples import Filter
     from controller.store.offline_samples import archived_groups, kept_groups
     from paceline.redis.server import NoRedis
-    from paceline.token_texts.text_decoder import TextDecoder
+    from paceline.token_texts import TextDecoder
     from paceline_launcher.cli.reports.ledger import redis_of
 
     config = run_config(run_dir)

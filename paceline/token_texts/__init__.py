@@ -1,1 +1,0 @@
-"""Texts of tokens, for programs that must not import transformers."""
