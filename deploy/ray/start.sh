@@ -1,5 +1,6 @@
 #!/bin/sh
-# Entrypoint of the job, on the head of the cluster: Redis and the controllers of the run qwen3-8b. Ray starts the workers.
+# Entrypoint of the job, on the head of the cluster: Redis and the controllers of the run qwen3-8b.
+# Ray starts the workers.
 set -eu
 umask 077
 run_dir=/mnt/data/runs/qwen3-8b

@@ -1,17 +1,18 @@
 #!/bin/bash
 # Submit the run qwen3-8b and wait for its end:   RAY_API_SERVER_ADDRESS=http://HEAD:8265 ./submit.sh
 #
-# The exit status is the run's. If the head is lost, the job is submitted again to the head that is started in its
-# place, and continues the run.
+# The exit status is the run's. If the head is lost, the job is submitted again to the head that is
+# started in its place, and continues the run.
+name=${1:-qwen3-8b}
+max_restarts=20
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 command -v ray > /dev/null || {
   echo "error: there is no command ray: pip install 'paceline[ray]'" >&2
   exit 2
 }
-name=${1:-qwen3-8b}
-for ((start = 0; start <= 20; start++)); do
-  id=$name-$(date +%Y%m%d-%H%M%S)-$start
+for ((start = 0; start <= ${max_restarts:?}; start++)); do
+  id=${name:?}-$(date +%Y%m%d-%H%M%S)-$start
   status=0
   ray job submit --runtime-env runtime-env.yaml --submission-id "$id" -- sh start.sh || status=$?
   if [ "$status" -eq 0 ]; then exit 0; fi
@@ -31,6 +32,7 @@ for ((start = 0; start <= 20; start++)); do
   sleep 5
   until answer=$(ray job list 2>&1); do
     looks=$((looks + 1))
+    # Ten minutes for a head that is started again.
     if [ "$looks" -gt 120 ]; then
       echo "$answer" >&2
       echo "error: no head of a Ray cluster answers at ${RAY_API_SERVER_ADDRESS:-${RAY_ADDRESS:-http://127.0.0.1:8265}}" >&2
@@ -39,5 +41,5 @@ for ((start = 0; start <= 20; start++)); do
     sleep 5
   done
 done
-echo "error: the job was lost 21 times" >&2
+echo "error: the job was lost $start times" >&2
 exit 1

@@ -218,27 +218,38 @@ def given_or_default(run_dir: Path | None) -> Path:
     return found
 
 
-def takes_target(command: Callable[..., None], *, optional: bool = False) -> Callable[..., None]:
-    """Adds the options that find a run; ``command`` gets them as its argument ``target``.
-
-    Without any of them, and unless they are ``optional``, it is the run of ./runs.
-    """
-    options = inspect.signature(Target, eval_str=True).parameters
-    own = inspect.signature(command, eval_str=True).parameters
-    together = [p for p in (*own.values(), *options.values()) if p.name != "target"]
+def with_options(command: Callable[..., None], *, name: str, kind: type) -> Callable[..., None]:
+    """Adds an option for each field of the dataclass ``kind``, whose object ``command`` gets as its
+    argument ``name``."""
+    options = inspect.signature(kind, eval_str=True).parameters
+    others = inspect.signature(command, eval_str=True).parameters
+    together = [p for p in (*others.values(), *options.values()) if p.name != name]
     parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in together]
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
-        target = Target(**{name: given.pop(name) for name in options})
-        if not optional and target.run_dir is None and target.controllers is None:
-            target = replace(target, run_dir=given_or_default(None))
-        command(target=target, **given)
+        chosen = kind(**{option: given.pop(option) for option in options})
+        command(**{name: chosen}, **given)
 
     # typer reads both.
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     return run
+
+
+def takes_target(command: Callable[..., None], *, optional: bool = False) -> Callable[..., None]:
+    """Adds the options that find a run; ``command`` gets them as its argument ``target``.
+
+    Without any of them, and unless they are ``optional``, it is the run of ./runs.
+    """
+
+    @functools.wraps(command)
+    def run(target: Target, **given: Any) -> None:
+        if not optional and target.run_dir is None and target.controllers is None:
+            target = replace(target, run_dir=given_or_default(None))
+        command(target=target, **given)
+
+    return with_options(run, name="target", kind=Target)
 
 
 def print_json(value: Any) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from dataclasses import dataclass, fields
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any
+
+import typer
 
 from paceline.errors import BadInput
 
@@ -24,7 +27,7 @@ class Volume:
     path: str
 
     def holds(self, path: str) -> bool:
-        """Whether ``path`` is in it."""
+        """True if ``path`` is in the volume."""
         return PurePosixPath(path).is_relative_to(self.path)
 
 
@@ -37,87 +40,39 @@ class Rdma:
 
 
 @dataclass(frozen=True, slots=True)
-class RenderOptions:
-    image: str | None = None
-    """Container image, with a tag that does not move or a digest."""
-    gpus_per_node: int | None = None
-    """None for a run on CPUs (model.device = "cpu")."""
-    nodes: int | None = None
-    """Default: as many as the fleet's GPUs need."""
-    namespace: str = "paceline"
-    secret: str = "paceline"
-    """Secret of the namespace: its keys token and redis-password, or redis-url for a server of
-    one's own."""
-    run_dir: str | None = None
-    """Default: /runs/NAME in containers, runs/NAME on hosts."""
-    volumes: tuple[Volume, ...] = ()
-    storage_class: str | None = None
-    storage_gib: int = 50
-    """Of the volume for checkpoints and run files, if no given one holds the run directory."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Of every process, for NCCL."""
-    rdma: Rdma | None = None
-    host_network: bool = False
-    node_cidr: str | None = None
-    """Addresses of the nodes, which pods on the host network have."""
-    scheduler: str | None = None
-    """Of Kubernetes, such as volcano."""
-    gpu_resource: str = "nvidia.com/gpu"
-    cpus: int = 4
-    """Cores for each GPU of a process, or for a process without GPUs."""
-    memory_gib: int = 16
-    """Memory for each GPU of a process, or for a process without GPUs."""
-    shm_gib: int = 2
-    """Shared memory of a container."""
-    workspace: str | None = None
-    """On PAI-DLC."""
-    quota: str | None = None
-    """Resource quota on PAI-DLC."""
-    job_type: str = "custom"
-    """On PAI-DLC: custom (one kind of pod for each role) or pytorch."""
-    gpu_type: str | None = None
-    """On PAI-DLC."""
-    partition: str | None = None
-    """On Slurm."""
-    account: str | None = None
-    """On Slurm."""
-    time_limit: str = "7-00:00:00"
-    """On Slurm and PAI-DLC, as Slurm writes it."""
+class Variable:
+    """An environment variable."""
+
+    name: str
+    value: str
 
 
-def parse_volumes(texts: Sequence[str]) -> tuple[Volume, ...]:
-    """NAME:PATH each. Raises BadInput."""
-    found = []
-    for text in texts:
-        name, colon, path = text.partition(":")
-        if not colon or not name or not path.startswith("/") or path.strip("/") == "":
-            raise BadInput(f"--volume {text}: write NAME:/PATH, the absolute path in the container")
-        if not re.fullmatch(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", name):
-            raise BadInput(f"--volume {text}: {name} is not the name of a claim or data set")
-        found.append(Volume(name, path.rstrip("/")))
-    if len({volume.path for volume in found}) < len(found):
-        raise BadInput("--volume: two volumes have the same path")
-    return tuple(found)
+def parse_volume(text: str) -> Volume:
+    """The volume NAME:PATH. Raises BadInput."""
+    name, colon, path = text.partition(":")
+    if not colon or not name or not path.startswith("/") or path.strip("/") == "":
+        raise BadInput(f"--volume {text}: write NAME:/PATH, the absolute path in the container")
+    if not re.fullmatch(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", name):
+        raise BadInput(f"--volume {text}: {name} is not the name of a claim or data set")
+    return Volume(name, path.rstrip("/"))
 
 
-def parse_environment(texts: Sequence[str]) -> dict[str, str]:
-    """NAME=VALUE each. Raises BadInput, also for names of secrets: rendered files contain none."""
-    found: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not _VARIABLE.fullmatch(name) or any(ord(c) < 32 for c in value):
-            raise BadInput(f"--nccl-env {text}: write NAME=VALUE, such as NCCL_SOCKET_IFNAME=eth0")
-        if _SECRET_NAME.search(name):
-            raise BadInput(
-                f"--nccl-env {name}: rendered files contain no secrets. Put it into the secret of the "
-                "run (--secret)"
-            )
-        found[name] = value
-    return found
+def parse_variable(text: str) -> Variable:
+    """The variable NAME=VALUE. Raises BadInput, also for names of secrets: rendered files
+    contain none."""
+    name, equals, value = text.partition("=")
+    if not equals or not _VARIABLE.fullmatch(name) or any(ord(c) < 32 for c in value):
+        raise BadInput(f"--nccl-env {text}: write NAME=VALUE, such as NCCL_SOCKET_IFNAME=eth0")
+    if _SECRET_NAME.search(name):
+        raise BadInput(
+            f"--nccl-env {name}: rendered files contain no secrets. Put it into the secret of the "
+            "run (--secret)"
+        )
+    return Variable(name, value)
 
 
 def parse_rdma(text: str) -> Rdma:
-    """RESOURCE or RESOURCE=COUNT. Raises BadInput."""
+    """The devices RESOURCE or RESOURCE=COUNT. Raises BadInput."""
     resource, equals, count = text.partition("=")
     if not _RESOURCE.fullmatch(resource) or (equals and not re.fullmatch(r"[1-9]\d{0,2}", count)):
         raise BadInput(
@@ -127,14 +82,164 @@ def parse_rdma(text: str) -> Rdma:
     return Rdma(resource, int(count or 1))
 
 
-def check_image(image: str) -> None:
-    """Raises BadInput for an image that is not the same tomorrow."""
-    if re.search(r"\s", image) or not image:
-        raise BadInput(f"--image {image!r}: write REGISTRY/NAME:TAG")
-    name = image.rpartition("/")[2]
-    tag = name.partition(":")[2]
-    if "@sha256:" not in image and tag in ("", "latest"):
+def parse_image(text: str) -> str:
+    """``text``. Raises BadInput for an image that is not the same tomorrow."""
+    if re.search(r"\s", text) or not text:
+        raise BadInput(f"--image {text!r}: write REGISTRY/NAME:TAG")
+    tag = text.rpartition("/")[2].partition(":")[2]
+    if "@sha256:" not in text and tag in ("", "latest"):
         raise BadInput(
-            f"--image {image}: name a tag that does not move, or a digest. A restarted process could "
+            f"--image {text}: name a tag that does not move, or a digest. A restarted process could "
             "otherwise run another release than the rest of the run"
         )
+    return text
+
+
+def parse_label(text: str) -> str:
+    """``text``. Raises BadInput if it is no DNS label."""
+    if not DNS_LABEL.fullmatch(text):
+        raise BadInput(
+            f"{text!r} is no name for Kubernetes: use at most 63 lower-case letters, digits and '-', "
+            "with no '-' at an end (--namespace, --secret, --storage-class)"
+        )
+    return text
+
+
+def limit_minutes(text: str) -> int | None:
+    """Minutes of a time limit as Slurm writes it: D-HH:MM:SS and its shorter forms; None for no
+    limit. Raises BadInput."""
+    if text.upper() in ("0", "UNLIMITED", "INFINITE"):
+        return None
+    long = re.fullmatch(r"(\d+)-(\d+)(?::(\d+))?(?::(\d+))?", text)
+    short = re.fullmatch(r"(?:(\d+):)?(\d+):(\d+)|(\d+)", text)
+    if long:
+        days, hours, minute, seconds = (int(part or 0) for part in long.groups())
+    elif short:
+        days = 0
+        hours, minute, seconds = int(short[1] or 0), int(short[2] or short[4]), int(short[3] or 0)
+    else:
+        raise BadInput(f"--time-limit {text}: write D-HH:MM:SS, HH:MM:SS or minutes")
+    return max(1, (days * 24 + hours) * 60 + minute + math.ceil(seconds / 60))
+
+
+def parse_time_limit(text: str) -> str:
+    limit_minutes(text)
+    return text
+
+
+def _option(metavar: str, text: str, *flag: str, **more: Any) -> Any:
+    return typer.Option(*flag, metavar=metavar, help=text, **more)
+
+
+@dataclass(frozen=True, slots=True)
+class RenderOptions:
+    """Options of ``paceline render`` that targets read: each field is one, with its help.
+
+    ``targets.USES`` says which of them each target heeds.
+    """
+
+    image: Annotated[
+        str | None,
+        _option("IMAGE", "Container image, with a tag that does not move.", parser=parse_image),
+    ] = None
+    gpus_per_node: Annotated[
+        int | None,
+        _option("N", 'GPUs of a node. Left out only with model.device = "cpu".', min=1),
+    ] = None
+    nodes: Annotated[
+        int | None,
+        _option("N", "Nodes of the job. Default: as many as the fleet's GPUs need.", min=1),
+    ] = None
+    namespace: Annotated[str, _option("NAME", "Kubernetes namespace.", parser=parse_label)] = (
+        "paceline"
+    )
+    secret: Annotated[str, _option("NAME", "Secret of the namespace.", parser=parse_label)] = (
+        "paceline"
+    )
+    """Its keys are token and redis-password, or redis-url for a server that the user runs."""
+    run_dir: Annotated[
+        str | None,
+        _option(
+            "PATH",
+            "Run directory as the processes see it. Default: /runs/NAME in containers, runs/NAME "
+            "on hosts.",
+        ),
+    ] = None
+    volume: Annotated[
+        list[Volume] | None,
+        _option(
+            "NAME:PATH",
+            "Mount a claim (on PAI-DLC: a data set) in every container; may be repeated. One that "
+            "holds the run directory replaces the volume that is rendered for it.",
+            parser=parse_volume,
+        ),
+    ] = None
+    storage_class: Annotated[
+        str | None, _option("NAME", "Storage class of rendered claims.", parser=parse_label)
+    ] = None
+    storage_gib: Annotated[int, _option("N", "Size of the claim for runs.", min=1)] = 50
+    nccl_env: Annotated[
+        list[Variable] | None,
+        _option(
+            "NAME=VALUE",
+            "Environment variable of all workers, such as NCCL_SOCKET_IFNAME=eth0; may be repeated.",
+            parser=parse_variable,
+        ),
+    ] = None
+    rdma: Annotated[
+        Rdma | None,
+        _option(
+            "RESOURCE[=N]",
+            "RDMA devices of a worker's container, such as rdma/hca=1.",
+            parser=parse_rdma,
+        ),
+    ] = None
+    host_network: Annotated[
+        bool, typer.Option("--host-network", help="Workers use the network of their node.")
+    ] = False
+    node_cidr: Annotated[
+        str | None, _option("CIDR", "Addresses of the nodes, for --host-network.")
+    ] = None
+    scheduler: Annotated[
+        str | None, _option("NAME", "Scheduler of Kubernetes, such as volcano.")
+    ] = None
+    gpu_resource: Annotated[str, _option("NAME", "Resource of a GPU.")] = "nvidia.com/gpu"
+    cpus: Annotated[
+        int, _option("N", "Cores for each GPU, or for a worker without GPUs.", min=1)
+    ] = 4
+    memory_gib: Annotated[
+        int, _option("N", "Memory for each GPU, or for a worker without GPUs.", min=1)
+    ] = 16
+    shm_gib: Annotated[int, _option("N", "Shared memory of a worker's container.", min=1)] = 2
+    workspace: Annotated[str | None, _option("ID", "Workspace on PAI-DLC.")] = None
+    resource_quota: Annotated[str | None, _option("ID", "Resource quota on PAI-DLC.")] = None
+    job_type: Annotated[
+        str,
+        _option("TYPE", "On PAI-DLC: custom, with a kind of pod for each role, or pytorch."),
+    ] = "custom"
+    gpu_type: Annotated[str | None, _option("NAME", "Kind of GPU on PAI-DLC.")] = None
+    partition: Annotated[str | None, _option("NAME", "Slurm partition.")] = None
+    account: Annotated[str | None, _option("NAME", "Slurm account.")] = None
+    time_limit: Annotated[
+        str,
+        _option("TIME", "Time limit of a job on Slurm or PAI-DLC.", parser=parse_time_limit),
+    ] = "7-00:00:00"
+    templates: Annotated[
+        Path | None,
+        _option(
+            "DIR",
+            "Directory of edited templates: a file there replaces the one of the same name in "
+            "paceline_launcher/render/templates.",
+            exists=True,
+            file_okay=False,
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        paths = [volume.path for volume in self.volume or ()]
+        if len(set(paths)) < len(paths):
+            raise BadInput("--volume: two volumes have the same path")
+
+    def chosen(self) -> list[str]:
+        """Names of the options that differ from their defaults."""
+        return [f.name for f in fields(self) if getattr(self, f.name) != f.default]

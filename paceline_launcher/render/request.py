@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from paceline.config.schema import Config
 from paceline.errors import BadInput
 from paceline.redis.client import without_password
 from paceline.worker_pools import POLICY, ROLLOUT, desired_workers, role_of, scorer_of
 from paceline_launcher.node_placement import gpus_of_worker, nodes_needed
-from paceline_launcher.render.options import DNS_LABEL, RenderOptions
+from paceline_launcher.render.options import RenderOptions, Volume
 
 GRPC_PORT = 7000
 REST_PORT = 8000
-"""Of runs whose configuration leaves the choice (port 0) although others must know the port."""
+"""Ports of a run whose configuration leaves the choice (port 0) although others must know them."""
 LONGEST_NAME = 40
-"""Of the prefix of names, so that those of scorers and pods fit into 63 characters."""
+"""Length of the prefix of names, with which those of scorers and pods fit into 63 characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +26,7 @@ class Pool:
     name: str
     count: int
     gpus: int
-    """Of one worker."""
+    """GPUs, cores and memory are those of one worker."""
     cpus: int
     memory_gib: int
 
@@ -83,6 +82,20 @@ class RenderRequest:
         return text[:LONGEST_NAME].strip("-")
 
     @property
+    def volumes(self) -> list[Volume]:
+        return self.options.volume or []
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of all workers."""
+        return {one.name: one.value for one in self.options.nccl_env or ()}
+
+    @property
+    def holds_run(self) -> bool:
+        """True if a given volume has the run directory."""
+        return any(volume.holds(self.run_dir) for volume in self.volumes)
+
+    @property
     def run_dir(self) -> str:
         """In containers, where storage is mounted."""
         return self.options.run_dir or f"/runs/{self.name}"
@@ -99,7 +112,7 @@ class RenderRequest:
 
     @property
     def gpus(self) -> int:
-        """Of the whole fleet."""
+        """GPUs of the whole fleet."""
         return sum(pool.count * pool.gpus for pool in self.pools)
 
     @property
@@ -198,20 +211,3 @@ class Secret:
 
 Secrets = dict[str, Secret]
 """By the names of environment variables."""
-
-
-def required_keys(secrets: Secrets) -> list[str]:
-    """Keys that the run's secret must have."""
-    return [secret.key for secret in secrets.values() if not secret.optional]
-
-
-def valid_label(text: str, option: str) -> str:
-    """``text``, if it is a DNS label. Raises BadInput."""
-    if not DNS_LABEL.fullmatch(text):
-        raise BadInput(
-            f"{option} {text}: use at most 63 lower-case letters, digits and '-', with no '-' at an end"
-        )
-    return text
-
-
-Document = dict[str, Any]

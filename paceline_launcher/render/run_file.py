@@ -12,6 +12,9 @@ import tomli_w
 from paceline.config.load import to_toml
 from paceline.config.schema import SECTIONS, Config
 from paceline.config.sections.scorers import ScorerConfig
+from paceline.errors import BadInput
+
+END_OF_FILE = "END_OF_RUN_TOML"
 
 
 def run_file(
@@ -40,6 +43,20 @@ def run_file(
         if values:
             kept[section] = values
     return tomli_w.dumps(kept, multiline_strings=True)
+
+
+def script_run_file(
+    config: Config, changes: dict[str, dict[str, Any]], *, with_token_file: bool = False
+) -> str:
+    """The same for a shell script, which adds the address of a Redis that the user runs. Raises
+    BadInput if it has the line that ends it in the script."""
+    if config.redis.url is not None:
+        # The others are settings of a server that Paceline starts.
+        changes = {**changes, "redis": type(config.redis)().model_dump()}
+    text = run_file(config, changes, with_token_file=with_token_file)
+    if END_OF_FILE in text.splitlines():
+        raise BadInput(f"a setting contains the line {END_OF_FILE}, which ends the run file")
+    return text
 
 
 def _scorer(table: Mapping[str, Any]) -> dict[str, Any]:

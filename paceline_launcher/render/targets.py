@@ -3,58 +3,55 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
-from importlib import import_module
+from collections.abc import Callable
 from pathlib import Path
 
 from paceline.errors import BadInput
-from paceline_launcher.render.options import RenderOptions, check_image
+from paceline_launcher.render.manifests import kubernetes, pytorchjob
+from paceline_launcher.render.pai_dlc import pai_dlc
 from paceline_launcher.render.request import RenderRequest
+from paceline_launcher.render.scripts import ray, slurm
 
-TARGETS = {
-    "kubernetes": "paceline_launcher.render.kubernetes.target",
-    "pytorchjob": "paceline_launcher.render.kubernetes.pytorchjob",
-    "pai-dlc": "paceline_launcher.render.pai_dlc",
-    "ray": "paceline_launcher.render.ray",
-    "slurm": "paceline_launcher.render.slurm",
+TARGETS: dict[str, Callable[[RenderRequest], dict[str, str]]] = {
+    "kubernetes": kubernetes,
+    "pytorchjob": pytorchjob,
+    "pai-dlc": pai_dlc,
+    "ray": ray,
+    "slurm": slurm,
 }
-"""Module of each: its ``render(request)`` returns the files, and ``USES`` names the options that it
-heeds."""
-FLAGS = {
-    "volumes": "--volume",
-    "environment": "--nccl-env",
-    "quota": "--resource-quota",
+"""What makes the files of each, by name."""
+_ALL = {"gpus_per_node", "run_dir", "nccl_env", "templates"}
+_PODS = _ALL | {"image", "volume", "rdma", "cpus", "memory_gib", "shm_gib"}
+_MANIFESTS = _PODS | {
+    *("namespace", "secret", "storage_class", "storage_gib", "host_network", "gpu_resource"),
+    "scheduler",
 }
-"""Options whose flag is not their name."""
+USES = {
+    "kubernetes": _MANIFESTS | {"node_cidr"},
+    "pytorchjob": _MANIFESTS | {"nodes"},
+    "pai-dlc": _PODS
+    | {"nodes", "workspace", "resource_quota", "job_type", "gpu_type", "time_limit"},
+    "ray": _ALL,
+    "slurm": _ALL | {"nodes", "cpus", "memory_gib", "partition", "account", "time_limit"},
+}
+"""Options that each target heeds."""
 
 
-def flag(option: str) -> str:
-    return FLAGS.get(option, "--" + option.replace("_", "-"))
-
-
-def rendered(target: str, request: RenderRequest, given: Collection[str]) -> dict[str, str]:
-    """Texts of the target's files, by name. ``given``: options that the user chose. Raises
-    BadInput."""
+def rendered(target: str, request: RenderRequest) -> dict[str, str]:
+    """Texts of the target's files, by name. Raises BadInput."""
     if target not in TARGETS:
         raise BadInput(f"--target {target}: choose {', '.join(TARGETS)}")
-    module = import_module(TARGETS[target])
-    for option in given:
-        if option not in module.USES:
-            raise BadInput(f"{flag(option)} has no effect with --target {target}: remove it")
-    _check(target, request, module.USES)
-    files: dict[str, str] = module.render(request)
-    return files
-
-
-def _check(target: str, request: RenderRequest, uses: Collection[str]) -> None:
-    options: RenderOptions = request.options
-    if "image" in uses:
-        if options.image is None:
-            raise BadInput(
-                f"--image is missing: --target {target} starts containers. deploy/containers/Dockerfile builds an image"
-            )
-        check_image(options.image)
+    for option in request.options.chosen():
+        if option not in USES[target]:
+            flag = "--" + option.replace("_", "-")
+            raise BadInput(f"{flag} has no effect with --target {target}: remove it")
+    if "image" in USES[target] and request.options.image is None:
+        raise BadInput(
+            f"--image is missing: --target {target} starts containers. "
+            "deploy/containers/Dockerfile builds an image"
+        )
     request.check()
+    return TARGETS[target](request)
 
 
 def write_files(files: dict[str, str], directory: Path, *, force: bool) -> list[Path]:
@@ -62,7 +59,9 @@ def write_files(files: dict[str, str], directory: Path, *, force: bool) -> list[
     paths = [directory / name for name in files]
     there = [str(path) for path in paths if path.exists()]
     if there and not force:
-        raise BadInput(f"{', '.join(there)}: --force replaces them, and --out names another directory")  # fmt: skip
+        raise BadInput(
+            f"{', '.join(there)}: --force replaces them, and --out names another directory"
+        )
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for path, text in zip(paths, files.values(), strict=True):

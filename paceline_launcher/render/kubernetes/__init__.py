@@ -1,1 +1,0 @@
-"""Kubernetes targets: a run as plain manifests, and as a PyTorchJob."""
