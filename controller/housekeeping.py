@@ -23,10 +23,10 @@ from controller.export.sample_archiver import SampleArchiver
 from controller.ledger import Ledger
 from controller.ledger.enums import Phase
 from controller.ledger.events import StepCommitted, TaskDropped, from_json, record_of
-from controller.ledger.views.views import live_payloads, may_need, running_attempts
+from controller.ledger.views.views import live_payloads, may_need, running_attempts, unfinished
 from controller.store.group_commit import CommitBatch, GroupCommit
 from controller.store.journal import START, Deposed, LedgerSnapshot, Position, RedisFull
-from paceline.payloads.store import Ref
+from paceline.payloads.store import Ref, partial_ref
 from paceline.process.structured_log import event
 
 log = logging.getLogger(__name__)
@@ -308,6 +308,7 @@ class Housekeeping:
         # A group under way may have been stored by the leader before, and be handed in again any
         # time.
         expected = running_attempts(self._ledger.state)
+        expected.update(map(partial_ref, unfinished(self._ledger.state)))
         spare = [ref for ref in found if ref not in needed and ref not in expected]
         if not spare:
             return

@@ -49,7 +49,6 @@ from controller.run_settings import RunSettings
 from controller.store.group_commit import CommitBatch, GroupCommit
 from controller.store.journal import Deposed, LedgerSnapshot
 from controller.store.ledger_follower import LedgerFollower
-from controller.store.partial_rollouts import PartialRollouts
 from paceline.groups.invalid import Invalid
 from paceline.groups.limits import GroupLimits
 from paceline.ids import TaskId
@@ -95,12 +94,6 @@ class Leader:
         self.ledger = replica.ledger
         self.settings = RunSettings(context, lambda: self.ledger.state)
         self.limits = GroupLimits.of(config)
-        self.partials = PartialRollouts(
-            stores.partials,
-            replica.ledger.state,
-            term=term,
-            limit_bytes=config.rollout.partial_store_mb << 20,
-        )
         self.long_polls = LongPolls()
         self.sessions = Sessions(term, self._directive, self._grounds, self._owns)
         self.last_reports: dict[tuple[str, int], worker_pb2.Report] = {}
@@ -309,7 +302,6 @@ class Leader:
             step=self.ledger.state.versions.step,
         )
         self.housekeeping.begin(before)
-        self.housekeeping.chore(self.partials.begin())
         await self._tick()
 
     async def _renew(self) -> None:
@@ -399,8 +391,6 @@ class Leader:
             self.sessions.send(session, directive)
         self.housekeeping.record(batch, last=closing.last)
         self.housekeeping.discard(closing.obsolete)
-        if finished := self.partials.finished(batch.events):
-            self.housekeeping.chore(self.partials.delete(finished))
         if closing.snapshot is not None:
             self.housekeeping.chore(
                 self.housekeeping.save(LedgerSnapshot(batch.at, closing.snapshot, batch.t))

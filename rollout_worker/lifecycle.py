@@ -85,25 +85,23 @@ class WorkerLifecycle:
             event(log, "drain takes too long, handing back", held=len(self._held))
         self.ended.set()
 
-    async def leave(self, session: WorkerSession, tasks: TaskRunner, *, keep_partial: bool) -> None:
+    async def leave(self, session: WorkerSession, tasks: TaskRunner) -> None:
         """Hands the held tasks back. Reports STOPPED, unless the engine died while it generated:
         the tasks that were in it stay held until the worker is declared dead. That is the evidence
         by which the ledger finds a prompt that kills engines.
 
-        ``keep_partial``: unfinished completions are stored for the workers that get the tasks next.
-        """
+        Unfinished completions are stored for the workers that get the tasks next."""
         lost = isinstance(self.failure, EngineLost)
         if lost:
             in_engine = [task.request_id for task in self._held.in_stage(Stage.GENERATING)]
             event(log, "engine died", logging.ERROR, tasks=len(in_engine), some=in_engine[:8])
         else:
             self.state = worker_pb2.LIFECYCLE_DRAINING
-        if keep_partial:
-            try:
-                async with asyncio.timeout(PARTIAL_S):
-                    await tasks.leave_partial_work()
-            except TimeoutError:
-                event(log, "partial work not stored", logging.WARNING)
+        try:
+            async with asyncio.timeout(PARTIAL_S):
+                await tasks.leave_partial_work()
+        except TimeoutError:
+            event(log, "partial work not stored", logging.WARNING)
         stages = [Stage.SCORING] if lost else [Stage.SCORING, Stage.GENERATING]
         tasks.hand_back("worker_leaving", *stages)
         kept = len(self._held.in_stage(Stage.GENERATING))

@@ -65,7 +65,7 @@ from rollout_worker.tasks.group_upload import GroupUpload
 from rollout_worker.tasks.held_tasks import HeldTasks
 from rollout_worker.tasks.lease_loop import LeaseLoop, tasks_wanted
 from rollout_worker.tasks.outbox import Outbox
-from rollout_worker.tasks.partial_rollouts import PartialReporter
+from rollout_worker.tasks.partial_rollouts import PartialRollouts
 from rollout_worker.tasks.recorded_producer import RecordedProducer
 from rollout_worker.tasks.task_runner import Producer, TaskRunner
 from rollout_worker.weight_loading import WeightLoader
@@ -151,8 +151,7 @@ class RolloutWorker:
         try:
             await self.lifecycle.ended.wait()
             if self.admitted:
-                keep_partial = self.config.rollout.partial_every_tokens > 0
-                await self.lifecycle.leave(self.session, self.tasks, keep_partial=keep_partial)
+                await self.lifecycle.leave(self.session, self.tasks)
         finally:
             working.cancel()
             await asyncio.gather(working, return_exceptions=True)
@@ -187,6 +186,7 @@ class RolloutWorker:
         store = open_payloads(reply.payload_urls, reply.run_id, reply.rendezvous_url)
         texts = not reply.decodes_texts
         self.outbox.upload = GroupUpload.of(self.config, store, texts=texts)
+        self.partials.store = store
         if self.side is not None:
             self.side.registered()
         self.lifecycle.state = worker_pb2.LIFECYCLE_RUNNING
@@ -240,7 +240,7 @@ class RolloutWorker:
 
     def connect_parts(self) -> None:
         config, engine, held = self.config, self.engine, self.held
-        max_message_bytes = int(config.controller.max_message_mb * 2**20 * 0.95)
+        self.partials = PartialRollouts(held)
         self.rates = EngineRates(engine, config.rollout.max_sequences)
         if config.scorers.by_name:
             self.group_scores = GroupScores(config, self._run_dir)
@@ -256,7 +256,6 @@ class RolloutWorker:
         self.session.on_directive(self.converge)
         self.session.on_rejoin(self.rejoin)
         self.outbox = Outbox(self.session, held)
-        self.partials = PartialReporter(self.session, held, max_message_bytes)
         partial_every = config.rollout.partial_every_tokens
         if partial_every:
             engine.watch(partial_every, self.partials.note)
@@ -283,7 +282,12 @@ class RolloutWorker:
         if isinstance(self.engine, NoEngine):
             return RecordedProducer(RowEncoder(config, tokenizer), self.engine)
         parts = (config, tokenizer, self.engine, self.scorer, self.environments)
-        return GroupProducer(*parts, set_scorers=self.set_scorers, group_scores=self.group_scores)
+        return GroupProducer(
+            *parts,
+            set_scorers=self.set_scorers,
+            group_scores=self.group_scores,
+            partials=self.partials,
+        )
 
     async def close(self) -> None:
         for task in self.held:

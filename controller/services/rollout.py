@@ -1,4 +1,4 @@
-"""RolloutService: tasks out, facts of groups and partial groups in."""
+"""RolloutService: tasks out, facts of groups in."""
 
 from __future__ import annotations
 
@@ -23,19 +23,17 @@ from controller.services.validation import (
     MAX_TASKS,
     check_caller,
     check_count,
-    check_partial,
     check_wait,
 )
-from controller.store.partial_store import Partial
 from paceline.groups.completions import check_task, check_text
 from paceline.groups.invalid import Invalid
-from paceline.ids import TaskId, Version
-from paceline.payloads.store import Ref
+from paceline.ids import Version
+from paceline.payloads.store import Ref, partial_ref
 from paceline.v1 import rollout_pb2
 
 MAX_LEASED = 256
 LEASE_BYTES = 1024
-"""Of a lease in a reply, without its row and its partial work: at most."""
+"""Upper bound for one encoded lease, excluding its row."""
 MAX_GROUPS = 1024
 
 _KINDS = wire_values(Kind, rollout_pb2.TaskKind, "TASK_KIND")
@@ -90,10 +88,8 @@ async def lease_tasks(
 async def _with_rows(
     leader: Leader, caller: tuple[str, int], result: LeaseResult
 ) -> list[rollout_pb2.Lease]:
-    # Half of the message may be partial work, and the other half rows of the data set.
     room = leader.context.config.controller.max_message_mb << 19
     tasks, rows = await _fitting(leader, caller, result.leases, room - MAX_LEASED * LEASE_BYTES)
-    partials = await leader.partials.of(tasks, room)
     group_size, run = leader.limits.group_size, leader.ledger.state.run
     config = leader.settings.config
     settings = rollout_pb2.TaskSettings(
@@ -118,8 +114,9 @@ async def _with_rows(
         )
         message.task.task_id = lease.task_id
         message.task.attempt = lease.attempt
-        if lease.task_id in partials:
-            message.partial.CopyFrom(partials[lease.task_id])
+        if lease.attempt > 1:
+            fresh = views.oldest_fresh(leader.ledger.state, lease.task_id)
+            message.oldest_fresh, message.newest_fresh = fresh
         leases.append(message)
     return leases
 
@@ -158,6 +155,7 @@ async def submit_groups(
     await leader.ready()
     reply = rollout_pb2.SubmitReply()
     submitted: list[Ref] = []
+    writes_partials = leader.context.config.rollout.partial_every_tokens > 0
     for group in request.groups:
         result = reply.results.add()
         result.task.CopyFrom(group.task)
@@ -170,46 +168,10 @@ async def submit_groups(
         _tell(leader.decide(AcceptGroup(*caller, facts)), result)
         if facts.digest:
             submitted.append((facts.task_id, facts.attempt))
+        if writes_partials or facts.attempt > 1:
+            submitted.append(partial_ref(facts.task_id))
     await leader.group_commit.durable()
     leader.discard_unneeded(submitted)
-    return reply
-
-
-async def report_partials(
-    controller: Controller, request: rollout_pb2.PartialRequest
-) -> rollout_pb2.PartialReply:
-    """Stores what is new of running tasks, and says what is held of each."""
-    leader = controller.leading()
-    caller = check_caller(request.caller)
-    check_count(request.groups, "groups", MAX_GROUPS)
-    await leader.ready()
-    leader.ledger.caller(*caller)
-    reply = rollout_pb2.PartialReply()
-    partials, accepted = [], []
-    for group in request.groups:
-        result = reply.results.add()
-        result.task.CopyFrom(group.task)
-        task_id, attempt = TaskId(group.task.task_id), group.task.attempt
-        try:
-            tokens = group.offset + check_partial(group, leader.limits, leader.version)
-        except Invalid as error:
-            result.verdict = rollout_pb2.VERDICT_INVALID
-            result.message = str(error)
-            continue
-        if not views.is_leased(leader.ledger.state, caller[0], task_id, attempt):
-            result.verdict = rollout_pb2.VERDICT_SUPERSEDED
-            result.message = "this lease is over"
-            continue
-        result.verdict = rollout_pb2.VERDICT_ACCEPTED
-        accepted.append(result)
-        partials.append(Partial(task_id, attempt, tokens, group.SerializeToString(), group.offset))
-    held = await leader.partials.keep(partials)
-    for result, partial, kept in zip(accepted, partials, held, strict=True):
-        result.held = kept.tokens if kept.attempt == partial.attempt else 0
-        if result.held == partial.offset < partial.tokens:
-            result.message = "accepted, but there is no room to keep it"
-        elif result.held < partial.offset:
-            result.message = f"only {result.held} tokens are held: report those after them"
     return reply
 
 

@@ -10,17 +10,8 @@ import re
 from collections.abc import Mapping, Sized
 
 from controller.ledger.commands import StatValue
-from paceline.groups.completions import (
-    check_numbers,
-    check_task,
-    check_text,
-    each_sequence,
-    token_count,
-    version_spans,
-)
 from paceline.groups.invalid import Invalid
-from paceline.groups.limits import GroupLimits
-from paceline.v1 import common_pb2, rollout_pb2
+from paceline.v1 import common_pb2
 
 WORKER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -73,32 +64,3 @@ def check_stats(stats: Mapping[str, common_pb2.Stat]) -> dict[str, StatValue]:
             raise Invalid(f"stat {name} has weight {stat.weight}")
         checked[name] = StatValue(stat.sum, stat.weight, stat.max)
     return checked
-
-
-def check_partial(group: rollout_pb2.PartialGroup, limits: GroupLimits, newest: int) -> int:
-    """Number of tokens in a report of a partial group, after the checks of a finished one. Raises
-    Invalid."""
-    check_task(group.task)
-    if group.offset and group.prompt_tokens:
-        raise Invalid("prompt_tokens belong to the report with offset 0")
-    total = sum(each_sequence(group, limits, newest, _check_unfinished))
-    if not total and not (group.offset and any(c.finish_reason for c in group.completions)):
-        raise Invalid("a partial group without a token")
-    most = limits.max_sequence_tokens * len(group.completions)
-    if group.offset + total > most:
-        raise Invalid(f"{group.offset + total} tokens; the task has at most {most}")
-    if total:
-        check_numbers(group, limits)
-    return total
-
-
-def _check_unfinished(
-    completion: rollout_pb2.PartialCompletion, limits: GroupLimits, newest: int
-) -> int:
-    """Number of tokens; it may be 0."""
-    if completion.finish_reason not in rollout_pb2.FinishReason.values():
-        raise Invalid("finish_reason is unknown")
-    check_text(completion.stop, "stop")
-    count = token_count(completion.tokens, "tokens", limits) if completion.tokens else 0
-    version_spans(completion, count, newest)
-    return count

@@ -1,1 +1,1 @@
-"""Durable state in Redis: journal, group commit, election, payloads, partial rollouts."""
+"""Durable state in Redis: journal, group commit, election, payloads."""

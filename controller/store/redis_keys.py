@@ -35,7 +35,3 @@ class Keys:
 
     def payload(self, task_id: str, attempt: int) -> str:
         return payload_key(self.run_id, task_id, attempt)
-
-    def partial(self, task_id: str) -> str:
-        """Hash {attempt, tokens, size, c3, c4, …} of a running task's partial rollout, in chunks."""
-        return f"{self._prefix}partial:{task_id}"

@@ -1,4 +1,4 @@
-"""Stores of one controller: journal, election, payloads, partial rollouts and the run's registry."""
+"""Stores of one controller: journal, election, payloads and the run's registry."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from controller.clock import SYSTEM_CLOCK, Clock
 from controller.store.election import Election
 from controller.store.journal import Journal
-from controller.store.partial_store import FilePartials, PartialStore, RedisPartials
 from controller.store.redis_keys import Keys
 from controller.store.run_registry import RunRegistry
 from paceline.config.schema import Config
 from paceline.payloads.check_store import open_or_refuse
-from paceline.payloads.open_store import directory_of
 from paceline.payloads.store import PayloadStore
 from paceline.payloads.transfer_limits import limit_s
 from paceline.redis.client import connect
@@ -25,7 +23,6 @@ class Stores:
     journal: Journal
     election: Election
     payloads: PayloadStore
-    partials: PartialStore
     registry: RunRegistry
     close: Callable[[], Awaitable[None]]
     url: str
@@ -53,11 +50,8 @@ def redis_stores(
     election = Election(redis, keys, identity, lease_s=lease_s, clock=clock)
     # An append has a time limit of its own, by size: its sockets wait for the longest.
     bulk = connect(url, timeout_s=limit_s(config.controller.max_message_mb << 20))
-    partials: PartialStore = RedisPartials(redis, keys)
     urls = config.payloads.urls
     payloads = open_or_refuse(urls, config.run.name, url)
-    if (directory := directory_of(urls, config.run.name)) is not None:
-        partials = FilePartials(directory, election.is_newest)
 
     async def close() -> None:
         await redis.aclose()
@@ -68,7 +62,6 @@ def redis_stores(
         journal=Journal(redis, keys, bulk),
         election=election,
         payloads=payloads,
-        partials=partials,
         registry=RunRegistry(redis, keys),
         close=close,
         url=url,

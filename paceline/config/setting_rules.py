@@ -42,7 +42,7 @@ _START = {
     "train": "tokens_per_microbatch gradient_sync reshard_after_forward offload_optimizer offload_frozen offload_activations offload_publishing logits_chunk_mb",
     "reward": "processes",
     "rollout": "engine engine_options max_sequences dtype on_update tensor_parallel verify verify_every weight_deltas relay_stall_s partial_every_tokens "
-    "partial_store_mb openai openai_port openai_sampling vllm",
+    "openai openai_port openai_sampling vllm",
     "fleet": "controllers policy policy_min policy_max policy_ranks rollout rollout_min rollout_max "
     "rollout_spares provider autoscale autoscale_steps autoscale_high autoscale_patience policy_threads "
     "rollout_threads scorers scorers_min scorers_max scorer_threads heartbeat_s lease_ttl_s suspect_grace_s drain_s finish_s stop_s wedged_after_s restart "

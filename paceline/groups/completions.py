@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.groups.invalid import Invalid
 from paceline.groups.limits import GroupLimits
@@ -39,7 +40,7 @@ def check_text(text: str, field: str, limit: int = 4096) -> str:
 
 
 def each_sequence(
-    group: rollout_pb2.Group | rollout_pb2.PartialGroup,
+    group: rollout_pb2.Group,
     limits: GroupLimits,
     newest: int,
     check: Callable[[Any, GroupLimits, int], T],
@@ -51,8 +52,7 @@ def each_sequence(
     most = limits.group_size if group.task.task_id[0] == "t" else limits.eval_samples
     if not 1 <= count <= most:
         raise Invalid(f"{count} completions; an evaluation takes 1 to {limits.eval_samples}")
-    if not getattr(group, "offset", 0):
-        token_count(group.prompt_tokens, "prompt_tokens", limits)
+    token_count(group.prompt_tokens, "prompt_tokens", limits)
     found = []
     for number, completion in enumerate(group.completions):
         try:
@@ -95,13 +95,16 @@ def version_spans(
     return spans
 
 
-def check_numbers(group: rollout_pb2.Group | rollout_pb2.PartialGroup, limits: GroupLimits) -> None:
+def check_numbers(group: rollout_pb2.Group, limits: GroupLimits) -> None:
     """Checks all completions in one pass, which is several times faster than one pass for each."""
     tokens = b"".join([group.prompt_tokens, *[c.tokens for c in group.completions]])
     # Read as unsigned, a negative id is huge: one comparison finds negative and too large ids.
     if np.frombuffer(tokens, dtype="<u4").max() >= (limits.vocabulary or 1 << 31):
         raise Invalid(f"a token id is negative or not below {limits.vocabulary}, the vocabulary")
-    scores = np.frombuffer(b"".join([c.logprobs for c in group.completions]), dtype="<f4")
+    check_logprobs(np.frombuffer(b"".join([c.logprobs for c in group.completions]), dtype="<f4"))
+
+
+def check_logprobs(logprobs: NDArray[np.float32]) -> None:
     # A NaN makes both comparisons false.
-    if not (scores.max() <= LOGPROB_CEILING and scores.min() > -math.inf):
+    if len(logprobs) and not (logprobs.max() <= LOGPROB_CEILING and logprobs.min() > -math.inf):
         raise Invalid("log-probs must be finite and at most 0")

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from paceline.config.model_config import vocabulary_size
 from paceline.config.schema import Config
 
+ANY = 1 << 40
+"""A limit above every number of tokens and versions."""
+
 
 @dataclass(frozen=True, slots=True)
 class GroupLimits:

@@ -28,15 +28,9 @@ def open_payloads(urls: Sequence[str], run_id: str, redis_url: str) -> PayloadSt
     """
     if not urls:
         return RedisPayloads([redis_url], run_id)
-    if (directory := directory_of(urls, run_id)) is not None:
-        return FilePayloads(directory)
-    if urlsplit(urls[0]).scheme in REDIS_SCHEMES:
+    url = urlsplit(urls[0])
+    if url.scheme == "file":
+        return FilePayloads((Path(unquote(url.path)) / run_id).resolve())
+    if url.scheme in REDIS_SCHEMES:
         return RedisPayloads(urls, run_id)
     return FsspecPayloads(urls[0], run_id)
-
-
-def directory_of(urls: Sequence[str], run_id: str) -> Path | None:
-    """Directory of a run's payloads; None if they are not in a file system."""
-    if not urls or urlsplit(urls[0]).scheme != "file":
-        return None
-    return (Path(unquote(urlsplit(urls[0]).path)) / run_id).resolve()

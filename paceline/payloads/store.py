@@ -15,7 +15,7 @@ from typing import Protocol
 from paceline.ids import TaskId
 
 Ref = tuple[TaskId, int]
-"""(task id, attempt)."""
+"""(task id, attempt), or ``partial_ref`` of a task."""
 Refs = list[Ref]
 Payloads = list[bytes | None]
 
@@ -62,6 +62,12 @@ class PayloadStore(Protocol):
     async def close(self) -> None:
         """Ends its connections."""
         ...
+
+
+def partial_ref(task_id: TaskId) -> Ref:
+    """Where a rollout worker leaves what it has generated of an unfinished task, for its next lease.
+    Attempts count from 1."""
+    return TaskId(f"{task_id}.partial"), 0
 
 
 def parse_ref(text: str) -> Ref:

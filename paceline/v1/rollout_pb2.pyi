@@ -86,7 +86,7 @@ class LeaseRequest(_message.Message):
     def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., lease_seq: _Optional[int] = ..., max_tasks: _Optional[int] = ..., wait_s: _Optional[float] = ..., loaded_version: _Optional[int] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("task", "kind", "epoch", "index", "row_json", "seed", "group_size", "partial", "eval_set", "settings")
+    __slots__ = ("task", "kind", "epoch", "index", "row_json", "seed", "group_size", "oldest_fresh", "newest_fresh", "eval_set", "settings")
     TASK_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -94,7 +94,8 @@ class Lease(_message.Message):
     ROW_JSON_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     GROUP_SIZE_FIELD_NUMBER: _ClassVar[int]
-    PARTIAL_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_FRESH_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FRESH_FIELD_NUMBER: _ClassVar[int]
     EVAL_SET_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     task: _common_pb2.TaskRef
@@ -104,10 +105,11 @@ class Lease(_message.Message):
     row_json: str
     seed: int
     group_size: int
-    partial: PartialGroup
+    oldest_fresh: int
+    newest_fresh: int
     eval_set: str
     settings: TaskSettings
-    def __init__(self, task: _Optional[_Union[_common_pb2.TaskRef, _Mapping]] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., epoch: _Optional[int] = ..., index: _Optional[int] = ..., row_json: _Optional[str] = ..., seed: _Optional[int] = ..., group_size: _Optional[int] = ..., partial: _Optional[_Union[PartialGroup, _Mapping]] = ..., eval_set: _Optional[str] = ..., settings: _Optional[_Union[TaskSettings, _Mapping]] = ...) -> None: ...
+    def __init__(self, task: _Optional[_Union[_common_pb2.TaskRef, _Mapping]] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., epoch: _Optional[int] = ..., index: _Optional[int] = ..., row_json: _Optional[str] = ..., seed: _Optional[int] = ..., group_size: _Optional[int] = ..., oldest_fresh: _Optional[int] = ..., newest_fresh: _Optional[int] = ..., eval_set: _Optional[str] = ..., settings: _Optional[_Union[TaskSettings, _Mapping]] = ...) -> None: ...
 
 class TaskSettings(_message.Message):
     __slots__ = ("max_tokens", "top_p", "top_k", "max_turns", "environment_timeout_s", "reward_timeout_s")
@@ -140,42 +142,14 @@ class PartialCompletion(_message.Message):
     def __init__(self, tokens: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., versions: _Optional[_Iterable[_Union[_common_pb2.VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop: _Optional[str] = ...) -> None: ...
 
 class PartialGroup(_message.Message):
-    __slots__ = ("task", "prompt_tokens", "completions", "offset")
+    __slots__ = ("task", "prompt_tokens", "completions")
     TASK_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETIONS_FIELD_NUMBER: _ClassVar[int]
-    OFFSET_FIELD_NUMBER: _ClassVar[int]
     task: _common_pb2.TaskRef
     prompt_tokens: bytes
     completions: _containers.RepeatedCompositeFieldContainer[PartialCompletion]
-    offset: int
-    def __init__(self, task: _Optional[_Union[_common_pb2.TaskRef, _Mapping]] = ..., prompt_tokens: _Optional[bytes] = ..., completions: _Optional[_Iterable[_Union[PartialCompletion, _Mapping]]] = ..., offset: _Optional[int] = ...) -> None: ...
-
-class PartialRequest(_message.Message):
-    __slots__ = ("caller", "groups")
-    CALLER_FIELD_NUMBER: _ClassVar[int]
-    GROUPS_FIELD_NUMBER: _ClassVar[int]
-    caller: _common_pb2.Caller
-    groups: _containers.RepeatedCompositeFieldContainer[PartialGroup]
-    def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., groups: _Optional[_Iterable[_Union[PartialGroup, _Mapping]]] = ...) -> None: ...
-
-class PartialReply(_message.Message):
-    __slots__ = ("results",)
-    RESULTS_FIELD_NUMBER: _ClassVar[int]
-    results: _containers.RepeatedCompositeFieldContainer[PartialResult]
-    def __init__(self, results: _Optional[_Iterable[_Union[PartialResult, _Mapping]]] = ...) -> None: ...
-
-class PartialResult(_message.Message):
-    __slots__ = ("task", "verdict", "message", "held")
-    TASK_FIELD_NUMBER: _ClassVar[int]
-    VERDICT_FIELD_NUMBER: _ClassVar[int]
-    MESSAGE_FIELD_NUMBER: _ClassVar[int]
-    HELD_FIELD_NUMBER: _ClassVar[int]
-    task: _common_pb2.TaskRef
-    verdict: Verdict
-    message: str
-    held: int
-    def __init__(self, task: _Optional[_Union[_common_pb2.TaskRef, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., message: _Optional[str] = ..., held: _Optional[int] = ...) -> None: ...
+    def __init__(self, task: _Optional[_Union[_common_pb2.TaskRef, _Mapping]] = ..., prompt_tokens: _Optional[bytes] = ..., completions: _Optional[_Iterable[_Union[PartialCompletion, _Mapping]]] = ...) -> None: ...
 
 class LeaseReply(_message.Message):
     __slots__ = ("leases", "empty_reason")

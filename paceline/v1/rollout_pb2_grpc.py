@@ -49,11 +49,6 @@ class RolloutServiceStub:
                 request_serializer=paceline_dot_v1_dot_rollout__pb2.ReturnRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_rollout__pb2.ReturnReply.FromString,
                 _registered_method=True)
-        self.ReportPartials = channel.unary_unary(
-                '/paceline.v1.RolloutService/ReportPartials',
-                request_serializer=paceline_dot_v1_dot_rollout__pb2.PartialRequest.SerializeToString,
-                response_deserializer=paceline_dot_v1_dot_rollout__pb2.PartialReply.FromString,
-                _registered_method=True)
 
 
 class RolloutServiceServicer:
@@ -81,14 +76,6 @@ class RolloutServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ReportPartials(self, request, context):
-        """Stores the tokens that running tasks have so far, for their next lease. The ledger does not depend
-        on them. A report carries what is new since the one before. Idempotent by (task_id, attempt, offset).
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_RolloutServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -106,11 +93,6 @@ def add_RolloutServiceServicer_to_server(servicer, server):
                     servicer.ReturnTasks,
                     request_deserializer=paceline_dot_v1_dot_rollout__pb2.ReturnRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_rollout__pb2.ReturnReply.SerializeToString,
-            ),
-            'ReportPartials': grpc.unary_unary_rpc_method_handler(
-                    servicer.ReportPartials,
-                    request_deserializer=paceline_dot_v1_dot_rollout__pb2.PartialRequest.FromString,
-                    response_serializer=paceline_dot_v1_dot_rollout__pb2.PartialReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -194,33 +176,6 @@ class RolloutService:
             '/paceline.v1.RolloutService/ReturnTasks',
             paceline_dot_v1_dot_rollout__pb2.ReturnRequest.SerializeToString,
             paceline_dot_v1_dot_rollout__pb2.ReturnReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ReportPartials(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/paceline.v1.RolloutService/ReportPartials',
-            paceline_dot_v1_dot_rollout__pb2.PartialRequest.SerializeToString,
-            paceline_dot_v1_dot_rollout__pb2.PartialReply.FromString,
             options,
             channel_credentials,
             insecure,

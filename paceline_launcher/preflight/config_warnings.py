@@ -61,7 +61,6 @@ _ENGINE = (
         "verify_every",
         "relay_fanout",
         "partial_every_tokens",
-        "partial_store_mb",
         "max_turns",
         "vllm",
         "engine_options",

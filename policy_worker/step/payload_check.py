@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 
 from paceline.groups.group_check import check_group
 from paceline.groups.invalid import Invalid
-from paceline.groups.limits import GroupLimits
+from paceline.groups.limits import ANY, GroupLimits
 from paceline.groups.payload import decode as decode_payload
 from paceline.groups.payload import facts_digest, payload_digest
 from paceline.payloads.store import Payloads
@@ -24,9 +24,6 @@ from policy_worker.step.batch import BadGroup, check_vocabulary, decode
 
 LISTED = 8
 """Groups whose contradiction is in the message of one error."""
-ANY = 1 << 40
-"""More tokens than a sequence has, and more than there are versions: the controller has checked
-these limits."""
 
 
 def read_groups(

@@ -6,7 +6,6 @@ row ──► prompt tokens ──► engine (or an environment) ──► texts
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -16,11 +15,16 @@ from typing import Any
 from paceline.config.schema import Config
 from paceline.config.sections.evaluation import EvalSetConfig
 from paceline.config.sections.scorers import named_scorer
-from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, waiting
 from paceline.prompt_tokenizer import BadPrompt, Prompt, PromptTokenizer
 from paceline.v1 import rollout_pb2
-from rollout_worker.engine.base import Engine, GenerationFailed, Request
+from rollout_worker.engine.base import (
+    Completion,
+    Engine,
+    GenerationFailed,
+    Request,
+    token_count,
+)
 from rollout_worker.environments.environment_runner import EnvironmentRunner
 from rollout_worker.environments.environment_thread import LOST
 from rollout_worker.failures import AttemptFailed
@@ -29,6 +33,7 @@ from rollout_worker.rewards.score import Job
 from rollout_worker.rewards.scoring import Scorer, Scores
 from rollout_worker.scorers.group_scores import GroupScores
 from rollout_worker.tasks.held_tasks import HeldTask, Stage
+from rollout_worker.tasks.partial_rollouts import PartialRollouts
 from rollout_worker.tasks.task_messages import (
     GeneratedGroup,
     add_columns,
@@ -37,15 +42,12 @@ from rollout_worker.tasks.task_messages import (
     group_message,
     in_data_fields,
     is_evaluation,
-    prefixes_of,
     returned,
     row_of,
     sampling_params,
     settings_of,
     text_of,
 )
-
-logger = logging.getLogger(__name__)
 
 _KINDS = {
     # No other attempt can do better.
@@ -69,6 +71,8 @@ class GroupProducer:
     """Of evaluation sets with rewards of their own, by name."""
     group_scores: GroupScores | None = None
     """Scores of the scorers; None: there are none."""
+    partials: PartialRollouts | None = None
+    """What earlier attempts have left; None: every attempt begins again."""
     continued_tokens: int = 0
     """Tokens that other workers had generated and that were not generated again."""
 
@@ -152,7 +156,7 @@ class GroupProducer:
 
     async def _generate(self, held: HeldTask, row: dict[str, Any]) -> GeneratedGroup:
         prompt = self.tokenizer.prompt(row)
-        held.request = self._request(held, prompt)
+        held.request = await self._request(held, prompt)
         completions = await self.engine.generate(held.request)
         texts = self.tokenizer.decode_many([c.tokens for c in completions])
         texts = [text_of(c, text) for c, text in zip(completions, texts, strict=True)]
@@ -163,21 +167,16 @@ class GroupProducer:
         }
         return GeneratedGroup(prompt, completions, texts, scored)
 
-    def _request(self, held: HeldTask, prompt: Prompt) -> Request:
+    async def _request(self, held: HeldTask, prompt: Prompt) -> Request:
         """All completions of the task, each continued from what an earlier attempt left of it."""
         lease = held.lease
         params = sampling_params(self.config, lease)
         room = self.engine.max_context - len(prompt.tokens)
         params = replace(params, max_tokens=min(params.max_tokens, room))
-        prefixes = prefixes_of(
-            lease.partial,
-            prompt.tokens,
-            count=lease.group_size,
-            max_tokens=params.max_tokens,
-            version=self.engine.version,
-        )
-        tokens = sum(len(prefix.tokens) for prefix in prefixes if prefix is not None)
-        self.continued_tokens += tokens
-        if lease.HasField("partial"):
-            event(logger, "continued", task=held.request_id, tokens=tokens)
+        prefixes: tuple[Completion | None, ...] = ()
+        if self.partials is not None and lease.task.attempt > 1:
+            prefixes = await self.partials.prefixes(
+                lease, prompt.tokens, max_tokens=params.max_tokens, version=self.engine.version
+            )
+            self.continued_tokens += sum(map(token_count, prefixes))
         return Request(held.request_id, prompt.tokens, params, lease.group_size, prefixes)

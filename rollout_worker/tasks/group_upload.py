@@ -13,16 +13,12 @@ from dataclasses import dataclass, replace
 from paceline.config.schema import Config
 from paceline.groups.group_check import check_group
 from paceline.groups.invalid import Invalid
-from paceline.groups.limits import GroupLimits
+from paceline.groups.limits import ANY, GroupLimits
 from paceline.groups.payload import encode, payload_digest
 from paceline.ids import TaskId
 from paceline.payloads.store import PayloadStore, Ref
 from paceline.v1 import common_pb2, rollout_pb2
 from rollout_worker.tasks.task_messages import returned
-
-ANY = 1 << 40
-"""More tokens than a sequence has, and more than there are versions: the controller checks these
-limits, which may change during a run."""
 
 
 @dataclass(frozen=True, slots=True)

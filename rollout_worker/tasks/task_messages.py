@@ -11,15 +11,17 @@ The next attempt at a task continues its unfinished completions:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.config.schema import Config
 from paceline.config.sections.evaluation import EvalSetConfig
+from paceline.groups.completions import check_logprobs, version_spans
+from paceline.groups.limits import ANY
 from paceline.prompt_tokenizer import Prompt
 from paceline.v1 import common_pb2, rollout_pb2
 from rollout_worker.engine.base import Completion, Finish, SamplingParams
@@ -35,9 +37,6 @@ _FINISH = {
 _FINISH_OF = {reason: finish for finish, reason in _FINISH.items()}
 _MAX_TEXT = 1 << 16
 """Characters of a text that are sent along; texts are for people."""
-_BATCH_BYTES = 8 << 20
-
-_Group = TypeVar("_Group", rollout_pb2.Group, rollout_pb2.PartialGroup)
 
 
 def row_of(lease: rollout_pb2.Lease) -> dict[str, Any]:
@@ -200,109 +199,84 @@ def partial_group(
     task: common_pb2.TaskRef,
     prompt_tokens: NDArray[np.int32],
     completions: Sequence[Completion | None],
-    held: Sequence[int] = (),
 ) -> rollout_pb2.PartialGroup:
-    """``completions``: one for each of the group; None: no token of it yet. ``held``: tokens of
-    each that the controller holds already, which are left out."""
-    held = held or [0] * len(completions)
-    offset = sum(held)
+    """``completions``: one for each of the group; None: no token of it yet."""
     return rollout_pb2.PartialGroup(
         task=task,
-        prompt_tokens=b"" if offset else _token_bytes(prompt_tokens),
+        prompt_tokens=_token_bytes(prompt_tokens),
         completions=[
             rollout_pb2.PartialCompletion()
             if completion is None
             else rollout_pb2.PartialCompletion(
-                **_completion_fields(_after(completion, count)), stop=completion.stop or ""
+                **_completion_fields(completion), stop=completion.stop or ""
             )
-            for completion, count in zip(completions, held, strict=True)
+            for completion in completions
         ],
-        offset=offset,
     )
-
-
-def _after(completion: Completion, count: int) -> Completion:
-    """The completion without its first ``count`` tokens."""
-    if not count:
-        return completion
-    spans, skipped = [], count
-    for version, length in completion.versions:
-        left = max(0, length - skipped)
-        skipped = max(0, skipped - length)
-        if left:
-            spans.append((version, left))
-    return replace(
-        completion,
-        tokens=completion.tokens[count:],
-        logprobs=completion.logprobs[count:],
-        versions=tuple(spans),
-    )
-
-
-def _first(spans: list[tuple[int, int]], count: int) -> list[tuple[int, int]]:
-    """The (version, length) spans of the first ``count`` tokens."""
-    found = []
-    for version, length in spans:
-        taken = min(length, count)
-        count -= taken
-        if taken:
-            found.append((version, taken))
-    return found
 
 
 def prefixes_of(
     partial: rollout_pb2.PartialGroup,
+    lease: rollout_pb2.Lease,
     prompt_tokens: NDArray[np.int32],
     *,
-    count: int,
     max_tokens: int,
     version: int,
 ) -> tuple[Completion | None, ...]:
-    """The prefix of each of ``count`` completions; empty if there is none at all.
+    """The prefix of each completion of the lease; empty if there is none at all. Raises Invalid.
 
     ``version``: that the engine serves.
     """
+    count = lease.group_size
     if len(partial.completions) != count or partial.prompt_tokens != _token_bytes(prompt_tokens):
         return ()
-    prefixes = tuple(_prefix(c, max_tokens, version) for c in partial.completions)
+    prefixes = tuple(_prefix(c, lease, max_tokens, version) for c in partial.completions)
     return prefixes if any(prefixes) else ()
 
 
 def _prefix(
-    completion: rollout_pb2.PartialCompletion, max_tokens: int, version: int
+    completion: rollout_pb2.PartialCompletion,
+    lease: rollout_pb2.Lease,
+    max_tokens: int,
+    version: int,
 ) -> Completion | None:
-    finish = _FINISH_OF[completion.finish_reason]
-    spans = [(span.version, span.length) for span in completion.versions]
-    if finish is Finish.PARTIAL:
-        spans = [(v, length) for v, length in spans if v <= version]
+    tokens = np.frombuffer(completion.tokens, dtype="<i4")
+    spans = version_spans(completion, len(tokens), newest=ANY)
+    logprobs = np.frombuffer(completion.logprobs, dtype="<f4")
+    check_logprobs(logprobs)
+    finish, stop = _FINISH_OF[completion.finish_reason], completion.stop or None
+    if not spans or spans[0][0] < lease.oldest_fresh or spans[-1][0] < lease.newest_fresh:
+        return None
+    # Versions never fall within a completion, and this engine may be behind.
+    usable = [(v, length) for v, length in spans if v <= version]
+    if finish is Finish.PARTIAL or usable != spans:
+        spans, finish, stop = usable, Finish.PARTIAL, None
     count = sum(length for _, length in spans)
     if not count:
         return None
-    stop = completion.stop or None
     if count > max_tokens:
         # The limit was lowered since: a longer completion would be refused.
         spans, count, finish, stop = _first(spans, max_tokens), max_tokens, Finish.LENGTH, None
     elif finish is Finish.PARTIAL and count == max_tokens:
         finish = Finish.LENGTH
     return Completion(
-        np.frombuffer(completion.tokens, dtype="<i4")[:count].astype(np.int32),
-        np.frombuffer(completion.logprobs, dtype="<f4")[:count].astype(np.float32),
+        tokens[:count].astype(np.int32),
+        logprobs[:count].astype(np.float32),
         tuple(spans),
         finish,
         stop,
     )
 
 
-def first_batch(groups: Iterable[_Group], max_message_bytes: int) -> list[_Group]:
-    """The first groups that together fit into one request; at least one."""
-    batch: list[_Group] = []
-    size = 0
-    for group in groups:
-        size += group.ByteSize()
-        if batch and size > min(_BATCH_BYTES, max_message_bytes):
-            break
-        batch.append(group)
-    return batch
+def _first(spans: Sequence[tuple[int, int]], count: int) -> list[tuple[int, int]]:
+    """The (version, length) spans of the first ``count`` tokens."""
+    first = []
+    for version, length in spans:
+        taken = min(length, count)
+        count -= taken
+        if taken:
+            first.append((version, taken))
+    return first
 
 
 def text_of(completion: Completion, text: str) -> str:

@@ -17,7 +17,7 @@ from paceline.v1 import common_pb2, rollout_pb2
 from rollout_worker.engine.base import Aborted, Engine, EngineError
 from rollout_worker.tasks.held_tasks import HeldTask, HeldTasks, Stage, request_id_of
 from rollout_worker.tasks.outbox import Outbox
-from rollout_worker.tasks.partial_rollouts import PartialReporter
+from rollout_worker.tasks.partial_rollouts import PartialRollouts
 from rollout_worker.tasks.task_messages import returned
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class TaskRunner:
     engine: Engine
     producer: Producer
     outbox: Outbox
-    partials: PartialReporter
+    partials: PartialRollouts
     engine_died: Callable[[EngineError], None]
 
     def take(self, lease: rollout_pb2.Lease, unwanted: str = "") -> None:
@@ -61,7 +61,7 @@ class TaskRunner:
             outcome = await self.producer.produce(task)
         except Aborted as aborted:
             if task.request is not None:
-                self.partials.note(task.request, aborted.partial)
+                self.partials.note(task.request, aborted.partial, last=True)
             return
         except EngineError as error:
             self.engine_died(error)
@@ -116,10 +116,10 @@ class TaskRunner:
             if task.request is None or task.stage is Stage.FINISHED:
                 continue
             if task.stage is Stage.SCORING:
-                self.partials.note(task.request, task.completions)
+                self.partials.note(task.request, task.completions, last=True)
             elif task.work is not None:
                 aborted.append(task.work)
                 self.engine.abort(task.request_id)
         if aborted:
             await asyncio.wait(aborted)
-        await self.partials.flush_all()
+        await self.partials.flush()

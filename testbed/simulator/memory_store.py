@@ -17,10 +17,8 @@ from typing import Any, TypeVar
 from controller.ledger import events as ev
 from controller.store.election import Election
 from controller.store.journal import Entry, Journal, Position, order
-from controller.store.partial_store import NOTHING, Kept, Partial
 from controller.store.run_registry import RunRegistry
 from controller.store.stores import Stores
-from paceline.ids import TaskId
 from paceline.payloads.store import Payloads, Ref, Refs
 from paceline.redis.leader_lease import LeaderIdentity
 from testbed.simulator.virtual_time import TIMEOUT, Network, Process, ProcessClock, settle
@@ -328,21 +326,6 @@ class MemoryPayloads:
     async def close(self) -> None: ...
 
 
-class NoPartials:
-    """Simulated workers report no partial work."""
-
-    async def put(self, term: int, partials: Sequence[Partial]) -> list[Kept] | None:
-        return [NOTHING for _ in partials]
-
-    async def get(self, task_ids: Sequence[TaskId]) -> list[list[bytes]]:
-        return [[] for _ in task_ids]
-
-    async def delete(self, task_ids: Sequence[TaskId]) -> None: ...
-
-    async def sizes(self) -> dict[TaskId, Kept]:
-        return {}
-
-
 class NoRegistry(RunRegistry):
     """All controllers of a simulated run have the same settings and know one another."""
 
@@ -365,7 +348,6 @@ def memory_stores(
         journal=MemoryJournal(link),
         election=MemoryElection(link, identity, lease_s=lease_s),
         payloads=MemoryPayloads(link),
-        partials=NoPartials(),
         registry=NoRegistry(),
         close=_nothing,
         url="redis://simulated",

@@ -10,10 +10,10 @@ from typing import Any
 
 import grpc.aio
 
-from controller.store.partial_rollouts import whole_group
 from paceline.groups.payload import decode, payload_digest
 from paceline.ids import TaskId
 from paceline.payloads.open_store import open_payloads
+from paceline.payloads.store import partial_ref
 from paceline.v1 import (
     common_pb2,
     rollout_pb2,
@@ -47,10 +47,6 @@ class RolloutController(
         self._url = f"file://{self._directory.name}"
         self._payloads = open_payloads([self._url], "test", "")
         self.returns: dict[Key, rollout_pb2.ReturnedTask] = {}
-        self.partials: dict[Key, rollout_pb2.PartialGroup] = {}
-        self.partial_chunks: dict[Key, list[rollout_pb2.PartialGroup]] = {}
-        self.partial_bytes = 0
-        """Newest report of each try, as long as it was not returned."""
         self.submits = 0
         self.verdicts: list[int] = []
         self.acknowledging = asyncio.Event()
@@ -89,7 +85,7 @@ class RolloutController(
         task_id: str,
         *,
         kind: int = rollout_pb2.TASK_KIND_TRAIN,
-        partial: rollout_pb2.PartialGroup | None = None,
+        attempt: int = 1,
         **row: Any,
     ) -> Key:
         """Gives this task to the worker as soon as it asks."""
@@ -97,16 +93,25 @@ class RolloutController(
         row = row or {"prompt": "s21=", "answer": "12"}
         self._to_lease.append(
             rollout_pb2.Lease(
-                task=common_pb2.TaskRef(task_id=task_id, attempt=1),
+                task=common_pb2.TaskRef(task_id=task_id, attempt=attempt),
                 kind=kind,
                 row_json=json.dumps(row),
                 seed=7,
                 group_size=count,
-                partial=partial,
             )
         )
         self._changed.set()
-        return task_id, 1
+        return task_id, attempt
+
+    async def leave_partial(self, group: rollout_pb2.PartialGroup) -> None:
+        await self._payloads.put(
+            {partial_ref(TaskId(group.task.task_id)): group.SerializeToString()}
+        )
+
+    async def partial(self, task_id: str) -> rollout_pb2.PartialGroup:
+        (blob,) = await self._payloads.get([partial_ref(TaskId(task_id))])
+        assert blob is not None
+        return rollout_pb2.PartialGroup.FromString(blob)
 
     @property
     def held(self) -> set[Key]:
@@ -180,27 +185,6 @@ class RolloutController(
         await self.acknowledging.wait()
         return rollout_pb2.SubmitReply(results=results)
 
-    async def ReportPartials(self, request: Any, context: Any) -> rollout_pb2.PartialReply:
-        await self._fenced(request, context)
-        results = []
-        for group in request.groups:
-            over = _key(group.task) in self.returns
-            self.partial_bytes += group.ByteSize()
-            chunks = self.partial_chunks.setdefault(_key(group.task), [])
-            if not over:
-                held = sum(_tokens(chunk) for chunk in chunks)
-                if group.offset == 0:
-                    chunks[:] = [group]
-                elif group.offset == held:
-                    chunks.append(group)
-                whole = whole_group([chunk.SerializeToString() for chunk in chunks])
-                assert whole is not None
-                self.partials[_key(group.task)] = whole
-            verdict = rollout_pb2.VERDICT_SUPERSEDED if over else rollout_pb2.VERDICT_ACCEPTED
-            held = sum(_tokens(chunk) for chunk in chunks)
-            results.append(rollout_pb2.PartialResult(task=group.task, verdict=verdict, held=held))
-        return rollout_pb2.PartialReply(results=results)
-
     async def ReturnTasks(self, request: Any, context: Any) -> rollout_pb2.ReturnReply:
         await self._fenced(request, context)
         self.returns.update({_key(item.task): item for item in request.tasks})
@@ -228,7 +212,3 @@ class RolloutController(
 
 def _key(ref: common_pb2.TaskRef) -> Key:
     return ref.task_id, ref.attempt
-
-
-def _tokens(group: rollout_pb2.PartialGroup) -> int:
-    return sum(len(completion.tokens) // 4 for completion in group.completions)

@@ -378,25 +378,24 @@ def payload_ref(state: State, task_id: TaskId) -> Ref | None:
     return task_id, task.attempt
 
 
-def unfinished(state: State, task_id: TaskId) -> bool:
-    """Whether the task waits for a lease or is leased."""
-    task = state.tasks.records.get(task_id)
-    return task is not None and task.state in (TaskState.PENDING, TaskState.LEASED)
+def unfinished(state: State) -> list[TaskId]:
+    """Tasks that wait for a lease or are leased."""
+    waiting = (TaskState.PENDING, TaskState.LEASED)
+    return [task.task_id for task in state.tasks.records.values() if task.state in waiting]
 
 
-def may_continue(state: State, task_id: TaskId, oldest: Version, newest: Version) -> bool:
-    """Whether a sample with tokens of these versions would be trained if it ended now.
+def oldest_fresh(state: State, task_id: TaskId) -> tuple[Version, Version]:
+    """Oldest versions of the first and of the last token with which a completion of this task would
+    be trained if it ended now.
 
-    In a run that trains late groups its newest token decides: older ones may be masked, and are
-    still what the later tokens continue.
+    In a run that trains late groups the last token decides: older ones may be masked, and are still
+    what the later tokens continue.
     """
-    task = state.tasks.records.get(task_id)
-    if task is None or not 0 <= oldest <= newest <= state.versions.version:
-        return False
+    versions, nothing, task = state.versions, Version(0), state.tasks.records[task_id]
     if task.kind is Kind.EVAL:
-        return oldest >= state.versions.version_of(task.eval_step)
-    deciding = newest if state.run.trains_late else oldest
-    return state.versions.staleness(deciding, state.next_step) <= state.run.token_age
+        return versions.version_of(task.eval_step), nothing
+    oldest = versions.version_of(Step(max(0, state.next_step - 1 - state.run.token_age)))
+    return (nothing, oldest) if state.run.trains_late else (oldest, nothing)
 
 
 def live_payloads(state: State) -> set[Ref]:

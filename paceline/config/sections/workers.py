@@ -73,12 +73,10 @@ class RolloutConfig(Section):
     """Silence of a relay, in seconds, after which its receivers get their weights elsewhere, if a
     newer version than theirs is known; and of a rank above 0 of a replica in the middle of a
     version. It is longer than one bucket of 16 MiB takes."""
-    partial_every_tokens: NonNegative = 64
-    """A running sequence is reported to the controller every this many tokens. If its worker dies
-    or leaves, another worker continues it from there. 0 disables it."""
-    partial_store_mb: Positive = 256
-    """Largest total size of reported partial sequences, in MiB. They are stored with the
-    payloads."""
+    partial_every_tokens: NonNegative = 0
+    """Tokens after which an unfinished sequence is written to the payload store; if its worker dies,
+    another one continues it from there. Worth setting (256) if a sequence takes minutes. 0: only a
+    worker that leaves writes what it has."""
     environment: str | None = None
     """Environment that produces completions in several turns with the model:
     package.module:function. If none, the model completes the prompt in one turn. See

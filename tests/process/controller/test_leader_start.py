@@ -29,6 +29,7 @@ from controller.store.stores import redis_stores
 from paceline.config.load import load_config
 from paceline.groups.invalid import Invalid
 from paceline.ids import TaskId
+from paceline.payloads.store import partial_ref
 from paceline.redis.leader_lease import LeaderIdentity
 from testbed.fleets.controller_processes import write_config
 from testbed.redis.redis_process import throwaway_redis
@@ -165,12 +166,13 @@ async def test_payloads_of_groups_that_may_still_be_handed_in_survive_the_sweep(
     run.policy("p0")
     run.rollout("r0")
     tries = {(lease.task_id, lease.attempt) for lease in run.lease("r0", 2).leases}
-    stored = dict.fromkeys([*tries, ("t900", 1)], b"group")
+    kept = {*tries, *(partial_ref(task_id) for task_id, _ in tries)}
+    stored = dict.fromkeys([*kept, ("t900", 1), partial_ref(TaskId("t900"))], b"group")
     await leader.context.stores.payloads.put(stored)
     monkeypatch.setattr(leader.housekeeping, "_ledger", run.ledger)
     monkeypatch.setattr(leader.group_commit, "durable", lambda: asyncio.sleep(0))
     await leader.housekeeping.sweep_orphans()
-    assert set(await leader.context.stores.payloads.list()) == tries
+    assert set(await leader.context.stores.payloads.list()) == kept
 
 
 async def test_the_payload_of_a_group_that_nobody_will_train_is_deleted(

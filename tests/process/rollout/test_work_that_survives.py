@@ -7,7 +7,6 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator, Awaitable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,17 +16,17 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from controller.store.journal_audit import verify
-from controller.store.redis_keys import Keys
 from paceline.config.schema import Config
 from paceline.dataset.row_sampler import task_seed
 from paceline.payloads.redis_payloads import RedisPayloads
-from paceline.redis.client import connect
+from paceline.payloads.store import partial_ref
 from paceline.rpc.auth import TOKEN_VARIABLE, own_token
 from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
 from paceline.weights.weight_transfer import StagedWeights
 from rollout_worker.engine import make_engine
 from rollout_worker.engine.base import Completion, Finish, Request, SamplingParams
 from rollout_worker.main import RolloutWorker
+from rollout_worker.tasks.partial_rollouts import GROWTH
 from rollout_worker.tasks.task_messages import partial_group, prefixes_of
 from testbed.fleets.controllers import addresses, config_of, running_controllers, until
 from testbed.patience import patient
@@ -58,10 +57,10 @@ async def loaded(worker: RolloutWorker, model: Path, version: int = 0) -> None:
     ["transformers", pytest.param("vllm", marks=[needs_vllm, pytest.mark.long])],
 )
 @pytest.mark.timeout(600)
-async def test_a_worker_killed_late_in_a_sample_costs_less_than_one_report(
+async def test_a_worker_killed_late_in_a_sample_costs_little_of_it(
     engine: str, model: Path, tmp_path: Path
 ) -> None:
-    """Killed at token 210 of 256, with a report every 32 or 64 tokens: the next owner generates the
+    """Killed at token 210 of 256, with a write every 32 or 64 tokens: the next owner generates the
     rest, and the sample is the one that would have been made undisturbed. No process of the killed
     worker's engine is left."""
     killed_at, length = 210, 256
@@ -86,7 +85,7 @@ async def test_a_worker_killed_late_in_a_sample_costs_less_than_one_report(
         fleet={"lease_ttl_s": 1.0, "heartbeat_s": 0.2},
     ) as controllers:
         config, (address,) = config_of(controllers), addresses(controllers)
-        redis, keys = connect(controllers.redis_url), Keys(config.run.name)
+        payloads = RedisPayloads([controllers.redis_url], config.run.name)
         policy = FakePolicy(config, [address], "policy-0")
         await policy.start()
         training = asyncio.create_task(policy.work(lambda: False))
@@ -115,9 +114,12 @@ async def test_a_worker_killed_late_in_a_sample_costs_less_than_one_report(
             assert killed_at <= generated < length
 
             async def stored() -> int:
-                return int(await redis.hget(keys.partial("t0"), "tokens") or 0)
+                (blob,) = await payloads.get([partial_ref("t0")])
+                partial = rollout_pb2.PartialGroup.FromString(blob or b"")
+                return min((len(c.tokens) // 4 for c in partial.completions), default=0)
 
-            await until(lambda: _exceeds(stored(), 2 * (generated - every)))
+            lost = generated - int(generated / GROWTH) + every
+            await until(lambda: _exceeds(stored(), generated - lost))
             of_victim = psutil.Process(victim.pid).children(recursive=True)
             if engine == "vllm":
                 # The engine's process, which stands still, its ranks, perhaps a resource tracker.
@@ -130,11 +132,11 @@ async def test_a_worker_killed_late_in_a_sample_costs_less_than_one_report(
             await victim.wait()
             await loaded(survivor, model)
             await until(lambda: policy.timings.steps >= 1, 60.0)
-            (payload,) = await RedisPayloads([controllers.redis_url], "load").get([("t0", 2)])
+            (payload,) = await payloads.get([("t0", 2)])
             assert payload is not None
             group = rollout_pb2.Group.FromString(payload)
             twice = generated - survivor.producer.continued_tokens // 2
-            assert 0 <= twice < every
+            assert 0 <= twice < lost
             prompt = np.frombuffer(group.prompt_tokens, "<i4")
             params = SamplingParams(length, seed=task_seed(config.run.seed, "t0"))
             undisturbed = await survivor.engine.generate(Request("whole", prompt, params, 2))
@@ -146,7 +148,7 @@ async def test_a_worker_killed_late_in_a_sample_costs_less_than_one_report(
                 np.testing.assert_allclose(sample.logprobs, expected, atol=1e-3)
                 if survivor.engine.exact_continuation:
                     assert sample.tokens.tolist() == whole.tokens.tolist()
-            await until(lambda: _is(redis.exists(keys.partial("t0")), 0))
+            await until(lambda: _is(payloads.get([partial_ref("t0")]), [None]))
         finally:
             if victim.returncode is None:
                 victim.kill()
@@ -155,7 +157,7 @@ async def test_a_worker_killed_late_in_a_sample_costs_less_than_one_report(
             survivor.lifecycle.stop()
             await asyncio.gather(training, running, return_exceptions=True)
             await policy.stop(goodbye=False)
-            await redis.aclose()
+            await payloads.close()
         report = verify(controllers.redis_url, config.run.name)
         assert report.ok, report.problems
         assert report.counts["duplicates"] == 0 and report.counts["lost"] == 0
@@ -189,7 +191,7 @@ class Scene:
 
 @pytest.fixture
 async def scene(model: Path) -> AsyncIterator[Scene]:
-    """A worker of the real engine that reports every 16 tokens of 400 and serves version 3."""
+    """A worker of the real engine that makes 400 tokens and serves version 3."""
     controller = RolloutController()
     address = await controller.start()
     config = Config.model_validate(
@@ -197,7 +199,7 @@ async def scene(model: Path) -> AsyncIterator[Scene]:
             "model": {"path": str(model), "device": "cpu"},
             "data": {"path": "unused", "max_prompt_tokens": 64},
             "reward": {"processes": 0},
-            "rollout": {"group_size": 2, "max_tokens": 400, "partial_every_tokens": 16},
+            "rollout": {"group_size": 2, "max_tokens": 400},
         }
     )
     scene = Scene(controller, RolloutWorker(config, [address], "rollout-0", "127.0.0.1"))
@@ -215,15 +217,16 @@ async def test_a_worker_that_leaves_hands_back_the_newest_of_its_work(
 ) -> None:
     controller = scene.controller
     task = controller.lease("t0")
-    await until(lambda: task in controller.partials)
+    await until(lambda: scene.worker.engine.stats().tokens > 32)
     scene.worker.lifecycle.stop()
     await asyncio.wait_for(scene.ended, 60)
     assert controller.returns[task].kind == rollout_pb2.RETURN_KIND_HAND_BACK
-    left = controller.partials[task]
+    left = await controller.partial("t0")
     made = scene.worker.engine.stats().tokens
     assert sum(len(c.tokens) // 4 for c in left.completions) == made, "to the last token"
     prompt = np.frombuffer(left.prompt_tokens, "<i4")
-    samples = prefixes_of(left, prompt, count=2, max_tokens=400, version=3)
+    lease = rollout_pb2.Lease(group_size=2)
+    samples = prefixes_of(left, lease, prompt, max_tokens=400, version=3)
     for sample in samples:
         assert sample is not None
         expected = Reference(model).logprobs(prompt.tolist(), sample)
@@ -236,7 +239,8 @@ async def test_an_attempt_goes_on_from_what_the_one_before_left(scene: Scene) ->
     begun = sample([5, 6, 7], [(2, 1), (3, 2)])
     prompt = scene.worker.tokenizer.prompt({"prompt": "s21="}).tokens
     task = common_pb2.TaskRef(task_id="t0", attempt=1)
-    lease = scene.controller.lease("t0", partial=partial_group(task, prompt, [begun, None]))
+    await scene.controller.leave_partial(partial_group(task, prompt, [begun, None]))
+    lease = scene.controller.lease("t0", attempt=2)
     await until(lambda: lease in scene.controller.groups)
     (request,) = engine.requests
     first, second = request.prefixes
@@ -246,65 +250,6 @@ async def test_an_attempt_goes_on_from_what_the_one_before_left(scene: Scene) ->
     assert scene.worker.reports.message().gauges["continued_tokens"] == 3
 
 
-# -- prefixes
-# ---------------------------------------------------------------------------------------
-
-
-def sample(
-    tokens: list[int], versions: list[tuple[int, int]], finish: Finish = Finish.PARTIAL
-) -> Completion:
+def sample(tokens: list[int], versions: list[tuple[int, int]]) -> Completion:
     logprobs = -np.arange(1, len(tokens) + 1, dtype=np.float32)
-    return Completion(np.array(tokens, np.int32), logprobs, tuple(versions), finish)
-
-
-def through_the_wire(*samples: Completion | None, prompt: np.ndarray = PROMPT, **limits: int):
-    group = partial_group(common_pb2.TaskRef(task_id="t0", attempt=1), PROMPT, samples)
-    again = rollout_pb2.PartialGroup.FromString(group.SerializeToString())
-    values = {"count": len(samples), "max_tokens": 8, "version": 9, **limits}
-    return prefixes_of(again, prompt, **values)
-
-
-def test_samples_come_out_of_a_message_as_they_went_in() -> None:
-    running, done = sample([5, 6], [(1, 2)]), sample([7, 2], [(1, 1), (2, 1)], Finish.STOP)
-    first, second, third = through_the_wire(running, done, None)
-    for got, put in ((first, running), (second, done)):
-        assert got is not None
-        np.testing.assert_array_equal(got.tokens, put.tokens)
-        np.testing.assert_array_equal(got.logprobs, put.logprobs)
-        assert (got.versions, got.finish) == (put.versions, put.finish)
-    assert third is None
-
-
-def test_tokens_newer_than_the_engines_weights_are_left_out() -> None:
-    """Versions must not fall within a completion, and this engine is behind."""
-    running = sample([5, 6, 7], [(3, 2), (4, 1)])
-    done = sample([5, 6, 7], [(3, 2), (4, 1)], Finish.LENGTH)
-    kept, whole = through_the_wire(running, done, version=3)
-    assert kept is not None and kept.tokens.tolist() == [5, 6] and kept.versions == ((3, 2),)
-    assert whole is not None and len(whole.tokens) == 3, "nothing will be added to it"
-    assert through_the_wire(running, version=2) == ()
-
-
-def test_tokens_above_a_limit_lowered_since_are_left_out() -> None:
-    running = sample([5, 6, 7, 8], [(1, 1), (2, 3)])
-    done = replace(sample([5, 6, 7], [(1, 2), (2, 1)], Finish.STOP), stop="x")
-    short = sample([5], [(1, 1)], Finish.STOP)
-    for cut, spans in zip(
-        through_the_wire(running, done, max_tokens=2), (((1, 1), (2, 1)), ((1, 2),)), strict=True
-    ):
-        assert cut is not None
-        assert (cut.tokens.tolist(), cut.versions) == ([5, 6], spans)
-        assert (len(cut.logprobs), cut.finish, cut.stop) == (2, Finish.LENGTH, None)
-    (kept,) = through_the_wire(short, max_tokens=2)
-    assert kept is not None and kept.finish is Finish.STOP
-
-
-def test_a_prefix_is_not_used_behind_another_prompt_or_for_another_number_of_samples() -> None:
-    running = sample([5, 6], [(1, 2)])
-    assert through_the_wire(running, prompt=PROMPT[::-1].copy()) == ()
-    assert through_the_wire(running, count=2) == ()
-
-
-def test_a_prefix_that_is_as_long_as_allowed_is_finished() -> None:
-    (whole,) = through_the_wire(sample([5, 6, 7], [(1, 3)]), max_tokens=3)
-    assert whole is not None and whole.finish is Finish.LENGTH
+    return Completion(np.array(tokens, np.int32), logprobs, tuple(versions), Finish.PARTIAL)
