@@ -36,7 +36,7 @@ async def export_newest(
     checkpoint, out = checkpoints[-1].path, run_dir / "export"
     note(f"exporting {checkpoint}")
     trust = ["--trust-remote-code"] if config.model.trust_remote_code else []
-    command = (*python_module("paceline"), "export", checkpoint, "--out", str(out), *trust)
+    command = (*python_module("paceline_launcher"), "export", checkpoint, "--out", str(out), *trust)
     child = await Child.start(
         ChildSpec("export", "export", command, os.environ, export_log(run_dir))
     )

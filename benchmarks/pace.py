@@ -1,0 +1,105 @@
+"""Pace of a small run against another checkout: samples/s and CPU seconds, in alternating pairs.
+
+    python -m benchmarks.pace --against CHECKOUT [--pairs 7] [--steps 120]
+
+Each run is digit sort at 0.1M parameters with one controller, one policy replica and one rollout
+worker, in one checkout and then in the other, on the same cores: the machine's noise meets both.
+The other checkout needs a ``.venv``, and takes this one's checkpoint. Ratios are this / other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.runs import DEMO, REPOSITORY, RESULTS, machine
+
+OVERRIDES = {
+    "model.path": str(DEMO / "model-0.1M"),
+    "fleet.controllers": 1,
+    "fleet.policy": 1,
+    "fleet.rollout": 1,
+}
+PROGRAM = """
+import json, sys
+from benchmarks.runs import run_fleet
+fleet = run_fleet("pace", json.loads(sys.argv[1]), warm_up=int(sys.argv[2]))
+print(json.dumps({
+    "samples_per_s": fleet.samples_per_s,
+    "step_s": fleet.step_s,
+    "cpu_s_per_step": dict(fleet.cpu_s_per_step),
+    "reward_last10": sum(fleet.rewards[-10:]) / 10,
+    "times": {name: value for name, value in fleet.means.items() if name.startswith("time_")},
+    "dropped": fleet.summary.get("groups_dropped", fleet.summary.get("dropped_groups")),
+}))
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.pace",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--against", type=Path, required=True, help="root of another checkout")
+    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--warm-up", type=int, default=20, help="steps that are not counted")
+    parser.add_argument("--set", action="append", default=[], metavar="A.B=C", help="for both")
+    parser.add_argument("--out", type=Path, default=RESULTS / "pace.json")
+    args = parser.parse_args()
+    overrides = OVERRIDES | {"train.steps": args.steps}
+    overrides |= dict(given.split("=", 1) for given in args.set)
+    roots = {"other": args.against.resolve(), "this": REPOSITORY}
+    pairs = []
+    for number in range(args.pairs):
+        # The order alternates, so that neither always runs on the warmer machine.
+        order = list(roots) if number % 2 == 0 else list(reversed(roots))
+        pair = {name: run(roots[name], overrides, args.warm_up) for name in order}
+        pairs.append(pair)
+        ratio = pair["this"]["samples_per_s"] / pair["other"]["samples_per_s"]
+        rates = ", ".join(f"{name} {pair[name]['samples_per_s']:,.0f}/s" for name in roots)
+        print(f"pair {number + 1} of {args.pairs}: {rates}, x {ratio:.2f}", flush=True)
+    found = {"machine": machine(), "steps": args.steps, "pairs": pairs, "ratios": ratios(pairs)}
+    args.out.write_text(json.dumps(found, indent=2) + "\n")
+    for name, values in found["ratios"].items():
+        print(f"{name}: x {median(values):.2f} ({min(values):.2f} to {max(values):.2f})")
+
+
+def run(root: Path, overrides: dict[str, Any], warm_up: int) -> dict[str, Any]:
+    """One run of a checkout, by that checkout's own code."""
+    command = [str(root / ".venv/bin/python"), "-c", PROGRAM, json.dumps(overrides), str(warm_up)]
+    load = os.getloadavg()[0]
+    done = subprocess.run(
+        command,
+        cwd=root,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )
+    if done.returncode:
+        raise SystemExit(f"the run of {root} failed:\n{done.stderr[-3000:]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return {**found, "load_average": load}
+
+
+def ratios(pairs: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """Ratios this / other of each pair, for the rate and for the CPU seconds of each role."""
+    found = {
+        "samples_per_s": [p["this"]["samples_per_s"] / p["other"]["samples_per_s"] for p in pairs]
+    }
+    roles = set(pairs[0]["this"]["cpu_s_per_step"]) & set(pairs[0]["other"]["cpu_s_per_step"])
+    for role in sorted(roles):
+        used = [[p[name]["cpu_s_per_step"][role] for name in ("this", "other")] for p in pairs]
+        if all(other > 0 for _, other in used):
+            found[f"cpu_s_per_step.{role}"] = [this / other for this, other in used]
+    return found
+
+
+if __name__ == "__main__":
+    main()
