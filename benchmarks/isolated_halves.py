@@ -131,7 +131,7 @@ def train(config, warm_up: int, path: Path) -> dict[str, float]:
     import torch
 
     from paceline.v1 import rollout_pb2
-    from policy_worker.step.totals import StepTotals
+    from policy_worker.objectives.batch import StepTotals
     from policy_worker.trainer import EpochMesh, Trainer
     from testbed.groups_in_hand import add as add_groups
 
@@ -142,7 +142,7 @@ def train(config, warm_up: int, path: Path) -> dict[str, float]:
         data = data[end:]
     trainer = Trainer(config, torch.device("cpu"))
     trainer.restore("", 0, 0)
-    trainer.form(EpochMesh(1, 0, 1, "", "alone", "127.0.0.1"), lambda: False)
+    trainer.form(EpochMesh(1, 0, 1, "", "alone", "127.0.0.1"))
     for step, groups in enumerate(batches):
         if step == warm_up:
             begun, cpu = time.perf_counter(), time.process_time()

@@ -90,7 +90,7 @@ def take_part(
     def rank() -> int:
         replica, given = join_ranks()
         scenario(replica, *json.loads(given))
-        replica.next_command()
+        replica.next_operation()
         replica.close()
         return 0
 

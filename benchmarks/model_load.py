@@ -21,15 +21,15 @@ import torch
 from benchmarks import measured_replica
 from benchmarks.measured_replica import Peak, make_model
 from benchmarks.runs import child, machine, write
-from policy_worker.ranks.rank_group import RankGroup
+from policy_worker.rows.replica import Replica
 
 
-def load(replica: RankGroup, path: str, whole: bool) -> dict[str, Any]:
+def load(replica: Replica, path: str, whole: bool) -> dict[str, Any]:
     """Bytes of the shards of all ranks, and the sum of their peaks while they load."""
     from paceline.config.schema import Config
     from policy_worker.model.policy_model import load_part
     from policy_worker.model.train_state import local_tensor
-    from policy_worker.objectives.part import Part
+    from policy_worker.objectives.objective import Part
     from policy_worker.ranks.sharding import load_sharded, shard_model
 
     settings = {"model": {"path": path, "device": "cpu"}, "data": {"path": "d"}}

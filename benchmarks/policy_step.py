@@ -26,12 +26,12 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from paceline.config.schema import Config
 from paceline.v1 import common_pb2, rollout_pb2
+from policy_worker.model import attention
+from policy_worker.model.heads import make_scorer
 from policy_worker.model.train_state import TrainState
-from policy_worker.rows import attention
-from policy_worker.rows.logprobs import make_scorer
+from policy_worker.objectives.batch import StepTotals
 from policy_worker.step.gradients import Gradients
 from policy_worker.step.optimizer import build_optimizer
-from policy_worker.step.totals import StepTotals
 
 GROUPS, GROUP_SIZE, PADDED_COMPLETION, VOCAB = 32, 8, 24, 15
 SIZES = {"0.1 M": (64, 2), "0.8 M": (160, 3)}

@@ -23,7 +23,7 @@ import torch
 from benchmarks import measured_replica
 from benchmarks.measured_replica import Peak, make_model
 from benchmarks.runs import child, machine, write
-from policy_worker.ranks.rank_group import RankGroup
+from policy_worker.rows.replica import Replica
 
 VERSIONS = 3
 WAYS = ("share", "share_deltas", "whole")
@@ -31,14 +31,14 @@ WAYS = ("share", "share_deltas", "whole")
 """
 
 
-def publish(replica: RankGroup, path: str, how: str) -> dict[str, Any]:
+def publish(replica: Replica, path: str, how: str) -> dict[str, Any]:
     """By rank: bytes of its slices and of its share, and the peak of the first publication and of
     all."""
     from paceline.config.schema import Config
     from paceline.weights.weight_snapshot import BUCKET_BYTES
     from policy_worker.model.train_state import TrainState, local_tensor
-    from policy_worker.objectives.part import POLICY, Part
-    from policy_worker.ranks.replica_publisher import PublishingPlace, ReplicaPublisher
+    from policy_worker.objectives.objective import POLICY, Part
+    from policy_worker.publishing.publisher import PublishingPlace, ReplicaPublisher
     from policy_worker.ranks.sharding import load_sharded
 
     device = torch.device("cpu")
@@ -66,7 +66,7 @@ def publish(replica: RankGroup, path: str, how: str) -> dict[str, Any]:
             seconds.append(one(version))  # type: ignore[arg-type]
             replica.agree(True)
             peaks.append(peak.so_far)
-    newest = publisher.links._newest
+    newest = publisher._newest
     slices = sum(local_tensor(p).nbytes for p in model.parameters())
     own = [slices, 0 if newest is None else newest.flat.numel(), peaks[0], peaks[-1]]
     everyone = replica.gather([*own, max(seconds)])
@@ -88,9 +88,9 @@ def publish(replica: RankGroup, path: str, how: str) -> dict[str, Any]:
     }
 
 
-def _on_rank_0(state: Any, replica: RankGroup, publisher: Any) -> Callable[[int], float]:
-    from policy_worker.objectives.part import POLICY
-    from policy_worker.weight_publisher import WeightPublisher
+def _on_rank_0(state: Any, replica: Replica, publisher: Any) -> Callable[[int], float]:
+    from policy_worker.objectives.objective import POLICY
+    from policy_worker.publishing.publisher import WeightPublisher
 
     layout = [
         (name, torch.empty(t.shape, dtype=t.dtype, device="meta"))
@@ -100,7 +100,7 @@ def _on_rank_0(state: Any, replica: RankGroup, publisher: Any) -> Callable[[int]
         url="redis://nowhere",
         run_id="r",
         device=torch.device("cpu"),
-        wire=publisher.links.wire,
+        wire=publisher.wire,
         deltas=False,
         on_link_error=lambda epoch, why: None,
     )
@@ -115,7 +115,7 @@ def _on_rank_0(state: Any, replica: RankGroup, publisher: Any) -> Callable[[int]
                 pass
             return 0.0
         seconds = whole.publish(version, gathered, layout)
-        publisher.links._newest = whole._newest
+        publisher._newest = whole._newest
         return seconds
 
     return publish_whole

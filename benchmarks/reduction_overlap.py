@@ -61,7 +61,7 @@ def make_groups(seed: int) -> list[rollout_pb2.Group]:
 def member(arguments: argparse.Namespace) -> None:
     """One replica: prints the seconds of each step by kind."""
     from paceline.config.schema import Config
-    from policy_worker.step.totals import StepTotals
+    from policy_worker.objectives.batch import StepTotals
     from policy_worker.trainer import EpochMesh, Trainer
     from testbed.groups_in_hand import add as add_groups
 
@@ -74,7 +74,7 @@ def member(arguments: argparse.Namespace) -> None:
     trainer = Trainer(Config.model_validate(settings), torch.device("cpu"))
     trainer.restore("", 0, 0)
     epoch = EpochMesh(1, arguments.member, 2, arguments.url, "overlap", arguments.host)
-    trainer.form(epoch, lambda: False)
+    trainer.form(epoch)
     groups = make_groups(arguments.member)
     tokens = sum(len(c.tokens) // 4 for g in groups for c in g.completions)
     keys = [(g.task.task_id, g.task.attempt) for g in groups]

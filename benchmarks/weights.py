@@ -25,7 +25,7 @@ from torch import Tensor
 from benchmarks.runs import machine
 from paceline.v1 import worker_pb2
 from paceline.weights.weight_snapshot import WireDtype
-from policy_worker.weight_publisher import WeightPublisher
+from policy_worker.publishing.publisher import WeightPublisher
 from testbed.redis.redis_process import throwaway_redis
 from testbed.workers import weight_link_peer
 

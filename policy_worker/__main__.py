@@ -20,8 +20,7 @@ from paceline.process.worker_command import without_collection, worker_command
 def run(config: Config, options: argparse.Namespace) -> int:
     place = torchrun_place(os.environ, config.fleet.policy_ranks)
     if place is not None and place.rank > 0:
-        with without_collection():
-            from policy_worker.ranks.following import follow_from_outside
+        from policy_worker.follower import follow_from_outside
 
         return follow_from_outside(config, place, options)
     with without_collection():

@@ -11,19 +11,21 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.config.schema import Config
+from paceline.errors import UserError
 from paceline.payloads.open_store import open_payloads
 from paceline.payloads.store import Payloads, PayloadStore
 from paceline.process.structured_log import event
 from paceline.process.threads import BackgroundLoop
-from paceline.rpc.client import ControlPlane
+from paceline.rpc.client import ControlPlane, RequestRefused
 from paceline.rpc.session import WorkerSession
 from paceline.rpc.side_channel import SideChannel
 from paceline.v1 import common_pb2, worker_pb2
-from policy_worker.payload_reader import read_payloads
+from policy_worker.rows.group_reading import read_payloads
 
 log = logging.getLogger(__name__)
 
@@ -187,3 +189,28 @@ class BlockingControlPlane:
             if not future.done():
                 future.cancel()
         return None if future.cancelled() else future.result()
+
+
+LIMIT = 3
+
+
+@dataclass
+class RefusalLimit:
+    """Counts refusals of one kind in a row; ``clear`` after a committed step."""
+
+    worker_id: str
+    _kind: tuple[int, str] = (0, "")
+    _count: int = 0
+
+    def add(self, incarnation: int, refusal: RequestRefused) -> None:
+        """Raises UserError at the third of the same kind."""
+        kind = (incarnation, refusal.code)
+        self._count = self._count + 1 if kind == self._kind else 1
+        self._kind = kind
+        if self._count >= LIMIT:
+            raise UserError(
+                f"the controller refused {self.worker_id} {LIMIT} times in a row: {refusal}"
+            ) from refusal
+
+    def clear(self) -> None:
+        self._count = 0

@@ -23,7 +23,7 @@ from paceline.recorded.encoding import RowEncoder
 from paceline.recorded.group import recorded_group
 from paceline.v1 import common_pb2, policy_pb2, rollout_pb2
 from policy_worker.control_plane import BlockingControlPlane
-from policy_worker.step.batch import BadGroup
+from policy_worker.objectives.batch import BadGroup
 from policy_worker.step.stats import Stats
 from policy_worker.trainer import Trainer
 from policy_worker.worker_report import PolicyReport

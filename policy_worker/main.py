@@ -20,7 +20,7 @@
   replica waits for that epoch like every other member.
 
 Threads: training runs here; the session and all calls on control_plane's event loop; what
-publish_and_checkpoint takes over, on the threads of the weight publisher and the checkpoint writer.
+after_commit takes over, on the threads of the weight publisher and the checkpoint writer.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ import math
 import sys
 import time
 from collections.abc import Sequence
+from enum import Enum, auto
 from pathlib import Path
 
 import torch
@@ -47,19 +48,18 @@ from paceline.rpc.addresses import own_address
 from paceline.rpc.client import RequestRefused
 from paceline.rpc.side_channel import SideChannel
 from paceline.v1 import common_pb2, policy_pb2, worker_pb2
-from policy_worker.control_plane import BlockingControlPlane
+from policy_worker.after_commit import AfterCommit
+from policy_worker.control_plane import BlockingControlPlane, RefusalLimit
 from policy_worker.held_out_evaluation import HeldOutEvaluation
-from policy_worker.payload_reader import StorePlace
-from policy_worker.publish_and_checkpoint import PublishAndCheckpoint
-from policy_worker.ranks.following import local_device
+from policy_worker.model.policy_model import local_device
 from policy_worker.ranks.outside_ranks import OutsideRank
 from policy_worker.ranks.rank_group import start_ranks
-from policy_worker.ranks.stuck_ranks import StuckRanks
-from policy_worker.refusal_limit import RefusalLimit
+from policy_worker.rows.group_reading import StorePlace
+from policy_worker.rows.replica import Replica
 from policy_worker.shard_gradients import ShardGradients
 from policy_worker.step.stats import Stats
 from policy_worker.trainer import EpochMesh, Trainer
-from policy_worker.worker_report import PolicyReport
+from policy_worker.worker_report import EpochState, PolicyReport, StuckRanks
 
 log = logging.getLogger(__name__)
 
@@ -121,15 +121,13 @@ class PolicyWorker:
         self.config = config
         self.run_dir = run_dir
         self.host = tensor_host or own_address(controllers[0])
-        self.worker_report = PolicyReport()
+        self.epochs = EpochState()
+        self.worker_report = PolicyReport(self.epochs)
         self.side: SideChannel | None = None
         """Reports while there is no session."""
         self.admitted = False
         """The controller took this worker's config and token."""
-        self.outlets: PublishAndCheckpoint | None = None
-        self.ended_epoch = 0
-        """Newest epoch that ended for this replica before the controller named another one."""
-        self.newest_epoch = 0
+        self.outlets: AfterCommit | None = None
         self.followed: worker_pb2.Directive | None = None
         self.idle_since = time.monotonic()
         self.last_commit_s = 0.0
@@ -144,6 +142,7 @@ class PolicyWorker:
         )
         device = local_device(config, place.local_rank if place is not None else 0)
         if place is not None and place.size > 1:
+            replica: Replica
             replica, _ = OutsideRank(place, config, worker_id, self.host).join(device.type)
         else:
             settings = {"config": config.model_dump(mode="json"), "worker_id": worker_id}
@@ -161,6 +160,7 @@ class PolicyWorker:
             on_progress=self.progressed,
             step_left=self.step_is_left,
         )
+        self.worker_report.state = self.trainer.state
         self.shard = ShardGradients(self.control, self.trainer, self.worker_report)
         self.held_out = HeldOutEvaluation(config, self.control, self.trainer, self.worker_report)
 
@@ -174,11 +174,11 @@ class PolicyWorker:
         self.rendezvous_url, self.run_id = reply.rendezvous_url, reply.run_id
         store = StorePlace(list(reply.payload_urls), reply.run_id, reply.rendezvous_url)
         self.trainer.attach(self.run_dir or Path(reply.run_dir), store)
-        self.outlets = PublishAndCheckpoint(self.control, self.trainer, reply, self.host)
+        self.outlets = AfterCommit(self.control, self.trainer, reply, self.host)
         self.control.on_directive(self.end_epochs)
         if (directive := self.control.directive) is not None:  # came before the line above
             self.end_epochs(directive)
-        self.worker_report.lifecycle = worker_pb2.LIFECYCLE_RUNNING
+        self.worker_report.enter(worker_pb2.LIFECYCLE_RUNNING)
         try:
             while (directive := self.next_directive()) is not None:
                 self.follow(directive)
@@ -193,8 +193,8 @@ class PolicyWorker:
         if directive is None:  # rejoining at this very moment
             return self.next_directive()
         draining = directive.lifecycle == worker_pb2.LIFECYCLE_DRAINING
-        if draining and self.worker_report.lifecycle == worker_pb2.LIFECYCLE_RUNNING:
-            self.worker_report.lifecycle = worker_pb2.LIFECYCLE_DRAINING
+        if draining and self.worker_report.now.lifecycle == worker_pb2.LIFECYCLE_RUNNING:
+            self.worker_report.enter(worker_pb2.LIFECYCLE_DRAINING)
             self.control.poke()
         if self.control.stopped or (draining and self.control.mesh is None):
             return None
@@ -209,11 +209,11 @@ class PolicyWorker:
             if mesh is None:
                 self.leave()
                 self.sleep(directive, "no mesh")
-            elif mesh.epoch == self.ended_epoch:
+            elif mesh.epoch == self.epochs.ended:
                 self.leave()
                 if not self.sleep(directive, "epoch over", REPORT_AGAIN_S):
                     self.control.report_failure(mesh.epoch, "still over")
-            elif mesh.epoch != self.worker_report.mesh_epoch:
+            elif mesh.epoch != self.epochs.formed:
                 self.join(mesh)
             else:
                 self.take_step(mesh)
@@ -247,35 +247,24 @@ class PolicyWorker:
         where = f"forming epoch {mesh.epoch}"
         with waiting(WaitKind.PEERS, where, limit_s=FORM_LIMIT_S):
             over = functools.partial(self.epoch_is_over, mesh.epoch)
-            trainer.form(here, over, FORM_LIMIT_S)
-        version = Version(mesh.state_version)
-        needy = [i for i, member in enumerate(mesh.members) if member.needs_state]
-        if mesh.restore:
-            if trainer.state.version != version:
-                self.worker_report.work(f"epoch {mesh.epoch}: restoring")
-                path = mesh.checkpoint_path
-                what = f"reading checkpoint {path}" if path else "reading the initial model"
-                with waiting(WaitKind.CHECKPOINT, what, path or self.config.model.path):
-                    trainer.restore(path, Step(mesh.step), version)
-        elif rank in needy:
-            self.worker_report.work(f"epoch {mesh.epoch}: receiving the state")
-            # One behind the other: each joiner hands on what it receives.
-            line = [mesh.source_rank, *needy]
-            place = line.index(rank, 1)
-            source = mesh.members[line[place - 1]].worker_id
-            with waiting(WaitKind.STATE, f"receiving the state from {source}", source):
-                trainer.receive_state(line[place - 1], next(iter(line[place + 1 :]), None))
-            self.out.forget_from(version)
-        elif needy and rank == mesh.source_rank:
-            self.worker_report.work(f"epoch {mesh.epoch}: sending the state to {len(needy)}")
-            first = mesh.members[needy[0]].worker_id
-            with waiting(WaitKind.STATE, f"sending the state to {first}", first):
-                trainer.send_state(needy[0])
-        if trainer.state.version != version:
+            trainer.form(here, FORM_LIMIT_S, cancelled=over)
+        match way_to_state(mesh, rank):
+            case WayToState.RESTORE:
+                self.restore(mesh)
+            case WayToState.RECEIVE:
+                self.receive_state(mesh, rank)
+            case WayToState.SEND:
+                self.send_state(mesh)
+            case WayToState.HOLD:
+                pass
+        if trainer.state.version != mesh.state_version:
             # The controller sees it in the report, and forms an epoch that transfers the state
             # here.
-            raise MeshError(f"holds version {trainer.state.version}, the epoch needs {version}")
-        self.worker_report.mesh_epoch = mesh.epoch
+            raise MeshError(
+                f"holds version {trainer.state.version}, the epoch needs {mesh.state_version}"
+            )
+        self.epochs.formed = mesh.epoch
+        self.worker_report.refresh()
         self.control.poke()
         event(
             log,
@@ -288,27 +277,59 @@ class PolicyWorker:
             ms=(time.monotonic() - begun) * 1e3,
         )
 
+    def restore(self, mesh: worker_pb2.PolicyMesh) -> None:
+        """Takes the state from a checkpoint, or from model.path."""
+        version = Version(mesh.state_version)
+        if self.trainer.state.version == version:
+            return
+        self.worker_report.work(f"epoch {mesh.epoch}: restoring")
+        path = mesh.checkpoint_path
+        what = f"reading checkpoint {path}" if path else "reading the initial model"
+        with waiting(WaitKind.CHECKPOINT, what, path or self.config.model.path):
+            self.trainer.restore(path, Step(mesh.step), version)
+
+    def receive_state(self, mesh: worker_pb2.PolicyMesh, rank: int) -> None:
+        """Takes the state from the member before this one, and hands it to the one after it: they
+        stand in one line behind the source."""
+        self.worker_report.work(f"epoch {mesh.epoch}: receiving the state")
+        line = [mesh.source_rank, *joiners(mesh)]
+        place = line.index(rank, 1)
+        source = mesh.members[line[place - 1]].worker_id
+        successor = line[place + 1] if place + 1 < len(line) else None
+        with waiting(WaitKind.STATE, f"receiving the state from {source}", source):
+            self.trainer.receive_state(line[place - 1], successor)
+        self.out.forget_from(Version(mesh.state_version))
+
+    def send_state(self, mesh: worker_pb2.PolicyMesh) -> None:
+        """Sends the state to the first joiner."""
+        first, *others = joiners(mesh)
+        self.worker_report.work(f"epoch {mesh.epoch}: sending the state to {1 + len(others)}")
+        peer = mesh.members[first].worker_id
+        with waiting(WaitKind.STATE, f"sending the state to {peer}", peer):
+            self.trainer.send_state(first)
+
     def leave(self) -> None:
         """Leaves the mesh and keeps the local gradients."""
         self.trainer.abandon()
-        if self.worker_report.mesh_epoch:
-            self.worker_report.mesh_epoch = 0
+        if self.epochs.formed:
+            self.epochs.formed = 0
+            self.worker_report.refresh()
             self.control.poke()
 
     def collective_failed(self, mesh: worker_pb2.PolicyMesh | None, error: MeshError) -> None:
         """Reports the failure and leaves the mesh; the controller's next epoch comes by directive."""
-        epoch = mesh.epoch if mesh is not None else self.worker_report.mesh_epoch
+        epoch = mesh.epoch if mesh is not None else self.epochs.formed
         event(log, "collective failed", logging.WARNING, epoch=epoch, error=error)
-        self.ended_epoch = epoch
+        self.epochs.ended = epoch
         self.leave()
         self.control.report_failure(epoch, str(error))
 
     def end_epochs(self, directive: worker_pb2.Directive) -> None:
         """Ends the epochs that a new directive ends; on the session's thread, because the training
         thread may wait for another rank of this replica, and that rank for a peer that is gone."""
-        self.newest_epoch = max(self.newest_epoch, directive.mesh.epoch)
-        current = self.control.mesh
-        self.trainer.replica.end_epoch(self.newest_epoch - (current is not None))
+        self.epochs.wanted = max(self.epochs.wanted, directive.mesh.epoch)
+        member = self.control.mesh is not None
+        self.trainer.replica.end_epoch(self.epochs.wanted - member)
 
     def epoch_is_over(self, epoch: int) -> bool:
         mesh = self.control.mesh
@@ -323,7 +344,7 @@ class PolicyWorker:
             return
         shard = self.shard.compute(plan, lambda: self.groups_are_left(mesh.epoch))
         if not shard.complete:
-            self.ended_epoch = mesh.epoch
+            self.epochs.ended = mesh.epoch
             self.leave()
             return
         self.worker_report.work(f"step {plan.step}: reducing")
@@ -340,11 +361,12 @@ class PolicyWorker:
         with waiting(WaitKind.VOTES, f"waiting for the votes of step {plan.step}"):
             version = self.vote(plan, stats)
         if version is None:
-            self.ended_epoch = mesh.epoch
+            self.epochs.ended = mesh.epoch
             self.leave()
             return
         self.worker_report.work(f"step {plan.step}: committing")
         self.trainer.commit(version, plan.lr)
+        self.worker_report.refresh()
         self.last_commit_s = time.monotonic() - reduced
         self.refusals.clear()
         self.control.poke()
@@ -405,7 +427,7 @@ class PolicyWorker:
             )
             return None
         if reply.state != policy_pb2.PLAN_STATE_OPEN:
-            self.ended_epoch = epoch
+            self.epochs.ended = epoch
             return None
         plan: policy_pb2.StepPlan = reply.plan
         return plan
@@ -443,14 +465,12 @@ class PolicyWorker:
 
     def report(self) -> worker_pb2.Report:
         """On the session's thread; there is no session before there is a trainer."""
-        links = self.outlets.publisher.links.formed_epochs() if self.outlets is not None else []
-        report = self.worker_report.report(self.trainer.state.version, links)
-        report.waits.extend(messages(self.stuck_ranks.waits()))
-        return report
+        links = self.outlets.publisher.formed_epochs() if self.outlets is not None else []
+        return self.worker_report.report(links, messages(self.stuck_ranks.waits()))
 
     def progressed(self) -> None:
         """The training thread has completed a part of its work."""
-        self.worker_report.progress += 1
+        self.worker_report.progressed()
         if self.outlets is not None and self.trainer.replica.size == 1:
             # A receiver that joins in the middle of a long step need not wait for its end: weights
             # do not change before the commit. With several ranks publishing is collective.
@@ -469,7 +489,7 @@ class PolicyWorker:
         return self.control.directive is not directive
 
     @property
-    def out(self) -> PublishAndCheckpoint:
+    def out(self) -> AfterCommit:
         if self.outlets is None:
             raise RuntimeError("not registered yet")
         return self.outlets
@@ -482,7 +502,7 @@ class PolicyWorker:
         # Its checkpoints are being written: the writer's thread marks its own wait.
         self.trainer.close()
         self.out.finish()
-        self.worker_report.lifecycle = worker_pb2.LIFECYCLE_STOPPED
+        self.worker_report.enter(worker_pb2.LIFECYCLE_STOPPED)
         event(log, "finished", step=self.trainer.state.step, version=self.trainer.state.version)
 
     def close(self) -> None:
@@ -490,3 +510,26 @@ class PolicyWorker:
             self.outlets.publisher.close()
         self.trainer.abandon()
         self.control.close()
+
+
+class WayToState(Enum):
+    """How a member of an epoch comes to the state that all members must hold."""
+
+    RESTORE = auto()
+    RECEIVE = auto()
+    SEND = auto()
+    HOLD = auto()
+    """It has the state, and nobody needs it from this one."""
+
+
+def way_to_state(mesh: worker_pb2.PolicyMesh, rank: int) -> WayToState:
+    if mesh.restore:
+        return WayToState.RESTORE
+    if mesh.members[rank].needs_state:
+        return WayToState.RECEIVE
+    return WayToState.SEND if rank == mesh.source_rank and joiners(mesh) else WayToState.HOLD
+
+
+def joiners(mesh: worker_pb2.PolicyMesh) -> list[int]:
+    """Ranks of the members that need the state."""
+    return [rank for rank, member in enumerate(mesh.members) if member.needs_state]

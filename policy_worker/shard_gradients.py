@@ -21,10 +21,9 @@ from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, waiting
 from paceline.v1 import common_pb2, policy_pb2
 from policy_worker.control_plane import BlockingControlPlane
-from policy_worker.step.accepted_group import AcceptedGroup
-from policy_worker.step.batch import BadGroup, GroupKey
+from policy_worker.objectives.batch import BadGroup, GroupKey, StepTotals
+from policy_worker.rows.group_reading import AcceptedGroup
 from policy_worker.step.gradients import RowOutOfMemory
-from policy_worker.step.totals import StepTotals
 from policy_worker.trainer import Taken, Trainer
 from policy_worker.worker_report import PolicyReport
 
@@ -93,7 +92,7 @@ class ShardGradients:
         none = policy_pb2.PlannedGroup()
         groups = [AcceptedGroup.of(key, planned.get(key, none)) for key in batch]
         with waiting(WaitKind.PAYLOADS, f"fetching {len(batch)} groups of step {plan.step}"):
-            return self.trainer.take(groups, lambda keys: self.control.fetch(keys, over))
+            return self.trainer.take(groups, fetch=lambda keys: self.control.fetch(keys, over))
 
     def _add(
         self,

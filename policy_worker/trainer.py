@@ -4,9 +4,8 @@
       ▲                                                 ▲         │      │       │
       └─────────────────── abandon ◄────────────────────┴─────────┴──────┴───────┘  (local gradients stay)
 
-- Nothing here talks to the controller. Each operation first announces itself to the other ranks,
-  which call the same method, or the one that decodes its arguments from JSON: so all ranks execute
-  the same sequence.
+- Nothing here talks to the controller. Operations are declared with ``on_every_rank``, so all ranks
+  execute the same sequence.
 - An operation on the mesh that fails on one rank fails on all, and leaves the mesh abandoned.
 - Only restore, receive_state and commit change the state. commit computes from the reduced buffer,
   which is the same on all replicas bit for bit, and from nothing else.
@@ -14,14 +13,13 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import KW_ONLY, asdict, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Any, NewType
+from typing import NewType
 
 import torch
 from torch import Tensor
@@ -34,30 +32,37 @@ from paceline.v1 import rollout_pb2
 from paceline.weights.wire.tensor_checksum import weights_digest
 from policy_worker.checkpoint.checkpoint import Checkpointer, CheckpointInfo
 from policy_worker.model.train_state import NO_VERSION, TrainState
+from policy_worker.objectives.batch import BadGroup, GroupKey, StepTotals
 from policy_worker.objectives.load import load_objective
-from policy_worker.objectives.part import POLICY
-from policy_worker.payload_reader import PayloadReader, StorePlace
-from policy_worker.ranks.rank_group import RankCommand, RankGroup
-from policy_worker.ranks.replica_publisher import PublishingPlace, ReplicaPublisher
+from policy_worker.objectives.objective import POLICY
+from policy_worker.publishing.publisher import PublishingPlace, ReplicaPublisher
+from policy_worker.ranks.operations import OnRank, on_every_rank
+from policy_worker.ranks.operations import follow as follow_operations
+from policy_worker.ranks.rank_group import RankGroup
 from policy_worker.ranks.sharding import (
     load_sharded,
     load_sharded_state,
     local_weights,
     squared_norm,
 )
+from policy_worker.ranks.state_transfer import receive_state, send_state, state_tensors
+from policy_worker.rows.group_reading import AcceptedGroup, PayloadReader, StorePlace
+from policy_worker.rows.replica import Replica
 from policy_worker.rows.row_shares import Fetch, RowShare
-from policy_worker.state_transfer import receive_state, send_state, state_tensors
-from policy_worker.step.accepted_group import AcceptedGroup
-from policy_worker.step.batch import BadGroup, GroupKey
 from policy_worker.step.gradients import Gradients, RowOutOfMemory
 from policy_worker.step.held_out import measure_held_out
 from policy_worker.step.optimizer import apply_update
 from policy_worker.step.reduction import Reduction
 from policy_worker.step.stats import Stats
-from policy_worker.step.totals import StepTotals
 
 Taken = NewType("Taken", int)
 """Names groups whose payloads the ranks have read: the first ones of a step have 0."""
+
+
+def follow(replica: RankGroup, config: Config, device: torch.device) -> None:
+    """Ranks above 0: executes what rank 0 announces until it announces the end."""
+    Trainer(config, device, replica=replica).follow()
+    replica.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,7 @@ class Trainer:
     config: Config
     device: torch.device
     _: KW_ONLY
-    replica: RankGroup = field(default_factory=RankGroup)
+    replica: Replica = field(default_factory=Replica)
     on_progress: Callable[[], None] = lambda: None
     """Called whenever work has progressed."""
     step_left: Callable[[], bool] = lambda: False
@@ -114,12 +119,11 @@ class Trainer:
         """Of the open step: what was read; None for what was added."""
         self._payloads: PayloadReader | None = None
 
-    def attach(self, run_dir: str | Path, store: StorePlace | None = None) -> None:
+    @on_every_rank
+    def attach(self, run_dir: Path, store: StorePlace | None = None) -> None:
         """Sets the run directory for checkpoints, and the payload store that ranks above 0 read
         from; the controller names both."""
-        place = asdict(store) if store is not None else None
-        self.replica.announce(RankCommand.ATTACH, run_dir=str(run_dir), store=place)
-        self._checkpointer = Checkpointer(Path(run_dir), self.config, self.replica, self.device)
+        self._checkpointer = Checkpointer(run_dir, self.config, self.replica, self.device)
         if store is not None and not self.replica.leads:
             self._payloads = PayloadReader(store)
 
@@ -136,22 +140,26 @@ class Trainer:
         """This replica's rank in the mesh it has formed; -1 without one."""
         return -1 if self._mesh is None else self._mesh.rank
 
+    @on_every_rank
     def form(
-        self, epoch: EpochMesh, cancelled: Callable[[], bool], timeout_s: float = 60.0
+        self,
+        epoch: EpochMesh,
+        timeout_s: float = 60.0,
+        *,
+        cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Connects to the epoch's other members.
+        """Connects to the epoch's other members, unless ``cancelled`` or another rank says that it
+        is over.
 
         Raises EpochCancelled or MeshError; this replica has no mesh then.
         """
-        self.replica.announce(RankCommand.FORM, epoch=asdict(epoch), timeout_s=timeout_s)
         self._leave_mesh()
         self._epoch = epoch.number
 
         def over() -> bool:
             if cancelled():
                 self.replica.end_epoch(epoch.number)
-                return True
-            return False
+            return self.replica.epoch_over(epoch.number)
 
         def meet() -> None:
             self._mesh = ProcessMesh.form(
@@ -172,11 +180,15 @@ class Trainer:
         if self._mesh is None:
             return
         self.replica.end_epoch(self._epoch)
-        self.replica.announce(RankCommand.ABANDON)
+        self.abandon_mesh()
+
+    @on_every_rank
+    def abandon_mesh(self) -> None:
         self._leave_mesh()
 
     # -- state --------------------------------------------------------------------------------
 
+    @on_every_rank
     def restore(self, path: str, step: Step, version: Version) -> None:
         """Loads a checkpoint, or with an empty path the initial state, as ``version`` after
         ``step``.
@@ -186,7 +198,6 @@ class Trainer:
 
         Raises CheckpointError or ModelError; the state is unusable then.
         """
-        self.replica.announce(RankCommand.RESTORE, path=path, step=step, version=version)
         self._forget_step()
         self.state.version = NO_VERSION
         if path:
@@ -212,20 +223,20 @@ class Trainer:
                 self.state, self.config.model.initial_checkpoint, self.on_progress
             )
 
+    @on_every_rank
     def send_state(self, peer: int) -> None:
         """Sends the whole state to mesh rank ``peer``. Raises EpochCancelled or MeshError."""
-        self.replica.announce(RankCommand.SEND_STATE, peer=peer)
         self._on_all_ranks(
             lambda: send_state(self._need_mesh(), self.state, peer, self.on_progress)
         )
 
+    @on_every_rank
     def receive_state(self, source: int, following: int | None = None) -> None:
         """Takes over the whole state of mesh rank ``source``, bit for bit, and hands it on to mesh
         rank ``following``.
 
         Raises EpochCancelled or MeshError; the state is void then (version -1).
         """
-        self.replica.announce(RankCommand.RECEIVE_STATE, source=source, following=following)
         self._forget_step()
         self._initial = False
 
@@ -239,19 +250,22 @@ class Trainer:
         """Digest of all parts' weights and of the objective's numbers, equal on replicas whose
         state is equal bit for bit."""
         if self._digest[0] != self.state.version:
-            self.replica.announce(RankCommand.DIGEST)
-            parts: list[str] = self.replica.gather(
-                weights_digest([*local_weights(self.state), *self.state.scalars.items()])
-            )
-            whole = hashlib.sha256("".join(parts).encode()).hexdigest()
-            self._digest = (self.state.version, parts[0] if len(parts) == 1 else whole)
+            self.compute_digest()
         return self._digest[1]
+
+    @on_every_rank
+    def compute_digest(self) -> None:
+        parts: list[str] = self.replica.gather(
+            weights_digest([*local_weights(self.state), *self.state.scalars.items()])
+        )
+        joined = hashlib.sha256("".join(parts).encode()).hexdigest()
+        self._digest = (self.state.version, parts[0] if len(parts) == 1 else joined)
 
     # -- step ---------------------------------------------------------------------------------
 
+    @on_every_rank
     def begin(self, spec: StepTotals, shard: Sequence[GroupKey]) -> list[GroupKey]:
         """Opens or continues a step; returns the groups of ``shard`` that are still to be added."""
-        self.replica.announce(RankCommand.BEGIN, spec=asdict(spec), shard=list(shard))
         self._taken.clear()
         return self.gradients.begin(spec, shard)
 
@@ -265,28 +279,37 @@ class Trainer:
         """Whether there is a policy whose weights rollout workers could load."""
         return POLICY in self.state.parts
 
-    def take(self, groups: Sequence[AcceptedGroup], fetch: Fetch) -> Taken:
-        """Has each rank read and check the groups that its rows need of ``groups``, for add(). Rank
-        0 reads with ``fetch``.
+    @on_every_rank
+    def take(self, accepted: Sequence[AcceptedGroup], *, fetch: Fetch | None = None) -> Taken:
+        """Has each rank read and check the groups that its rows need of ``accepted``, for add().
+        Rank 0 reads with ``fetch``, the others from the store that they are attached to.
 
         Raises BadGroup with the groups that a rank found lost or invalid, EpochCancelled if the
         epoch ended meanwhile, and what ``fetch`` raises. Nothing was added then.
         """
-        self.replica.announce(RankCommand.TAKE, accepted=[asdict(group) for group in groups])
+        read = fetch or self._read_store
 
-        def read(keys: Sequence[GroupKey]) -> Payloads | None:
+        def read_or_end(keys: Sequence[GroupKey]) -> Payloads | None:
             payloads = None
             try:
-                payloads = fetch(keys)
+                payloads = read(keys)
                 return payloads
             finally:
                 if payloads is None:
                     # Ranks that still wait for the store are freed without the controller.
                     self.replica.end_epoch(self._epoch)
 
-        self._taken[Taken(len(self._taken))] = self.gradients.take(groups, read)
-        return Taken(len(self._taken) - 1)
+        taken = Taken(len(self._taken))
+        self._taken[taken] = self.gradients.take(accepted, read_or_end)
+        return taken
 
+    def _read_store(self, keys: Sequence[GroupKey]) -> Payloads | None:
+        """The payloads, unless the epoch ends before."""
+        if self._payloads is None:
+            raise RuntimeError("the trainer is attached to no payload store")
+        return self._payloads.fetch(keys, lambda: self.replica.epoch_over(self._epoch))
+
+    @on_every_rank
     def add(self, taken: Taken, last: bool = False) -> None:
         """Adds the gradients of what take() returned ``taken`` for to the local ones, once.
 
@@ -295,7 +318,6 @@ class Trainer:
 
         Raises RowOutOfMemory (of one rank) or EpochCancelled; the step has to begin again then.
         """
-        self.replica.announce(RankCommand.ADD, taken=taken, last=last)
         share, self._taken[taken] = self._taken[taken], None
         if share is None:
             raise RuntimeError("added before")
@@ -311,22 +333,22 @@ class Trainer:
             self._reduction = None
             raise
 
+    @on_every_rank
     def measure(self, groups: Sequence[rollout_pb2.Group]) -> Stats:
         """Loss and measurements of held-out groups with the present state, without gradients.
         Raises BadGroup."""
-        self.replica.announce(RankCommand.MEASURE, groups=groups)
         found = measure_held_out(self.gradients, groups)
         stats = Stats()
         stats.merge(self.replica.gather(found.entries))
         return stats
 
+    @on_every_rank
     def reduce(self) -> Stats:
         """Sums the gradients of all members into a scratch buffer, for commit().
 
         Local gradients are untouched. Returns this replica's stats of the step, grad_norm of each
         part (before clipping) included. Raises EpochCancelled or MeshError.
         """
-        self.replica.announce(RankCommand.REDUCE)
         reduction, self._reduction = self._reduction, None
         scratch = self._scratch_buffer()
 
@@ -367,10 +389,10 @@ class Trainer:
             )
         return self._scratch
 
+    @on_every_rank
     def commit(self, version: Version, lr: float) -> None:
         """Applies the reduced gradients at learning rate ``lr``: the state is now ``version``, one
         step further."""
-        self.replica.announce(RankCommand.COMMIT, version=version, lr=lr)
         if self._scratch is None:
             raise RuntimeError("nothing was reduced")
         self._before_change()
@@ -389,37 +411,24 @@ class Trainer:
 
     def save(self) -> Future[CheckpointInfo]:
         """Copies the state and writes it in the background; see Checkpointer.save_async."""
-        digest = self.digest()
-        self.replica.announce(RankCommand.SAVE, digest=digest)
+        return self.save_as(self.digest())
+
+    @on_every_rank
+    def save_as(self, digest: str) -> Future[CheckpointInfo]:
         return self.checkpointer.save_async(self.state, digest)
 
+    @on_every_rank
     def open_publisher(
         self,
         place: PublishingPlace,
+        *,
         on_link_error: Callable[[int, str], None] = lambda epoch, why: None,
     ) -> ReplicaPublisher:
-        """The publisher of the policy's weights, before the first publish()."""
-        self.replica.announce(RankCommand.OPEN_PUBLISHER, place=asdict(place))
+        """The publisher of the policy's weights."""
         self._publisher = ReplicaPublisher(
             self.state, self.replica, self.device, place, on_link_error
         )
         return self._publisher
-
-    def publish(self, version: Version) -> float:
-        """Hands the present weights, as ``version``, to the publisher; returns the seconds that it
-        took."""
-        self.replica.announce(RankCommand.PUBLISH, version=version)
-        return self._need_publisher().publish(version)
-
-    def forget_published(self) -> None:
-        """What was published was never committed."""
-        self.replica.announce(RankCommand.FORGET_PUBLISHED)
-        self._need_publisher().forget()
-
-    def free_published(self) -> None:
-        """Nobody is to receive what was published: its memory is let go of."""
-        self.replica.announce(RankCommand.FREE_PUBLISHED)
-        self._need_publisher().free()
 
     def close(self) -> None:
         """Ends the mesh, waits for the checkpoints under way, and ends the other ranks."""
@@ -428,66 +437,19 @@ class Trainer:
             self._checkpointer.close()
         self.replica.close()
 
-    # -- ranks above 0 ------------------------------------------------------------------------
-
     def follow(self) -> None:
         """Ranks above 0: executes what rank 0 announces, until it announces the end."""
-        operations = self._operations()
-        while (announced := self.replica.next_command())[0] != RankCommand.STOP:
-            command, arguments = announced
-            try:
-                operations[command](**arguments)
-            except (EpochCancelled, MeshError, BadGroup):
-                # The same operation fails on rank 0, which decides what comes next.
-                continue
+        may_fail = (EpochCancelled, MeshError, BadGroup)
+        assert isinstance(self.replica, RankGroup)
+        follow_operations(self.replica, self._targets, may_fail)
         self._leave_mesh()
         if self._checkpointer is not None:
             self._checkpointer.close()
         if self._publisher is not None:
             self._publisher.close()
 
-    def _fetch(self, keys: Sequence[GroupKey]) -> Payloads | None:
-        """Ranks above 0: the payloads, unless the epoch ends before."""
-        if self._payloads is None:
-            raise RuntimeError("the trainer is attached to no payload store")
-        return self._payloads.fetch(keys, lambda: self.replica.epoch_over(self._epoch))
-
-    def _operations(self) -> dict[RankCommand, Callable[..., object]]:
-        """The operation behind each announcement; its arguments come as JSON values."""
-
-        def attach(run_dir: str, store: dict[str, Any] | None) -> None:
-            self.attach(run_dir, StorePlace(**store) if store is not None else None)
-
-        def take(accepted: list[dict[str, Any]]) -> None:
-            self.take([AcceptedGroup.from_json(group) for group in accepted], self._fetch)
-
-        def form(epoch: dict[str, Any], timeout_s: float) -> None:
-            over = functools.partial(self.replica.epoch_over, epoch["number"])
-            self.form(EpochMesh(**epoch), over, timeout_s)
-
-        def begin(spec: dict[str, Any], shard: list[list[Any]]) -> None:
-            self.begin(StepTotals.from_json(spec), [(task, attempt) for task, attempt in shard])
-
-        return {
-            RankCommand.ATTACH: attach,
-            RankCommand.FORM: form,
-            RankCommand.ABANDON: self.abandon,
-            RankCommand.RESTORE: self.restore,
-            RankCommand.SEND_STATE: self.send_state,
-            RankCommand.RECEIVE_STATE: self.receive_state,
-            RankCommand.DIGEST: self.digest,
-            RankCommand.BEGIN: begin,
-            RankCommand.TAKE: take,
-            RankCommand.ADD: self.add,
-            RankCommand.MEASURE: self.measure,
-            RankCommand.REDUCE: self.reduce,
-            RankCommand.COMMIT: self.commit,
-            RankCommand.SAVE: lambda digest: self.checkpointer.save_async(self.state, digest),
-            RankCommand.OPEN_PUBLISHER: lambda place: self.open_publisher(PublishingPlace(**place)),
-            RankCommand.PUBLISH: self.publish,
-            RankCommand.FORGET_PUBLISHED: self.forget_published,
-            RankCommand.FREE_PUBLISHED: self.free_published,
-        }
+    def _targets(self) -> list[OnRank]:
+        return [self] if self._publisher is None else [self, self._publisher]
 
     # -- inside an operation ------------------------------------------------------------------
 
@@ -526,11 +488,6 @@ class Trainer:
         mesh, self._mesh = self._mesh, None
         if mesh is not None:
             mesh.abandon()
-
-    def _need_publisher(self) -> ReplicaPublisher:
-        if self._publisher is None:
-            raise RuntimeError("the trainer has no publisher")
-        return self._publisher
 
     def _need_mesh(self) -> ProcessMesh:
         if self._mesh is None:

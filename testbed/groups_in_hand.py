@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from paceline.groups.payload import encode
 from paceline.v1 import rollout_pb2
-from policy_worker.step.accepted_group import AcceptedGroup
+from policy_worker.rows.group_reading import AcceptedGroup
 from policy_worker.trainer import Trainer
 
 
@@ -15,4 +15,4 @@ def add(trainer: Trainer, groups: Sequence[rollout_pb2.Group], *, last: bool = F
     do."""
     payloads = {(g.task.task_id, g.task.attempt): encode(g) for g in groups}
     accepted = [AcceptedGroup(key) for key in payloads]
-    trainer.add(trainer.take(accepted, lambda keys: [payloads[key] for key in keys]), last)
+    trainer.add(trainer.take(accepted, fetch=lambda keys: [payloads[key] for key in keys]), last)

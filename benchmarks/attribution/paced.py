@@ -9,9 +9,8 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
+from policy_worker.objectives.batch import StepTotals, TokenBatch
 from policy_worker.objectives.grpo import Grpo
-from policy_worker.step.batch import TokenBatch
-from policy_worker.step.totals import StepTotals
 
 SEQUENCE_S = 0.3
 

@@ -11,11 +11,10 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from paceline.config.schema import Config
 from paceline.v1 import common_pb2, rollout_pb2
-from policy_worker.model.compiled_blocks import compile_blocks
-from policy_worker.model.policy_model import blocks_of
+from policy_worker.model import attention, flex_attention
+from policy_worker.model.heads import make_scorer
+from policy_worker.model.policy_model import blocks_of, compile_blocks
 from policy_worker.model.train_state import TrainState
-from policy_worker.rows import attention, flex_attention
-from policy_worker.rows.logprobs import make_scorer
 from policy_worker.step.gradients import Gradients
 from policy_worker.step.optimizer import build_optimizer
 

@@ -16,8 +16,7 @@ from benchmarks.gpu_check.models import (
     run_config,
     trained_tokens,
 )
-from policy_worker.step.batch import decode
-from policy_worker.step.totals import StepTotals
+from policy_worker.objectives.batch import StepTotals, decode
 
 ROW_TOKENS = 512
 BOUNDS = {"float32": (1e-4, 1e-4), "bfloat16": (5e-2, 5e-2)}

@@ -20,7 +20,7 @@ from benchmarks.gpu_check.models import (
 from paceline.config.schema import Config
 from paceline.memory_plan.memory_plan import memory_plan
 from paceline.memory_plan.model_shape import shape_of
-from policy_worker.step.totals import StepTotals
+from policy_worker.objectives.batch import StepTotals
 
 STEPS = 3
 PEAK_FLOPS = {

@@ -31,7 +31,7 @@ from paceline.payloads.store import Ref
 from paceline.payloads.transfer_limits import limit_s
 from paceline.redis.client import connect
 from paceline.v1 import common_pb2
-from policy_worker.payload_reader import read_payloads
+from policy_worker.rows.group_reading import read_payloads
 from testbed.fleets.controllers import running_controllers, until
 from testbed.workers.fake_workers import make_group
 

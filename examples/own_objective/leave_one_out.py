@@ -13,11 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.config.fields import Section
-from policy_worker.objectives.columns import TokenColumns
+from policy_worker.objectives.batch import StepTotals, TokenBatch
+from policy_worker.objectives.columns import TokenColumns, TokenScores
 from policy_worker.objectives.objective import Loss, Objective
-from policy_worker.rows.logprobs import TokenScores
-from policy_worker.step.batch import TokenBatch
-from policy_worker.step.totals import StepTotals
 
 
 class LeaveOneOut(Objective):

@@ -7,13 +7,15 @@ import ctypes
 import errno
 import fcntl
 import os
+import re
 import shutil
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from paceline.durable_files import sync_directory
+from paceline.ids import Step
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -106,3 +108,31 @@ def _exchange(one: Path, other: Path) -> bool:
         _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), ctypes.c_uint(_RENAME_EXCHANGE)
     )
     return bool(done == 0)
+
+
+_UNFINISHED = re.compile(r"\.(step-\d{6,}|trash)\..+")
+_WRITTEN = re.compile(r"step-(\d{6,})\.[0-9a-f]{12}-\d+")
+
+
+def remove_unfinished(root: Path) -> None:
+    """Removes the unfinished directories in ``root`` whose writers are dead."""
+    for path in root.iterdir():
+        if _UNFINISHED.fullmatch(path.name):
+            remove_unlocked(path)
+
+
+def unrecorded(
+    root: Path, settled: Step, recorded: Collection[str], in_use: str | None
+) -> list[Path]:
+    """Finished directories in ``root`` of steps before ``settled`` that are not ``recorded``, nor
+    ``in_use``."""
+    keep = None if in_use is None else Path(in_use).resolve()
+    found = []
+    for path in root.iterdir():
+        match = _WRITTEN.fullmatch(path.name)
+        if match is None or int(match[1]) >= settled or path.name in recorded:
+            continue
+        with contextlib.suppress(OSError):  # another replica removes it at this moment
+            if not path.is_symlink() and path.resolve() != keep and not is_locked(path):
+                found.append(path)
+    return found

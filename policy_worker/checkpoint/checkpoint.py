@@ -54,9 +54,16 @@ from paceline.process.waits import WaitKind, waiting
 from policy_worker.checkpoint.atomic_directory import (
     fingerprint,
     locked_directory,
+    remove_unfinished,
+    unrecorded,
 )
-from policy_worker.checkpoint.litter import remove_unfinished, unrecorded
-from policy_worker.checkpoint.named_tensors import named_tensors, shared_weights
+from policy_worker.checkpoint.saved_state import (
+    named_tensors,
+    random_file,
+    random_states,
+    set_random_states,
+    shared_weights,
+)
 from policy_worker.checkpoint.shards import (
     StateSnapshot,
     files_of,
@@ -66,11 +73,11 @@ from policy_worker.checkpoint.shards import (
     stored_tensors,
     write_shards,
 )
-from policy_worker.model import rng
-from policy_worker.model.device_copies import DeviceCopies
+from policy_worker.model.host_memory import DeviceCopies
 from policy_worker.model.train_state import TrainState
 from policy_worker.objectives.load import load_objective
-from policy_worker.ranks.rank_group import FOREVER, RankGroup
+from policy_worker.ranks.rank_group import FOREVER
+from policy_worker.rows.replica import Replica
 
 log = logging.getLogger(__name__)
 
@@ -107,13 +114,13 @@ class Checkpointer:
         self,
         run_dir: Path,
         config: Config,
-        replica: RankGroup | None = None,
+        replica: Replica | None = None,
         device: torch.device | None = None,
     ) -> None:
         """``device``: of the state; default: the CPU."""
         self._root = run_dir.absolute() / "checkpoints"
         self._config = config
-        self._replica = replica or RankGroup()
+        self._replica = replica or Replica()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._copies = DeviceCopies(device or torch.device("cpu"))
         self._saves = 0
@@ -139,7 +146,7 @@ class Checkpointer:
             writer=writer,
             path=self._root / f"step-{state.step:06d}.{writer}",
             snapshot=StateSnapshot.take(named_tensors(state), self._replica.rank, self._copies),
-            random=rng.capture(),
+            random=random_states(),
             groups=[_scalars(group) for group in state.optimizer.param_groups],
             digest=digest,
             begun=begun,
@@ -197,10 +204,10 @@ class Checkpointer:
             group.update({k: scalars[k] for k in ("lr", "initial_lr") if k in scalars})
         state.step = Step(meta["step"])
         state.version = Version(meta["version"]) if version is None else version
-        random = path / rng.file_name(self._replica.rank)
+        random = path / random_file(self._replica.rank)
         if random.exists():
             # Written with fewer ranks: the additional ones keep their own.
-            rng.reinstate(json.loads(random.read_text()))
+            set_random_states(json.loads(random.read_text()))
         event(log, "restored", step=state.step, version=state.version, path=path)
         return meta
 
@@ -271,7 +278,7 @@ class Checkpointer:
             needed = files_of(path, slices_of(targets))
         except (SafetensorError, ValueError, KeyError):
             return set(meta["files"])
-        needed.add(rng.file_name(self._replica.rank))
+        needed.add(random_file(self._replica.rank))
         return needed & set(meta["files"])
 
     def delete(self, paths: Iterable[str | Path]) -> None:
@@ -340,7 +347,7 @@ class Checkpointer:
         rank = self._replica.rank
         names = write_shards(job.snapshot, partial, rank)
         job.snapshot.pieces.clear()  # memory the next snapshot can have
-        names.append(rng.file_name(rank))
+        names.append(random_file(rank))
         write_durably(partial / names[-1], json.dumps(job.random))
         return {name: fingerprint(partial / name) for name in names}
 

@@ -29,7 +29,7 @@ from paceline.errors import BadInput
 from paceline.process.structured_log import first_line
 from policy_worker.checkpoint.atomic_directory import locked_directory, put_in_place
 from policy_worker.checkpoint.checkpoint import CheckpointError, read_meta
-from policy_worker.checkpoint.named_tensors import weights_of_part
+from policy_worker.checkpoint.saved_state import weights_of_part
 from policy_worker.checkpoint.shards import read_shards, stored_tensors
 
 MARKER = "paceline.json"

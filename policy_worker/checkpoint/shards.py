@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.tensor import DTensor
 
 from paceline.durable_files import write_durably
-from policy_worker.model.device_copies import CopiesDone, DeviceCopies, copy_to_host
+from policy_worker.model.host_memory import CopiesDone, DeviceCopies, copy_to_host
 
 FILE_BYTES = 1 << 30
 """A file is serialised in memory before it is written: more tensors than this go to another file.

@@ -1,27 +1,37 @@
 """Loading of an objective's parts: language models and models with a scalar head, with one-line
-errors for people."""
+errors for people.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging as transformers_logging
 
 from paceline.config.schema import Config
 from paceline.config.sections.training import ModelConfig
 from paceline.errors import BadInput
 from paceline.process.structured_log import first_line
-from policy_worker.model.compiled_blocks import compile_blocks
-from policy_worker.objectives.part import Part
-from policy_worker.rows import attention, flex_attention
-from policy_worker.rows.logprobs import make_scorer
-from policy_worker.rows.value_head import HEAD, make_value_head
+from policy_worker.model import attention, flex_attention
+from policy_worker.model.heads import HEAD, make_scorer, make_value_head
+from policy_worker.objectives.objective import Part
+
+
+def local_device(config: Config, number: int) -> torch.device:
+    """The device of the rank with that number on its host; of CUDA devices it becomes the current
+    one."""
+    device = pick_device(config.model.device)
+    if device.type == "cuda" and number < torch.cuda.device_count():
+        device = torch.device("cuda", number)
+        torch.cuda.set_device(device)
+    return device
 
 
 class ModelError(BadInput):
@@ -239,3 +249,18 @@ def _unreadable(path: str, field: str, error: Exception, what: str) -> str:
     else:
         remedy = "name a local directory, or a hub model this machine can reach"
     return f"{field} = {path!r} cannot be loaded as {what} ({reason}): {remedy}"
+
+
+def compile_blocks(model: nn.Module, blocks: Iterable[nn.Module]) -> None:
+    """Has each of ``blocks`` compiled at its first call, for rows of any length. To be called
+    before they are sharded.
+
+    Attention stays as it is: its Python runs over the sequences of a row, which differ from row to
+    row, and a compiled copy would be made for each kind of row.
+    """
+    config: Any = model.config
+    name = config._attn_implementation
+    ALL_ATTENTION_FUNCTIONS.register(name, torch.compiler.disable(ALL_ATTENTION_FUNCTIONS[name]))
+    for block in blocks:
+        # Inside the block's gradient checkpoint, which is in its __call__.
+        block.compile(dynamic=True)

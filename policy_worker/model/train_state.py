@@ -7,11 +7,12 @@ computed from ``step``, and nothing in the loss draws random numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from paceline.config.schema import Config
 from paceline.ids import Step, Version
@@ -81,3 +82,34 @@ def local_tensor(tensor: Tensor) -> Tensor:
     """The part of ``tensor`` that this rank stores: a DTensor's shard, any other tensor itself."""
     shard = getattr(tensor, "_local_tensor", None)
     return tensor if shard is None else shard
+
+
+def reduce_next_backward(models: Iterable[nn.Module], reduce: bool) -> None:
+    """Whether the next backward leaves each rank its slice of the sum over ranks of all gradients
+    since the last one that did, or adds to whole gradients on each rank. Of unsharded models
+    nothing changes."""
+    for model in models:
+        if isinstance(model, FSDPModule):
+            model.set_requires_gradient_sync(reduce)
+
+
+def slices_again(model: nn.Module) -> None:
+    """After a forward pass without a backward: its root, and with train.reshard_after_forward =
+    false its blocks, are still gathered, and the state would no longer be slices. Of unsharded
+    models nothing changes."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def drop_unreduced(models: Iterable[nn.Module]) -> None:
+    """Drops whole gradients that no backward has reduced."""
+    for model in models:
+        for module in model.modules():
+            if not isinstance(module, FSDPModule):
+                continue
+            for group in module._get_fsdp_state()._fsdp_param_groups:
+                for parameter in group.fsdp_params:
+                    parameter.unsharded_accumulated_grad = None
+                    if hasattr(parameter, "_unsharded_param"):  # gathered before
+                        parameter._unsharded_param.grad = None

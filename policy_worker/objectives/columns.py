@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -17,12 +17,51 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.config.schema import Config
-from policy_worker.rows.packing import MicroBatch
-from policy_worker.step.batch import Floats, Ints
+from policy_worker.objectives.batch import Floats, Ints
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScores:
+    """Of C target tokens, under softmax(logits / temperature). float32 [C], or [0] if the objective
+    trains no policy."""
+
+    logprobs: Tensor
+    """With graph."""
+    entropy: Tensor
+    """With graph if the objective's ``entropy_gradient`` says so."""
+    before: Tensor
+    """The same log-probs as constants: those of the policy before the step, which makes one update.
+    """
+    values: Mapping[str, Tensor] = field(default_factory=dict)
+    """Output of each part with a scalar head, by its name; with graph if the part is trained."""
+    values_before: Mapping[str, Tensor] = field(default_factory=dict)
+    """The same as constants: those of the parts before the step."""
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    """The objective's own numbers before the step (Objective.scalars): constants."""
+    routers: tuple[Tensor, ...] = ()
+    """Of each layer of experts, the router's logits [C, experts] where the tokens are predicted,
+    with graph; only if asked for."""
+
 
 Array = TypeVar("Array", np.ndarray, Tensor)
 
 FLOATS = ("behaviour", "advantage", "weight", "trained", "staleness", "chosen")
+
+
+class RowTokens(Protocol):
+    """Completion tokens of one row, as places in the batch that it was packed from."""
+
+    @property
+    def token_index(self) -> Ints:
+        """[C]: the index of each token in the batch's token columns."""
+
+    @property
+    def sequence_index(self) -> Ints:
+        """[S]: the index of each sequence in the batch."""
+
+    @property
+    def sequence_of(self) -> Tensor:
+        """int64 [C]: the sequence of each token, from 0 to S - 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +93,23 @@ class TokenColumns(Generic[Array]):
     """By scorer: log-prob under its model."""
 
     def of(
-        self, micro: MicroBatch, device: torch.device, reference: Tensor | None
+        self, row: RowTokens, device: torch.device, reference: Tensor | None
     ) -> TokenColumns[Tensor]:
-        """The tokens of one micro-batch of this batch, on ``device``."""
+        """The tokens of one row of this batch, on ``device``."""
         found = {name: getattr(self, name) for name in FLOATS}
-        floats = {name: c[micro.token_index] for name, c in found.items() if c is not None}
+        floats = {name: c[row.token_index] for name, c in found.items() if c is not None}
         # Stacked: one copy to the device instead of one for each.
         stacked = torch.from_numpy(np.stack(list(floats.values()))).to(device)
 
         def chosen(column: Array) -> Tensor:
-            return torch.from_numpy(np.asarray(column)[micro.token_index]).to(device)
+            return torch.from_numpy(np.asarray(column)[row.token_index]).to(device)
 
         if reference is None and self.reference is not None:
             reference = chosen(self.reference)
         return TokenColumns(
             **dict(zip(floats, stacked, strict=True)),
-            sequence_of=micro.sequence_of,
-            sequences=len(micro.sequence_index),
+            sequence_of=row.sequence_of,
+            sequences=len(row.sequence_index),
             reference=reference,
             scored={name: chosen(column) for name, column in self.scored.items()},
         )

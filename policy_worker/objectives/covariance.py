@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.config.sections.training import TrainConfig
-from policy_worker.step.batch import Floats, TokenBatch
+from policy_worker.objectives.batch import Floats, TokenBatch
 
 
 def chosen_tokens(

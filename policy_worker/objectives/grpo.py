@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.config.sections.training import TrainConfig
-from policy_worker.objectives.columns import TokenColumns
+from policy_worker.objectives.batch import StepTotals, TokenBatch
+from policy_worker.objectives.columns import TokenColumns, TokenScores
 from policy_worker.objectives.covariance import chosen_tokens
-from policy_worker.objectives.credit.token_rewards import token_advantages
 from policy_worker.objectives.importance_ratio import (
     LOG_RATIO_LIMIT,
     proximal_policy,
@@ -27,10 +27,7 @@ from policy_worker.objectives.importance_ratio import (
     ratio_mask,
 )
 from policy_worker.objectives.objective import Loss, Objective
-from policy_worker.objectives.preferences.sequence_sums import sequence_mean, sum_to_end
-from policy_worker.rows.logprobs import TokenScores
-from policy_worker.step.batch import TokenBatch
-from policy_worker.step.totals import StepTotals
+from policy_worker.objectives.token_rewards import token_advantages
 
 
 class Grpo(Objective):
@@ -195,3 +192,22 @@ def token_kl(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:
     if estimator == "k2":
         return 0.5 * log_r.square()
     return torch.expm1(log_r.clamp(max=LOG_RATIO_LIMIT)) - log_r
+
+
+def sequence_mean(values: Tensor, mask: Tensor, sequence_of: Tensor, sequences: int) -> Tensor:
+    """values [C], mask [C] (1 or 0) -> [C]: at each token, the mean over the masked-in tokens of
+    its sequence. Differentiable."""
+    zeros = values.new_zeros(sequences)
+    total = zeros.index_add(0, sequence_of, values * mask)
+    count = zeros.index_add(0, sequence_of, mask).clamp(min=1.0)
+    return (total / count)[sequence_of]
+
+
+def sum_to_end(values: Tensor, sequence_of: Tensor, sequences: int) -> Tensor:
+    """values [C] -> [C]: at each token, the sum from it to the end of its sequence."""
+    # float64: a difference of two sums over the whole row.
+    wide = values.double()
+    total = wide.new_zeros(sequences).index_add(0, sequence_of, wide)
+    ended = total.cumsum(0)[sequence_of]
+    result: Tensor = ended - wide.cumsum(0) + wide
+    return result.to(values.dtype)

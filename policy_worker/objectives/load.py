@@ -14,16 +14,12 @@ from paceline.config.schema import Config
 from paceline.config.sections.objectives import problem_of
 from paceline.errors import BadInput, one_line
 from paceline.process.user_code import NotFound, find
-from policy_worker.objectives.distill import Distill
+from policy_worker.objectives.dpo import Dpo, Ipo, OnlineDpo
 from policy_worker.objectives.grpo import Grpo
-from policy_worker.objectives.objective import Objective
-from policy_worker.objectives.part import POLICY, REFERENCE, Part
+from policy_worker.objectives.objective import POLICY, REFERENCE, Objective, Part
 from policy_worker.objectives.ppo import Ppo
-from policy_worker.objectives.preferences.dpo import Dpo, Ipo, OnlineDpo
-from policy_worker.objectives.preferences.kto import Kto
-from policy_worker.objectives.preferences.orpo import Orpo
-from policy_worker.objectives.preferences.reward_model import RewardModel
-from policy_worker.objectives.sft import Sft
+from policy_worker.objectives.preferences import Kto, Orpo, RewardModel
+from policy_worker.objectives.supervised import Distill, Sft
 
 BUILT_IN: dict[str, type[Objective]] = {
     **dict.fromkeys(FAMILY, Grpo),

@@ -1,26 +1,11 @@
-"""Objective of a step: what is optimised, as a sum over the step's groups.
-
-The summand of a group depends on the group, the state before the step and the step's totals, and on
-nothing else. Everything elastic rests on that: groups may be split over replicas, packed into rows,
-or computed again by a survivor, and the sum of the gradients is the same. ``paceline
-check-objective NAME`` tests it.
-
-An objective of your own is a class in a file of yours, named by ``train.algorithm =
-"module:Class"``:
-
-    class Mine(Objective):
-        class Options(Section):                      # the settings of [objective]
-            beta: float = 0.1
-        def advantages(self, batch, totals): ...     # NumPy, before the model runs
-        def loss(self, scores, tokens): ...          # torch, of one row
-"""
+"""Part of the state of an objective: one model, which is trained or frozen."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,11 +15,36 @@ from paceline.config.fields import Section
 from paceline.config.schema import Config
 from paceline.config.sections.objectives import NoOptions
 from paceline.config.sections.scorers import named_scorer
-from policy_worker.objectives.columns import TokenColumns, token_weights
-from policy_worker.objectives.part import POLICY, REFERENCE, Part
-from policy_worker.rows.logprobs import TokenScores
-from policy_worker.step.batch import Floats, TokenBatch, scored_by, staleness
-from policy_worker.step.totals import StepTotals
+from policy_worker.objectives.batch import Floats, StepTotals, TokenBatch, scored_by, staleness
+from policy_worker.objectives.columns import TokenColumns, TokenScores, token_weights
+
+POLICY = "policy"
+"""The language model that is trained, and the only part that is published to rollout workers."""
+REFERENCE = "reference"
+"""The frozen language model whose log-probs are ``tokens.reference``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    name: str
+    head: Literal["lm", "scalar"] = "lm"
+    """lm: log-probs of tokens. scalar: a linear head [1, D] without bias, one number at each
+    completion token, in ``scores.values[name]``. It is that of transformers'
+    AutoModelForSequenceClassification with one label: read from ``path`` if that is such a model,
+    else zeros.
+    """
+    path: str | None = None
+    """Directory or hub name. Default: model.path."""
+    lr_scale: float = 1.0
+    """Learning rate, as a multiple of the step's."""
+    at: Literal["token", "before"] = "token"
+    """Of a scalar head: the hidden state that it reads for a completion token. token: that of the
+    token itself, which has seen it (a reward of the text so far, as
+    AutoModelForSequenceClassification gives it at the last token). before: that of the token before
+    it, which predicts it (the value V(s_t) of the state in which the token is chosen).
+    """
+    field: str = ""
+    """The setting that gives ``path``, for errors. Default: model.path."""
 
 
 @dataclass(frozen=True, slots=True)

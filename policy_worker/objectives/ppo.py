@@ -21,16 +21,11 @@ from torch import Tensor
 
 from paceline.config.schema import Config
 from paceline.config.sections.ppo import PpoOptions
-from policy_worker.objectives.columns import TokenColumns
-from policy_worker.objectives.credit.gae import gae
+from policy_worker.objectives.batch import StepTotals, TokenBatch
+from policy_worker.objectives.columns import TokenColumns, TokenScores
 from policy_worker.objectives.grpo import grpo_loss
-from policy_worker.objectives.kl_controller import adapted
-from policy_worker.objectives.objective import Loss, Objective
-from policy_worker.objectives.part import POLICY, Part
-from policy_worker.objectives.running_moments import RunningMoments
-from policy_worker.rows.logprobs import TokenScores
-from policy_worker.step.batch import TokenBatch
-from policy_worker.step.totals import StepTotals
+from policy_worker.objectives.objective import POLICY, Loss, Objective, Part
+from policy_worker.objectives.value_estimates import RunningMoments, adapted, gae
 
 CRITIC = "critic"
 

@@ -2,21 +2,112 @@
 share.
 
 The kernel kills the children when rank 0 ends (PR_SET_PDEATHSIG), and rank 0 exits at once if one
-of them ends.
+of them ends. A child ties its life to rank 0's before anything slow is imported.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import mmap
 import os
 import signal
 import struct
 import subprocess
+import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
+from paceline.process.lifetime import die_with
 from paceline.process.structured_log import event
+
+
+class RankLife(Protocol):
+    """Of one rank. Until ``begin_end`` the end of another rank ends this process."""
+
+    @property
+    def follower_pids(self) -> Sequence[int]:
+        """Process ids of the ranks from 1 on that run on rank 0's host and that it has started;
+        known to rank 0."""
+
+    @property
+    def ended_epoch(self) -> int:
+        """Newest epoch that a rank has ended, as far as this rank knows; 0 for none. Any thread,
+        without blocking."""
+
+    def end_epoch(self, epoch: int) -> None:
+        """Epochs up to ``epoch`` are over for all ranks. Any thread, without blocking."""
+
+    def begin_end(self) -> None:
+        """From here on the other ranks may end."""
+
+    def await_end(self) -> None:
+        """After begin_end(). Rank 0: waits until the others have ended, at most 10 s. The others:
+        say that they end."""
+
+
+RANK_SETTINGS = "PACELINE_REPLICA"
+"""Environment variable: RankSettings as a JSON object."""
+
+
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """A rank's place in its replica, wherever it runs."""
+
+    rank: int
+    size: int
+    identity: str
+    """Of the replica."""
+    device: str
+    """cpu or cuda."""
+    interface: str
+    """Network interface towards the other ranks."""
+    host: str = ""
+    """Address for ranks of other replicas; empty: the one of rank 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankSettings:
+    """What a rank that rank 0 starts is told."""
+
+    rank: int
+    size: int
+    identity: str
+    port: int
+    """Of rank 0's key-value store."""
+    parent: int
+    """Process id of rank 0."""
+    epochs: int
+    """Descriptor of the memory that the ranks share."""
+    device: str
+    threads: int
+    config: str
+    """For the ranks, as JSON. Not in the store: every user of the machine could read and change it
+    there."""
+
+    @property
+    def place(self) -> RankPlace:
+        return RankPlace(self.rank, self.size, self.identity, self.device, LOOPBACK)
+
+
+def die_with_parent() -> RankSettings:
+    """First call of a rank above 0, before it imports torch.
+
+    From here on the kernel kills this process when rank 0 ends, however it ends. If rank 0 has
+    ended already, this process exits.
+    """
+    settings = RankSettings(**json.loads(os.environ[RANK_SETTINGS]))
+    die_with(settings.parent)
+    # Ctrl-C reaches the whole process group; rank 0 decides when to stop.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return settings
+
 
 log = logging.getLogger(__name__)
 

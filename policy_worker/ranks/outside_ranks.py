@@ -38,9 +38,10 @@ from paceline.process.structured_log import event, first_line
 from paceline.process.torchrun_environment import TorchrunPlace
 from paceline.process.waits import WaitKind, waiting
 from paceline.rpc.addresses import address_towards, is_loopback
-from policy_worker.ranks.follower_bootstrap import LOOPBACK, RankPlace
-from policy_worker.ranks.rank_group import RankGroup, ReplicaBroken
+from policy_worker.ranks.child_ranks import LOOPBACK, RankPlace
+from policy_worker.ranks.rank_group import RankGroup
 from policy_worker.ranks.rank_links import RankLinks
+from policy_worker.rows.replica import ReplicaBroken
 
 log = logging.getLogger(__name__)
 

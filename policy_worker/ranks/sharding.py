@@ -31,14 +31,14 @@ from paceline.config.same_tokens import difference
 from paceline.config.schema import Config
 from paceline.ids import Step
 from paceline.process.structured_log import event, first_line
+from policy_worker.model.heads import HEAD
+from policy_worker.model.host_memory import buffers_to, keep_on_host
 from policy_worker.model.policy_model import ModelError, blocks_of, empty_part, load_part
 from policy_worker.model.train_state import NO_VERSION, TrainState, local_tensor
 from policy_worker.objectives.load import load_objective
-from policy_worker.objectives.part import Part
-from policy_worker.offload.frozen_weights import buffers_to, keep_on_host
-from policy_worker.ranks.rank_group import RankGroup
+from policy_worker.objectives.objective import Part
 from policy_worker.ranks.sliced_weights import SlicedWeights
-from policy_worker.rows.value_head import HEAD
+from policy_worker.rows.replica import Replica
 from policy_worker.step.optimizer import build_optimizer
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ _MIXED = MixedPrecisionPolicy(
 
 def load_sharded_state(
     config: Config,
-    replica: RankGroup,
+    replica: Replica,
     device: torch.device,
     on_progress: Callable[[], None] = lambda: None,
 ) -> TrainState:
@@ -98,7 +98,7 @@ def _check_tokens(parts: Sequence[Part], config: Config) -> None:
 def load_sharded(
     part: Part,
     config: Config,
-    replica: RankGroup,
+    replica: Replica,
     device: torch.device,
     on_progress: Callable[[], None] = lambda: None,
     *,
@@ -205,7 +205,7 @@ def local_weights(state: TrainState) -> Iterator[tuple[str, Tensor]]:
         yield name, local_tensor(tensor)
 
 
-def squared_norm(tensors: list[Tensor], replica: RankGroup) -> Tensor:
+def squared_norm(tensors: list[Tensor], replica: Replica) -> Tensor:
     """Collective: sum of squares over all ranks' slices, float32 scalar, equal on every rank."""
     norms = torch.stack([torch.linalg.vector_norm(t.float()) for t in tensors if t.numel()])
     return replica.all_sum(norms.square().sum())

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers.utils import cached_file
 
-from policy_worker.rows.value_head import HEAD
+from policy_worker.model.heads import HEAD
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 _LM_HEAD = "lm_head.weight"

@@ -12,44 +12,19 @@ completion is an input only if a scalar head reads it: nothing is predicted from
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from policy_worker.rows.attention import Block, Packing, RowPattern
-from policy_worker.step.batch import Ints, TokenBatch
+from policy_worker.model.attention import Block, MicroBatch, Packing, RowPattern
+from policy_worker.objectives.batch import Ints, TokenBatch
 
 BLOCK_RATIO = 2.0
 """Sequences share an attention block while the longest is at most this many times the shortest."""
 BLOCK_MINIMUM = 64
 """Below this length, in tokens, padding costs less than another block."""
-
-
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """One row of T tokens, and the C target tokens of S sequences that are predicted from it."""
-
-    input_ids: Tensor
-    """int64 [1, T]"""
-    position_ids: Tensor
-    """int64 [1, T]"""
-    packing: Packing
-    predict_from: Tensor
-    """int64 [C], row positions whose output predicts each target."""
-    targets: Tensor
-    """int64 [C], token ids."""
-    token_index: Ints
-    """[C], index of each target in the batch's token columns."""
-    sequence_index: Ints
-    """[S], indices of these sequences in the batch."""
-    sequence_of: Tensor
-    """int64 [C], the target's sequence, from 0 to S - 1."""
-    token_at: Tensor | None = None
-    """int64 [C], row position of each target; None if the last tokens of sequences are not in the
-    row."""
 
 
 class RowLengths(Protocol):

@@ -23,21 +23,20 @@ from paceline.config.schema import Config
 from paceline.mesh.elastic_mesh import EpochCancelled
 from paceline.payloads.store import Payloads
 from paceline.v1 import rollout_pb2
-from policy_worker.objectives.columns import TokenColumns, trained_by_sequence
-from policy_worker.objectives.objective import Objective
-from policy_worker.ranks.rank_group import RankGroup
-from policy_worker.rows.packing import attended_tokens, plan_rows
-from policy_worker.step.accepted_group import AcceptedGroup, Outline
-from policy_worker.step.batch import (
+from policy_worker.objectives.batch import (
     BadGroup,
     GroupKey,
     Ints,
+    StepTotals,
     TokenBatch,
     check_vocabulary,
     decode,
 )
-from policy_worker.step.payload_check import read_groups
-from policy_worker.step.totals import StepTotals
+from policy_worker.objectives.columns import TokenColumns, trained_by_sequence
+from policy_worker.objectives.objective import Objective
+from policy_worker.rows.group_reading import AcceptedGroup, Outline, read_groups
+from policy_worker.rows.packing import attended_tokens, plan_rows
+from policy_worker.rows.replica import Replica
 
 Fetch = Callable[[Sequence[GroupKey]], Payloads | None]
 """The payloads of these groups, None for one that is lost; or None, if the epoch ended meanwhile.
@@ -72,7 +71,7 @@ class RowShares:
 
     objective: Objective
     config: Config
-    replica: RankGroup
+    replica: Replica
 
     def take(
         self,

@@ -21,21 +21,22 @@ from torch import Tensor, nn
 
 from paceline.mesh.elastic_mesh import EpochCancelled
 from paceline.v1 import rollout_pb2
-from policy_worker.model.train_state import TrainState, local_tensor
-from policy_worker.objectives.columns import TokenColumns
+from policy_worker.model.attention import MicroBatch
+from policy_worker.model.train_state import (
+    TrainState,
+    drop_unreduced,
+    local_tensor,
+    reduce_next_backward,
+)
+from policy_worker.objectives.batch import GroupKey, Ints, StepTotals
+from policy_worker.objectives.columns import TokenColumns, TokenScores
 from policy_worker.objectives.load import load_objective
 from policy_worker.objectives.objective import Loss, Mean, Objective
-from policy_worker.ranks.gradient_sync import drop_unreduced, reduce_next_backward
-from policy_worker.ranks.rank_group import RankGroup
-from policy_worker.rows.logprobs import TokenScores
-from policy_worker.rows.packing import MicroBatch
-from policy_worker.rows.router_balance import balance_of_sequences
-from policy_worker.rows.row_forwards import RowForwards
+from policy_worker.rows.group_reading import AcceptedGroup
+from policy_worker.rows.replica import Replica
+from policy_worker.rows.row_forwards import RowForwards, balance_of_sequences
 from policy_worker.rows.row_shares import Fetch, RowShare, RowShares
-from policy_worker.step.accepted_group import AcceptedGroup
-from policy_worker.step.batch import GroupKey, Ints
 from policy_worker.step.stats import Stats, measure
-from policy_worker.step.totals import StepTotals
 
 
 class RowOutOfMemory(Exception):
@@ -58,7 +59,7 @@ class Gradients:
     device: torch.device
     frozen: Mapping[str, nn.Module] = field(default_factory=dict)
     """Models that are only asked, by the name of their part."""
-    replica: RankGroup = field(default_factory=RankGroup)
+    replica: Replica = field(default_factory=Replica)
     on_progress: Callable[[], None] = lambda: None
     """Called after every micro-batch."""
     left: Callable[[], bool] = lambda: False

@@ -10,12 +10,18 @@ import torch
 
 from paceline.ids import Step
 from paceline.v1 import rollout_pb2
+from policy_worker.objectives.batch import (
+    BadGroup,
+    Ints,
+    StepTotals,
+    TokenBatch,
+    check_vocabulary,
+    decode,
+)
 from policy_worker.objectives.columns import trained_by_sequence
 from policy_worker.rows.packing import plan_rows
-from policy_worker.step.batch import BadGroup, Ints, TokenBatch, check_vocabulary, decode
 from policy_worker.step.gradients import Gradients
 from policy_worker.step.stats import Stats, measure
-from policy_worker.step.totals import StepTotals
 
 
 def measure_held_out(gradients: Gradients, groups: Sequence[rollout_pb2.Group]) -> Stats:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from paceline.config.sections.training import TrainConfig
 from paceline.ids import Step, Version
 from paceline.process.structured_log import event
+from policy_worker.model.host_moments import HostMomentsAdamW, zeros_on_host
 from policy_worker.model.train_state import TrainState, local_tensor
-from policy_worker.offload.moments import HostMomentsAdamW, zeros_on_host
 from policy_worker.step.gradients import Gradients
 
 log = logging.getLogger(__name__)

@@ -23,8 +23,10 @@ from torch import Tensor, nn
 
 from paceline.mesh.elastic_mesh import EpochCancelled, Handle, MeshError, ProcessMesh
 from policy_worker.model.train_state import local_tensor
-from policy_worker.state_transfer import BUCKET
 from policy_worker.step.gradients import Gradients
+
+BUCKET = 1 << 23
+"""Elements handed to the mesh at once: 32 MiB of float32."""
 
 
 @dataclass(eq=False)

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from paceline.v1 import common_pb2
-from policy_worker.objectives.columns import TokenColumns
+from policy_worker.objectives.columns import TokenColumns, TokenScores
 from policy_worker.objectives.grpo import token_kl
 from policy_worker.objectives.importance_ratio import ratio
 from policy_worker.objectives.objective import Loss, Mean
-from policy_worker.rows.logprobs import TokenScores
 
 Entry = tuple[float, float, float]
 """Sum, weight and maximum. The mean is sum / weight."""

@@ -15,8 +15,7 @@ from transformers import AutoModelForCausalLM
 from controller.store.journal_audit import verify
 from paceline.v1 import rollout_pb2, worker_pb2
 from paceline.weights.weight_transfer import StagedWeights
-from policy_worker.step.batch import decode
-from policy_worker.step.totals import StepTotals
+from policy_worker.objectives.batch import StepTotals, decode
 from policy_worker.trainer import EpochMesh, Trainer
 from rollout_worker.engine.base import Completion as EngineSample
 from rollout_worker.engine.base import Finish
@@ -149,7 +148,7 @@ async def test_groups_with_masks_are_accepted_and_trained_on(tmp_path: Path) -> 
     assert step["step"] == 1
     assert step["tokens"] == sum(int(mask.sum()) for mask in masks) == batch.trained.sum()
     trainer = Trainer(config, torch.device("cpu"))
-    trainer.form(EpochMesh(1, 0, 1, "", "run", ""), lambda: False)
+    trainer.form(EpochMesh(1, 0, 1, "", "run", ""))
     trainer.restore("", 0, 0)
     keys = [(group.task.task_id, group.task.attempt) for group in trained]
     trainer.begin(StepTotals(1, 0, int(batch.trained.sum()), len(masks)), keys)

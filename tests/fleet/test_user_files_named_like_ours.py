@@ -25,11 +25,11 @@ MODULES = (
     *(
         "rollout_worker.rewards.check",
         "rollout_worker.engine.check",
-        "policy_worker.objectives.conformance.check",
+        "policy_worker.conformance",
     ),
 )
 """Those of our processes that answer --help."""
-CHILDREN = ("policy_worker.ranks.rank_worker", "rollout_worker.rewards.child")
+CHILDREN = ("policy_worker.follower", "rollout_worker.rewards.child")
 """Those that only a process of ours can start."""
 REWARD = """
 import pathlib, sys

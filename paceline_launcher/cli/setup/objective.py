@@ -43,7 +43,7 @@ def check_objective(
         if section not in settings:
             raise ConfigError(f"--set {text}: name a setting of [objective] or [train]")
         settings[section][field] = value
-    from policy_worker.objectives.conformance.conformance import conformance
+    from policy_worker.conformance import conformance
 
     found = conformance(name, settings["objective"], settings["train"])
     if as_json:

@@ -16,9 +16,7 @@ def objective_checks(config: Config) -> Iterator[Check]:
     name = config.train.algorithm
     if name in BUILT_IN:
         return
-    done = import_check(
-        "policy_worker.objectives.conformance.check", name, config.model_dump_json()
-    )
+    done = import_check("policy_worker.conformance", name, config.model_dump_json())
     if done.problem:
         yield fail("inputs", done.problem, CORRECT)
         return

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError
+from policy_worker.objectives.batch import StepTotals
 from policy_worker.step import reduction
-from policy_worker.step.totals import StepTotals
 from policy_worker.trainer import EpochMesh, Trainer
 from testbed.groups_in_hand import add as add_groups
 from testbed.tiny_model import make_tiny_model
@@ -51,7 +51,7 @@ def trainers(url: str, tmp_path, monkeypatch, request) -> Iterator[list[Trainer]
     for trainer in made:
         trainer.restore("", 0, 0)
     run = request.node.name
-    on_both(lambda m: made[m].form(EpochMesh(1, m, 2, url, run, "127.0.0.1"), lambda: False, 30.0))
+    on_both(lambda m: made[m].form(EpochMesh(1, m, 2, url, run, "127.0.0.1"), 30.0))
     yield made
     for trainer in made:
         trainer.close()
@@ -64,7 +64,7 @@ def add(trainer: Trainer, groups: list[Any], *, last: bool) -> None:
 
 def alone(trainer: Trainer, epoch: int) -> torch.Tensor:
     """The local gradients, by a reduction without others."""
-    trainer.form(EpochMesh(epoch, 0, 1, "", "run", ""), lambda: False)
+    trainer.form(EpochMesh(epoch, 0, 1, "", "run", ""))
     trainer.reduce()
     assert trainer._scratch is not None
     return trainer._scratch.clone()

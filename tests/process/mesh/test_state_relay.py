@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
-from policy_worker import state_transfer
 from policy_worker.model.train_state import NO_VERSION, TrainState
-from policy_worker.state_transfer import receive_state, send_state, state_tensors
+from policy_worker.ranks import state_transfer
+from policy_worker.ranks.state_transfer import receive_state, send_state, state_tensors
 from tests.fixtures.train_states import (
     all_bits,
     assert_same_bits,

@@ -13,7 +13,7 @@ import pytest
 from paceline.config.load import to_toml
 from paceline.errors import UserError
 from paceline.rpc.client import RequestRefused
-from policy_worker.refusal_limit import RefusalLimit
+from policy_worker.control_plane import RefusalLimit
 from testbed.patience import patient
 from testbed.redis.redis_process import throwaway_redis
 from testbed.tiny_model import make_tiny_model

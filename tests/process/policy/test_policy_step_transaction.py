@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from paceline.mesh.elastic_mesh import MeshError
-from policy_worker.step.totals import StepTotals
+from policy_worker.objectives.batch import StepTotals
 from policy_worker.trainer import EpochMesh, Trainer
 from testbed.groups_in_hand import add as add_groups
 from testbed.patience import Patience, patient
@@ -68,7 +68,7 @@ def steps():
 def undisturbed(config, steps):
     """Weights after each step, computed by one process without a controller."""
     trainer = Trainer(config, torch.device("cpu"))
-    trainer.form(EpochMesh(1, 0, 1, "", "run", ""), lambda: False)
+    trainer.form(EpochMesh(1, 0, 1, "", "run", ""))
     trainer.restore("", 0, 0)
     after = []
     for number, groups in enumerate(steps):
@@ -329,7 +329,7 @@ def test_a_reduction_that_fails_halfway_leaves_the_local_gradients_alone(
     config, steps, monkeypatch
 ):
     trainer = Trainer(config, torch.device("cpu"))
-    trainer.form(EpochMesh(1, 0, 1, "", "run", ""), lambda: False)
+    trainer.form(EpochMesh(1, 0, 1, "", "run", ""))
     trainer.restore("", 0, 0)
     trainer.begin(StepTotals(1, 0, 100, 18), [(g.task.task_id, 1) for g in steps[0]])
     add_groups(trainer, steps[0])

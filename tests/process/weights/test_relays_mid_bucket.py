@@ -16,7 +16,7 @@ import torch
 
 from paceline.mesh import severable_sockets
 from paceline.v1 import worker_pb2
-from policy_worker.weight_publisher import WeightPublisher
+from policy_worker.publishing.publisher import WeightPublisher
 from testbed.patience import patient
 from testbed.workers import weight_link_peer
 from tests.fixtures.receiving_end import ReceivingEnd

@@ -21,7 +21,7 @@ from paceline.weights.arriving_weights import GivenUp
 from paceline.weights.weight_snapshot import WeightSnapshot
 from paceline.weights.wire.weight_manifest import Manifest
 from paceline.weights.wire.weight_share import WeightShare
-from policy_worker.weight_publisher import WeightPublisher
+from policy_worker.publishing.publisher import WeightPublisher
 from testbed.workers import weight_link_peer
 from testbed.workers.weight_link_peer import SHARED_BUCKET_BYTES, shared_weights
 from tests.fixtures.receiving_end import ReceivingEnd

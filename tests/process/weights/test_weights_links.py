@@ -14,7 +14,7 @@ import torch
 from paceline.v1 import worker_pb2
 from paceline.weights.weight_transfer import StagedWeights
 from paceline.weights.wire.tensor_checksum import weights_digest
-from policy_worker.weight_publisher import WeightPublisher
+from policy_worker.publishing.publisher import WeightPublisher
 from rollout_worker.weight_receiver import WeightReceiver
 from testbed.patience import Patience, patient
 from testbed.workers import weight_link_peer

@@ -12,7 +12,7 @@ from controller.ledger.views.reward_totals import reward_totals
 from controller.proto_encoding import plan_of
 from paceline.groups.limits import GroupLimits
 from paceline.v1 import policy_pb2
-from policy_worker.step.totals import StepTotals
+from policy_worker.objectives.batch import StepTotals
 from tests.fixtures.group_facts import accepted
 from tests.fixtures.ledgers import Driven
 from tests.fixtures.policy_models import make_group

@@ -16,8 +16,8 @@ from paceline.memory_plan.model_shape import read_shape, shape_of
 from paceline.weights.weight_snapshot import BUCKET_BYTES
 from paceline_launcher.cli import app
 from paceline_launcher.preflight.inputs.gpu_memory import gpu_memory
-from policy_worker.offload import moments
-from policy_worker.rows import attention
+from policy_worker.model import attention
+from policy_worker.model import host_moments as moments
 from policy_worker.step.optimizer import build_optimizer
 
 SIZES = {"qwen3": (3, 128), "llama": (5, 256)}

@@ -23,7 +23,7 @@ from policy_worker.checkpoint.checkpoint import (
     read_meta,
 )
 from policy_worker.checkpoint.shards import StateSnapshot, files_of, write_shards
-from policy_worker.ranks.rank_group import RankGroup
+from policy_worker.rows.replica import Replica
 from tests.fixtures.train_states import (
     all_bits,
     assert_same_bits,
@@ -255,7 +255,7 @@ def _cut(path):
     path.write_bytes(path.read_bytes()[:-1])
 
 
-class OneOfTwo(RankGroup):
+class OneOfTwo(Replica):
     """Rank ``rank`` of two on a host, which hold the whole state each; the checkpoint is of one
     rank. ``said``: the other one's problem."""
 

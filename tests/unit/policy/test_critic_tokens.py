@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from paceline.config.same_tokens import difference
 from paceline_launcher.preflight.inputs.models import model_problems
 from policy_worker.model.policy_model import ModelError
-from policy_worker.ranks.rank_group import RankGroup
 from policy_worker.ranks.sharding import load_sharded_state
+from policy_worker.rows.replica import Replica
 from testbed.tiny_model import make_tiny_model
 from tests.fixtures.policy_models import make_config
 
@@ -44,7 +44,7 @@ def config_with(models, critic):
 @pytest.mark.parametrize("critic", ["swapped", "smaller"])
 def test_another_tokenizer_is_refused_by_the_worker_that_loads_the_critic(models, critic):
     with pytest.raises(ModelError, match=r"^objective.critic_path = .*model.path.*name a model"):
-        load_sharded_state(config_with(models, critic), RankGroup(), torch.device("cpu"))
+        load_sharded_state(config_with(models, critic), Replica(), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("critic", ["swapped", "smaller"])
@@ -58,7 +58,7 @@ def test_another_tokenizer_is_refused_before_anything_starts(models, critic):
 def test_a_critic_of_the_same_tokenizer_is_taken(models):
     config = config_with(models, "same")
     assert list(model_problems(config, None)) == []
-    state = load_sharded_state(config, RankGroup(), torch.device("cpu"))
+    state = load_sharded_state(config, Replica(), torch.device("cpu"))
     theirs = AutoModelForCausalLM.from_pretrained(models["same"]).get_input_embeddings().weight
     critic = state.parts["critic"].get_input_embeddings().weight
     assert torch.equal(critic, theirs)

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from paceline.config.schema import Config
-from policy_worker.objectives.conformance.conformance import conformance
-from policy_worker.objectives.conformance.toy_step import CPU, random_groups, totals_of
+from policy_worker.conformance import conformance
+from policy_worker.objectives.batch import BadGroup, decode
+from policy_worker.objectives.columns import TokenScores
 from policy_worker.objectives.load import load_objective
-from policy_worker.rows.logprobs import TokenScores
 from policy_worker.rows.packing import pack
-from policy_worker.step.batch import BadGroup, decode
+from policy_worker.toy_step import CPU, random_groups, totals_of
 
 
 def config(algorithm: str = "distill", **train: object) -> Config:

@@ -19,13 +19,11 @@ from torch import Tensor
 
 from paceline.config.algorithms import FAMILY
 from paceline.config.sections.training import TrainConfig
+from policy_worker.objectives.advantages import EPSILON, advantages_of
+from policy_worker.objectives.batch import StepTotals, decode
 from policy_worker.objectives.columns import TokenColumns, token_weights
 from policy_worker.objectives.covariance import chosen_tokens
-from policy_worker.objectives.credit.advantages import EPSILON, advantages_of
-from policy_worker.objectives.grpo import grpo_loss
-from policy_worker.objectives.preferences.sequence_sums import sum_to_end
-from policy_worker.step.batch import decode
-from policy_worker.step.totals import StepTotals
+from policy_worker.objectives.grpo import grpo_loss, sum_to_end
 from tests.fixtures.policy_models import make_config, make_group
 
 TRL: dict[str, Any] = json.loads(

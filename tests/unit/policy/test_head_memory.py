@@ -10,10 +10,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from paceline.memory_plan.head_memory import MIB, head_scratch_bytes, tokens_per_chunk
-from policy_worker.rows import attention
-from policy_worker.rows.logprobs import make_scorer, score
+from policy_worker.model import attention
+from policy_worker.model.heads import make_scorer, score
+from policy_worker.objectives.batch import decode
 from policy_worker.rows.packing import pack
-from policy_worker.step.batch import decode
 from tests.fixtures.live_memory import LiveMemory
 from tests.fixtures.policy_models import make_group
 

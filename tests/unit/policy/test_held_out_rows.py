@@ -60,7 +60,7 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
         rollout={"source": "recorded", "group_size": 2},
     )
     made = Trainer(config, torch.device("cpu"))
-    made.form(EpochMesh(1, 0, 1, "", "run", ""), lambda: False)
+    made.form(EpochMesh(1, 0, 1, "", "run", ""))
     made.restore("", 0, 0)
     # Another policy than its reference, so that the loss depends on the rows.
     with torch.no_grad():

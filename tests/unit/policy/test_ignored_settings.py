@@ -15,8 +15,8 @@ from paceline.config.ignored_settings import IGNORED, TERMS
 from paceline.config.load import ConfigError, load_config
 from paceline.v1 import rollout_pb2
 from paceline_launcher.cli import app
-from policy_worker.objectives.conformance.conformance import toy_config
-from policy_worker.objectives.conformance.toy_step import ToyStep
+from policy_worker.conformance import toy_config
+from policy_worker.toy_step import ToyStep
 
 OTHER: dict[str, dict[str, Any]] = {
     "aggregation": {"aggregation": "dr_grpo"},

@@ -16,11 +16,11 @@ from torch import Tensor
 from paceline.weights import weight_snapshot
 from policy_worker.checkpoint import shards
 from policy_worker.checkpoint.checkpoint import Checkpointer
-from policy_worker.checkpoint.named_tensors import named_tensors
-from policy_worker.model import device_copies
-from policy_worker.ranks.rank_group import RankGroup
-from policy_worker.ranks.replica_publisher import PublishingPlace, ReplicaPublisher
-from policy_worker.step.totals import StepTotals
+from policy_worker.checkpoint.saved_state import named_tensors
+from policy_worker.model import host_memory as device_copies
+from policy_worker.objectives.batch import StepTotals
+from policy_worker.publishing.publisher import PublishingPlace, ReplicaPublisher
+from policy_worker.rows.replica import Replica
 from policy_worker.trainer import EpochMesh, Trainer
 from testbed import groups_in_hand
 from testbed.tiny_model import make_tiny_model
@@ -130,7 +130,7 @@ def unwritten(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def update(trainer: Trainer) -> None:
-    trainer.form(EpochMesh(1, 0, 1, "", "run", ""), lambda: False)
+    trainer.form(EpochMesh(1, 0, 1, "", "run", ""))
     tokens = sum(len(c.tokens) // 4 for g in GROUPS for c in g.completions)
     keys = [(g.task.task_id, 1) for g in GROUPS]
     trainer.begin(StepTotals(1, 0, tokens, 6), keys)
@@ -183,7 +183,7 @@ def publisher(
     """Of the trainer; nobody receives."""
     monkeypatch.setattr(weight_snapshot, "torch", LateTorch(device))
     place = PublishingPlace("redis://127.0.0.1:1/0", "run", "127.0.0.1")
-    publisher = trainer._publisher = ReplicaPublisher(trainer.state, RankGroup(), CPU, place)
+    publisher = trainer._publisher = ReplicaPublisher(trainer.state, Replica(), CPU, place)
     publisher._copies = device_copies.DeviceCopies(torch.device("cuda"))
     yield publisher
     publisher.close()
@@ -191,11 +191,11 @@ def publisher(
 
 def test_the_next_update_waits_for_a_publication_and_nothing_before_it(trainer, device, publisher):
     before = {name: t.detach().clone() for name, t in trainer.state.weights_of("policy")}
-    publisher.publish(0)
+    publisher.publish_state(0)
     assert device.said == ["copies waits for training"]
     update(trainer)
     assert device.said == ["copies waits for training", "training waits for copies"]
-    snapshot = publisher.links._newest
+    snapshot = publisher._newest
     published = snapshot.manifest.views(snapshot.flat)
     assert any(not torch.equal(t, before[n]) for n, t in trainer.state.weights_of("policy"))
     assert published.keys() == before.keys()
@@ -206,8 +206,8 @@ def test_the_next_update_waits_for_a_publication_and_nothing_before_it(trainer, 
 def test_weights_that_are_replaced_wait_for_a_publication(trainer, device, publisher):
     update(trainer)
     before = {name: t.detach().clone() for name, t in trainer.state.weights_of("policy")}
-    publisher.publish(1)
+    publisher.publish_state(1)
     trainer.restore("", 0, 2)
-    snapshot = publisher.links._newest
+    snapshot = publisher._newest
     for name, tensor in snapshot.manifest.views(snapshot.flat).items():
         assert torch.equal(tensor, before[name]), name

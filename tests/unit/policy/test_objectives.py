@@ -18,11 +18,11 @@ from paceline.config.fields import Section
 from paceline.config.load import fleet_digest, run_digest
 from paceline.config.schema import Config
 from paceline_launcher.cli import app
-from policy_worker.objectives.conformance.conformance import conformance
-from policy_worker.objectives.conformance.toy_step import totals_of
+from policy_worker.conformance import conformance
+from policy_worker.objectives.batch import decode
 from policy_worker.objectives.load import ObjectiveError, check_options, objective_class
 from policy_worker.objectives.objective import Loss, Objective
-from policy_worker.step.batch import decode
+from policy_worker.toy_step import totals_of
 from tests.fixtures.policy_models import make_config, make_group
 
 EXAMPLE = "examples.own_objective.leave_one_out:LeaveOneOut"

@@ -10,16 +10,16 @@ import torch
 from transformers import masking_utils
 
 from policy_worker.checkpoint.checkpoint import Checkpointer
+from policy_worker.model import host_moments as moments
+from policy_worker.model.heads import score
+from policy_worker.model.host_memory import keep_on_host
 from policy_worker.model.policy_model import blocks_of
-from policy_worker.objectives.part import Part
-from policy_worker.offload import moments
-from policy_worker.offload.frozen_weights import keep_on_host
-from policy_worker.ranks.rank_group import RankGroup
+from policy_worker.objectives.batch import decode
+from policy_worker.objectives.objective import Part
 from policy_worker.ranks.sharding import load_sharded
-from policy_worker.rows.logprobs import score
 from policy_worker.rows.packing import pack
+from policy_worker.rows.replica import Replica
 from policy_worker.step import optimizer as update
-from policy_worker.step.batch import decode
 from policy_worker.step.optimizer import build_optimizer
 from tests.fixtures.policy_models import random_groups, tiny_network
 from tests.fixtures.train_states import (
@@ -137,7 +137,7 @@ def test_an_offloaded_reference_gives_the_same_log_probs(tmp_path):
     found = []
     for given in (False, True):
         config = tiny_config(tmp_path, offload_frozen=given)
-        model = load_sharded(Part("reference"), config, RankGroup(), CPU, trainable=False)
+        model = load_sharded(Part("reference"), config, Replica(), CPU, trainable=False)
         with torch.no_grad():
             found.append(score(model, micro, 1.0).logprobs)
     assert torch.equal(*found)

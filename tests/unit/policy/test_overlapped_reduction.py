@@ -3,6 +3,7 @@ cost no gradient."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +11,9 @@ import pytest
 import torch
 
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
+from policy_worker.objectives.batch import StepTotals
 from policy_worker.step import reduction
 from policy_worker.step.gradients import RowOutOfMemory
-from policy_worker.step.totals import StepTotals
 from policy_worker.trainer import EpochMesh, Trainer
 from testbed.groups_in_hand import add as add_groups
 from testbed.tiny_model import make_tiny_model
@@ -60,11 +61,12 @@ def trainer(tmp_path, monkeypatch):
     made.close()
 
 
+EPOCHS = itertools.count(1)
 GROUPS = random_groups(4, group_size=3, seed=0, vocab=15)
 
 
 def step(trainer: Trainer, side: Doubling | None = None, *, last: bool = True) -> Any:
-    trainer.form(EpochMesh(1, 0, 1, "", "run", ""), lambda: False)
+    trainer.form(EpochMesh(next(EPOCHS), 0, 1, "", "run", ""))
     if side is not None:
         trainer._mesh = ProcessMesh(0, 2, CPU, lambda: False, side)  # type: ignore[arg-type]
     begin(trainer)
@@ -130,7 +132,7 @@ def test_a_failure_in_the_backward_is_raised_by_reduce_and_costs_no_gradient(
     step(trainer, Doubling(phases(trainer, monkeypatch), fails_at))
     with pytest.raises(MeshError, match="connection reset"):
         trainer.reduce()
-    trainer.form(EpochMesh(2, 0, 1, "", "run", ""), lambda: False)
+    trainer.form(EpochMesh(next(EPOCHS), 0, 1, "", "run", ""))
     begin(trainer)
     found = scratch_of(trainer)
     trainer.gradients.clear()
@@ -146,7 +148,7 @@ def test_a_buffer_that_is_being_reduced_is_not_used_after_the_mesh_was_left(
     memory = trainer._scratch.data_ptr()
     held = trainer._scratch
     trainer.abandon()
-    trainer.form(EpochMesh(2, 0, 1, "", "run", ""), lambda: False)
+    trainer.form(EpochMesh(next(EPOCHS), 0, 1, "", "run", ""))
     trainer.reduce()
     assert trainer._scratch.data_ptr() != memory
     del held

@@ -11,19 +11,17 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from policy_worker.checkpoint.checkpoint import CheckpointError
 from policy_worker.checkpoint.export import ExportError, export
+from policy_worker.conformance import conformance
+from policy_worker.model.heads import values
 from policy_worker.model.policy_model import ModelError, load_scalar
-from policy_worker.objectives.conformance.conformance import conformance
+from policy_worker.objectives.batch import StepTotals, decode
 from policy_worker.objectives.load import ObjectiveError, load_objective
-from policy_worker.objectives.objective import Objective
-from policy_worker.objectives.part import Part
-from policy_worker.ranks.rank_group import RankGroup
-from policy_worker.ranks.replica_publisher import PublishingPlace
+from policy_worker.objectives.objective import Objective, Part
+from policy_worker.publishing.publisher import PublishingPlace
 from policy_worker.ranks.sharding import load_sharded_state
+from policy_worker.ranks.state_transfer import state_tensors
 from policy_worker.rows.packing import pack
-from policy_worker.rows.value_head import values
-from policy_worker.state_transfer import state_tensors
-from policy_worker.step.batch import decode
-from policy_worker.step.totals import StepTotals
+from policy_worker.rows.replica import Replica
 from policy_worker.trainer import EpochMesh, Trainer
 from testbed.groups_in_hand import add as add_groups
 from testbed.tiny_model import make_tiny_model
@@ -58,7 +56,7 @@ def config_of(model, algorithm=BOTH, **train):
 
 def trained(config, steps=2):
     trainer = Trainer(config, CPU)
-    trainer.form(EpochMesh(1, 0, 1, "", "run", ""), lambda: False)
+    trainer.form(EpochMesh(1, 0, 1, "", "run", ""))
     trainer.restore("", 0, 0)
     for step in range(1, steps + 1):
         train(trainer, step)
@@ -183,7 +181,7 @@ def test_a_checkpoint_holds_all_parts_bit_for_bit(model, tmp_path):
     assert again.digest() == trainer.digest()
     # The curve goes on as if nothing had happened.
     for each in (trainer, again):
-        each.form(EpochMesh(2, 0, 1, "", "run", ""), lambda: False)
+        each.form(EpochMesh(2, 0, 1, "", "run", ""))
         train(each, 3)
     assert_same_bits(all_bits(trainer.state), all_bits(again.state))
 
@@ -216,9 +214,7 @@ def test_only_the_policy_is_published(model):
     both = trained(config_of(model), steps=0)
     wanted = {
         name
-        for name, _ in load_sharded_state(
-            config_of(model, "grpo"), RankGroup(), CPU
-        ).named_weights()
+        for name, _ in load_sharded_state(config_of(model, "grpo"), Replica(), CPU).named_weights()
     }
     assert published_by(both) == wanted
     alone = trained(config_of(model, ALONE))
@@ -229,8 +225,8 @@ def test_only_the_policy_is_published(model):
 def published_by(trainer: Trainer) -> set[str]:
     """Names of the weights in its newest snapshot."""
     publisher = trainer.open_publisher(PublishingPlace("redis://nowhere", "r", "127.0.0.1"))
-    trainer.publish(1)
-    newest = publisher.links._newest
+    publisher.publish_state(1)
+    newest = publisher._newest
     assert newest is not None
     return {spec.name for spec in newest.manifest.specs}
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from policy_worker.objectives.advantages import group_advantages
 from policy_worker.objectives.columns import TokenColumns
-from policy_worker.objectives.credit.advantages import group_advantages
 from policy_worker.objectives.grpo import grpo_loss
 from tests.fixtures.corrections import CORRECTIONS, PLAIN
 from tests.fixtures.policy_models import make_config

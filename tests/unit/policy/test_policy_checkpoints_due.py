@@ -10,7 +10,7 @@ import pytest
 
 from paceline.errors import BadInput
 from paceline.v1 import common_pb2, policy_pb2, worker_pb2
-from policy_worker import publish_and_checkpoint
+from policy_worker import after_commit
 from policy_worker.checkpoint.checkpoint import CheckpointInfo
 from tests.fixtures.policy_models import make_config
 
@@ -49,8 +49,8 @@ class Writer:
         self.config = make_config()
         self.state = SimpleNamespace(step=0, version=0, parts={})
         self.device = None
-        self.open_publisher = lambda *a: SimpleNamespace(set_links=lambda links: None)
-        self.publish = lambda version: 0.0
+        self.publisher = SimpleNamespace(version=-1, set_links=lambda links: None)
+        self.open_publisher = lambda *a, **k: self.publisher
         self.saves: list[tuple[int, int, Future[CheckpointInfo]]] = []
         self.checkpointer = SimpleNamespace(delete=lambda paths: None)
 
@@ -73,7 +73,7 @@ def due(monkeypatch):
     """(outlets, desk, trainer) after step 3, with a checkpoint of step 2 wanted."""
     desk, trainer = Desk(), Writer()
     reply = worker_pb2.RegisterReply(rendezvous_url="redis://", run_id="r")
-    out = publish_and_checkpoint.PublishAndCheckpoint(desk, trainer, reply, "127.0.0.1")
+    out = after_commit.AfterCommit(desk, trainer, reply, "127.0.0.1")
     desk.directive.checkpoint_step = 2
     trainer.state.step = trainer.state.version = 3
     return out, desk, trainer
@@ -104,7 +104,7 @@ def test_a_checkpoint_whose_step_has_passed_is_made_up_at_once_and_only_once(due
 def test_a_checkpoint_that_failed_is_tried_again_after_a_while(due, failure, monkeypatch) -> None:
     out, desk, trainer = due
     now = 100.0
-    monkeypatch.setattr(publish_and_checkpoint.time, "monotonic", lambda: now)
+    monkeypatch.setattr(after_commit.time, "monotonic", lambda: now)
     out.serve()
     if failure == "write":
         trainer.saves[0][2].set_exception(OSError("disk full"))
@@ -113,7 +113,7 @@ def test_a_checkpoint_that_failed_is_tried_again_after_a_while(due, failure, mon
         desk.answer(recorded=False)
     trainer.step_on()
     assert not out.work_due()
-    now += publish_and_checkpoint.RETRY_S
+    now += after_commit.RETRY_S
     assert out.work_due()
     out.serve()
     assert [s[0] for s in trainer.saves] == [3, 4]
@@ -167,13 +167,13 @@ def test_what_was_published_and_saved_as_the_version_that_came_from_another_is_f
     """This replica was outvoted about version 3, and has received it from another one."""
     out, _, trainer = due
     forgotten: list[object] = []
-    trainer.forget_published = lambda: forgotten.append("weights")
+    trainer.publisher.version = 3
+    trainer.publisher.take_back = lambda: forgotten.append("weights")
     trainer.checkpointer.abandon = forgotten.append
-    out._published = 3
     out.save_checkpoint()
     out.forget_from(3)
     assert forgotten == ["weights", 3]
-    assert out._published == -1 and out.checkpoint_due()
+    assert out.checkpoint_due()
 
 
 def test_rollout_workers_that_wait_for_a_policy_that_nobody_trains_end_the_run(due) -> None:

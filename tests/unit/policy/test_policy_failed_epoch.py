@@ -48,7 +48,7 @@ def test_a_failure_is_reported_again_until_another_epoch_is_named(
     worker.worker_report = PolicyReport()
     worker.outlets = SimpleNamespace(serve=lambda: None)
     worker.trainer = SimpleNamespace(abandon=lambda: None)
-    worker.ended_epoch = 0
+    worker.epochs = worker.worker_report.epochs
     worker.collective_failed(control.mesh, MeshError("connection reset"))
 
     def follow() -> None:

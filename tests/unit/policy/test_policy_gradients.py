@@ -11,11 +11,10 @@ from paceline.groups.limits import GroupLimits
 from paceline.mesh.elastic_mesh import EpochCancelled
 from paceline.v1 import rollout_pb2
 from policy_worker.model.train_state import TrainState
-from policy_worker.step.batch import BadGroup, decode
+from policy_worker.objectives.batch import BadGroup, StepTotals, decode
 from policy_worker.step.gradients import Gradients
 from policy_worker.step.optimizer import build_optimizer
 from policy_worker.step.stats import Stats
-from policy_worker.step.totals import StepTotals
 from tests.fixtures.group_facts import accepted
 from tests.fixtures.policy_models import make_config, make_group, random_groups, tiny_network
 

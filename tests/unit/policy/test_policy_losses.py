@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from policy_worker.objectives.advantages import group_advantages
 from policy_worker.objectives.columns import TokenColumns, token_weights
-from policy_worker.objectives.credit.advantages import group_advantages
 from policy_worker.objectives.grpo import grpo_loss, token_kl
 from policy_worker.objectives.importance_ratio import proximal_policy, ratio, ratio_mask
 from tests.fixtures.policy_models import make_config

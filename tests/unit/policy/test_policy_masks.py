@@ -14,9 +14,9 @@ import torch
 
 from paceline.groups.limits import GroupLimits
 from policy_worker.model.train_state import TrainState
+from policy_worker.objectives.batch import StepTotals
 from policy_worker.step.gradients import Gradients
 from policy_worker.step.optimizer import build_optimizer
-from policy_worker.step.totals import StepTotals
 from tests.fixtures.group_facts import accepted
 from tests.fixtures.policy_models import make_config, make_group, tiny_network
 

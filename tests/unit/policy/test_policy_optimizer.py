@@ -9,9 +9,9 @@ from transformers import get_linear_schedule_with_warmup
 
 from controller.ledger.learning_rate import LearningRate
 from policy_worker.model.policy_model import ModelError, load_model, pick_device
-from policy_worker.ranks.rank_group import RankGroup
+from policy_worker.objectives.batch import decode, staleness
 from policy_worker.ranks.sharding import load_sharded_state
-from policy_worker.step.batch import decode, staleness
+from policy_worker.rows.replica import Replica
 from policy_worker.step.optimizer import build_optimizer
 from policy_worker.step.stats import Stats
 from testbed.tiny_model import make_tiny_model
@@ -93,7 +93,7 @@ def test_an_unreadable_model_is_one_line_that_names_the_field(tmp_path):
 
 def test_a_loaded_model_trains_in_float32_without_dropout(tmp_path):
     config = make_config(model=make_tiny_model(tmp_path / "m"))
-    state = load_sharded_state(config, RankGroup(), CPU)
+    state = load_sharded_state(config, Replica(), CPU)
     assert state.version == -1
     names = [name for name, _ in state.named_weights()]
     assert len(names) == len(set(names))

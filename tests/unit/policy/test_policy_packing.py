@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from paceline.memory_plan.head_memory import MIB
-from policy_worker.rows import attention, packing
-from policy_worker.rows.logprobs import make_scorer, score
+from policy_worker.model import attention
+from policy_worker.model.heads import make_scorer, score
+from policy_worker.objectives.batch import decode
+from policy_worker.rows import packing
 from policy_worker.rows.packing import attended_tokens, pack, plan_rows
-from policy_worker.step.batch import decode
 from tests.fixtures.policy_models import make_group, random_groups, tiny_network
 
 CPU = torch.device("cpu")

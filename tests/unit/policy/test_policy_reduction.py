@@ -7,7 +7,7 @@ import torch
 
 from paceline.mesh import elastic_mesh as mesh_module
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
-from policy_worker.step.totals import StepTotals
+from policy_worker.objectives.batch import StepTotals
 from policy_worker.trainer import EpochMesh, Trainer
 from testbed.groups_in_hand import add as add_groups
 from testbed.tiny_model import make_tiny_model
@@ -65,7 +65,7 @@ def trainer(tmp_path, monkeypatch):
 
 def alone(trainer, epoch):
     """The next epoch, of which this replica is all that is left."""
-    trainer.form(EpochMesh(epoch, 0, 1, "", "run", ""), lambda: False)
+    trainer.form(EpochMesh(epoch, 0, 1, "", "run", ""))
 
 
 def reduced(trainer):

@@ -12,16 +12,12 @@ import torch
 from pydantic import ValidationError
 
 from paceline.config.sections.ppo import PpoOptions
-from policy_worker.objectives.columns import TokenColumns, token_weights
-from policy_worker.objectives.conformance.conformance import conformance
-from policy_worker.objectives.credit.gae import gae
-from policy_worker.objectives.kl_controller import adapted
+from policy_worker.conformance import conformance
+from policy_worker.objectives.batch import StepTotals, decode
+from policy_worker.objectives.columns import TokenColumns, TokenScores, token_weights
 from policy_worker.objectives.load import load_objective
 from policy_worker.objectives.ppo import Ppo
-from policy_worker.objectives.running_moments import RunningMoments
-from policy_worker.rows.logprobs import TokenScores
-from policy_worker.step.batch import decode
-from policy_worker.step.totals import StepTotals
+from policy_worker.objectives.value_estimates import RunningMoments, adapted, gae
 from policy_worker.trainer import EpochMesh, Trainer
 from testbed.groups_in_hand import add as add_groups
 from testbed.tiny_model import make_tiny_model
@@ -369,7 +365,7 @@ def model(tmp_path_factory):
 def trainer_of(model, train=None, **options):
     settings = {"lr": 3e-3, "weight_decay": 0.1, "algorithm": "ppo", **(train or {})}
     trainer = Trainer(make_config(model=model, train=settings, objective=options), CPU)
-    trainer.form(EpochMesh(1, 0, 1, "", "run", ""), lambda: False)
+    trainer.form(EpochMesh(1, 0, 1, "", "run", ""))
     trainer.restore("", 0, 0)
     return trainer
 
@@ -404,7 +400,7 @@ def test_a_resumed_run_has_the_same_curve_bit_for_bit(model, tmp_path):
     resumed = trainer_of(model, **ALL)
     resumed.attach(tmp_path)
     resumed.restore(str(path), 2, 2)
-    resumed.form(EpochMesh(2, 0, 1, "", "run", ""), lambda: False)
+    resumed.form(EpochMesh(2, 0, 1, "", "run", ""))
     for step in (3, 4):
         assert take_step(resumed, step) == take_step(trainer, step)
     assert_same_bits(all_bits(resumed.state), all_bits(trainer.state))

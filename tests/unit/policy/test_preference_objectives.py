@@ -12,16 +12,15 @@ import torch
 
 from paceline.config.load import ConfigError
 from paceline.config.sections.preference_objectives import DpoOptions
+from policy_worker.conformance import conformance
 from policy_worker.model.train_state import TrainState
-from policy_worker.objectives.conformance.conformance import conformance
+from policy_worker.objectives.batch import StepTotals, decode
 from policy_worker.objectives.load import load_objective
-from policy_worker.objectives.preferences.pairs import PairColumns
+from policy_worker.objectives.pairs import PairColumns
 from policy_worker.rows.packing import attended_tokens, pack, plan_rows
-from policy_worker.step.batch import decode
 from policy_worker.step.gradients import Gradients
 from policy_worker.step.held_out import measure_held_out
 from policy_worker.step.optimizer import build_optimizer
-from policy_worker.step.totals import StepTotals
 from policy_worker.trainer import EpochMesh, Trainer
 from testbed.groups_in_hand import add as add_groups
 from testbed.tiny_model import make_tiny_model
@@ -199,7 +198,7 @@ def trained(trainer: Trainer, steps: range) -> list[dict[str, Any]]:
 def new_trainer(config: Any, run_dir: Path) -> Trainer:
     trainer = Trainer(config, CPU)
     trainer.attach(run_dir)
-    trainer.form(EpochMesh(1, 0, 1, "", "run", ""), lambda: False)
+    trainer.form(EpochMesh(1, 0, 1, "", "run", ""))
     return trainer
 
 

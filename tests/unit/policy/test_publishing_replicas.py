@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.ids import Version
 from paceline.v1 import common_pb2, worker_pb2
-from policy_worker.objectives.part import POLICY
-from policy_worker.publish_and_checkpoint import PublishAndCheckpoint
-from policy_worker.ranks.rank_group import RankGroup
-from policy_worker.ranks.replica_publisher import PublishingPlace, ReplicaPublisher
+from policy_worker.after_commit import AfterCommit
+from policy_worker.objectives.objective import POLICY
+from policy_worker.publishing.publisher import PublishingPlace, ReplicaPublisher
+from policy_worker.rows.replica import Replica as OneRank
 from tests.fixtures.policy_models import make_config
 
 CPU = torch.device("cpu")
@@ -38,15 +37,8 @@ class Trainer:
     def whole(self, part: str) -> list[tuple[str, torch.Tensor]]:
         return self.weights
 
-    def open_publisher(self, place: PublishingPlace, on_link_error: Any) -> ReplicaPublisher:
-        self.made = ReplicaPublisher(self.state, RankGroup(), CPU, place, on_link_error)
-        return self.made
-
-    def publish(self, version: int) -> float:
-        return self.made.publish(Version(version))
-
-    def free_published(self) -> None:
-        self.made.free()
+    def open_publisher(self, place: PublishingPlace, *, on_link_error: Any) -> ReplicaPublisher:
+        return ReplicaPublisher(self.state, OneRank(), CPU, place, on_link_error)
 
 
 class Replica:
@@ -59,7 +51,7 @@ class Replica:
         )
         self.trainer: Any = Trainer()
         reply = worker_pb2.RegisterReply(rendezvous_url="redis://", run_id="r")
-        self.out = PublishAndCheckpoint(self.control, self.trainer, reply, "127.0.0.1")
+        self.out = AfterCommit(self.control, self.trainer, reply, "127.0.0.1")
 
     def feed(self, *publishers: int) -> None:
         del self.control.directive.links[:]
@@ -73,7 +65,7 @@ class Replica:
         self.out.publish()
 
     def copies(self) -> list[weakref.ref[torch.Tensor]]:
-        newest = self.out.publisher.links._newest
+        newest = self.out.publisher._newest
         return [] if newest is None else [weakref.ref(newest.flat)]
 
 
@@ -95,7 +87,7 @@ def test_a_replica_that_gets_receivers_publishes_what_it_holds(replica: Replica)
     replica.feed(OTHER, OWN)
     assert replica.out.work_due()
     replica.out.serve()
-    assert replica.out.publisher.links.version == 1
+    assert replica.out.publisher.version == 1
 
 
 def test_a_replica_that_has_lost_its_receivers_lets_go_of_its_copies(replica: Replica) -> None:
@@ -107,7 +99,7 @@ def test_a_replica_that_has_lost_its_receivers_lets_go_of_its_copies(replica: Re
     replica.commit()
     gc.collect()
     assert copy() is None and not replica.copies()
-    assert not replica.out.publisher.links._pool._free, "nor is one kept for later"
+    assert not replica.out.publisher._pool._free, "nor is one kept for later"
     replica.feed(OWN)
     replica.commit()
-    assert replica.out.publisher.links.version == 5
+    assert replica.out.publisher.version == 5

@@ -10,11 +10,10 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss
 
 from policy_worker.model.policy_model import ModelError
 from policy_worker.model.train_state import TrainState
-from policy_worker.rows.router_balance import balance_of_sequences, experts_per_token
-from policy_worker.step.batch import decode
+from policy_worker.objectives.batch import StepTotals, decode
+from policy_worker.rows.row_forwards import balance_of_sequences, experts_per_token
 from policy_worker.step.gradients import Gradients
 from policy_worker.step.optimizer import build_optimizer
-from policy_worker.step.totals import StepTotals
 from tests.fixtures.policy_models import make_config, random_groups, tiny_network
 
 

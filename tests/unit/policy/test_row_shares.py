@@ -14,11 +14,10 @@ import pytest
 
 from paceline.groups.payload import encode, facts_digest
 from paceline.mesh.elastic_mesh import EpochCancelled
+from policy_worker.objectives.batch import BadGroup, StepTotals
 from policy_worker.objectives.load import load_objective
+from policy_worker.rows.group_reading import AcceptedGroup
 from policy_worker.rows.row_shares import RowShare, RowShares, deal_rows, wanted_groups
-from policy_worker.step.accepted_group import AcceptedGroup
-from policy_worker.step.batch import BadGroup
-from policy_worker.step.totals import StepTotals
 from testbed.patience import patient
 from tests.fixtures.group_facts import submitted
 from tests.fixtures.policy_models import make_config, random_groups

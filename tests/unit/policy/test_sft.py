@@ -15,13 +15,13 @@ from paceline.prompt_tokenizer import PromptTokenizer
 from paceline.recorded.encoding import RowEncoder
 from paceline.recorded.group import recorded_group
 from paceline.v1 import common_pb2, rollout_pb2
+from policy_worker.conformance import conformance
 from policy_worker.model.policy_model import load_model
 from policy_worker.model.train_state import TrainState
-from policy_worker.objectives.conformance.conformance import conformance
+from policy_worker.objectives.batch import StepTotals
 from policy_worker.step.gradients import Gradients
 from policy_worker.step.held_out import measure_held_out
 from policy_worker.step.optimizer import build_optimizer
-from policy_worker.step.totals import StepTotals
 from tests.fixtures.chat_model import MARKED, make_chat_model
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from policy_worker.model.policy_model import empty_part, load_part
-from policy_worker.objectives.part import Part
+from policy_worker.objectives.objective import Part
 from policy_worker.ranks.sliced_weights import SlicedWeights
 from testbed.tiny_model import make_tiny_model
 from tests.fixtures.policy_models import make_config

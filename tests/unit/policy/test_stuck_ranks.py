@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from paceline.process.kernel_state import kernel_state
 from paceline.process.waits import WaitKind
-from policy_worker.ranks.stuck_ranks import StuckRanks
+from policy_worker.worker_report import StuckRanks
 
 
 def until(condition: Callable[[], bool]) -> None:

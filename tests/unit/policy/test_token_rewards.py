@@ -8,11 +8,10 @@ import math
 import numpy as np
 import pytest
 
-from policy_worker.objectives.conformance.toy_step import totals_of
+from policy_worker.objectives.batch import BadGroup, decode
 from policy_worker.objectives.grpo import Grpo
-from policy_worker.step.accepted_group import AcceptedGroup
-from policy_worker.step.batch import BadGroup, decode
-from policy_worker.step.payload_check import contradiction
+from policy_worker.rows.group_reading import AcceptedGroup, contradiction
+from policy_worker.toy_step import totals_of
 from tests.fixtures.policy_models import make_config, make_group
 
 EPSILON = 1e-4

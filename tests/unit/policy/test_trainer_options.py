@@ -8,12 +8,12 @@ import pytest
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from policy_worker.model import flex_attention
+from policy_worker.model.heads import score
+from policy_worker.model.host_memory import activations_on_host
 from policy_worker.model.policy_model import load_model
-from policy_worker.offload.activations import activations_on_host
-from policy_worker.rows import flex_attention
-from policy_worker.rows.logprobs import score
+from policy_worker.objectives.batch import decode
 from policy_worker.rows.packing import pack
-from policy_worker.step.batch import decode
 from tests.fixtures.policy_models import random_groups, tiny_network
 from tests.fixtures.train_states import tiny_config
 

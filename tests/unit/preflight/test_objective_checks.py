@@ -9,9 +9,9 @@ import pytest
 
 from paceline.config.schema import Config
 from paceline_launcher.preflight.inputs.objective import objective_checks
-from policy_worker.objectives.conformance.check import doubts
+from policy_worker.conformance import doubts
 from policy_worker.objectives.load import ObjectiveError
-from policy_worker.objectives.part import Part
+from policy_worker.objectives.objective import Part
 from tests.fixtures.policy_models import make_config
 from tests.unit.policy.test_objectives import Plain
 

@@ -1,0 +1,229 @@
+"""Output of a policy worker after a commit: weights to engines, checkpoints to disk.
+
+    commit ──► publish ──► publisher's threads ──► receivers      (replicas with links)
+          └──► checkpoint ──► writer's thread ──► RecordCheckpoint ──► obsolete ones deleted
+                                                                  (rank 0 of the mesh)
+
+Both copy the state on the training thread and continue in the background; each version leaves once.
+If a checkpoint is due and nobody is writing it (its writer died, its write failed), it is written
+at the next opportunity, not at the next regular step. If a failover of Redis loses the record of
+one, a leader of a newer term asks for it still: the record is posted again, because the files are
+on disk.
+
+What becomes of a checkpoint is known on other threads first. They post it, and the training thread,
+which alone changes what is held here, reads it when it looks what is due.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+
+from paceline.errors import BadInput
+from paceline.ids import Step, Version
+from paceline.v1 import policy_pb2, worker_pb2
+from policy_worker.checkpoint.checkpoint import CheckpointInfo
+from policy_worker.control_plane import BlockingControlPlane
+from policy_worker.model.train_state import NO_VERSION
+from policy_worker.publishing.publisher import PublishingPlace
+from policy_worker.trainer import Trainer
+
+RETRY_S = 10.0
+"""Between a checkpoint that could not be written or recorded and the next try."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """A checkpoint whose record was acknowledged."""
+
+    info: CheckpointInfo
+    term: int
+    """Of the leader before."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """There is no checkpoint of ``version`` after all."""
+
+    version: Version
+
+
+class AfterCommit:
+    """Made once the worker has registered. Methods are for the training thread."""
+
+    def __init__(
+        self,
+        control: BlockingControlPlane,
+        trainer: Trainer,
+        reply: worker_pb2.RegisterReply,
+        host: str,
+    ) -> None:
+        self._control = control
+        self._trainer = trainer
+        self.publisher = trainer.open_publisher(
+            PublishingPlace(reply.rendezvous_url, reply.run_id, host),
+            on_link_error=lambda epoch, why: control.report_failure(epoch, why, is_link=True),
+        )
+        self._saved = NO_VERSION
+        """Version of the newest checkpoint that is being written or is recorded."""
+        self._saved_step = Step(0)
+        self._save_again_at = 0.0
+        self._recorded: _Recorded | None = None
+        """The newest one that was recorded."""
+        self._outcomes: SimpleQueue[_Recorded | _Failed] = SimpleQueue()
+        """Posted by any thread."""
+        self._records: list[Future[None]] = []
+        self.last_publish_s = 0.0
+        """Time that the newest publication took on the training thread."""
+        # On the session's thread: links form while the training thread computes.
+        control.on_directive(lambda d: self.publisher.set_links(self._own_links(d)))
+
+    def work_due(self) -> bool:
+        """A directive asks for something that the training thread does between steps."""
+        directive = self._control.directive
+        if directive is None or self.checkpoint_due() or self._lost_record() is not None:
+            return True
+        unpublished = self.publisher.version != self._trainer.state.version
+        return unpublished and bool(self._own_links(directive))
+
+    def serve(self) -> None:
+        """Does it."""
+        self.publish()
+        if self.checkpoint_due():
+            self.save_checkpoint()
+        elif (lost := self._lost_record()) is not None:
+            self._recorded = None
+            self._record(lost)
+
+    # -- weights ------------------------------------------------------------------------------
+
+    def publish(self) -> None:
+        """Publishes the newest weights, if receivers are linked to this replica. A replica that
+        feeds nobody keeps no copy of them."""
+        directive, version = self._control.directive, self._trainer.state.version
+        if directive is None or version < 0 or self.publisher.version == version:
+            return
+        if not self._own_links(directive):
+            if self.publisher.version != NO_VERSION:
+                self.publisher.take_back()
+            return
+        if not self._trainer.publishes:
+            # They would wait for ever.
+            raise BadInput(
+                "the objective trains no language model, and rollout workers wait for its weights: "
+                'train it on recorded data (rollout.source = "recorded"), where no engine runs'
+            )
+        self.last_publish_s = self.publisher.publish_state(version)
+
+    def forget_from(self, version: Version) -> None:
+        """This replica received the state of ``version`` from another one: what it published or
+        saved as that version was outvoted, and later versions were never committed."""
+        self._read_outcomes()
+        if self.publisher.version >= version:
+            self.publisher.take_back()
+        if self._saved >= version:
+            self._trainer.checkpointer.abandon(version)
+            self._saved, self._saved_step = NO_VERSION, Step(0)
+
+    def _own_links(self, directive: worker_pb2.Directive) -> list[worker_pb2.WeightsLink]:
+        """Links that this replica publishes to; any thread."""
+        incarnation = self._control.caller.incarnation
+        return [link for link in directive.links if link.publisher.incarnation == incarnation]
+
+    # -- checkpoints --------------------------------------------------------------------------
+
+    def checkpoint_due(self) -> bool:
+        """This replica is to write a checkpoint of its present state now."""
+        self._read_outcomes()
+        directive, state = self._control.directive, self._trainer.state
+        if directive is None:
+            return False
+        return (
+            self._saved_step_of_this_line() < directive.checkpoint_step <= state.step
+            and self._saved != state.version
+            and self._trainer.rank == 0
+            and time.monotonic() >= self._save_again_at
+        )
+
+    def save_checkpoint(self) -> None:
+        """Rank 0 of the mesh writes the present state, once, in the background."""
+        self._read_outcomes()
+        state = self._trainer.state
+        if self._trainer.rank != 0 or self._saved == state.version or state.step == 0:
+            return
+        self._saved, self._saved_step = state.version, state.step
+        version = state.version
+
+        def written(future: Future[CheckpointInfo]) -> None:
+            """On the writer's thread, which has logged a failure; the checkpoint before stays the
+            newest then."""
+            if future.exception() is None:
+                self._record(future.result())
+            else:
+                self._outcomes.put(_Failed(version))
+
+        self._trainer.save().add_done_callback(written)
+
+    def finish(self) -> None:
+        """Waits until checkpoints under way are recorded; the trainer is closed by then."""
+        for record in self._records:
+            record.result()
+
+    def _saved_step_of_this_line(self) -> int:
+        """Version and step rise together until a rollback: a checkpoint before one does not count."""
+        state = self._trainer.state
+        same_line = self._saved - self._saved_step == state.version - state.step
+        return self._saved_step if same_line else 0
+
+    def _lost_record(self) -> CheckpointInfo | None:
+        """The saved checkpoint, if a leader of a newer term than the one that recorded it asks for
+        it."""
+        self._read_outcomes()
+        recorded, directive = self._recorded, self._control.directive
+        if recorded is None or directive is None or self._trainer.rank != 0:
+            return None
+        wanted = 0 < directive.checkpoint_step <= self._saved_step_of_this_line()
+        lost = directive.term > recorded.term and recorded.info.version == self._saved
+        return recorded.info if wanted and lost else None
+
+    def _record(self, info: CheckpointInfo) -> None:
+        """Has the controller record the checkpoint. Any thread."""
+        directive = self._control.directive
+        term = 0 if directive is None else directive.term
+        request = policy_pb2.CheckpointRequest(
+            caller=self._control.caller,
+            step=info.step,
+            version=info.version,
+            path=str(info.path),
+            size_bytes=info.size_bytes,
+            seconds=info.seconds,
+            weights_digest=info.digest,
+        )
+        outcome: _Recorded | _Failed = _Failed(info.version)
+
+        def recorded(reply: policy_pb2.CheckpointReply) -> None:
+            nonlocal outcome
+            outcome = _Recorded(info, term)
+            self._trainer.checkpointer.delete(list(reply.obsolete_paths))
+            if reply.settled_step:
+                self._trainer.checkpointer.sweep(
+                    Step(reply.settled_step), frozenset(reply.recorded_names)
+                )
+
+        record = self._control.post("PolicyService.RecordCheckpoint", request, recorded)
+        record.add_done_callback(lambda _: self._outcomes.put(outcome))
+        self._records.append(record)
+
+    def _read_outcomes(self) -> None:
+        while True:
+            try:
+                outcome = self._outcomes.get_nowait()
+            except Empty:
+                return
+            if isinstance(outcome, _Recorded):
+                self._recorded = outcome
+            elif self._saved == outcome.version:
+                self._save_again_at = time.monotonic() + RETRY_S
+                self._saved, self._saved_step = NO_VERSION, Step(0)

@@ -1,0 +1,298 @@
+"""Check of one objective as a policy worker loads it, and of the properties that a fleet rests on.
+
+    python -P -m policy_worker.conformance package.module:Class CONFIG_AS_JSON
+
+Exit status 2, with one line on standard error, if it cannot be used: it cannot be loaded, or its
+gradient depends on how a fleet splits a step. Each other property that a toy step does not have is
+one line on standard output.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from paceline.config.load import ConfigError
+from paceline.config.recorded import FORMS, RECORDED_ALONE, RowForm
+from paceline.config.schema import Config
+from paceline.errors import one_line
+from paceline.process.lifetime import leave_after
+from policy_worker.objectives.batch import decode
+from policy_worker.objectives.columns import FLOATS, TokenScores
+from policy_worker.objectives.load import ObjectiveError, load_objective
+from policy_worker.objectives.objective import POLICY, REFERENCE
+from policy_worker.rows.packing import pack
+from policy_worker.toy_step import (
+    CPU,
+    GROUP_SIZE,
+    TEACHER,
+    ToyStep,
+    random_group,
+    random_groups,
+    totals_of,
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="policy_worker.conformance", description=__doc__)
+    parser.add_argument("name", help="of train.algorithm")
+    parser.add_argument("config", type=Config.model_validate_json, help="of the run, as JSON")
+    given = parser.parse_args()
+    for line in doubts(given.config):
+        print(line)
+    return 0
+
+
+def doubts(config: Config) -> list[str]:
+    """What the objective of ``config`` lacks that a fleet does not rest on. Raises ObjectiveError
+    if it cannot be used."""
+    load_objective(config)
+    # A toy step needs transformers: only if there is an objective to try on it.
+    from policy_worker.conformance import conformance
+
+    name = config.train.algorithm
+    try:
+        found = conformance(name, config.objective.options, _train(config))
+    except ConfigError as error:
+        return [f"train.algorithm = {name}: its properties were not tried: {error}"]
+    if missing := [each for each in found if each.needed]:
+        said = "; ".join(f"it fails at {each.name!r}: {each.problem}" for each in missing)
+        raise ObjectiveError(f"train.algorithm = {name}: {said}")
+    return [
+        f"train.algorithm = {name}: it fails at {each.name!r}: {each.problem}"
+        for each in found
+        if each.problem
+    ]
+
+
+def _train(config: Config) -> dict[str, Any]:
+    """The settings of [train] that a toy step may have: it has no scorer, and groups of its own."""
+    given = config.train.model_dump(mode="json", exclude_defaults=True)
+    return {name: value for name, value in given.items() if name not in _NOT_OF_THE_TOY}
+
+
+_NOT_OF_THE_TOY = ("algorithm", "reference", "reference_path", "filter_uninformative")
+
+
+if __name__ == "__main__":
+    leave_after(main, "check")
+
+
+CLOSE = 2e-4
+"""Largest difference of two float32 gradients, relative to their largest element."""
+
+
+@dataclass(frozen=True, slots=True)
+class Property:
+    name: str
+    problem: str
+    """Empty if it holds; else what differs, and what that usually means."""
+    needed: bool
+    """Whether it was found not to hold although a fleet rests on it: the step after a death would
+    be another one."""
+
+
+def conformance(algorithm: str, options: dict[str, Any], train: dict[str, Any]) -> list[Property]:
+    """Every property of an objective, held or not. ``train``: further settings of ``[train]``.
+
+    Raises ObjectiveError if it cannot be loaded, and ConfigError on settings that do not fit.
+    """
+    config = toy_config(algorithm, options, train)
+    load_objective(config)
+    toy = ToyStep(config)
+    return [_tried(name, check, toy) for name, check in _PROPERTIES.items()]
+
+
+def _tried(name: str, check: Callable[[ToyStep], str], toy: ToyStep) -> Property:
+    try:
+        problem = check(toy)
+    except Exception as error:  # a user's code may fail in any way
+        return Property(name, f"it raised {one_line(error)}", needed=False)
+    return Property(name, problem, needed=bool(problem) and check in _OF_A_FLEET)
+
+
+# ---- properties
+
+
+def _replicas(toy: ToyStep) -> str:
+    """Each replica adds its own groups."""
+    whole = toy.gradient(toy.groups)
+    alone = torch.stack([toy.gradient([group]) for group in toy.groups]).sum(0)
+    why = (
+        "a group's summand depends on other groups: use the step's totals, not means over the batch"
+    )
+    return _differ(whole, alone, why)
+
+
+def _rounds(toy: ToyStep) -> str:
+    """A survivor adds the groups of a replica that died later, in another order."""
+    whole = toy.gradient(toy.groups)
+    later = toy.gradient(toy.groups[3:], toy.groups[:1], toy.groups[1:3])
+    return _differ(
+        whole, later, "a summand depends on the order of groups, or on a state that loss() keeps"
+    )
+
+
+def _rows(toy: ToyStep) -> str:
+    """Rows of one sequence each, and all sequences in one row."""
+    whole = toy.gradient(toy.groups)
+    alone = toy.gradient(toy.groups, row_tokens=1)
+    why = "loss() adds up over its row: it must be a sum over tokens, each times its weight, and no mean"
+    return _differ(whole, alone, why)
+
+
+def _sums(toy: ToyStep) -> str:
+    """What advance() gets is the same however a step is split."""
+    _, whole = toy.gradient_and_sums(toy.groups)
+    parts = [toy.gradient_and_sums([group], row_tokens=1)[1] for group in toy.groups]
+    added = torch.stack(parts).sum(0)
+    for name, one, other in zip(toy.objective.summed, whole.tolist(), added.tolist(), strict=True):
+        if abs(one - other) > CLOSE * max(1.0, abs(one)):
+            return f"the sum {name} is {one:.6g} of all groups at once and {other:.6g} of one by one: sum over tokens"
+    return ""
+
+
+def _repeatable(toy: ToyStep) -> str:
+    """A replica that computes a step again must get the same bits."""
+    first, second = toy.gradient(toy.groups), toy.gradient(toy.groups)
+    if torch.equal(first, second):
+        return ""
+    return "the same step twice gives other gradients: loss() or advantages() draws random numbers or keeps a state"
+
+
+def _finite(toy: ToyStep) -> str:
+    """Log-prob gaps of 60, rewards of 1e6, and a group whose rewards are equal."""
+    generator = np.random.default_rng(8)
+    extreme = random_groups(generator, gap=60.0, reward=1e6)
+    if not torch.isfinite(toy.gradient(extreme, of=extreme)).all():
+        return "a log-prob gap of 60 or a reward of 1e6 gives a gradient that is not finite: clamp before exp"
+    equal = random_groups(generator, reward=0.0)
+    if not torch.isfinite(toy.gradient(equal, of=equal)).all():
+        return "rewards that are all equal give a gradient that is not finite: add an epsilon to divisors"
+    return ""
+
+
+def _masked(toy: ToyStep) -> str:
+    """Tokens of environments and tokens that are too old train nothing."""
+    generator = np.random.default_rng(9)
+    old = [random_group(generator, "old", versions=[0])]
+    if toy.gradient(old).abs().max() > 0:
+        return "tokens that are not trained have a gradient: multiply by the token's weight, which is 0 there"
+    return ""
+
+
+def _derivative(toy: ToyStep) -> str:
+    """autograd against central differences in float64, by the log-prob of each token."""
+    objective = toy.objective
+    batch = decode(toy.groups)
+    columns = objective.columns(batch, totals_of(toy.groups))
+    micro = pack(batch, np.arange(len(batch.length)), CPU)
+    generator = torch.Generator().manual_seed(3)
+    draw = torch.randn(len(batch.behaviour), generator=generator, dtype=torch.float64)
+    start = torch.from_numpy(batch.behaviour).double() + 0.05 * draw
+    reference = start - 0.1 if REFERENCE in toy.frozen else None
+    single = columns.of(micro, CPU, reference)
+    present = {name: getattr(single, name) for name in FLOATS}
+    tokens = replace(single, **{n: c.double() for n, c in present.items() if c is not None})
+    # What the model gives for each token: log-probs of a policy, and numbers of scalar heads.
+    outputs = {POLICY: start} if POLICY in toy.parts else {}
+    for name in [*toy.parts, *toy.frozen]:
+        if name not in (POLICY, REFERENCE):
+            outputs[name] = torch.randn(len(start), generator=generator, dtype=torch.float64)
+    constants = {name: output + 0.01 for name, output in outputs.items()}
+    trained = [name for name in outputs if name in toy.parts]
+
+    def total(changed: Mapping[str, Tensor]) -> Tensor:
+        given, before = outputs | dict(changed), dict(constants)
+        none = torch.zeros(0, dtype=torch.float64)
+        logprobs, constant = given.pop(POLICY, none), before.pop(POLICY, none)
+        entropy, scalars = torch.ones_like(logprobs), objective.scalars
+        scores = TokenScores(logprobs, entropy, constant, given, before, scalars=scalars)
+        return objective.loss(scores, tokens).total
+
+    leaves = {name: outputs[name].clone().requires_grad_() for name in trained}
+    gradients = torch.autograd.grad(total(leaves), list(leaves.values()), allow_unused=True)
+    for name, gradient in zip(leaves, gradients, strict=True):
+        found = torch.zeros_like(start) if gradient is None else gradient
+        what = "log-probs" if name == POLICY else f"values of {name}"
+        if problem := _other_than_differences(found, outputs[name], name, total):
+            return f"{problem}: something between the {what} and the total is detached, or not differentiable"
+    return ""
+
+
+def _other_than_differences(
+    found: Tensor, at: Tensor, name: str, total: Callable[[Mapping[str, Tensor]], Tensor]
+) -> str:
+    h = 1e-4
+    for token in range(len(at)):
+        bump = torch.zeros_like(at)
+        bump[token] = h
+        difference = total({name: at + bump}) - total({name: at - bump})
+        expected = float(difference) / (2 * h)
+        if abs(float(found[token]) - expected) > 1e-2 * max(1e-6, float(found.abs().max())):
+            return (
+                f"autograd gives {float(found[token]):.3g} for token {token} ({name}), "
+                f"differences give {expected:.3g}"
+            )
+    return ""
+
+
+_PROPERTIES: dict[str, Callable[[ToyStep], str]] = {
+    "groups may be split over replicas": _replicas,
+    "groups may be added in rounds": _rounds,
+    "sequences may be packed into rows": _rows,
+    "sums of a step add up": _sums,
+    "a step can be computed again": _repeatable,
+    "gradients are finite": _finite,
+    "masked tokens train nothing": _masked,
+    "the gradient is the loss's": _derivative,
+}
+
+
+_OF_A_FLEET = (_replicas, _rounds, _rows, _sums, _repeatable)
+
+
+def _differ(one: Tensor, other: Tensor, why: str) -> str:
+    largest = float(one.abs().max())
+    difference = float((one - other).abs().max())
+    if difference <= CLOSE * max(largest, 1e-6):
+        return ""
+    return f"gradients differ by {difference:.2g}, of {largest:.2g} at most: {why}"
+
+
+_FIELDS = {
+    RowForm.CHAT: {"messages_field": "messages"},
+    RowForm.PAIR: {"chosen_field": "chosen", "rejected_field": "rejected"},
+}
+
+
+def toy_config(algorithm: str, options: dict[str, Any], train: dict[str, Any]) -> Config:
+    """The config of a toy step. Raises ConfigError on settings that do not fit."""
+    # Groups of the toy have several completions, also for an objective of recorded rows.
+    recorded = algorithm in RECORDED_ALONE
+    sections = {
+        "model": {"path": "toy", "device": "cpu"},
+        "data": {"path": "toy", **(_FIELDS[FORMS[algorithm][0]] if recorded else {})},
+        "train": {**train, "algorithm": algorithm},
+        "objective": options,
+        "rollout": {
+            **({"source": "recorded"} if recorded else {"group_size": GROUP_SIZE}),
+            "max_tokens": 16,
+        },
+        "scorers": {TEACHER: {"kind": "logprobs", "path": "toy"}},
+    }
+    try:
+        return Config.model_validate(sections)
+    except ValidationError as error:
+        found = (
+            f"{'.'.join(map(str, e['loc']))}: {e['msg'].removeprefix('Value error, ')}".lstrip(": ")
+            for e in error.errors()
+        )
+        raise ConfigError("\n".join(found)) from None

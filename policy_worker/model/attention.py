@@ -1,0 +1,202 @@
+"""Packed attention: attention over rows without padding, as a transformers attention function.
+
+A row of tokens holds many sequences and no padding; linear layers, norms and embeddings work on it
+as it is. Only attention depends on the tokens that see each other. It gets a ``Packing`` with the
+row and gathers, per block of sequences of similar length, queries, keys and values into [N, L],
+runs causal attention there, and picks each row token's output out of the blocks. Padding exists in
+these blocks only; it sits after the tokens of each sequence, so causality hides it.
+
+A token may be gathered by several sequences: the completions of a group share the one copy of their
+prompt in the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from policy_worker.objectives.batch import Ints
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """One row of T tokens, and the C target tokens of S sequences that are predicted from it."""
+
+    input_ids: Tensor
+    """int64 [1, T]"""
+    position_ids: Tensor
+    """int64 [1, T]"""
+    packing: Packing
+    predict_from: Tensor
+    """int64 [C], row positions whose output predicts each target."""
+    targets: Tensor
+    """int64 [C], token ids."""
+    token_index: Ints
+    """[C], index of each target in the batch's token columns."""
+    sequence_index: Ints
+    """[S], indices of these sequences in the batch."""
+    sequence_of: Tensor
+    """int64 [C], the target's sequence, from 0 to S - 1."""
+    token_at: Tensor | None = None
+    """int64 [C], row position of each target; None if the last tokens of sequences are not in the
+    row."""
+
+
+NAME = "paceline_packed"
+UNSUPPORTED = ("softcap", "s_aux", "position_bias")
+"""Arguments of some models (Gemma 2, gpt-oss, T5) that must not be ignored in silence."""
+SHORT_LENGTH, SHORT_HEAD = 64, 32
+"""Longest block, in tokens, and largest head dimension for attention with all scores at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Sequences that attend together: ``gather`` is int64 [N * L], positions in the row."""
+
+    gather: Tensor
+    sequences: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """The attention pattern of a row.
+
+    ``collapse`` is int64 [T]: for each row token, the index of its output in the concatenation of
+    all blocks' [N * L] outputs.
+    """
+
+    blocks: tuple[Block, ...]
+    collapse: Tensor
+    pattern: RowPattern
+
+
+@dataclass(frozen=True, slots=True)
+class RowPattern:
+    """Which tokens of a row of T see each other. int64 [T] each."""
+
+    group: Tensor
+    sequence: Tensor
+    """-1 for a token of a prompt, which all completions of its group see."""
+    position: Tensor
+    masks: dict[Any, Any] = field(default_factory=dict)
+    """What an implementation of attention derives from the pattern, for the other layers of the
+    row."""
+
+
+def register() -> None:
+    """Makes NAME known to transformers."""
+    register_once(NAME, packed_attention)
+
+
+def register_once(name: str, attend: Callable[..., tuple[Tensor, None]]) -> None:
+    """Nothing if the name is known: compile_blocks() may have taken its function out of compilation
+    since."""
+    if name not in ALL_ATTENTION_FUNCTIONS:
+        AttentionInterface.register(name, attend)
+        AttentionMaskInterface.register(name, packed_mask)
+
+
+def packed_mask(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
+    """No mask for packed rows (Packing says it all); a padded batch gets the ordinary one."""
+    if attention_mask is None:
+        return None
+    return sdpa_mask(*args, attention_mask=attention_mask, **kwargs)
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    packing: Packing | None = None,
+    **extra: Any,
+) -> tuple[Tensor, None]:
+    """query [B, H, T, D], key and value [B, Hkv, T, D] -> [B, T, H, D].
+
+    With ``packing``, B is 1 and T is the row. Without, an ordinary causal batch. Raises
+    NotImplementedError for what would change the scores and is not done here.
+    """
+    refuse_unsupported(extra)
+    if packing is None:
+        mask = attention_mask
+        if mask is None:
+            mask = _window_mask(query.shape[2], sliding_window, query.device)
+        out = _sdpa(query, key, value, mask, scaling)
+        return out.transpose(1, 2), None
+    # Rows of [T, H, D] and [T, Hkv, D]: these transposes undo the model's own, so they are views
+    # of what its projections wrote.
+    rows = [x[0].transpose(0, 1) for x in (query, key, value)]
+    outputs = []
+    for block in packing.blocks:
+        shape = (block.sequences, block.length)
+        q, k, v = (row.index_select(0, block.gather).view(*shape, *row.shape[1:]) for row in rows)
+        mask = _window_mask(block.length, sliding_window, q.device)
+        # Measured on CPUs: two batched products beat the tiled attention, by a third at best.
+        short = block.length <= SHORT_LENGTH and q.shape[-1] <= SHORT_HEAD
+        if mask is None and q.device.type == "cpu" and short:
+            out = _short_attention(q, k, v, scaling)
+        else:
+            q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+            out = _sdpa(q, k, v, mask, scaling).transpose(1, 2)
+        outputs.append(out.reshape(block.sequences * block.length, *out.shape[2:]))
+    flat = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return flat.index_select(0, packing.collapse).unsqueeze(0), None
+
+
+def refuse_unsupported(arguments: Mapping[str, Any]) -> None:
+    """Raises NotImplementedError for an argument that would change the scores."""
+    for name in UNSUPPORTED:
+        if arguments.get(name) is not None:
+            raise NotImplementedError(f"packed attention does not implement {name!r}")
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
+    return scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=mask,
+        is_causal=mask is None and q.shape[2] > 1,
+        scale=scaling,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+
+
+def _short_attention(q: Tensor, k: Tensor, v: Tensor, scaling: float | None) -> Tensor:
+    """Causal attention with all scores at once. q [N, L, H, D], k and v [N, L, Hkv, D] -> as q."""
+    n, length, heads, dim = q.shape
+    groups = k.shape[2]
+    share = heads // groups
+    # Query heads that share keys are stacked: no key is repeated.
+    queries = q.view(n, length, groups, share, dim).permute(0, 2, 3, 1, 4)
+    queries = queries.reshape(n * groups, share * length, dim)
+    keys = k.transpose(1, 2).reshape(n * groups, length, dim)
+    values = v.transpose(1, 2).reshape(n * groups, length, dim)
+    future = torch.full((length, length), torch.finfo(q.dtype).min, dtype=q.dtype).triu(1)
+    scale = dim**-0.5 if scaling is None else scaling
+    scores = torch.baddbmm(future.repeat(share, 1), queries, keys.transpose(1, 2), alpha=scale)
+    out = torch.bmm(torch.softmax(scores, dim=-1), values)
+    return out.view(n, groups, share, length, dim).permute(0, 3, 1, 2, 4).reshape(q.shape)
+
+
+def _window_mask(length: int, window: int | None, device: torch.device) -> Tensor | None:
+    """Causal mask [L, L] of a sliding window; None if plain causality is the same."""
+    if window is None or window >= length:
+        return None
+    position = torch.arange(length, device=device)
+    distance = position[:, None] - position[None, :]
+    return (distance >= 0) & (distance < window)

@@ -1,0 +1,216 @@
+"""Heads over packed rows: log-probabilities of target tokens, and one number for each token.
+
+Only positions that predict a target reach the language-model head. They do so in chunks, so that
+vocabulary times tokens stays bounded: a chunk's logits are recomputed in the backward pass.
+
+A transformers sequence classifier pools the last token of a padded sequence. Here its backbone runs
+on a packed row, and its head on the hidden states that are asked for, always in float32: a value
+that is rounded to bfloat16 loses the differences that an advantage is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from paceline.memory_plan.head_memory import DEFAULT_CHUNK_MB, tokens_per_chunk
+from policy_worker.model.attention import MicroBatch
+from policy_worker.objectives.columns import TokenScores
+
+PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
+"""Layers that see other tokens through the attention function only."""
+
+
+class _ScoresTokens:
+    """Adds to a causal language model: called with ``microbatch``, it returns TokenScores.
+
+    It is the model's own forward rather than a function beside it, so that wrappers which work by
+    hooks on the root module (FSDP) see every call.
+    """
+
+    def forward(
+        self: Any,
+        *args: Any,
+        microbatch: MicroBatch | None = None,
+        temperature: float = 1.0,
+        entropy_gradient: bool = False,
+        routers: bool = False,
+        chunk_mb: float = DEFAULT_CHUNK_MB,
+        **kwargs: Any,
+    ) -> Any:
+        if microbatch is None:
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
+        base = getattr(self, self.base_model_prefix)
+        output = base(
+            input_ids=microbatch.input_ids,
+            position_ids=microbatch.position_ids,
+            packing=microbatch.packing,
+            use_cache=False,
+            **({"output_router_logits": True} if routers else {}),
+        )
+        places = microbatch.predict_from
+        chosen = output.last_hidden_state[0].index_select(0, places)
+        head = partial(_score_chunk, self, temperature, entropy_gradient)
+        scores = _score_in_chunks(self, head, chosen, microbatch.targets, chunk_mb)
+        if not routers:
+            return scores
+        of_layers = tuple(logits.index_select(0, places) for logits in output.router_logits)
+        return replace(scores, routers=of_layers)
+
+
+def make_scorer(model: nn.Module) -> None:
+    """Teaches ``model`` (a transformers causal LM) to score packed rows, in place.
+
+    Raises ValueError, with a reason for people, if its layers cannot run on packed rows.
+    """
+    check_packable(model)
+    name = type(model).__name__
+    if getattr(model, "get_output_embeddings", lambda: None)() is None:
+        raise ValueError(f"{name} has no language-model head")
+    # Same name: exports write it to config.json as the architecture.
+    model.__class__ = type(name, (_ScoresTokens, type(model)), {"__module__": __name__})
+
+
+def check_packable(model: Any) -> None:
+    """Raises ValueError, with a reason for people, if the layers of ``model`` cannot run on packed
+    rows."""
+    name = type(model).__name__
+    config = model.config.get_text_config()
+    layers = set(getattr(config, "layer_types", None) or PACKABLE_LAYERS)
+    if not getattr(model, "_supports_attention_backend", False) or layers - PACKABLE_LAYERS:
+        raise ValueError(f"{name} has layers that do not take an attention function")
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        raise ValueError(f"{name} caps attention scores, which packed attention does not do")
+    if any(hasattr(module, "sinks") for module in model.modules()):
+        raise ValueError(f"{name} has attention sinks, which packed attention does not do")
+
+
+def score(
+    model: nn.Module,
+    microbatch: MicroBatch,
+    temperature: float,
+    *,
+    entropy_gradient: bool = False,
+    routers: bool = False,
+    chunk_mb: float = DEFAULT_CHUNK_MB,
+) -> TokenScores:
+    """TokenScores of the micro-batch's targets under ``model``, which make_scorer has prepared.
+    ``routers``: with the logits of its experts' routers. ``chunk_mb``: most logits held at once, in
+    MiB of float32; those of larger rows are computed in chunks, and again in the backward pass."""
+    scores: TokenScores = model(
+        microbatch=microbatch,
+        temperature=temperature,
+        entropy_gradient=entropy_gradient,
+        routers=routers,
+        chunk_mb=chunk_mb,
+    )
+    return scores
+
+
+_Head = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def _score_in_chunks(
+    model: Any, head: _Head, hidden: Tensor, targets: Tensor, chunk_mb: float
+) -> TokenScores:
+    rows = tokens_per_chunk(model.get_output_embeddings().weight.shape[0], chunk_mb)
+    if len(targets) <= rows:
+        logprobs, entropy = head(hidden, targets)
+        return TokenScores(logprobs, entropy, logprobs.detach())
+    parts = [
+        checkpoint(head, h, t, use_reentrant=False)
+        for h, t in zip(hidden.split(rows), targets.split(rows), strict=True)
+    ]
+    logprobs = torch.cat([p[0] for p in parts])
+    return TokenScores(logprobs, torch.cat([p[1] for p in parts]), logprobs.detach())
+
+
+def _score_chunk(
+    model: Any, temperature: float, entropy_gradient: bool, hidden: Tensor, targets: Tensor
+) -> tuple[Tensor, Tensor]:
+    """hidden [c, D], targets int64 [c] -> log-probs and entropies, float32 [c]."""
+    logits = _logits(model, hidden).float()
+    if temperature != 1.0:
+        logits = logits / temperature
+    distribution = torch.log_softmax(logits, dim=-1)
+    logprobs = distribution.gather(1, targets[:, None])[:, 0]
+    with nullcontext() if entropy_gradient else torch.no_grad():
+        entropy = -(distribution.exp() * distribution).sum(-1)
+    return logprobs, entropy
+
+
+def _logits(model: Any, hidden: Tensor) -> Tensor:
+    """Logits [c, V] of last hidden states [c, D], as the model's own forward computes them.
+
+    Beside the head itself: Gemma caps logits, Cohere multiplies and Granite divides them.
+    """
+    logits = model.get_output_embeddings()(hidden)
+    config = model.config.get_text_config()
+    if scale := getattr(config, "logit_scale", None):
+        logits = logits * scale
+    if scale := getattr(config, "logits_scaling", None):
+        logits = logits / scale
+    if cap := getattr(config, "final_logit_softcapping", None):
+        logits = torch.tanh(logits / cap) * cap
+    return logits
+
+
+HEAD = "score"
+"""Name of the head in transformers' classifiers over decoders."""
+
+
+class _ScoresStates:
+    """Adds to a sequence classifier: called with ``microbatch``, it returns float32 [C].
+
+    It is the model's own forward, so that wrappers which work by hooks on the root module (FSDP)
+    see every call.
+    """
+
+    def forward(
+        self: Any,
+        *args: Any,
+        microbatch: MicroBatch | None = None,
+        at: Literal["token", "before"] = "token",
+        **kwargs: Any,
+    ) -> Any:
+        if microbatch is None:
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
+        base = getattr(self, self.base_model_prefix)
+        hidden = base(
+            input_ids=microbatch.input_ids,
+            position_ids=microbatch.position_ids,
+            packing=microbatch.packing,
+            use_cache=False,
+        ).last_hidden_state[0]
+        rows = microbatch.predict_from if at == "before" else microbatch.token_at
+        if rows is None:
+            raise RuntimeError("the row was packed without the last tokens of its sequences")
+        with torch.autocast(hidden.device.type, enabled=False):
+            return getattr(self, HEAD)(hidden.index_select(0, rows).float())[:, 0]
+
+
+def make_value_head(model: nn.Module) -> None:
+    """Teaches ``model`` (a sequence classifier with one label) to score packed rows, in place.
+
+    Raises ValueError, with a reason for people, if it cannot.
+    """
+    check_packable(model)
+    name, head = type(model).__name__, getattr(model, HEAD, None)
+    if not isinstance(head, nn.Linear) or head.out_features != 1 or head.bias is not None:
+        raise ValueError(f"{name} has no linear head with one output, without bias")
+    # Same name: exports write it to config.json as the architecture.
+    model.__class__ = type(name, (_ScoresStates, type(model)), {"__module__": __name__})
+
+
+def values(model: nn.Module, microbatch: MicroBatch, at: Literal["token", "before"]) -> Tensor:
+    """float32 [C]: the head's output for each completion token; see Part.at. ``model``: of
+    make_value_head."""
+    found: Tensor = model(microbatch=microbatch, at=at)
+    return found

@@ -1,0 +1,161 @@
+"""Host memory beside the device: copies of a state, activations, and the weights of frozen models.
+
+    training stream   update ──┬── forward and backward of the next step ──► wait ──► next update
+    copy stream                └──► wait ──► copies to page-locked memory ──────┘
+    writer's thread                                                  event ──► files
+
+The host waits for no kernel, and no kernel but the next update waits for the copies of a state.
+Their buffers are page-locked memory of torch's host allocator, which hands them out again once they
+are let go of.
+
+Activations of a row stay in host memory from the forward pass until the backward pass needs them.
+With gradient checkpointing this is the input of each block: 4 bytes a token, block and hidden
+dimension. What a block computes again in its backward pass stays on the device, and so do the
+weights, which a linear layer saves too.
+
+Weights of a frozen model: each block's are on the device only while it computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+
+class DeviceCopies:
+    """Copies of tensors that stay where they are until the next update. On a CPU each is complete
+    when it returns.
+
+    Called from the thread that trains, except for what ``queued`` hands out.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: Any = None
+        self._newest: Any = None
+
+    @contextmanager
+    def queued(self) -> Iterator[CopiesDone]:
+        """Within: ``copy_to_host`` comes after everything that the current stream has been given
+        until now."""
+        done = CopiesDone()
+        if self._device.type != "cuda":
+            yield done
+            return
+        cuda = torch.cuda
+        if self._stream is None:
+            self._stream = cuda.Stream(self._device)
+        self._stream.wait_stream(cuda.current_stream(self._device))
+        with cuda.stream(self._stream):
+            yield done
+        self._newest = done.event = self._stream.record_event()
+
+    def before_change(self) -> None:
+        """What the current stream is given from now on may overwrite the sources: it waits, on the
+        device, for the copies."""
+        if self._newest is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._newest)
+            self._newest = None
+
+
+class CopiesDone:
+    """The end of the copies of one ``queued`` block."""
+
+    event: Any = None
+
+    def wait(self) -> None:
+        """Blocks the calling thread until the copies are complete."""
+        if self.event is not None:
+            self.event.synchronize()
+
+
+def copy_to_host(tensor: Tensor) -> Tensor:
+    """A contiguous copy in host memory; one from a CUDA device is still under way on return."""
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    return copy.copy_(tensor.detach(), non_blocking=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _OnHost:
+    copy: Tensor
+    device: torch.device
+
+
+def activations_on_host(tokens: int) -> AbstractContextManager[object]:
+    """Around a forward pass of one row of so many tokens: what it saves of shape [1, tokens,
+    features] goes to host memory.
+
+    The copies are page-locked if the row is on a GPU. They are the saved values bit for bit.
+    """
+
+    def pack(saved: Tensor) -> Tensor | _OnHost:
+        if saved.dim() != 3 or saved.shape[:2] != (1, tokens) or not saved.is_floating_point():
+            return saved
+        copy = torch.empty(saved.shape, dtype=saved.dtype, pin_memory=saved.is_cuda)
+        copy.copy_(saved, non_blocking=True)  # later work of the stream waits for it
+        return _OnHost(copy, saved.device)
+
+    def unpack(packed: Tensor | _OnHost) -> Tensor:
+        if isinstance(packed, Tensor):
+            return packed
+        return packed.copy.to(packed.device, non_blocking=True)
+
+    hooks: AbstractContextManager[object] = saved_tensors_hooks(pack, unpack)
+    return hooks
+
+
+def keep_on_host(model: nn.Module, blocks: Iterable[nn.Module], device: torch.device) -> None:
+    """Keeps the parameters of ``model`` in host memory, and has each forward bring them to
+    ``device``; buffers stay there.
+
+    ``model``: on the host, without gradients. ``blocks``: modules of it that compute one after the
+    other, none inside another. What is in none of them is on the device for the whole forward.
+    """
+    if device.type == "cuda":
+        for parameter in model.parameters():
+            parameter.data = parameter.data.pin_memory()
+    in_blocks: set[nn.Parameter] = set()
+    for block in blocks:
+        parameters = set(block.parameters())
+        in_blocks |= parameters
+        _bring(block, parameters, device)
+    _bring(model, set(model.parameters()) - in_blocks, device)
+    buffers_to(model, device)
+
+
+def buffers_to(model: nn.Module, device: torch.device) -> None:
+    """Moves the buffers of ``model`` alone."""
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = buffer.to(device)
+
+
+def _bring(module: nn.Module, parameters: set[nn.Parameter], device: torch.device) -> None:
+    places = [
+        (owner, name, stored)
+        for owner in module.modules()
+        for name, stored in owner.named_parameters(recurse=False)
+        if stored in parameters
+    ]
+
+    def to_device(*_: Any) -> None:
+        moved = {
+            stored: nn.Parameter(stored.to(device, non_blocking=True), requires_grad=False)
+            for stored in parameters
+        }
+        for owner, name, stored in places:
+            owner._parameters[name] = moved[stored]  # tied ones stay tied
+
+    def back(*_: Any) -> None:
+        for owner, name, stored in places:
+            owner._parameters[name] = stored
+
+    module.register_forward_pre_hook(to_device)
+    # Also after a forward that failed, for want of memory above all.
+    module.register_forward_hook(back, always_call=True)

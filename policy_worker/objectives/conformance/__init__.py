@@ -1,1 +1,0 @@
-"""Conformance of objectives: the properties that elastic training rests on, and their check."""

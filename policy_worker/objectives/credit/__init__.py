@@ -1,1 +1,0 @@
-"""Credit assignment: advantages of sequences and tokens."""

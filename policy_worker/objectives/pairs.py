@@ -1,0 +1,230 @@
+"""Preference pairs: a better and a worse completion of one group, and the base class of objectives
+over them.
+
+A recorded pair is a group of two, whose first has the higher reward. A sampled group makes its
+pairs by reward.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.config.sections.preference_objectives import PairOptions
+from policy_worker.objectives.batch import Floats, Ints, StepTotals, TokenBatch
+from policy_worker.objectives.columns import (
+    Array,
+    RowTokens,
+    TokenColumns,
+    TokenScores,
+    trained_by_sequence,
+)
+from policy_worker.objectives.objective import Loss, Mean, Objective
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairColumns(TokenColumns[Array]):
+    """Token columns, and P pairs over their sequences. Arrays are [P]: int64, then float32."""
+
+    winner: Array
+    """The better sequence, from 0 to sequences - 1."""
+    loser: Array
+    pair_weight: Array
+    """The pair's share in the step's loss, see pair_weights."""
+    margin: Array
+    """Difference of the two rewards, above 0."""
+
+    def of(
+        self, row: RowTokens, device: torch.device, reference: Tensor | None
+    ) -> PairColumns[Tensor]:
+        """Raises RuntimeError if a pair is not whole in the row."""
+        # No super(): a dataclass with slots is another class than the one that this body belongs
+        # to.
+        tokens = TokenColumns.of(self, row, device, reference)
+        place = np.full(self.sequences, -1, np.int64)
+        place[row.sequence_index] = np.arange(len(row.sequence_index))
+        present = place[self.winner] >= 0
+        if not np.array_equal(present, place[self.loser] >= 0):
+            raise RuntimeError(
+                "a pair is split over two rows: the objective needs whole_groups = True"
+            )
+        here = np.flatnonzero(present)
+        pairs = {
+            "winner": place[self.winner[here]],
+            "loser": place[self.loser[here]],
+            "pair_weight": self.pair_weight[here],
+            "margin": self.margin[here],
+        }
+        inherited: dict[str, Any] = {f.name: getattr(tokens, f.name) for f in fields(tokens)}
+        return PairColumns(
+            **inherited, **{name: torch.from_numpy(a).to(device) for name, a in pairs.items()}
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PairScores:
+    """Of P pairs. float32 [P]; those of the policy have a graph."""
+
+    chosen: Tensor
+    """Log-prob of the chosen completion: the sum over its trained tokens."""
+    rejected: Tensor
+    chosen_reference: Tensor
+    """The same under the frozen reference; 0 if there is none."""
+    rejected_reference: Tensor
+    chosen_tokens: Tensor
+    """Trained tokens of the completion, at least 1."""
+    rejected_tokens: Tensor
+
+    @property
+    def chosen_shift(self) -> Tensor:
+        """log-ratio policy / reference of the chosen completion."""
+        return self.chosen - self.chosen_reference
+
+    @property
+    def rejected_shift(self) -> Tensor:
+        return self.rejected - self.rejected_reference
+
+
+class PairObjective(Objective):
+    """A mean over pairs. A class derived from it defines ``loss``, from the columns that
+    ``pairs_of`` gives."""
+
+    Options = PairOptions
+    options: PairOptions
+    whole_groups = True
+
+    def advantages(self, batch: TokenBatch, totals: StepTotals) -> NDArray[np.float64]:
+        """The rewards themselves: they only say which completion is better."""
+        return batch.reward
+
+    def columns(self, batch: TokenBatch, totals: StepTotals) -> PairColumns[np.ndarray]:
+        tokens = Objective.columns(self, batch, totals)
+        trained = trained_by_sequence(tokens.trained, batch.length) > 0
+        every = self.options.pairs == "all"
+        chosen, rejected = form_pairs(batch.reward, batch.sequences, trained, every=every)
+        weight = pair_weights(batch.sequences, totals.sequences, every=every)
+        return PairColumns(
+            **{f.name: getattr(tokens, f.name) for f in fields(tokens)},
+            winner=chosen,
+            loser=rejected,
+            pair_weight=weight[batch.group_of[chosen]],
+            margin=(batch.reward[chosen] - batch.reward[rejected]).astype(np.float32),
+        )
+
+    def contributing(
+        self, batch: TokenBatch, columns: TokenColumns[np.ndarray]
+    ) -> NDArray[np.bool_]:
+        paired = np.zeros(len(batch.length), np.bool_)
+        pairs = pairs_of(columns)
+        paired[pairs.winner] = paired[pairs.loser] = True
+        return paired
+
+
+class PolicyPairs(PairObjective):
+    """A mean over pairs of a loss of the policy's log-probs. A class derived from it defines the
+    loss of a pair."""
+
+    def loss(self, scores: TokenScores, tokens: TokenColumns[Tensor]) -> Loss:
+        pairs = pairs_of(tokens)
+        found = scored_pairs(scores.logprobs, pairs)
+        total = (self.pair_loss(found) * pairs.pair_weight).sum()
+        with torch.no_grad():
+            return Loss(total, means=self.measure_pairs(found))
+
+    @abstractmethod
+    def pair_loss(self, pairs: PairScores) -> Tensor:
+        """[P], of each pair alone."""
+
+    @abstractmethod
+    def implicit_rewards(self, pairs: PairScores) -> tuple[Tensor, Tensor]:
+        """[P] each: what the loss raises for the chosen completions, and lowers for the rejected
+        ones."""
+
+    def measure_pairs(self, pairs: PairScores) -> Mapping[str, Mean]:
+        """Means over pairs, by name."""
+        chosen, rejected = self.implicit_rewards(pairs)
+        return {
+            **preference_means(chosen, rejected),
+            "chosen_logprob": Mean(pairs.chosen),
+            "rejected_logprob": Mean(pairs.rejected),
+        }
+
+
+def form_pairs(
+    reward: NDArray[np.float64], sequences: Ints, usable: NDArray[np.bool_], *, every: bool
+) -> tuple[Ints, Ints]:
+    """reward [S], group after group, ``sequences`` [G] in each -> indices of better and worse
+    sequences, [P] each.
+
+    The best of a group with its worst; with ``every`` also the second best with the second worst,
+    and so on, so that no sequence is in two pairs. Sequences that are not ``usable`` [S] are in
+    none; neither are two of equal reward. Of equal rewards the earlier sequence ranks higher.
+    """
+    group = np.repeat(np.arange(len(sequences)), sequences)
+    best_first = np.lexsort((-reward, group))
+    best_first = best_first[usable[best_first]]
+    count = np.bincount(group[best_first], minlength=len(sequences))
+    pairs = count // 2 if every else np.minimum(count // 2, 1)
+    start = np.cumsum(count) - count
+    rank = np.arange(pairs.sum()) - np.repeat(np.cumsum(pairs) - pairs, pairs)
+    better = best_first[np.repeat(start, pairs) + rank]
+    worse = best_first[np.repeat(start + count - 1, pairs) - rank]
+    differ = reward[better] > reward[worse]
+    return better[differ], worse[differ]
+
+
+def pair_weights(sequences: Ints, total: int, *, every: bool) -> Floats:
+    """``sequences`` [G] of each group, ``total`` of the whole step, on all replicas -> float32 [G].
+
+    1 / the pairs that the step could have. So the loss is the mean over the pairs of recorded data.
+    For sampled groups it is the mean over all possible pairs, to which completions of equal reward
+    add 0: how many differ in reward is not known before the step, and must not depend on the
+    replica.
+    """
+    possible = np.maximum(sequences // 2, 1) if every else 1
+    weights: Floats = (sequences / (possible * max(total, 1))).astype(np.float32)
+    return weights
+
+
+def scored_pairs(logprobs: Tensor, tokens: PairColumns[Tensor]) -> PairScores:
+    """logprobs: float32 [C] of the completion tokens, with graph. Tokens that are not trained count
+    nothing."""
+    total = sums_by_sequence(logprobs, tokens)
+    count = sums_by_sequence(torch.ones_like(logprobs), tokens)
+    if tokens.reference is None:
+        reference = torch.zeros_like(total)
+    else:
+        reference = sums_by_sequence(tokens.reference, tokens)
+    both = [(x[tokens.winner], x[tokens.loser]) for x in (total, reference, count)]
+    return PairScores(*both[0], *both[1], *both[2])
+
+
+def sums_by_sequence(values: Tensor, tokens: TokenColumns[Tensor]) -> Tensor:
+    """[C] -> [S]: sums over the trained tokens of each sequence."""
+    zeros = torch.zeros(tokens.sequences, dtype=values.dtype, device=values.device)
+    return zeros.index_add(0, tokens.sequence_of, values * tokens.trained.to(values.dtype))
+
+
+def preference_means(chosen: Tensor, rejected: Tensor) -> dict[str, Mean]:
+    """chosen, rejected: rewards [P] of pairs, constants. A tie is half right."""
+    right = (chosen > rejected).float() + 0.5 * (chosen == rejected).float()
+    return {
+        "pair_accuracy": Mean(right),
+        "reward_margin": Mean(chosen - rejected),
+        "chosen_reward": Mean(chosen),
+        "rejected_reward": Mean(rejected),
+    }
+
+
+def pairs_of(columns: TokenColumns[Array]) -> PairColumns[Array]:
+    """The columns with their pairs. Raises TypeError if an objective made others."""
+    if not isinstance(columns, PairColumns):
+        raise TypeError("these are columns of tokens: an objective of pairs makes PairColumns")
+    return columns

@@ -1,1 +1,0 @@
-"""Preference objectives: losses over pairs and labelled completions, and reward models."""

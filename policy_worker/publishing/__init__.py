@@ -1,0 +1,1 @@
+"""Publishing of the policy's weights by the ranks of a replica."""

@@ -1,0 +1,284 @@
+"""Publishing of a replica's weights: a snapshot on the training path, encoding and sending in the
+background.
+
+    commit ─► publish_state ─► slices ─► share_exchange ─► share of each rank ─► newest snapshot
+       └──────── on a stream of its own ───────┘                                      │
+    directive ─► rank 0 ─► link_notices ─► the same links on every rank ─► link threads ─► receivers
+
+Each rank of a replica keeps a share of the buckets and is a source of its links.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from paceline.config.schema import Config
+from paceline.ids import Version
+from paceline.v1 import worker_pb2
+from paceline.weights.sending_end import SendingEnd
+from paceline.weights.weight_link import WeightLink
+from paceline.weights.weight_snapshot import BUCKET_BYTES, SnapshotPool, WeightSnapshot, WireDtype
+from paceline.weights.wire.weight_manifest import Manifest
+from paceline.weights.wire.weight_share import WHOLE_SHARE, WeightShare
+from policy_worker.model.host_memory import DeviceCopies
+from policy_worker.model.train_state import TrainState
+from policy_worker.objectives.objective import POLICY
+from policy_worker.publishing.link_notices import LinkNotices
+from policy_worker.publishing.share_exchange import Extent, ShareExchange
+from policy_worker.ranks.operations import on_every_rank
+from policy_worker.ranks.sliced_weights import local_slice
+from policy_worker.rows.replica import Replica
+
+
+class WeightPublisher(SendingEnd):
+    """A trainer's end of any number of links, or that of one of its ranks."""
+
+    thread_name = "publish"
+
+    def __init__(
+        self,
+        *,
+        wire: WireDtype | None = None,
+        deltas: bool = True,
+        on_host: bool = False,
+        bucket_bytes: int = BUCKET_BYTES,
+        share: WeightShare = WHOLE_SHARE,
+        **ends: Any,
+    ) -> None:
+        """``wire``: the type in which weights travel; default: the tensors' own. ``deltas``: keep
+        the version before, so that the newest may travel as what changed. ``on_host``: keep the
+        snapshots in host memory. ``bucket_bytes``: what is checked, kept and handed on at once.
+        ``share``: of this rank. Other arguments as for LinkEnd.
+        """
+        self.share = share
+        self.wire = wire or WireDtype()
+        self.bucket_bytes = bucket_bytes
+        self._deltas = deltas
+        self._on_host = on_host
+        self._pool = SnapshotPool()
+        self._newest: WeightSnapshot | None = None
+        self._version = -1
+        self._publications = 0
+        super().__init__(**ends)
+
+    def publish(
+        self,
+        version: int,
+        named_tensors: Iterable[tuple[str, Tensor]],
+        layout: Sequence[tuple[str, Tensor]] | None = None,
+    ) -> float:
+        """Makes these weights the newest version; returns the seconds that the caller spent on it.
+
+        Copies the tensors once and returns; on a CUDA device even the copy runs in the background,
+        in the order of the current stream. A version that is not newer is ignored. ``layout``: see
+        WeightSnapshot.take().
+        """
+        return self._publish(
+            version,
+            lambda: WeightSnapshot.take(
+                version,
+                named_tensors,
+                self._pool,
+                bucket_bytes=self.bucket_bytes,
+                wire=self.wire,
+                layout=layout,
+                on_host=self._on_host,
+            ),
+        )
+
+    def publish_share(
+        self, version: int, manifest: Manifest, fill: Callable[[Tensor], None]
+    ) -> float:
+        """As publish(), for the share of this rank, which ``fill`` writes to a buffer of its size.
+        All ranks of the replica call it with the same versions in the same order."""
+        return self._publish(
+            version,
+            lambda: WeightSnapshot.filled(
+                version,
+                manifest,
+                self.share,
+                self.device,
+                fill,
+                self._pool,
+                on_host=self._on_host,
+            ),
+        )
+
+    def _publish(self, version: int, take: Callable[[], WeightSnapshot]) -> float:
+        started = time.perf_counter()
+        self._publications += 1
+        if version > self.version:
+            base = self._newest
+            if base is not None:
+                # One base is kept: a receiver that has an earlier version gets whole buckets.
+                base.forget_base()
+                if not (self._deltas and base.manifest.may_be_sparse):
+                    # No base at all: its memory is for the next version, unless a link still sends
+                    # it.
+                    with self._changed:
+                        self._newest = base = None
+            snapshot = take()
+            snapshot.publication = self._publications
+            snapshot.follow(base)
+            with self._changed:
+                self._newest, self._version = snapshot, version
+                self._changed.notify_all()
+        return time.perf_counter() - started
+
+    def forget(self) -> None:
+        """Nobody is to have what was published, and the next version counts as newer, whatever its
+        number. No memory of snapshots is kept, except of one that is being sent."""
+        with self._changed:
+            self._newest, self._version = None, -1
+            self.taken_back = self._publications
+            self._changed.notify_all()
+        self._pool = SnapshotPool()
+
+    @property
+    def version(self) -> int:
+        """Newest version published; -1 for none."""
+        return self._version
+
+    def newest_for(self, link: WeightLink) -> WeightSnapshot | None:
+        return self._newest
+
+
+@dataclass(frozen=True, slots=True)
+class PublishingPlace:
+    """Where a replica publishes."""
+
+    url: str
+    """Redis of the rendezvous."""
+    run_id: str
+    host: str
+    """Address of rank 0 for receivers, and of ranks that have none of their own."""
+    bucket_bytes: int = BUCKET_BYTES
+
+
+class ReplicaPublisher(WeightPublisher):
+    """One rank's end of the links of its replica. Made on all ranks, in the same order as its
+    operations."""
+
+    def __init__(
+        self,
+        state: TrainState,
+        replica: Replica,
+        device: torch.device,
+        place: PublishingPlace,
+        on_link_error: Callable[[int, str], None] = lambda epoch, why: None,
+    ) -> None:
+        """``on_link_error``: as for LinkEnd."""
+        config = state.config
+        self.state, self.replica = state, replica
+        self._notices: LinkNotices | None = None
+        self._copies = DeviceCopies(device)
+        super().__init__(
+            url=place.url,
+            run_id=place.run_id,
+            device=device,
+            wire=wire_dtype(state),
+            deltas=config.rollout.weight_deltas,
+            on_host=config.train.offload_publishing,
+            bucket_bytes=place.bucket_bytes,
+            share=WeightShare(replica.rank, replica.size),
+            on_link_error=on_link_error,
+            host=replica.host or place.host,
+            through_host=config.weights_through_host,
+        )
+        if replica.store is not None:
+            self._notices = LinkNotices(replica.store, replica.rank, replica.size)
+            self._notices.start(super().set_links)
+
+    def set_links(self, links: Sequence[worker_pb2.WeightsLink]) -> None:
+        """Rank 0, any thread: all ranks converge to these links. Does not block."""
+        super().set_links(links)
+        if self._notices is not None:
+            self._notices.tell(links)
+
+    @on_every_rank
+    def publish_state(self, version: Version) -> float:
+        """Makes the present weights the newest version; returns the seconds that it took.
+
+        On a GPU the copies go on beside training: call ``before_change`` before the weights are
+        changed. With several ranks their exchange is on the communicator of FSDP2's gathers, so the
+        next forward's first gather comes after it.
+        """
+        with self._copies.queued():
+            if self.replica.size == 1:
+                return self.publish(version, self._weights(), self._layout)
+            slices = [local_slice(tensor)[0].reshape(-1) for _, tensor in self._weights()]
+            exchange = self._exchange
+
+            def fill(flat: Tensor) -> None:
+                exchange.fill(flat, slices, self.replica.all_to_all)
+
+            return self.publish_share(version, exchange.manifest, fill)
+
+    @on_every_rank
+    def take_back(self) -> None:
+        """Forgets what was published: it was never committed, or has no receivers."""
+        self.forget()
+
+    def before_change(self) -> None:
+        """What is queued on the device from now on may change the weights: it comes after the
+        copies under way."""
+        self._copies.before_change()
+
+    def close(self) -> None:
+        if self._notices is not None:
+            self._notices.close()
+        super().close()
+
+    def _weights(self) -> list[tuple[str, Tensor]]:
+        """As this rank stores them; none if there is no policy."""
+        return list(self.state.weights_of(POLICY)) if POLICY in self.state.parts else []
+
+    @cached_property
+    def _layout(self) -> list[tuple[str, Tensor]]:
+        """Names, shapes and types of the weights, as tensors without data."""
+        return [
+            (name, torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"))
+            for name, tensor in self._weights()
+        ]
+
+    @cached_property
+    def _exchange(self) -> ShareExchange:
+        """Collective when it is first asked for."""
+        manifest = Manifest.of(self._layout, bucket_bytes=self.bucket_bytes, dtype=self.wire.of)
+        extents = self.replica.gather([_extent(name, t) for name, t in self._weights()])
+        return ShareExchange(manifest, self.share, extents)
+
+
+def _extent(name: str, tensor: Tensor) -> Extent:
+    local, offset = local_slice(tensor)
+    if not isinstance(tensor, DTensor):
+        return 0, tensor.numel()
+    if local.shape[1:] != tensor.shape[1:] or any(offset[1:]):
+        raise ValueError(f"{name} is sliced along another dimension than the first")
+    row = tensor.shape[1:].numel()
+    return (offset[0] * row, local.numel()) if local.numel() else (0, 0)
+
+
+def wire_dtype(state: TrainState) -> WireDtype:
+    """The engine's type. Some models keep a few tensors in float32 beside bfloat16 (a router's
+    bias)."""
+    config: Config = state.config
+    policy = state.parts.get(POLICY)
+    dtype = config.model.dtype if config.rollout.dtype == "auto" else config.rollout.dtype
+    if policy is None or dtype == "float32":
+        return WireDtype()
+    kept = getattr(policy, "_keep_in_fp32_modules_strict", None) or ()
+    pattern = re.compile(
+        "|".join(rf"(?:^|\.)(?:{module})(?:$|\.)" for module in sorted(kept)) or "$^"
+    )
+    names = [name for name, _ in state.weights_of(POLICY) if pattern.search(name)]
+    return WireDtype(getattr(torch, dtype), frozenset(names))

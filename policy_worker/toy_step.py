@@ -1,0 +1,194 @@
+"""Toy step of six groups on models of 5,000 parameters, computed in any way that a fleet may
+choose.
+
+Groups have unequal lengths, tokens of environments, and tokens of several versions, some of them
+too old.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from paceline.config.schema import Config
+from paceline.ids import Step, Version
+from paceline.v1 import common_pb2, rollout_pb2
+from policy_worker.model import attention
+from policy_worker.model.heads import make_scorer, make_value_head
+from policy_worker.model.train_state import TrainState
+from policy_worker.objectives.batch import StepTotals, decode, staleness
+from policy_worker.objectives.load import load_objective
+from policy_worker.objectives.objective import Part
+from policy_worker.step.gradients import Gradients
+from policy_worker.step.optimizer import build_optimizer
+
+VOCABULARY = 24
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+}
+GROUPS, GROUP_SIZE = 6, 4
+STEP = 6
+OLDEST = 2
+"""Tokens of states before it are too old for the step."""
+TEACHER = "teacher"
+"""Scorer whose log-probs the groups have."""
+CPU = torch.device("cpu")
+Groups = Sequence[rollout_pb2.Group]
+
+
+class ToyStep:
+    def __init__(self, config: Config) -> None:
+        attention.register()
+        self.config = config
+        self.groups = random_groups(np.random.default_rng(7))
+        self.objective = load_objective(config)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.parts = {part.name: _toy_model(part) for part in self.objective.trains}
+            self.frozen = {part.name: _toy_model(part) for part in self.objective.frozen}
+
+    def gradient(
+        self, *parts: Groups, of: Groups | None = None, row_tokens: int = 1 << 20
+    ) -> Tensor:
+        """float32 [parameters]: of the step of ``of`` (default: all groups), whose groups are added
+        in ``parts``."""
+        return self.gradient_and_sums(*parts, of=of, row_tokens=row_tokens)[0]
+
+    def gradient_and_sums(
+        self, *parts: Groups, of: Groups | None = None, row_tokens: int = 1 << 20
+    ) -> tuple[Tensor, Tensor]:
+        """The gradient, and float32 [Objective.summed]."""
+        changed = {
+            "train": self.config.train.model_copy(update={"tokens_per_microbatch": row_tokens})
+        }
+        config = self.config.model_copy(update=changed)
+        scalars = {
+            name: torch.tensor(value, dtype=torch.float64)
+            for name, value in self.objective.scalars.items()
+        }
+        optimizer = build_optimizer(self.parts, config.train)
+        state = TrainState(self.parts, optimizer, Step(0), Version(0), config, scalars)
+        gradients = Gradients(state, CPU, self.frozen)
+        whole = self.groups if of is None else of
+        gradients.clear()
+        gradients.begin(totals_of(whole), [_key(group) for part in parts for group in part])
+        for part in parts:
+            gradients.add(part)
+        found = torch.empty(gradients.size)
+        gradients.flatten(found)
+        gradients.clear()
+        sums = gradients.sums_of(found)
+        return found[: len(found) - len(sums)], sums
+
+
+def _toy_model(part: Part) -> nn.Module:
+    kind: Any = AutoModelForCausalLM if part.head == "lm" else AutoModelForSequenceClassification
+    config = AutoConfig.for_model("qwen3", **SHAPE)
+    config.num_labels = 1
+    model: nn.Module = kind.from_config(config, attn_implementation=attention.NAME)
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    (make_scorer if part.head == "lm" else make_value_head)(model)
+    return model
+
+
+def totals_of(groups: Groups) -> StepTotals:
+    """As the controller adds them up from the groups' facts."""
+    batch = decode(groups)
+    epochs = ((0, 0),)
+    age = staleness(batch.version, STEP, epochs)
+    trained = batch.trained * (age <= STEP - 1 - OLDEST)
+    starts = np.cumsum(batch.length) - batch.length
+    sequences = int(np.count_nonzero(np.add.reduceat(trained, starts)))
+    means = np.bincount(batch.group_of, batch.reward) / batch.sequences
+    return StepTotals(
+        Step(STEP),
+        Version(STEP - 1),
+        int(trained.sum()),
+        sequences,
+        epochs,
+        Step(OLDEST),
+        samples=len(batch.reward),
+        reward_sum=float(batch.reward.sum()),
+        reward_squares=float(((batch.reward - batch.reward.mean()) ** 2).sum()),
+        within_squares=float(((batch.reward - means[batch.group_of]) ** 2).sum()),
+    )
+
+
+def random_groups(
+    generator: np.random.Generator, *, gap: float = 0.3, reward: float = 1.0
+) -> list[rollout_pb2.Group]:
+    """``gap``: scale of the behaviour log-probs; ``reward``: of the rewards, 0 for equal ones."""
+    return [
+        random_group(generator, f"t{n}", gap=gap, reward=reward, rewarded=n % 2 == 1)
+        for n in range(GROUPS)
+    ]
+
+
+def random_group(
+    generator: np.random.Generator,
+    name: str,
+    *,
+    gap: float = 0.3,
+    reward: float = 1.0,
+    versions: Sequence[int] = (0, 3, 4, 5),
+    rewarded: bool = False,
+) -> rollout_pb2.Group:
+    """``rewarded``: some tokens have rewards of their own."""
+    prompt = generator.integers(0, VOCABULARY, generator.integers(2, 6))
+    group = rollout_pb2.Group(
+        task=common_pb2.TaskRef(task_id=name, attempt=1),
+        kind=rollout_pb2.TASK_KIND_TRAIN,
+        prompt_tokens=prompt.astype("<i4").tobytes(),
+    )
+    for _ in range(GROUP_SIZE):
+        length = int(generator.integers(2, 10))
+        logprobs = -3.0 + gap * generator.standard_normal(length).clip(-2, 2)
+        group.completions.add(
+            tokens=generator.integers(0, VOCABULARY, length).astype("<i4").tobytes(),
+            logprobs=logprobs.clip(max=-1e-3).astype("<f4").tobytes(),
+            loss_mask=_mask(generator, length),
+            versions=list(_spans(generator, length, versions)),
+            reward=reward * float(generator.normal()) if reward else 1.0,
+            columns={TEACHER: (logprobs - 0.2).clip(min=-50).astype("<f4").tobytes()},
+        )
+    if rewarded:
+        for completion in group.completions[1:]:
+            last = len(completion.loss_mask) - 1
+            completion.token_rewards.add(token=0, reward=0.25 * reward)
+            completion.token_rewards.add(token=last, reward=-reward / last)
+    return group
+
+
+def _mask(generator: np.random.Generator, length: int) -> bytes:
+    """One token in five is an environment's; the first is not."""
+    mask: NDArray[np.uint8] = (generator.random(length) > 0.2).astype(np.uint8)
+    mask[0] = 1
+    return mask.tobytes()
+
+
+def _spans(
+    generator: np.random.Generator, length: int, versions: Sequence[int]
+) -> Iterator[common_pb2.VersionSpan]:
+    """Of one or two versions, which do not fall."""
+    first = int(generator.integers(1, length))
+    low, high = sorted(int(v) for v in generator.choice(versions, 2))
+    yield common_pb2.VersionSpan(version=low, length=first)
+    yield common_pb2.VersionSpan(version=high, length=length - first)
+
+
+def _key(group: rollout_pb2.Group) -> tuple[str, int]:
+    return group.task.task_id, group.task.attempt
