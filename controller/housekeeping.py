@@ -9,6 +9,7 @@ to the next time, or to the next leader.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
@@ -85,16 +86,15 @@ class Housekeeping:
         self.files.start()
         self.exporters.start(self._ledger.state.started_t, self._progress)
         if (archive := self.exporters.archive) is not None:
-            archive.start(self._term)
-            self.chore(archive.resume(self._ledger.state, self._context.clock.time()))
+            state, now = self._ledger.state, self._context.clock.time()
+            self.chore(archive.run(self._term, state, now))
         self.chore(self._write_missing_lines(before))
-        self.chore(self.exporters.replay(self._context.stores.journal, before.entry))
         self.chore(self._sweep_when_safe())
 
     def _progress(self) -> RunPace:
         state = self._ledger.state
         makes_some = state.phase is Phase.OPEN and not state.paused
-        return RunPace(state.versions.step, state.steps.last_commit_t, makes_some)
+        return RunPace(state.versions.step, makes_some)
 
     def chore(self, coro: Coroutine[Any, Any, None]) -> None:
         """Something that goes on by itself, until the term ends."""
@@ -116,7 +116,6 @@ class Housekeeping:
             self._write(batch)
         else:
             self._held_lines.append(batch)
-        self.exporters.record(batch.t, batch.json)
         if self.exporters.archive is not None:
             self._archive(self.exporters.archive, batch)
         if last:
@@ -133,6 +132,7 @@ class Housekeeping:
     def _write(self, batch: CommitBatch) -> None:
         records = [record_of(e, data) for e, data in zip(batch.events, batch.json, strict=True)]
         self.files.record(batch.at.entry, batch.t, records)
+        self.exporters.record(batch.at.entry, batch.t, records, new=True)
 
     async def _write_missing_lines(self, end: Position) -> None:
         """First what earlier leaders journalled and did not write, then what waited meanwhile."""
@@ -142,6 +142,7 @@ class Housekeeping:
                 for entry in entries:
                     records = [record_of(from_json(e), e) for e in entry.events]
                     self.files.record(entry.at.entry, entry.t, records)
+                    self.exporters.record(entry.at.entry, entry.t, records, new=False)
                 position = entries[-1].at.entry
         except (RedisError, OSError) as error:
             event(log, "run files have a gap", why=str(error), level=logging.WARNING)
@@ -154,6 +155,8 @@ class Housekeeping:
     async def _finish_outflow(self) -> None:
         """The run is over: sinks are closed as soon as they have its last lines."""
         if self._held_lines is None:
+            if self.exporters.archive is not None:
+                await self.exporters.archive.write()
             await self.files.written()
             self.exporters.begin_close(self._outcome)
 
@@ -167,6 +170,10 @@ class Housekeeping:
         """The next leader goes on after the last line, so there must be one before it can begin."""
         await asyncio.to_thread(self.files.close)
         self.exporters.begin_close(self._outcome)
+        if self.exporters.archive is not None:
+            # The next leader archives what is not written by then.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.exporters.archive.write(), HAND_OVER_S)
         await asyncio.to_thread(self.exporters.join, HAND_OVER_S)
 
     async def finish(self) -> None:
@@ -281,7 +288,7 @@ class Housekeeping:
 
     async def _delete(self, refs: Sequence[Ref]) -> None:
         if self.exporters.archive is not None:
-            await self.exporters.archive.written()
+            await self.exporters.archive.write()
         # After a lost tail of the journal a task may have an attempt of the same number again.
         needless = [ref for ref in refs if not may_need(self._ledger.state, ref)]
         try:

@@ -25,7 +25,7 @@ from typing import Any
 
 from controller.cancel_tasks import cancel_all
 from controller.context import ControllerContext
-from controller.export.otel_traces import check_telemetry
+from controller.export.traces import check_telemetry
 from controller.fleet.fleet_loops import keep_fleet
 from controller.housekeeping import SYNC_S
 from controller.replicated_controller import Controller
@@ -35,6 +35,7 @@ from controller.services.grpc_server import Services, bind, new_server
 from controller.store.stores import redis_stores
 from paceline.config.schema import Config
 from paceline.errors import BadInput
+from paceline.observe.sinks.registry import check_sinks
 from paceline.payloads.check_store import check_store
 from paceline.process import stacks
 from paceline.process.files import new_private_directory, private_directory
@@ -45,7 +46,6 @@ from paceline.redis.server import REDIS_OUT_OF_REACH, RedisEndpoint, ensure_redi
 from paceline.rpc.addresses import is_loopback
 from paceline.rpc.auth import own_token, read_token
 from paceline.rpc.grpc_channel import METHODS
-from paceline.sinks.registry import check_sinks
 
 log = logging.getLogger(__name__)
 

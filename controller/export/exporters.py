@@ -1,32 +1,26 @@
-"""Exporters of a leader.
+"""Exporters of a leader: metric sinks, sample traces, alerts and the sample archive.
 
-Metric sinks, sample traces, the sample archive and alerts.
-
-Each runs in a thread of its own, behind the journal and the run files. Nobody waits for them.
+Each runs in a thread of its own, the archive in a chore, behind the journal. Nobody waits for them.
 """
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from redis.exceptions import RedisError
-
 from controller.export.alert_thread import AlertThread, RunPace
-from controller.export.otel_traces import Traces
 from controller.export.sample_archiver import SampleArchiver
+from controller.export.traces import Traces
 from controller.rest.replies.group_replies import FillTexts
-from controller.store.journal import START, Journal
 from paceline.config.schema import Config
+from paceline.observe.drain import Drain
+from paceline.observe.event_history import is_listed
+from paceline.observe.run_file_writer import finite, metrics_row
+from paceline.observe.sinks.registry import external_run, sink_maker
+from paceline.observe.sinks.sink_thread import SinkThread
 from paceline.payloads.store import PayloadStore
-from paceline.process.structured_log import event
-from paceline.sinks.registry import external_run, sink_maker
-from paceline.sinks.sink_thread import SinkThread
-
-log = logging.getLogger(__name__)
 
 FINISH_S = 1.5
 """How long the process waits, at the end of a run, for the last points to be delivered."""
@@ -47,11 +41,8 @@ class Exporters:
         self._config = config
         self._run_dir = run_dir
         self._may_write = may_write
-        self._run_id = ""
         self.feeds: list[SinkThread] = []
         self.traces: Traces | None = None
-        if config.telemetry.otlp_endpoint is not None:
-            self.traces = Traces(config)
         self.alerts: AlertThread | None = None
         self.archive: SampleArchiver | None = None
         if config.archive.enabled:
@@ -60,59 +51,47 @@ class Exporters:
             )
 
     def start(self, started_t: float, progress: Callable[[], RunPace]) -> None:
-        """``started_t``: the run's start in its ledger, unix seconds. ``progress``: of the run,
+        """``started_t``: the run's start in its ledger, unix seconds. ``progress``: the run's pace,
         read in another thread."""
-        alerts = self._config.alerts
-        if alerts.webhook_file is not None or alerts.command:
-            self.alerts = AlertThread(
-                alerts,
-                self._config.run.name,
-                self._run_dir,
-                progress,
-                may_write=self._may_write,
-            )
-        run = external_run(self._config, self._run_dir, started_t)
-        self._run_id = run.id
+        config, may_write = self._config, self._may_write
+        run = external_run(config, self._run_dir, started_t)
+        if config.alerts.webhook_file is not None or config.alerts.command:
+            name, run_dir = config.run.name, self._run_dir
+            self.alerts = AlertThread(config.alerts, name, run_dir, progress, may_write=may_write)
+        if config.telemetry.otlp_endpoint is not None:
+            self.traces = Traces(config, run.id)
         path = self._run_dir / "metrics.jsonl"
         self.feeds = [
-            SinkThread(name, sink_maker(name, run), path, may_write=self._may_write)
-            for name in self._config.metrics.sinks
+            SinkThread(name, sink_maker(name, run), path, may_write=may_write)
+            for name in config.metrics.sinks
         ]
+        for drain in self._drains():
+            drain.start()
 
-    async def replay(self, journal: Journal, until: str) -> None:
-        """Reads the entries of earlier leaders: tasks in flight began in them."""
-        if self.traces is None:
-            return
-        position = START
-        try:
-            while entries := await journal.scan(position, until=until):
-                for entry in entries:
-                    self.traces.remember(entry.t, entry.events)
-                position = entries[-1].at.entry
-        except (RedisError, OSError) as error:
-            event(log, "traces begin with this term", logging.WARNING, why=type(error).__name__)
-        self.traces.start(self._run_id)
-
-    def record(self, t: float, events: Sequence[Mapping[str, Any]]) -> None:
-        """Takes the next journal entry; returns at once."""
-        if self.traces is not None:
-            self.traces.record(t, events)
+    def record(
+        self, position: str, t: float, records: Sequence[Mapping[str, Any]], *, new: bool
+    ) -> None:
+        """Takes the next journal entry, as the run files do; returns at once. ``new``: this leader
+        has decided it; an earlier one has sent its traces."""
+        if self.traces is not None and new:
+            self.traces.put((t, records))
+        for n, record in enumerate(records):
+            head = {"position": position, "n": n, "t": round(t, 3)}
+            if self.feeds and (row := metrics_row(record)) is not None:
+                for feed in self.feeds:
+                    feed.put({**head, **row})
+            if self.alerts is not None and is_listed(record):
+                self.alerts.put({**head, **finite(record)})
 
     def begin_close(self, outcome: str | None) -> None:
         """Returns at once. ``outcome``: finished or failed; None if the run goes on."""
-        for part in self._parts():
-            part.begin_close(outcome)
-        for writer in self._writers():
-            writer.begin_close()
+        for drain in self._drains():
+            drain.begin_close(outcome)
 
     def join(self, timeout_s: float) -> bool:
-        """Waits for the threads; whether everything was delivered."""
+        """Waits for the threads; True if everything was delivered."""
         deadline = time.monotonic() + timeout_s
-        parts = [*self._parts(), *self._writers()]
-        return all(part.join(max(0.0, deadline - time.monotonic())) for part in parts)
+        return all(drain.join(max(0.0, deadline - time.monotonic())) for drain in self._drains())
 
-    def _writers(self) -> list[SampleArchiver | AlertThread]:
-        return [part for part in (self.archive, self.alerts) if part is not None]
-
-    def _parts(self) -> list[SinkThread | Traces]:
-        return [*self.feeds, *([self.traces] if self.traces is not None else [])]
+    def _drains(self) -> list[Drain[Any]]:
+        return [drain for drain in (*self.feeds, self.traces, self.alerts) if drain is not None]

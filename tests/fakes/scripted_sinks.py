@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.observe.json_lines import read_lines
-from paceline.sinks.base import ExternalRun, Point
+from paceline.observe.sinks.base import ExternalRun, Point
 
 
 class RecordingSink:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from statistics import fmean, pstdev
 from typing import Any
 
 import numpy as np
@@ -74,8 +74,8 @@ def content_of(payload: bytes, fill_texts: FillTexts) -> dict[str, Any]:
 
 def _completions(message: rollout_pb2.Group) -> list[dict[str, Any]]:
     rewards = [c.reward for c in message.completions]
-    mean = fmean(rewards) if rewards else 0.0
-    spread = pstdev(rewards) if rewards else 0.0
+    mean = sum(rewards) / max(1, len(rewards))
+    spread = math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / max(1, len(rewards)))
     return [
         {
             "text": completion.text,

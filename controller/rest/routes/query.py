@@ -20,16 +20,15 @@ from controller.ledger.state.state import State
 from controller.ledger.state.versions import Checkpoint
 from controller.ledger.views import views
 from controller.replicated_controller import Controller
-from controller.rest import schemas
+from controller.rest import samples, schemas
 from controller.rest.problem_details import Problem, documented
 from controller.rest.redaction import Redactor
-from controller.rest.replies.archived_groups import ArchivedGroups
 from controller.rest.replies.data_flow import bottleneck, flow
 from controller.rest.replies.dropped_groups import DroppedGroups
 from controller.rest.replies.step_rate import StepRate
-from controller.rest.routes import samples
 from controller.rest.routes.query_parameters import MOST_STEP, SearchText, StepNumber, WholeNumber
 from controller.rest.run_index import RunIndex
+from controller.rest.samples import ArchivedGroups
 from controller.status import controllers_of, status_of, status_view
 from paceline.ids import Version
 from paceline.observe.event_history import Key, SavedCheckpoint, position_key

@@ -160,22 +160,17 @@ def _ask(rest: RestReader, query: dict[str, Any]) -> dict[str, Any]:
 
 
 def _from_journal(run_dir: Path, query: dict[str, Any]) -> dict[str, Any]:
-    from controller.rest.routes.samples import Filter
-    from controller.store.offline_samples import archived_groups, kept_groups
+    from controller.rest.samples import Filter, stored_groups
     from paceline.redis.server import NoRedis
-    from paceline.token_texts import TextDecoder
     from paceline_launcher.cli.reports.ledger import redis_of
 
-    config = run_config(run_dir)
-    chosen = Filter(step=query["step"], row=query["row"])
-    how = chosen, query["sort"], query["limit"], query.get("grep")
+    config, chosen = run_config(run_dir), Filter(step=query["step"], row=query["row"])
+    wanted = config, run_dir, chosen, query["sort"], query["limit"], query.get("grep")
     try:
         with redis_of(run_dir) as url:
-            return asyncio.run(
-                kept_groups(url, config.run.name, run_dir, TextDecoder(config), *how)
-            )
+            return asyncio.run(stored_groups(url, *wanted))
     except NoRedis:
-        found = archived_groups(run_dir, *how)
+        found = asyncio.run(stored_groups(None, *wanted))
         if not found["total"]:
             raise
         return found

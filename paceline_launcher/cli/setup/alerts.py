@@ -34,20 +34,18 @@ def test(
 
     Example: paceline alerts test run.toml --set alerts.webhook_file=/etc/paceline/webhook
     """
-    from paceline.alerts.delivery import Delivery, NotDelivered
-    from paceline.alerts.rules import Alert
     from paceline.config.load import load_config
+    from paceline.observe.alerts import Alert, NotDelivered, deliver
 
     loaded = load_config(config, overrides or [])
-    delivery = Delivery.of(loaded.alerts)
-    if not delivery.configured:
+    if loaded.alerts.webhook_file is None and not loaded.alerts.command:
         raise BadInput(
             f"{config}: [alerts] names no receiver. Set alerts.webhook_file or alerts.command"
         )
     alert = Alert("end", "test", "this is a test of the run's alerts", time.time())
     problem = None
     try:
-        delivery.send(alert.message(loaded.run.name))
+        deliver(loaded.alerts, alert.message(loaded.run.name))
     except NotDelivered as why:
         problem = str(why)
     if as_json:

@@ -11,7 +11,7 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from paceline.observe.sample_archive import ArchiveReader
+from paceline.observe.samples import ArchiveReader
 from paceline_launcher.cli import app
 from testbed.fleets.controllers import running_controllers
 from testbed.patience import Patience

@@ -18,10 +18,10 @@ pytest.importorskip(
     "opentelemetry.sdk", reason="OpenTelemetry is not installed: pip install 'paceline[otel]'"
 )
 
-from controller.export.otel_traces import Tracer, check_telemetry
+from controller.export.traces import check_telemetry, readable
 from paceline.config.load import ConfigError
 from paceline.config.schema import Config
-from paceline.observe.sample_spans import Span
+from paceline.observe.spans import Span
 from testbed.fleets.controller_processes import Controllers
 from testbed.fleets.controllers import running_controllers, until, working_fleet
 from tests.fixtures.rest import train
@@ -33,20 +33,11 @@ def config(**telemetry: object) -> Config:
 
 
 def exported(*spans: Span, run: str = "paceline-1") -> list[Any]:
-    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-
-    exporter = InMemorySpanExporter()
-    tracer = Tracer("arithmetic", run, SimpleSpanProcessor(exporter))
-    for span in spans:
-        tracer.send(span)
-    found = list(exporter.get_finished_spans())
-    tracer.close()
-    return found
+    return [readable(span, "arithmetic", run) for span in spans]
 
 
-LEASE = Span("t1", "lease/1", "lease", 10.0, 12.5, {"paceline.attempt": 1}, error="owner_died")
-TASK = Span("t1", "task", "task", 10.0, 20.0, {"paceline.outcome": "trained"}, parent="")
+LEASE = Span("t1", "lease/1", "lease", 10.0, 12.5, {"attempt": 1}, error="owner_died")
+TASK = Span("t1", "task", "task", 10.0, 20.0, {"outcome": "trained"}, parent="")
 
 
 def test_spans_have_their_times_and_parents_and_say_what_failed() -> None:

@@ -11,9 +11,8 @@ pytest.importorskip("mlflow", reason="mlflow is not installed: pip install 'pace
 
 from mlflow.tracking import MlflowClient
 
-from paceline.sinks.mlflow import MlflowSink
-from paceline.sinks.point_reader import PointReader
-from tests.fixtures.run_points import RunPoints, external_run
+from paceline.observe.sinks.mlflow import MlflowSink
+from tests.fixtures.run_points import RunPoints, external_run, points_of
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +50,7 @@ def sink(directory: Path, uri: str | None = None) -> MlflowSink:
 
 
 def rest(run: RunPoints, last: int | None) -> list[Any]:
-    return PointReader(run.path, last).read(1000)
+    return points_of(run.path, last)
 
 
 @pytest.mark.parametrize("store", ["database", "files"])

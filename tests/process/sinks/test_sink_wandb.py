@@ -15,9 +15,9 @@ import pytest
 
 pytest.importorskip("wandb", reason="wandb is not installed: pip install 'paceline[wandb]'")
 
-from paceline.sinks.point_reader import PointReader
-from paceline.sinks.wandb import WandbSink
-from tests.fixtures.run_points import RunPoints, external_run
+
+from paceline.observe.sinks.wandb import WandbSink
+from tests.fixtures.run_points import RunPoints, external_run, points_of
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -70,7 +70,7 @@ def steps_of(directory: Path, curve: str) -> list[int]:
 def lead(run: RunPoints, directory: Path, outcome: str | None) -> None:
     """One leader's time with the sink."""
     sink = WandbSink(external_run(directory, wandb_mode="offline"))
-    sink.write(PointReader(run.path, sink.open()).read(1000))
+    sink.write(points_of(run.path, sink.open()))
     sink.close(outcome)
 
 
@@ -114,23 +114,24 @@ def test_online_the_next_leader_continues_after_the_services_last_step(
     monkeypatch.setitem(sys.modules, "wandb", service)
     run = RunPoints(tmp_path)
     run.write(4)
-    points = PointReader(run.path, None).read(10)
+    points = points_of(run.path, None)[:10]
     assert points[0].number == 128
     sink = WandbSink(external_run(tmp_path))
-    sink.write(PointReader(run.path, sink.open()).read(10))
+    sink.write(points_of(run.path, sink.open())[:10])
     assert service.logged == [point.number for point in points[1:]]
 
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from paceline.sinks.point_reader import PointReader
-from paceline.sinks.wandb import WandbSink
-from tests.fixtures.run_points import external_run
+from paceline.observe.json_lines import read_lines
+from paceline.observe.sinks.base import Points
+from paceline.observe.sinks.wandb import WandbSink
+from tests.fixtures.run_points import external_run, points_of
 directory = Path(sys.argv[1])
 sink = WandbSink(external_run(directory, wandb_mode="offline"))
 sink.open()
-sink.write(PointReader(directory / "metrics.jsonl", None).read(1000))
+sink.write(list(Points(None).of(read_lines(directory / "metrics.jsonl"))))
 os.killpg(os.getpgid(0), signal.SIGKILL)
 """
 

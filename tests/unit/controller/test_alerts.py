@@ -15,32 +15,27 @@ import pytest
 from typer.testing import CliRunner
 
 from controller.export.alert_thread import AlertThread, RunPace
-from paceline.alerts.delivery import Delivery, NotDelivered
-from paceline.alerts.rules import WINDOW, AlertRules
 from paceline.config.sections.services import AlertsConfig
+from paceline.observe.alerts import WINDOW, AlertRules, NotDelivered, deliver
 from paceline_launcher.cli import app
 
-ALL = frozenset(AlertsConfig().on)
-IDLE = RunPace(0, 0.0, open=False)
+IDLE = RunPace(0, open=False)
 
 
 def line(kind: str, n: int, t: float = 0.0, **fields: Any) -> dict[str, Any]:
     return {"position": f"{n}-0", "n": 0, "t": t, "type": kind, "text": f"{kind} {n}", **fields}
 
 
-def row(step: int, **values: Any) -> dict[str, Any]:
-    return {
-        "kind": "step",
-        "position": f"{step}-0",
-        "n": 0,
-        "t": 1e4 * step,
-        "step": step,
-        **values,
-    }
+def row(step: int, **metrics: Any) -> dict[str, Any]:
+    return line("StepCommitted", step, 1e4 * step, step=step, metrics=metrics)
+
+
+def rules_of(**config: Any) -> AlertRules:
+    return AlertRules(AlertsConfig.model_validate({"reward_drop": 0.5, **config}))
 
 
 def kinds(rules: AlertRules, records: list[dict[str, Any]]) -> list[str]:
-    return [a.kind for r in records for a in (*rules.of_event(r), *rules.of_metrics(r))]
+    return [alert.kind for record in records for alert in rules.of_event(record)]
 
 
 def test_faults_falls_and_the_end_are_alerts_and_what_goes_as_planned_is_none() -> None:
@@ -51,13 +46,13 @@ def test_faults_falls_and_the_end_are_alerts_and_what_goes_as_planned_is_none() 
         line("RewardHackingSuspected", 4, severity="warning"),
         line("RunFailed", 5, severity="error"),
     ]
-    found = kinds(AlertRules(ALL, 0.5), records)
+    found = kinds(rules_of(), records)
     assert found == ["fault", "held_out", "reward_hacking", "end"]
-    assert kinds(AlertRules(frozenset({"end"}), 0.5), records) == ["end"]
+    assert kinds(rules_of(on=["end"]), records) == ["end"]
 
 
 def test_many_faults_at_once_are_one_alert_and_the_next_one_counts_them() -> None:
-    rules = AlertRules(ALL, 0.5)
+    rules = rules_of()
     dead = [line("WorkerDied", n, t=n, severity="warning") for n in range(100)]
     assert kinds(rules, dead) == ["fault"]
     (later,) = rules.of_event(line("WorkerDied", 100, t=1000.0, severity="warning"))
@@ -69,11 +64,11 @@ def test_many_faults_at_once_are_one_alert_and_the_next_one_counts_them() -> Non
     "values", [{"loss": None}, {"grad_norm": None}, {"loss": 1.0, "update_skipped": 1.0}]
 )
 def test_a_step_that_is_not_finite_is_an_alert(values: dict[str, Any]) -> None:
-    assert kinds(AlertRules(ALL, 0.5), [row(1, loss=0.5), row(2, **values)]) == ["nan"]
+    assert kinds(rules_of(), [row(1, loss=0.5), row(2, **values)]) == ["nan"]
 
 
 def test_a_collapse_of_the_reward_is_an_alert_once_and_noise_is_none() -> None:
-    rules = AlertRules(ALL, 0.5)
+    rules = rules_of()
     up = [row(n, reward_mean=0.8 + 0.1 * (n % 2)) for n in range(1, 30)]
     noise = [row(30 + n, reward_mean=0.2 if n == 3 else 0.8) for n in range(WINDOW)]
     assert kinds(rules, up + noise) == []
@@ -128,13 +123,17 @@ class Run:
         values = {"webhook_file": str(directory / "webhook"), "disk_free_gb": 0.0, **config}
         self.config = AlertsConfig.model_validate(values)
         self.progress = IDLE
+        self._leaders: list[AlertThread] = []
 
     def happens(self, kind: str, n: int, **fields: Any) -> None:
+        told = line(kind, n, t=time.time() + 1000.0 * n, **fields)
         with (self.directory / "events.jsonl").open("a") as file:
-            file.write(json.dumps(line(kind, n, t=time.time() + 1000.0 * n, **fields)) + "\n")
+            file.write(json.dumps(told) + "\n")
+        for thread in self._leaders:
+            thread.put(told)
 
     def leader(self) -> AlertThread:
-        return AlertThread(
+        thread = AlertThread(
             self.config,
             "demo",
             self.directory,
@@ -143,6 +142,9 @@ class Run:
             first_pause_s=0.01,
             poll_s=0.02,
         )
+        thread.start()
+        self._leaders.append(thread)
+        return thread
 
 
 def test_the_next_leader_sends_what_the_last_one_did_not_and_nothing_twice(
@@ -199,8 +201,8 @@ def test_a_receiver_that_hangs_blocks_nobody(tmp_path: Path, receiver: Receiver)
 def test_a_stall_and_a_full_disk_are_told_once_also_by_the_next_leader(
     tmp_path: Path, receiver: Receiver
 ) -> None:
-    run = Run(tmp_path, receiver, stall_s=60.0, disk_free_gb=1e9)
-    run.progress = RunPace(7, time.time() - 100.0, open=True)
+    run = Run(tmp_path, receiver, stall_s=0.05, disk_free_gb=1e9)
+    run.progress = RunPace(7, open=True)
     for number in 1, 2:
         thread = run.leader()
         until(lambda: len(receiver.got) == 2)
@@ -234,8 +236,7 @@ def test_a_disk_without_room_for_the_cursor_costs_no_alert(
 
 def test_a_long_pause_is_no_stall(tmp_path: Path, receiver: Receiver) -> None:
     run = Run(tmp_path, receiver, stall_s=60.0)
-    run.progress = RunPace(7, time.time() - 100.0, open=False)
-    looks = []
+    looks: list[RunPace] = []
 
     def progress() -> RunPace:
         looks.append(run.progress)
@@ -244,31 +245,9 @@ def test_a_long_pause_is_no_stall(tmp_path: Path, receiver: Receiver) -> None:
     thread = run.leader()
     thread._progress = progress
     until(lambda: looks)
-    run.progress = RunPace(7, run.progress.last_commit_t, open=True)
+    thread._pace_since -= 100.0  # it was paused for so long
+    run.progress = RunPace(0, open=True)
     until(lambda: [look.open for look in looks].count(True) >= 2)
-    thread.begin_close()
-    assert thread.join(60)
-    assert receiver.got == []
-
-
-def test_a_wall_clock_that_is_set_forward_is_no_stall(
-    tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = Run(tmp_path, receiver, stall_s=60.0)
-    run.progress = RunPace(7, time.time(), open=True)
-    looks: list[float] = []
-
-    def progress() -> RunPace:
-        looks.append(time.monotonic())
-        return run.progress
-
-    thread = run.leader()
-    thread._progress = progress
-    until(lambda: looks)
-    wall = time.time
-    monkeypatch.setattr(time, "time", lambda: wall() + 3600.0)
-    jumped = len(looks)
-    until(lambda: len(looks) >= jumped + 3)
     thread.begin_close()
     assert thread.join(60)
     assert receiver.got == []
@@ -289,13 +268,16 @@ def test_what_happened_before_alerts_were_set_up_is_not_sent(
 
 
 def test_a_command_gets_the_alert_on_its_standard_input(tmp_path: Path) -> None:
+    def run(*command: str) -> None:
+        deliver(AlertsConfig(command=list(command)), {"kind": "end"})
+
     script = f"import sys; open({str(tmp_path / 'got')!r}, 'w').write(sys.stdin.read())"
-    Delivery(None, [sys.executable, "-c", script]).send({"kind": "end"})
+    run(sys.executable, "-c", script)
     assert json.loads((tmp_path / "got").read_text()) == {"kind": "end"}
-    with pytest.raises(NotDelivered, match="ended with status 3"):
-        Delivery(None, [sys.executable, "-c", "exit(3)"]).send({})
+    with pytest.raises(NotDelivered, match="status 3"):
+        run(sys.executable, "-c", "exit(3)")
     with pytest.raises(NotDelivered, match="cannot be run"):
-        Delivery(None, [str(tmp_path / "missing")]).send({})
+        run(str(tmp_path / "missing"))
 
 
 def test_paceline_alerts_test_sends_one_and_says_what_is_wrong(

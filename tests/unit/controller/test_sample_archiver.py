@@ -1,22 +1,19 @@
-"""Sample archiver at the end of a run: what is being read is written, and nobody waits for a thread
-that ended."""
+"""Sample archiver: what was committed is in a file before its payloads are deleted."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from controller.export import sample_archiver
 from controller.export.sample_archiver import SampleArchiver
 from paceline.config.sections.services import ArchiveConfig
-from paceline.ids import Step
-from paceline.observe.sample_archive import ArchiveReader, archived_steps
+from paceline.observe.samples import ArchiveReader, ArchiveWriter, archived_steps
 from paceline.payloads.store import Ref
 from paceline.v1 import rollout_pb2
+from testbed.fleets.controllers import until
 from tests.fixtures.ledgers import Driven
 
 
@@ -36,61 +33,53 @@ class SlowPayloads:
         self.readers -= 1
 
 
-def started(run_dir: Path, payloads: Any) -> SampleArchiver:
-    archiver = SampleArchiver(
-        ArchiveConfig(), run_dir, payloads, fill_texts=lambda group: None, may_write=lambda: True
+def archiver_of(run_dir: Path, payloads: Any, **settings: Any) -> SampleArchiver:
+    config = ArchiveConfig(**settings)
+    return SampleArchiver(
+        config, run_dir, payloads, fill_texts=lambda group: None, may_write=lambda: True
     )
-    archiver.start(1)
-    return archiver
 
 
-async def test_a_step_that_is_read_when_the_run_ends_is_archived(tmp_path: Path) -> None:
-    driven = Driven()
+@asynccontextmanager
+async def running(archiver: SampleArchiver, driven: Driven) -> AsyncIterator[None]:
+    chore = asyncio.create_task(archiver.run(1, driven.state, 1.0))
+    await until(lambda: archiver._steps)
+    yield
+    chore.cancel()
+    await asyncio.gather(chore, return_exceptions=True)
+
+
+def trained(count: int, **settings: Any) -> Driven:
+    driven = Driven(**settings)
     driven.policy("p0")
     driven.rollout("r0")
-    driven.train()
-    payloads = SlowPayloads()
-    archiver = started(tmp_path, payloads)
-    archiver.keep(driven.state, Step(1), 1.0)
-    await asyncio.sleep(0)
-    archiver.begin_close()
-    payloads.answer.set()
-    await archiver.written()
-    assert not archiver._reading
-    assert await asyncio.to_thread(archiver.join, 60)
-    assert archived_steps(tmp_path) == {1}
-
-
-async def test_a_deletion_does_not_wait_for_an_archive_that_is_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The payloads of a run that had ended stayed for half a minute, or for ever if its controllers
-    ended."""
-    monkeypatch.setattr(sample_archiver, "WRITTEN_S", 90.0)
-    archiver = started(tmp_path, SlowPayloads())
-    archiver.begin_close()
-    assert await asyncio.to_thread(archiver.join, 60)
-    async with asyncio.timeout(60):
-        await archiver.written()
-
-
-async def test_steps_are_read_one_after_the_other_and_never_all_at_once(tmp_path: Path) -> None:
-    """A new leader archives every step since the last checkpoint: 64 steps of 100 MB would be 6 GB."""
-    driven = Driven()
-    driven.policy("p0")
-    driven.rollout("r0")
-    for _ in range(3):
+    for _ in range(count):
         driven.train()
-    payloads = SlowPayloads()
-    archiver = started(tmp_path, payloads)
-    await archiver.resume(driven.state, 1.0)
-    await asyncio.sleep(0)
-    archiver.begin_close()
+    return driven
+
+
+async def test_a_new_leader_archives_what_is_in_no_file_and_reads_it_once(tmp_path: Path) -> None:
+    driven, payloads = trained(3), SlowPayloads()
     payloads.answer.set()
-    await archiver.written()
-    assert await asyncio.to_thread(archiver.join, 60)
+    archiver = archiver_of(tmp_path, payloads)
+    async with running(archiver, driven):
+        await asyncio.gather(*(archiver.write() for _ in range(3)))
     assert archived_steps(tmp_path) == {1, 2, 3}
     assert payloads.most_readers == 1
+
+
+async def test_a_deletion_waits_until_what_is_being_read_is_written(tmp_path: Path) -> None:
+    driven, payloads = trained(1), SlowPayloads()
+    archiver = archiver_of(tmp_path, payloads)
+    async with running(archiver, driven):
+        first = asyncio.create_task(archiver.write())
+        await until(lambda: payloads.readers)
+        deletion = asyncio.create_task(archiver.write())
+        await asyncio.sleep(0)
+        assert not deletion.done()
+        payloads.answer.set()
+        await asyncio.gather(first, deletion)
+        assert archived_steps(tmp_path) == {1}
 
 
 class Groups:
@@ -108,34 +97,20 @@ class Groups:
 async def test_steps_that_come_too_fast_keep_the_content_of_a_part_and_the_facts_of_all(
     tmp_path: Path,
 ) -> None:
-    driven = Driven(steps=50)
-    driven.policy("p0")
-    driven.rollout("r0")
-    for _ in range(40):
-        driven.train()
+    driven = trained(40, steps=50)
     state = driven.state
     tokens = sum(task.group.tokens for task in state.tasks.records.values() if task.group)
-    # Half of what the steps have, which come once a second.
-    config = ArchiveConfig(read_mb_s=tokens * 12 / 40 / 2 / 2**20)
     now, payloads = [0.0], Groups()
-    archiver = SampleArchiver(
-        config,
-        tmp_path,
-        payloads,
-        fill_texts=lambda group: None,
-        may_write=lambda: True,
-        clock=lambda: now[0],
-    )
-    archiver._room = 0.0  # nothing is saved up from the time before
-    archiver.start(1)
+    # Half of what the steps have, which come once a second.
+    archiver = archiver_of(tmp_path, payloads, read_mb_s=tokens * 12 / 40 / 2 / 2**20)
+    archiver._clock = lambda: now[0]
+    archiver._room, archiver._room_at = 0.0, 0.0  # nothing is saved up from the time before
     steps = sorted(state.steps.history)
     for step in steps:
         now[0] += 1.0
         archiver.keep(state, step, now[0])
-        await asyncio.sleep(0)  # its share is taken now
-    archiver.begin_close()
-    await archiver.written()
-    assert await asyncio.to_thread(archiver.join, 60)
+    archiver._writer = ArchiveWriter(tmp_path, 1, 1 << 30)
+    await archiver.write()
     found = ArchiveReader(tmp_path).groups()
     assert len(found) == sum(map(len, state.steps.history.values())), "the facts of all"
     for part in (steps[:20], steps[20:]):

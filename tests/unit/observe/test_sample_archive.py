@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from paceline.observe import sample_archive
-from paceline.observe.sample_archive import ArchiveReader, ArchiveWriter, archived_steps
+from paceline.observe import samples
+from paceline.observe.samples import ArchiveReader, ArchiveWriter, archived_steps
 
 
 def row(group_id: str, step: int, attempt: int = 1, **values: Any) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def test_a_group_that_two_leaders_wrote_is_read_once_and_attempts_are_told_apart
 def test_the_oldest_files_go_when_the_limit_is_reached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sample_archive, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(samples, "_SMALL_BYTES", 0)
     writer = ArchiveWriter(tmp_path, 1, 300_000)
     for step in range(1, 11):
         writer.write([row(f"t{step}", step, **content(noise(50_000, step)))])
@@ -88,7 +88,7 @@ def test_a_damaged_file_and_files_of_others_cost_nothing_else(tmp_path: Path) ->
 def test_a_group_dropped_after_a_rollback_is_not_shown_as_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_bytes: int
 ) -> None:
-    monkeypatch.setattr(sample_archive, "_SMALL_BYTES", small_bytes)
+    monkeypatch.setattr(samples, "_SMALL_BYTES", small_bytes)
     writer = ArchiveWriter(tmp_path, 1, 1 << 30)
     writer.write([row("t1", 12), row("t2", 13)])
     writer.write([row("t2", 10, state="dropped", reason="stale")])
@@ -145,3 +145,57 @@ def test_a_reader_sees_what_is_added(tmp_path: Path) -> None:
     for step in range(1, 4):
         writer.write([row(f"t{step}", step)])
         assert len(reader.groups()) == step
+
+
+def searched(group_id: str, step: int, prompt: str, *texts: str, **values: Any) -> dict[str, Any]:
+    completions = [{"text": text, "finish_reason": "stop"} for text in texts]
+    facts = {"group_id": group_id, "attempt": 1, "step": step, "state": "trained", **values}
+    return {**facts, "prompt": prompt, "completions": json.dumps(completions)}
+
+
+def test_a_text_is_found_in_prompts_and_completions_in_upper_and_lower_case(tmp_path: Path) -> None:
+    rows = [
+        searched("t0", 1, "Name a river", "I cannot", "the Rhine"),
+        searched("t1", 1, "I CANNOT see", "why"),
+        searched("t2", 1, 'quoted "so"', "two\nlines \\ a backslash"),
+        searched("t3", 1, "Übung", "GRÜSSE"),
+        {"group_id": "t4", "attempt": 2, "step": 1, "state": "dropped", "prompt": None},
+    ]
+    ArchiveWriter(tmp_path, 1, 1 << 30).write(rows)
+    search = ArchiveReader(tmp_path)
+    for text, groups in (
+        ("i cannot", {"t0", "t1"}),
+        ("RHINE", {"t0"}),
+        ('"So"', {"t2"}),
+        ("two\nlines \\", {"t2"}),
+        ("übung", {"t3"}),
+        ("grüße", {"t3"}),
+        # Names and other values of the stored JSON are no text of a sample.
+        ("finish_reason", set()),
+        ("stop", set()),
+        (".", set()),
+    ):
+        assert {group for group, _ in search.groups_with(text)} == groups, text
+
+
+def test_a_repeated_question_reads_new_files_alone_and_a_deleted_file_is_no_match(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samples, "_SMALL_BYTES", 0)
+    read: list[str] = []
+    really = samples._read
+
+    def seen(path: Path, *arguments: Any) -> Any:
+        read.append(path.name)
+        return really(path, *arguments)
+
+    monkeypatch.setattr(samples, "_read", seen)
+    writer = ArchiveWriter(tmp_path, 1, 1 << 30)
+    first = writer.write([searched("t0", 1, "same")])
+    search = ArchiveReader(tmp_path)
+    assert search.groups_with("same") == search.groups_with("SAME") == {("t0", 1)}
+    second = writer.write([searched("t1", 2, "same")])
+    assert search.groups_with("same") == {("t0", 1), ("t1", 1)}
+    assert read == [first.name, second.name]
+    first.unlink()
+    assert search.groups_with("same") == {("t1", 1)}

@@ -10,14 +10,13 @@ import pytest
 
 from paceline.config.load import ConfigError
 from paceline.config.schema import Config
-from paceline.sinks import sink_thread as feeds
-from paceline.sinks.base import Sink
-from paceline.sinks.point_reader import PointReader
-from paceline.sinks.registry import check_sinks
-from paceline.sinks.registry import external_run as run_of
-from paceline.sinks.sink_thread import SinkThread
+from paceline.observe.sinks import sink_thread as feeds
+from paceline.observe.sinks.base import Sink
+from paceline.observe.sinks.registry import check_sinks
+from paceline.observe.sinks.registry import external_run as run_of
+from paceline.observe.sinks.sink_thread import SinkThread
 from tests.fakes.scripted_sinks import BrokenSink, HangingSink, RecordingSink, recorded
-from tests.fixtures.run_points import RunPoints, external_run
+from tests.fixtures.run_points import RunPoints, external_run, points_of
 
 
 @pytest.fixture(autouse=True)
@@ -25,18 +24,24 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeds, "POLL_S", 0.02)
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., SinkThread]]:
-    started: list[SinkThread] = []
+Start = Callable[..., SinkThread]
 
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunPoints:
+    return RunPoints(tmp_path)
+
+
+@pytest.fixture
+def start(run: RunPoints) -> Iterator[Start]:
     def start(make: Callable[[], Sink], may_write: Callable[[], bool] = lambda: True) -> SinkThread:
-        path = tmp_path / "metrics.jsonl"
-        feed = SinkThread("scripted", make, path, may_write=may_write, first_pause_s=0.02)
-        started.append(feed)
+        feed = SinkThread("scripted", make, run.path, may_write=may_write, first_pause_s=0.02)
+        feed.start()
+        run.feeds.append(feed)
         return feed
 
     yield start
-    for feed in started:
+    for feed in run.feeds:
         feed.begin_close(None)
 
 
@@ -53,7 +58,7 @@ def seen(directory: Path) -> list[tuple[str, int]]:
 
 def test_a_point_has_its_curves_by_group_and_no_value_that_is_none(tmp_path: Path) -> None:
     RunPoints(tmp_path).write(3)
-    points = PointReader(tmp_path / "metrics.jsonl", None).read(100)
+    points = points_of(tmp_path / "metrics.jsonl")
     assert [p.step for p in points] == [1, 2, 3, 2]
     assert points[0].curves == {"train/reward_mean": 0.01, "time/wait_s": 0.5}
     assert points[3].curves == {"eval/reward_mean": 0.75, "eval/count": 8.0}
@@ -61,24 +66,20 @@ def test_a_point_has_its_curves_by_group_and_no_value_that_is_none(tmp_path: Pat
 
 @pytest.mark.parametrize("cut", range(9))
 def test_whoever_reads_from_wherever_gives_a_point_the_same_number(
-    tmp_path: Path, cut: int
+    tmp_path: Path, run: RunPoints, cut: int
 ) -> None:
-    run = RunPoints(tmp_path)
     run.write(4)
     run.roll_back(2)
     run.write(2)
-    whole = PointReader(run.path, None).read(100)
+    whole = points_of(run.path)
     assert [p.number for p in whole] == sorted({p.number for p in whole})
     after = whole[cut - 1].number if cut else None
-    rest = PointReader(run.path, after)
-    found = rest.read(2) + rest.read(100)
-    assert found == whole[cut:]
+    assert points_of(run.path, after) == whole[cut:]
 
 
 def test_everything_arrives_once_also_what_comes_later_and_through_another_leaders_file(
-    tmp_path: Path, start: Callable[..., SinkThread]
+    tmp_path: Path, run: RunPoints, start: Start
 ) -> None:
-    run = RunPoints(tmp_path)
     run.write(2)
     feed = start(lambda: RecordingSink(external_run(tmp_path)))
     until(lambda: seen(tmp_path) == run.expected)
@@ -89,9 +90,8 @@ def test_everything_arrives_once_also_what_comes_later_and_through_another_leade
 
 
 def test_a_sink_that_breaks_off_in_a_batch_gets_the_rest_and_nothing_twice(
-    tmp_path: Path, start: Callable[..., SinkThread]
+    tmp_path: Path, run: RunPoints, start: Start
 ) -> None:
-    run = RunPoints(tmp_path)
     run.write(7)
     breaks = iter([3, 0, 1])
 
@@ -106,9 +106,8 @@ def test_a_sink_that_breaks_off_in_a_batch_gets_the_rest_and_nothing_twice(
 
 
 def test_a_sink_that_cannot_be_reached_is_tried_on_and_says_so_once(
-    tmp_path: Path, start: Callable[..., SinkThread], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, run: RunPoints, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = RunPoints(tmp_path)
     run.write(2)
     tries = 0
 
@@ -124,9 +123,8 @@ def test_a_sink_that_cannot_be_reached_is_tried_on_and_says_so_once(
 
 
 def test_a_sink_that_hangs_holds_up_only_itself_and_is_seen_to(
-    tmp_path: Path, start: Callable[..., SinkThread], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run: RunPoints, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = RunPoints(tmp_path)
     run.write(2)
     stuck = start(lambda: HangingSink(external_run(tmp_path)))
     healthy = start(lambda: RecordingSink(external_run(tmp_path)))
@@ -141,9 +139,8 @@ def test_a_sink_that_hangs_holds_up_only_itself_and_is_seen_to(
 
 
 def test_a_leader_without_the_lease_writes_nothing_until_it_has_it_again(
-    tmp_path: Path, start: Callable[..., SinkThread]
+    tmp_path: Path, run: RunPoints, start: Start
 ) -> None:
-    run = RunPoints(tmp_path)
     run.write(2)
     looked = 0
     leads = False
@@ -161,9 +158,8 @@ def test_a_leader_without_the_lease_writes_nothing_until_it_has_it_again(
 
 
 def test_a_deposed_leader_leaves_the_rest_to_its_successor(
-    tmp_path: Path, start: Callable[..., SinkThread]
+    tmp_path: Path, run: RunPoints, start: Start
 ) -> None:
-    run = RunPoints(tmp_path)
     run.write(2)
     first = start(lambda: RecordingSink(external_run(tmp_path)))
     until(lambda: seen(tmp_path) == run.expected)
@@ -177,10 +173,9 @@ def test_a_deposed_leader_leaves_the_rest_to_its_successor(
 
 
 def test_at_the_end_of_the_run_the_last_points_leave_and_the_sink_is_told(
-    tmp_path: Path, start: Callable[..., SinkThread], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run: RunPoints, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feeds, "POLL_S", 600.0)
-    run = RunPoints(tmp_path)
     run.write(7)
     feed = start(lambda: RecordingSink(external_run(tmp_path)))
     feed.begin_close("finished")

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.sinks.point_reader import PointReader
-from paceline.sinks.tensorboard import TensorBoardSink
-from tests.fixtures.run_points import RunPoints, external_run
+from paceline.observe.sinks.tensorboard import TensorBoardSink
+from tests.fixtures.run_points import RunPoints, external_run, points_of
 
 
 def read_as_tensorboard_does(directory: Path) -> list[tuple[str, int, float]]:
@@ -48,7 +47,7 @@ def test_tensorboard_reads_the_curves(tmp_path: Path) -> None:
     run.write(3)
     sink = TensorBoardSink(external_run(tmp_path))
     assert sink.open() is None
-    sink.write(PointReader(run.path, None).read(100))
+    sink.write(points_of(run.path, None))
     sink.close("finished")
     found = read_as_tensorboard_does(tmp_path / "tensorboard")
     assert ("train/reward_mean", 2, pytest.approx(0.02)) in found
@@ -58,13 +57,13 @@ def test_tensorboard_reads_the_curves(tmp_path: Path) -> None:
 def test_each_leader_continues_after_the_last_point(tmp_path: Path) -> None:
     run = RunPoints(tmp_path)
     run.write(5)
-    points = PointReader(run.path, None).read(100)
+    points = points_of(run.path, None)
     first = TensorBoardSink(external_run(tmp_path))
     first.open()
     first.write(points[:3])
     second = TensorBoardSink(external_run(tmp_path))
     assert second.open() == points[2].number
-    second.write(PointReader(run.path, second.open()).read(100))
+    second.write(points_of(run.path, second.open()))
     assert rewards(tmp_path) == [(step, step / 100) for step in range(1, 6)]
 
 
@@ -75,10 +74,10 @@ def test_a_leader_killed_while_it_noted_its_last_point_repeats_points_and_loses_
     run.write(2)
     first = TensorBoardSink(external_run(tmp_path))
     first.open()
-    first.write(PointReader(run.path, None).read(100))
+    first.write(points_of(run.path, None))
     (tmp_path / "tensorboard" / "last_point").write_text("")
     second = TensorBoardSink(external_run(tmp_path))
-    second.write(PointReader(run.path, second.open()).read(100))
+    second.write(points_of(run.path, second.open()))
     assert rewards(tmp_path) == [(1, 0.01), (2, 0.02)] * 2
 
 
@@ -91,7 +90,7 @@ def test_runs_of_one_name_share_a_directory_of_many_runs_and_no_files(tmp_path: 
         identity = external_run(tmp_path / "run", tensorboard_dir=str(shared))
         sink = TensorBoardSink(replace(identity, id=run_id))
         assert sink.open() is None
-        sink.write(PointReader(run.path, None).read(100))
+        sink.write(points_of(run.path, None))
         sink.close("finished")
     found = sorted(shared.iterdir())
     assert len(found) == 2 and all(path.name.startswith("arithmetic-") for path in found)

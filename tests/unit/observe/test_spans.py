@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from controller.ledger import commands as cmd
-from paceline.observe.sample_spans import SampleSpans, Span
+from paceline.observe.spans import SampleSpans, Span
 from tests.fixtures.ledgers import Driven
 
 
@@ -77,9 +77,9 @@ def test_a_trained_sample_has_every_part_in_order(told: Told) -> None:
     assert (parts["generate"].start, parts["generate"].end) == (2001.25, 2001.75)
     assert parts["ready"].end == parts["step"].start == 2005.0
     assert parts["step"].end == parts["task"].end == parts["commit"].end == 2006.0
-    assert parts["task"].attributes == {"paceline.outcome": "trained", "paceline.step": 1}
-    assert parts["step"].attributes["paceline.replica"] == "p0"
-    assert parts["generate"].attributes["paceline.worker"] == "r0"
+    assert parts["task"].about == {"outcome": "trained", "step": 1}
+    assert parts["step"].about["replica"] == "p0"
+    assert parts["generate"].about["worker"] == "r0"
     assert told.lines._lives == {}, "nothing is remembered of a task that is over"
 
 
@@ -95,7 +95,7 @@ def test_a_lost_lease_says_why_and_the_next_try_is_another_span(told: Told) -> N
     told.catch_up()
     spans = told.of("t0")
     assert spans["lease/1"].error == "owner_died" and spans["lease/2"].error == ""
-    assert spans["lease/1"].attributes["paceline.worker"] == "r0"
+    assert spans["lease/1"].about["worker"] == "r0"
     assert spans["generate/2"].parent == "lease/2"
     assert "task" not in spans
 
@@ -108,7 +108,7 @@ def test_a_dropped_sample_ends_with_its_reason(told: Told) -> None:
     told.catch_up()
     spans = told.of("t0")
     assert spans["task"].error == "prompt too long"
-    assert spans["task"].attributes["paceline.outcome"] == "dropped"
+    assert spans["task"].about["outcome"] == "dropped"
     assert_nested(spans)
 
 

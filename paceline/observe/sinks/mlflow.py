@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from paceline.sinks.base import ExternalRun, Point
+from paceline.observe.sinks.base import ExternalRun, Point
 
 ID_TAG = "paceline.run"
 LAST_TAG = "paceline.last_point"

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from paceline.config.sections.services import MetricsConfig
+from paceline.observe.curves import HEAD
+from paceline.observe.event_history import position_key
+
+EVALS_PER_VERSION = 64
+"""Point numbers reserved for the evaluations between two committed steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +74,36 @@ def curve_name(metric: str) -> str:
         if metric.startswith(prefix):
             return f"{prefix[:-1]}/{metric.removeprefix(prefix)}"
     return f"train/{metric}"
+
+
+class Points:
+    """Points of rows of metrics.jsonl, which come in order and may come twice."""
+
+    def __init__(self, after: int | None) -> None:
+        """``after``: number of the last point that is not wanted; None: all are."""
+        self._after = -1 if after is None else after
+        self._number = 0
+        self._last: tuple[tuple[int, ...], int] = ((), -1)
+
+    def of(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[Point]:
+        for row in rows:
+            key = position_key(str(row["position"])), int(row["n"])
+            if key <= self._last:
+                continue
+            self._last = key
+            is_step = row["kind"] == "step"
+            number = (int(row["version"]) + 1) * EVALS_PER_VERSION if is_step else self._number + 1
+            self._number = number
+            if number > self._after:
+                self._after = number
+                yield _point(number, row)
+
+
+def _point(number: int, row: Mapping[str, Any]) -> Point:
+    curves = {
+        curve_name(name): float(value)
+        for name, value in row.items()
+        if name not in HEAD and type(value) in (int, float)
+    }
+    kind, step, version = str(row["kind"]), int(row["step"]), int(row["version"])
+    return Point(number, float(row["t"]), kind, step, version, curves)

@@ -11,12 +11,12 @@ from typing import cast
 
 from paceline.config.load import FLEET_SECTIONS, ConfigError
 from paceline.config.schema import Config
-from paceline.sinks.base import ExternalRun, Sink
+from paceline.observe.sinks.base import ExternalRun, Sink
 
 BUILT_IN = {
-    "tensorboard": ("paceline.sinks.tensorboard:TensorBoardSink", None),
-    "wandb": ("paceline.sinks.wandb:WandbSink", "wandb"),
-    "mlflow": ("paceline.sinks.mlflow:MlflowSink", "mlflow"),
+    "tensorboard": ("paceline.observe.sinks.tensorboard:TensorBoardSink", None),
+    "wandb": ("paceline.observe.sinks.wandb:WandbSink", "wandb"),
+    "mlflow": ("paceline.observe.sinks.mlflow:MlflowSink", "mlflow"),
 }
 """Name to the class and the package it needs, which is also the name of the extra."""
 

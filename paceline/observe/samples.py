@@ -15,7 +15,8 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,11 @@ seconds)."""
 _SMALL_BYTES = 1 << 20
 """A smaller file is merged with the next one: a directory of very many files would be slow to read.
 """
+_NAME = re.compile(r"(\d+)-\d+-(\d+)(?:\.(\d+))?\.parquet")
 _PART = re.compile(r"\d+-\d+-\d+\.\d+\.part")
 """Name of a file that is being written."""
+_SEARCHES = 4096
+"""Answers that are remembered, each of one file for one text."""
 LEFT_S = 300.0
 """Nobody writes any more on such a file that has not grown for so long."""
 _CONTENT = ("prompt", "completions")
@@ -59,12 +63,13 @@ class ArchiveWriter:
         self, run_dir: Path, term: int, max_bytes: int, clock: Callable[[], float] = time.time
     ) -> None:
         """``clock``: Unix seconds, as in the times of files."""
+        self._run_dir = run_dir
         self._directory = run_dir / FOLDER
         self._term = term
         self._max_bytes = max_bytes
         self._written = 0
         self._newest: Path | None = None
-        """Of this term: rows are added to it as long as it is small."""
+        """File of this term to which rows are added as long as it is small."""
         self._remove_left(clock() - LEFT_S)
 
     def write(self, rows: Sequence[Mapping[str, Any]]) -> Path:
@@ -104,7 +109,7 @@ class ArchiveWriter:
                     path.unlink(missing_ok=True)
 
     def _trim(self, newest: Path) -> None:
-        sizes = {path: path.stat().st_size for path in _by_age(self._directory)}
+        sizes = {path: path.stat().st_size for path in archive_files(self._run_dir)}
         total = sum(sizes.values())
         for path, size in sizes.items():
             if total <= self._max_bytes or path == newest:
@@ -114,63 +119,80 @@ class ArchiveWriter:
 
 
 class ArchiveReader:
-    """Reads the archive of a run as it grows. Files never change, so the facts of each are read
-    once."""
+    """Reads the archive of a run as it grows. Blocks for as long as the disk takes; threads may
+    share one. Files never change, so the facts of each are read once."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._directory = run_dir / FOLDER
+        self._run_dir = run_dir
         self._facts: dict[Path, list[dict[str, Any]]] = {}
+        self._with_text = lru_cache(_SEARCHES)(_groups_with)
+        """A page that repeats its question costs only the files that are new."""
 
     def groups(self) -> list[dict[str, Any]]:
         """The facts of every archived group, each attempt once by its newest row, in the order of
         writing."""
-        paths = _by_age(self._directory)
-        self._facts = {path: self._facts.get(path) or self._read(path) for path in paths}
-        found = {
-            (row["group_id"], row["attempt"]): row for rows in self._facts.values() for row in rows
-        }
-        return list(found.values())
+        paths = archive_files(self._run_dir)
+        self._facts = {path: self._facts.get(path) or _read(path, [*_FACTS]) for path in paths}
+        rows = (row for rows in self._facts.values() for row in rows)
+        return list({(row["group_id"], row["attempt"]): row for row in rows}.values())
 
     def group(self, group_id: str) -> dict[str, Any] | None:
         """The newest archived attempt with its prompt and completions; None if there is none.
         Without content the prompt is empty and there are no completions."""
-        for path in reversed(_by_age(self._directory)):
-            rows = self._read(path, group_id)
+        import pyarrow.compute as pc
+
+        for path in reversed(archive_files(self._run_dir)):
+            rows = _read(path, [*_FACTS, *_CONTENT], pc.field("group_id") == group_id)
             if rows:
-                # Of rows of the same attempt the one that was written last.
+                # Among rows of the same attempt the one that was written last.
                 row = max(reversed(rows), key=lambda row: row["attempt"])
-                prompt, completions = (row.pop(name) for name in _CONTENT)
-                return {
-                    **row,
-                    "prompt": prompt or "",
-                    "completions": json.loads(completions or "[]"),
-                }
+                completions = json.loads(row["completions"] or "[]")
+                return {**row, "prompt": row["prompt"] or "", "completions": completions}
         return None
 
-    def _read(self, path: Path, group_id: str | None = None) -> list[dict[str, Any]]:
-        """The facts in a file; with ``group_id`` that group's rows with content."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        columns = [*_FACTS] if group_id is None else [*_FACTS, *_CONTENT]
-        filters = None if group_id is None else [("group_id", "==", group_id)]
-        try:
-            table = pq.read_table(path, columns=columns, filters=filters, partitioning=None)
-        except (FileNotFoundError, pa.ArrowInvalid):
-            # Deleted meanwhile because of the size limit, or damaged by a full disk.
-            return []
-        rows: list[dict[str, Any]] = table.to_pylist()
-        return rows
+    def groups_with(self, text: str) -> set[tuple[str, int]]:
+        """(group id, attempt) of groups that have ``text`` in their prompt or in a completion, in
+        upper or lower case."""
+        paths, text = archive_files(self._run_dir), text.casefold()
+        return set().union(*(self._with_text(path, text) for path in paths))
 
 
-def archive_files(run_dir: Path) -> list[Path]:
-    """By age: what a later leader wrote counts as newer."""
-    return _by_age(run_dir / FOLDER)
+def _groups_with(path: Path, text: str) -> frozenset[tuple[str, int]]:
+    import pyarrow.compute as pc
+
+    def texts(row: Mapping[str, Any]) -> Iterator[str]:
+        yield row["prompt"] or ""
+        yield from (str(c.get("text", "")) for c in json.loads(row["completions"] or "[]"))
+
+    wanted = None
+    # Most rows are ruled out without decoding their JSON. Other letters differ in its escapes.
+    if text.isascii():
+        in_prompt = pc.match_substring(pc.field("prompt"), text, ignore_case=True)
+        escaped = json.dumps(text)[1:-1]
+        wanted = in_prompt | pc.match_substring(pc.field("completions"), escaped, ignore_case=True)
+    rows = _read(path, ["group_id", "attempt", *_CONTENT], wanted)
+    return frozenset(
+        (row["group_id"], row["attempt"])
+        for row in rows
+        if any(text in found.casefold() for found in texts(row))
+    )
+
+
+def _read(path: Path, columns: list[str], wanted: Any = None) -> list[dict[str, Any]]:
+    import pyarrow as pa
+    import pyarrow.dataset as ds
+
+    try:
+        table = ds.dataset(path, format="parquet").to_table(columns=columns, filter=wanted)
+    except (FileNotFoundError, pa.ArrowInvalid):
+        # Deleted meanwhile because of the size limit, or damaged by a full disk.
+        return []
+    rows: list[dict[str, Any]] = table.to_pylist()
+    return rows
 
 
 def archived_steps(run_dir: Path) -> set[int]:
-    """The steps whose trained groups are in files, by their names: a new leader asks, and must not
-    wait."""
+    """Steps whose trained groups are in files, by their names: a new leader must not wait."""
     found: set[int] = set()
     for path in archive_files(run_dir):
         first, last, *_ = path.stem.split("-")
@@ -178,16 +200,14 @@ def archived_steps(run_dir: Path) -> set[int]:
     return found - {0}
 
 
-def _by_age(directory: Path) -> list[Path]:
-    """By term, so that what a later leader wrote counts as newer, then in the order of writing."""
+def archive_files(run_dir: Path) -> list[Path]:
+    """Files by term, so that what a later leader wrote counts as newer, then in the order of
+    writing."""
     found = []
-    for path in directory.glob("*.parquet"):
-        try:
-            first, _, term = path.stem.split("-")
-            term, _, number = term.partition(".")
-            found.append((int(term), int(number or 1), int(first), path))
-        except ValueError:
-            continue  # a user's own file
+    for path in (run_dir / FOLDER).glob("*.parquet"):
+        if match := _NAME.fullmatch(path.name):
+            first, term, number = (int(part or 1) for part in match.groups())
+            found.append((term, number, first, path))
     return [path for *_, path in sorted(found)]
 
 

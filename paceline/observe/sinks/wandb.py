@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.sinks.base import ExternalRun, Point
+from paceline.observe.sinks.base import ExternalRun, Point
 
 
 class WandbSink:

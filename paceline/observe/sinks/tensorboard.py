@@ -16,7 +16,7 @@ from pathlib import Path
 
 import google_crc32c
 
-from paceline.sinks.base import ExternalRun, Point
+from paceline.observe.sinks.base import ExternalRun, Point
 
 
 class TensorBoardSink:

@@ -1,0 +1,171 @@
+"""Alerts: the events and states of a run that are worth one, and their delivery.
+
+One alert a kind in ``QUIET_S``; the next one tells how many were held back. What is true once is
+told once: the end of the run always. The webhook's address is a secret (chat services put a key
+into it): no message and no error contains it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import urllib.error
+import urllib.request
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from paceline.config.sections.services import AlertKind, AlertsConfig
+from paceline.observe.run_end import ENDS
+from paceline.observe.vocabulary import EventType
+
+QUIET_S = 300.0
+WINDOW = 10
+"""Steps whose mean reward is compared."""
+TIMEOUT_S = 10.0
+
+_RULES: tuple[tuple[AlertKind, Callable[[Mapping[str, Any]], bool]], ...] = (
+    ("end", lambda event: event.get("type") in ENDS),
+    ("held_out", lambda event: event.get("type") == EventType.HELD_OUT_FELL),
+    ("reward_hacking", lambda event: event.get("type") == EventType.REWARD_HACKING_SUSPECTED),
+    ("fault", lambda event: event.get("severity") in ("warning", "error")),
+)
+"""Alerts of a single event; the first that is true counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    kind: AlertKind
+    key: str
+    """The same however often it is sent: journal position, or what it is about."""
+    text: str
+    t: float
+    """Unix seconds."""
+    step: int = 0
+    held_back: int = 0
+    """Alerts of this kind since the last one that was sent."""
+
+    def message(self, run: str) -> dict[str, Any]:
+        """The alert as JSON. ``text`` is what chat services show."""
+        more = f" (and {self.held_back} more before it)" if self.held_back else ""
+        return {
+            "text": f"[{run}] {self.kind.replace('_', ' ')}: {self.text}{more}",
+            "run": run,
+            "kind": self.kind,
+            "id": f"{run}/{self.kind}/{self.key}",
+            "step": self.step,
+            "t": self.t,
+            "held_back": self.held_back,
+        }
+
+
+@dataclass(slots=True)
+class AlertRules:
+    """Rules of one run. Pure: event records in, alerts out."""
+
+    config: AlertsConfig
+    _told: dict[str, float] = field(default_factory=dict)
+    """Time of the last alert of each kind."""
+    _held_back: dict[str, int] = field(default_factory=dict)
+    _rewards: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    _best: float = -math.inf
+    _collapsed: bool = False
+
+    def of_event(self, event: Mapping[str, Any]) -> Iterator[Alert]:
+        """``event``: a line of events.jsonl, which has null for what is not finite."""
+        key, t = f"{event.get('position')}/{event.get('n')}", float(event.get("t", 0.0))
+        step, text = int(event.get("step") or 0), str(event.get("text", ""))
+        if kind := next((kind for kind, holds in _RULES if holds(event)), None):
+            yield from self.tell(Alert(kind, key, text, t, step))
+        metrics = event.get("metrics") if event.get("type") == EventType.STEP_COMMITTED else None
+        if not metrics:
+            return
+        names = ("loss", "grad_norm", "reward_mean")
+        gone = [n for n in names if not math.isfinite(_number(metrics.get(n, 0.0)))]
+        if gone or metrics.get("update_skipped"):
+            what = f"{' and '.join(gone)} not finite" if gone else "gradient not finite: no update"
+            yield from self.tell(Alert("nan", key, f"step {step}: {what}", t, step))
+        if text := self._collapse(_number(metrics.get("reward_mean"))):
+            yield from self.tell(Alert("reward_collapse", key, text, t, step))
+
+    def tell(self, alert: Alert) -> Iterator[Alert]:
+        """``alert``, unless its kind is not wanted or was told a short time ago."""
+        kind = alert.kind
+        if kind not in self.config.on:
+            return
+        last = self._told.get(kind)
+        if kind != "end" and last is not None and alert.t - last < QUIET_S:
+            self._held_back[kind] = self._held_back.get(kind, 0) + 1
+            return
+        self._told[kind] = alert.t
+        held_back = self._held_back.pop(kind, 0)
+        yield Alert(kind, alert.key, alert.text, alert.t, alert.step, held_back)
+
+    def _collapse(self, reward: float) -> str:
+        if math.isfinite(reward):
+            self._rewards.append(reward)
+        if len(self._rewards) < WINDOW or not self.config.reward_drop:
+            return ""
+        mean = fmean(self._rewards)
+        self._best = max(self._best, mean)
+        low = self._best - mean > self.config.reward_drop * abs(self._best)
+        fresh, self._collapsed = low and not self._collapsed, low
+        past = f"mean reward of the last {WINDOW} steps is {mean:.3f}, it was {self._best:.3f}"
+        return past if fresh else ""
+
+
+class NotDelivered(Exception):
+    """The webhook or the command did not take the alert. The text names no secret."""
+
+
+def deliver(config: AlertsConfig, message: Mapping[str, Any]) -> None:
+    """Sends to webhook and command. Raises NotDelivered if one fails; the other got it all the same."""
+    body, problems = json.dumps(message).encode(), []
+    for send in (_post, _run):
+        try:
+            send(config, body)
+        except NotDelivered as problem:
+            problems.append(str(problem))
+    if problems:
+        raise NotDelivered("; ".join(problems))
+
+
+def _post(config: AlertsConfig, body: bytes) -> None:
+    if config.webhook_file is None:
+        return
+    try:
+        url = Path(config.webhook_file).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise NotDelivered(f"alerts.webhook_file cannot be read: {error.strerror}") from None
+    if not url.startswith(("http://", "https://")):
+        raise NotDelivered("alerts.webhook_file must contain one http:// or https:// URL")
+    try:
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(url, body, headers, method="POST")
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            answer.read(1024)
+    except urllib.error.HTTPError as error:
+        raise NotDelivered(f"the webhook answered {error.code}") from None
+    except (OSError, ValueError) as error:
+        raise NotDelivered(f"the webhook did not answer ({type(error).__name__})") from None
+
+
+def _run(config: AlertsConfig, body: bytes) -> None:
+    if not config.command:
+        return
+    try:
+        done = subprocess.run(config.command, input=body, timeout=TIMEOUT_S, capture_output=True)
+    except subprocess.TimeoutExpired:
+        raise NotDelivered(f"alerts.command took longer than {TIMEOUT_S:g} s") from None
+    except OSError as error:
+        raise NotDelivered(f"alerts.command cannot be run: {error.strerror}") from None
+    if done.returncode:
+        raise NotDelivered(f"alerts.command ended with status {done.returncode}")
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)

@@ -1,0 +1,160 @@
+"""Spans of a sample's life, folded from the journal's events. Pure: events in, spans out.
+
+    task ├─ lease ──────────────────────┤─ ready ─┤─ step ────────┤
+         │    ├─ generate ──┤─ reward ─┤           │      ├ commit ┤
+
+*lease* is one attempt, up to the accepted group or the reason of its loss; *generate* and *reward*
+lie at its end and have the durations that the worker reported. *step* lasts from the step's opening
+to its commit, *commit* within it from the first vote. A task that is trained again after a rollback
+gets another ready or step span in the same trace.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.observe.vocabulary import EventType
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """``key`` identifies the span among those of one task; the task's own key is "task"."""
+
+    task_id: str
+    key: str
+    name: str
+    start: float
+    """Unix seconds."""
+    end: float
+    about: Mapping[str, Any]
+    """Attributes, without their prefix."""
+    error: str = ""
+    """Why the work failed; empty if it succeeded."""
+    parent: str = "task"
+    """Key of the enclosing span; empty: it is the task's own."""
+
+
+@dataclass(slots=True)
+class _Life:
+    began: float
+    leases: dict[int, tuple[str, float]] = field(default_factory=dict)
+    """Running attempts: worker and start time."""
+    ready: float = 0.0
+    again: bool = False
+    """The task was trained before, in a step that was lost: its own span is already written."""
+
+    def lease(self, task_id: str, attempt: int, t: float, error: str = "") -> Span:
+        worker, begun = self.leases.pop(attempt)
+        about = {"worker": worker, "attempt": attempt}
+        return Span(task_id, f"lease/{attempt}", "lease", begun, t, about, error)
+
+    def waited(self, task_id: str, t: float, until: str) -> Iterator[Span]:
+        if self.ready:
+            yield Span(task_id, f"ready/{self.ready:.6f}/{until}", "ready", self.ready, t, {})
+        self.ready = 0.0
+
+
+@dataclass(slots=True)
+class SampleSpans:
+    """Follows the traced tasks: a ``share`` of all, the same for every leader of ``run``."""
+
+    run: str
+    share: float = 1.0
+    _lives: dict[str, _Life] = field(default_factory=dict)
+    _step: dict[str, Any] = field(default_factory=dict)
+    """Event that opened the step, with t, voted (time of the first vote) and its shards; or none."""
+
+    def traced(self, task_id: str) -> bool:
+        return zlib.crc32(f"{self.run}/{task_id}".encode()) < self.share * 2**32
+
+    def take(self, t: float, event: Mapping[str, Any]) -> Iterator[Span]:
+        """Spans that end with ``event``, which was journalled at ``t`` (unix seconds)."""
+        match event.get("type"):
+            case EventType.TASKS_LEASED:
+                for task_id, attempt, kind, *_ in event["leases"]:
+                    if kind == "train" and self.traced(task_id):
+                        life = self._lives.setdefault(task_id, _Life(t))
+                        life.leases[int(attempt)] = (str(event["worker_id"]), t)
+            case EventType.GROUP_ACCEPTED if self.traced(event["task_id"]):
+                yield from self._accepted(t, event)
+            case EventType.TASK_RELEASED:
+                task_id, attempt = event["task_id"], int(event["attempt"])
+                known = self._lives.get(task_id)
+                if known is not None and attempt in known.leases:
+                    yield known.lease(task_id, attempt, t, str(event["reason"]))
+            case EventType.TASK_DROPPED:
+                yield from self._dropped(t, event["task_id"], str(event["reason"]))
+            case EventType.STEP_OPENED:
+                self._step = {**event, "t": t, "voted": 0.0}
+                for task_id in filter(self.traced, event["groups"]):
+                    life = self._lives.setdefault(task_id, _Life(t, again=bool(event["replay"])))
+                    yield from life.waited(task_id, t, str(event["step"]))
+            case EventType.STEP_RESHARDED if self._step:
+                again = {"mesh_epoch": event["mesh_epoch"], "shards": event["shards"]}
+                self._step |= {**again, "voted": 0.0}
+            case EventType.VOTE_CAST if self._step:
+                self._step["voted"] = self._step["voted"] or t
+            case EventType.STEP_COMMITTED | EventType.STEP_ABORTED:
+                step, self._step = self._step, {}
+                if step and step["step"] == event["step"]:
+                    yield from self._stepped(t, event, step)
+
+    def _accepted(self, t: float, event: Mapping[str, Any]) -> Iterator[Span]:
+        task_id, attempt = event["task_id"], int(event["attempt"])
+        # A lease of an earlier leader is known by its end alone.
+        begun = t - event["reward_s"] - event["generate_s"]
+        life = self._lives.setdefault(task_id, _Life(begun))
+        _, begun = life.leases.setdefault(attempt, (str(event["worker_id"]), begun))
+        scored = max(begun, t - float(event["reward_s"]))
+        generated = max(begun, scored - float(event["generate_s"]))
+        about = {
+            "worker": event["worker_id"],
+            "attempt": attempt,
+            "sequences": event["sequences"],
+            "tokens": event["tokens"],
+            "version.min": event["min_version"],
+            "version.max": event["max_version"],
+        }
+        within = f"lease/{attempt}"
+        key = f"generate/{attempt}"
+        yield Span(task_id, key, "generate", generated, scored, about, parent=within)
+        reward = {"reward.mean": float(event["reward_mean"])}
+        yield Span(task_id, f"reward/{attempt}", "reward", scored, t, reward, parent=within)
+        yield life.lease(task_id, attempt, t)
+        life.ready = t
+
+    def _dropped(self, t: float, task_id: str, reason: str) -> Iterator[Span]:
+        if (life := self._lives.pop(task_id, None)) is None:
+            return
+        for attempt in sorted(life.leases):
+            yield life.lease(task_id, attempt, t, reason)
+        yield from life.waited(task_id, t, "dropped")
+        about = {"outcome": "dropped", "reason": reason}
+        yield Span(task_id, "task", "task", life.began, t, about, reason, parent="")
+
+    def _stepped(
+        self, t: float, event: Mapping[str, Any], step: Mapping[str, Any]
+    ) -> Iterator[Span]:
+        """Ends the step of its tasks, with a commit or without."""
+        groups: Sequence[str] = step["groups"]
+        replicas = {groups[i]: worker for worker, shard in step["shards"].items() for i in shard}
+        number, error = int(step["step"]), str(event.get("reason", ""))
+        committed = event["type"] == EventType.STEP_COMMITTED
+        key = f"step/{number}/" + (
+            f"{event['version']}" if committed else f"{step['version']}/aborted"
+        )
+        for task_id in filter(self.traced, groups):
+            replica = replicas.get(task_id, "")
+            about = {"step": number, "replica": replica, "mesh_epoch": step["mesh_epoch"]}
+            yield Span(task_id, key, "step", step["t"], t, about, error)
+            if not committed:
+                self._lives[task_id].ready = t
+                continue
+            voted, version = step["voted"] or t, {"version": int(event["version"])}
+            yield Span(task_id, f"commit/{key}", "commit", voted, t, version, parent=key)
+            if not (life := self._lives.pop(task_id)).again:
+                trained = {"outcome": "trained", "step": number}
+                yield Span(task_id, "task", "task", life.began, t, trained, parent="")
