@@ -1,1 +1,1 @@
-"""The local fleet: starts a run's processes on this machine, restarts them, ends them all."""
+"""The launcher: starts, watches and ends the processes of a run, on one node or on several."""

@@ -1,4 +1,4 @@
-"""Evidence about a process of this machine: whether it runs, and what it has ended of.
+"""Evidence about a process of this machine: its state while it runs, and the cause of its end.
 
 Its launcher looks at it while it runs, because most evidence is gone once it has ended: the count
 of the kernel's kills in its control group before, and whether it was stopped.
@@ -6,11 +6,14 @@ of the kernel's kills in its control group before, and whether it was stopped.
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from controller.ledger.enums import FaultCause
 from paceline.process.kernel_state import KernelState, kernel_state
@@ -32,6 +35,11 @@ DEAD = ("Z", "X")
 """States of a process that has ended and was not reaped."""
 LAST_SIGNAL = -64
 """An exit code below it says nothing: the process was another's child."""
+READ_BYTES = 1 << 18
+"""Bytes that are read from the end of the log; a crash report has some 10 KiB."""
+CRASH = re.compile(r"crashed by signal: (\d+)")
+FAILURE = re.compile(r"(ASSERTION FAILED|Guru Meditation|OUT OF MEMORY|\S[^\n]*Exiting\.\.\.)")
+SHUTDOWN = re.compile(r"Received (SIG\w+) scheduling shutdown|User requested shutdown|bye bye")
 REMEDY = "give it more memory, or see `paceline plan memory` for what to lower"
 
 
@@ -121,3 +129,31 @@ def _how(exit_code: int) -> str:
     if exit_code < LAST_SIGNAL:
         return "exit status unknown"
     return f"exit status {exit_code}" if exit_code >= 0 else f"signal {-exit_code}"
+
+
+def end_in_log(log: Path, pid: int) -> Finding | None:
+    """Cause of the end of an embedded Redis of which nobody has the exit status, by its own log.
+
+    A controller may have started the server and ended before it: the status is lost with it then.
+    None if ``log`` has no start of server ``pid``.
+    """
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - READ_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return None
+    # An earlier server may have had the same number.
+    _, started, since = text.rpartition(f"pid={pid}, just started")
+    own = [line for line in since.splitlines() if line.startswith(f"{pid}:")]
+    if not started and not own:
+        return None
+    said = "\n".join(own)
+    if crash := CRASH.search(said):
+        return Finding(FaultCause.CRASHED, f"signal {crash[1]}, says its log {log}")
+    if failure := FAILURE.search(said):
+        words = failure[1].partition(" # ")[2] or failure[1]
+        return Finding(FaultCause.ERROR, f"{words}, says its log {log}")
+    if shutdown := SHUTDOWN.search(said):
+        return Finding(FaultCause.KILLED, f"{shutdown[1] or 'a shutdown'}, says its log {log}")
+    return Finding(FaultCause.KILLED, f"signal 9: its log {log} ends without a shutdown or a crash")

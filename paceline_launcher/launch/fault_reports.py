@@ -22,8 +22,7 @@ from paceline.observe.fleet_file import ProcessId
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.v1 import admin_pb2
 from paceline_launcher.launch.child import UNSEEN, Child, until_gone
-from paceline_launcher.launch.evidence import Finding, Witness
-from paceline_launcher.launch.redis_end import end_in_log
+from paceline_launcher.launch.evidence import Finding, Witness, end_in_log
 
 LOOK_S = 0.4
 LIMIT_S = 60.0

@@ -15,15 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config.schema import Config
+from paceline.redis.server import embedded_pid, ensure_redis
+from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
 from paceline.observe.event_follower import leader_status
 from paceline.observe.run_end import run_end
 from paceline.observe.run_records import RunRecords
-from paceline.observe.summary import can_extend, read_summary, summarise, write_summary
-from paceline.redis.server import embedded_pid, ensure_redis
-from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
+from paceline.observe.summary import write_summary
 from paceline.v1 import admin_pb2
-from paceline_launcher.launch.final_export import export_log, export_newest
-from paceline_launcher.launch.up import replay
+from paceline_launcher.launch.ending import after_export, export_newest, replay, summary_of
 
 POLL_S = 1.0
 ASK_LIMIT_S = 5.0
@@ -51,10 +50,18 @@ class RunWait:
         export = None
         if status == "finished":
             export = await export_newest(self.config, self.run_dir, self.note)
-            if export is None:
-                log = export_log(self.run_dir)
-                status, reason = "failed", f"the final export failed: see {log}"
-        return self._sum_up(records, status, reason, export)
+        status, reason = after_export(self.run_dir, status, reason, export)
+        summary = summary_of(
+            self.config,
+            records,
+            status,
+            reason,
+            wall_s=run_end(self.run_dir).took_s,
+            report=replay(self._redis_url(), self.config.run.name),
+            export=export,
+        )
+        write_summary(self.run_dir, summary)
+        return summary
 
     async def _ended(self) -> tuple[str, str]:
         """(status, reason) of the run that has ended. An election, or controllers that start, are
@@ -107,38 +114,14 @@ class RunWait:
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
             self.note(
-                f"{self.run_dir} does not tell of the end of the run: do the controllers have the same --run-dir?"
+                f"{self.run_dir} does not tell of the end of the run: do the controllers have the "
+                "same --run-dir?"
             )
         return RunRecords.read(self.run_dir)
 
-    def _sum_up(
-        self, records: RunRecords, status: str, reason: str, export: Path | None
-    ) -> dict[str, Any]:
-        report = replay(self._redis_url(), self.config.run.name)
-        summary = summarise(
-            records,
-            status=status,
-            reason=reason,
-            wall_s=run_end(self.run_dir).took_s,
-            group_size=self.config.rollout.group_size,
-            counts=report.counts if report else None,
-            problems=report.problems if report else (),
-            faults=report.faults if report else None,
-            export=str(export) if export else None,
-        )
-        write_summary(self.run_dir, summary)
-        return summary
-
     def _redis_url(self) -> str:
-        """Of the journal; empty if it is not known here."""
+        """URL of the journal's server; empty if it is not known here."""
         config = self.config.redis
         if config.url is None and embedded_pid(self.run_dir) is None:
             return ""
         return ensure_redis(self.run_dir, config).url
-
-
-def steps_after_end(config: Config, run_dir: Path) -> int:
-    """Steps of a finished run that is given more of them; 0 for any other."""
-    from paceline_launcher.preflight.inputs.run_length import steps_of
-
-    return steps_of(config) if can_extend(read_summary(run_dir), lambda: steps_of(config)) else 0

@@ -22,20 +22,23 @@ from paceline_launcher.cli.common import (
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config
+    from paceline_launcher.launch.job import NodeJob
     from paceline_launcher.launch.node_environment import NodePlace
-    from paceline_launcher.launch.nodes.job_file import NodeJob
-    from paceline_launcher.launch.nodes.node_launcher import Share
+    from paceline_launcher.launch.node_workers import NodeWorkers
+
+NOTE_S = 10.0
+"""Between two lines about a wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """This node, and what it was started with."""
+    """This node, as the command line and the environment describe it."""
 
     config: Config
     run_dir: Path
     place: NodePlace
     job: NodeJob
-    share: Share
+    workers: NodeWorkers
 
 
 def node(
@@ -105,9 +108,7 @@ def node(
     if dry_run:
         _print_plan(this, as_json)
         return
-    if this.place.rank == 0:
-        raise typer.Exit(_first(this, wait_s, as_json))
-    raise typer.Exit(_other(this, wait_s))
+    raise typer.Exit(_follow(this, wait_s) if this.place.rank else _lead(this, wait_s, as_json))
 
 
 def _this_node(
@@ -120,9 +121,9 @@ def _this_node(
 ) -> _Node:
     """Raises BadInput if the command line, the environment or the settings contradict one another."""
     from paceline.config.load import load_config
+    from paceline_launcher.launch.job import NodeJob, settings_digest
     from paceline_launcher.launch.node_environment import node_place
-    from paceline_launcher.launch.nodes.job_file import NodeJob, settings_digest
-    from paceline_launcher.launch.nodes.node_launcher import Share
+    from paceline_launcher.launch.node_workers import NodeWorkers
     from paceline_launcher.machine_gpus import gpus_for
     from paceline_launcher.node_placement import Nodes, NoPlacement, Placement, parse_roles
     from paceline_launcher.preflight import default_run_dir
@@ -135,26 +136,30 @@ def _this_node(
     seen = () if elsewhere else gpus_for(settings.model.device, os.environ)
     if gpus is not None and gpus > len(seen):
         raise BadInput(
-            f"--gpus {gpus}: this node sees {len(seen)} GPUs, and model.device is {settings.model.device}"
+            f"--gpus {gpus}: this node sees {len(seen)} GPUs, and model.device is "
+            f"{settings.model.device}"
         )
     mine = seen if gpus is None else seen[:gpus]
     if settings.model.device == "cuda" and not seen and not elsewhere:
         raise BadInput(
-            'model.device is "cuda", but this node sees no GPU: run nvidia-smi, and look at CUDA_VISIBLE_DEVICES'
+            'model.device is "cuda", but this node sees no GPU: run nvidia-smi, and look at '
+            "CUDA_VISIBLE_DEVICES"
         )
     roles = parse_roles(places, place.nodes)
     shape = Nodes(place.nodes, len(mine), roles)
     placement = NoPlacement() if elsewhere else Placement(settings, shape)
-    share = Share(place.rank, placement, mine)
+    workers = NodeWorkers(settings, placement=placement, node=place.rank, gpus=mine)
     directory = resolve_in_time(run_dir or default_run_dir(settings))
     digest = settings_digest(settings)
     job = NodeJob(uuid.uuid4().hex, settings.run.name, place.nodes, len(mine), roles, digest)
-    return _Node(settings, directory, place, job, share)
+    return _Node(settings, directory, place, job, workers)
 
 
 def _workers_elsewhere(settings: Config, place: NodePlace) -> bool:
-    """Whether Ray or other commands start the workers: this node has Redis and the controllers.
-    Raises BadInput."""
+    """True if Ray or other commands start the workers: this node has Redis and the controllers.
+
+    Raises BadInput if that contradicts the job.
+    """
     provider = settings.fleet.provider
     if provider == "local":
         return False
@@ -165,76 +170,65 @@ def _workers_elsewhere(settings: Config, place: NodePlace) -> bool:
         )
     if place.nodes > 1:
         raise BadInput(
-            f'fleet.provider = "{provider}": `paceline node` starts no workers, and there are {place.nodes} nodes. Start it on '
-            "one node (--node-rank 0 --nodes 1 --master HOST:PORT)"
+            f'fleet.provider = "{provider}": `paceline node` starts no workers, and there are '
+            f"{place.nodes} nodes. Start it on one node (--node-rank 0 --nodes 1 --master HOST:PORT)"
         )
     return True
 
 
 def _print_plan(this: _Node, as_json: bool) -> None:
-    started = _workers_here(this)
-    first = this.place.rank == 0
-    controllers = this.config.fleet.controllers if first else 0
+    started, place = _workers_here(this), this.place
+    own_redis = this.config.redis.url is None
+    controllers = 0 if place.rank else this.config.fleet.controllers
     if as_json:
         print_json(
             {
-                "node": this.place.rank,
-                "nodes": this.place.nodes,
-                "master": f"{this.place.master}:{this.place.port}",
+                "node": place.rank,
+                "nodes": place.nodes,
+                "master": f"{place.master}:{place.port}",
                 "run_dir": str(this.run_dir),
-                "redis": first and this.config.redis.url is None,
+                "redis": not place.rank and own_redis,
                 "controllers": controllers,
                 "workers": started,
             }
         )
         return
-    at = f", node 0 at {this.place.master}:{this.place.port}" if this.place.port else ""
-    typer.echo(f"node {this.place.rank} of {this.place.nodes}{at}, run directory {this.run_dir}")
-    if first:
-        typer.echo("Redis" if this.config.redis.url is None else "Redis: that of redis.url")
+    at = f", node 0 at {place.master}:{place.port}" if place.port else ""
+    typer.echo(f"node {place.rank} of {place.nodes}{at}, run directory {this.run_dir}")
+    if not place.rank:
+        typer.echo("Redis" if own_redis else "Redis: that of redis.url")
         typer.echo(f"{controllers} controllers")
-    for name, of in started.items():
-        ranks = f" ranks {of['ranks'][0]} to {of['ranks'][-1]}" if "ranks" in of else ""
-        typer.echo(f"{name}{ranks}" + (f" on GPUs {','.join(of['gpus'])}" if of["gpus"] else ""))
+    for name, worker in started.items():
+        ranks, gpus = worker.get("ranks"), ",".join(worker["gpus"])
+        line = f"{name} ranks {ranks[0]} to {ranks[-1]}" if ranks else name
+        typer.echo(f"{line} on GPUs {gpus}" if gpus else line)
     if not started:
         typer.echo("no worker")
 
 
 def _workers_here(this: _Node) -> dict[str, dict[str, list[Any]]]:
-    """By name: GPUs and, of a replica on several nodes, the ranks that this node starts."""
-    from paceline.worker_pools import pool_of_worker, worker_index
-    from paceline_launcher.machine_gpus import VARIABLE
-
-    placement, node = this.share.placement, this.place.rank
-    places = placement.on(node)
+    """By name: GPUs and, for a replica on several nodes, the ranks that this node starts."""
+    placement, node = this.workers.placement, this.place.rank
+    assert placement is not None
     ranks = placement.ranks_on(node)
-    found: dict[str, dict[str, list[Any]]] = {}
-    for name in [*places, *(replica for replica in ranks if replica not in places)]:
-        pool, index = pool_of_worker(name), worker_index(name)
-        shown = this.share.devices(pool, index).get(VARIABLE, "")
-        found[name] = {"gpus": shown.split(",") if shown else []}
+    workers: dict[str, dict[str, list[Any]]] = {}
+    for name in dict.fromkeys([*placement.on(node), *ranks]):
+        workers[name] = {"gpus": list(this.workers.named(name))}
         if name in ranks:
-            found[name]["ranks"] = list(ranks[name])
-    return found
+            workers[name]["ranks"] = list(ranks[name])
+    return workers
 
 
-def _first(this: _Node, wait_s: float, as_json: bool) -> int:
-    """Node 0. Returns the exit status of the run."""
-    from dataclasses import replace
-
-    from paceline.observe.summary import can_extend, read_summary
+def _lead(this: _Node, wait_s: float, as_json: bool) -> int:
+    """Runs node 0. Returns the exit status of the run."""
     from paceline.redis.server import stop_redis
     from paceline.rpc.auth import own_token
-    from paceline_launcher.cli.control.up import check, print_outcome
-    from paceline_launcher.launch.launch import controller_ports
-    from paceline_launcher.launch.nodes.first_node import FirstNode, served_settings
-    from paceline_launcher.launch.nodes.node_launcher import node_addresses
-    from paceline_launcher.launch.run_dir_lock import check_no_leader, end_leftovers, locked
-    from paceline_launcher.launch.up import Outcome
-    from paceline_launcher.preflight.inputs.run_length import steps_of
+    from paceline_launcher.cli.control.up import check, run_to_end, steps_to_extend_to
+    from paceline_launcher.launch.job import served_settings
+    from paceline_launcher.launch.run_dir import check_no_leader, end_leftovers, locked
 
     with locked(this.run_dir):
-        extends = can_extend(read_summary(this.run_dir), lambda: steps_of(this.config))
+        extends_to = steps_to_extend_to(this.config, this.run_dir)
         if left := end_leftovers(this.run_dir):
             typer.echo(f"ended {len(left)} processes that an earlier start left behind", err=True)
         # It may listen on other addresses than those that the nodes need.
@@ -245,42 +239,17 @@ def _first(this: _Node, wait_s: float, as_json: bool) -> int:
         check(settings, this.run_dir, fresh=False, workers=here, placed=True)
         check_no_leader(settings)
         _resolved(this.place.master, wait_s)
-        ports = controller_ports(settings)
-        addresses = node_addresses(this.place.master, ports)
-        job = replace(this.job, addresses=tuple(addresses))
-        console = _console(this, as_json)
-
-        async def run() -> Outcome:
-            first = FirstNode(
-                settings,
-                this.run_dir,
-                console,
-                extends_to=steps_of(settings) if extends else 0,
-                place=this.place,
-                share=this.share,
-                job=job,
-            )
-            return await first.run()
-
-        outcome = asyncio.run(run())
-    if as_json:
-        print_json({**outcome.summary, "run_dir": str(this.run_dir)})
-    else:
-        print_outcome(outcome.summary, outcome.status, this.run_dir)
-    return outcome.exit_code
-
-
-def _console(this: _Node, as_json: bool) -> Any:
-    from rich.console import Console
-
-    from paceline.observe.progress import Progress
-    from paceline.observe.run_records import RunRecords
-    from paceline_launcher.console.live_view import open_console
-
-    console = open_console(Console(stderr=as_json), Progress(RunRecords.read(this.run_dir).metrics))
-    names = ", ".join(_workers_here(this)) or "no worker"
-    console.note(f"node 0 of {this.place.nodes}: Redis, controllers, {names} in {this.run_dir}")
-    return console
+        names = ", ".join(_workers_here(this)) or "no worker"
+        return run_to_end(
+            settings,
+            this.run_dir,
+            this.workers,
+            f"node 0 of {this.place.nodes}: Redis, controllers, {names} in {this.run_dir}",
+            as_json=as_json,
+            extends_to=extends_to,
+            master=this.place.master,
+            job=this.job,
+        )
 
 
 def _resolved(host: str, wait_s: float) -> None:
@@ -289,7 +258,7 @@ def _resolved(host: str, wait_s: float) -> None:
     import socket
     import time
 
-    began, said = time.monotonic(), -10.0
+    began, noted_s = time.monotonic(), -NOTE_S
     while True:
         try:
             socket.getaddrinfo(host, None)
@@ -298,30 +267,28 @@ def _resolved(host: str, wait_s: float) -> None:
             waited = time.monotonic() - began
             if waited >= wait_s:
                 raise BadInput(
-                    f"MASTER_ADDR={host} has no address after {wait_s:g} s: {error}. Give --master HOST:PORT with an address of "
-                    "node 0 that the other nodes reach"
+                    f"MASTER_ADDR={host} has no address after {wait_s:g} s: {error}. Give --master "
+                    "HOST:PORT with an address of node 0 that the other nodes reach"
                 ) from None
-            if waited - said >= 10.0:
-                said = waited
-                typer.echo(
-                    f"waiting for an address of {host} ({waited:.0f} of {wait_s:g} s)", err=True
-                )
+            if waited - noted_s >= NOTE_S:
+                noted_s, times = waited, f"{waited:.0f} of {wait_s:g} s"
+                typer.echo(f"waiting for an address of {host} ({times})", err=True)
             time.sleep(1.0)
 
 
-def _other(this: _Node, wait_s: float) -> int:
-    """A node other than node 0. Returns the exit status of the run."""
-    from paceline_launcher.launch.nodes.job_file import node_directory
-    from paceline_launcher.launch.nodes.meeting import Meeting
-    from paceline_launcher.launch.nodes.other_node import OtherNode
-    from paceline_launcher.launch.run_dir_lock import end_leftovers, locked
+def _follow(this: _Node, wait_s: float) -> int:
+    """Runs a node other than node 0. Returns the exit status of the run."""
+    from paceline_launcher.launch.follower import FollowingNode
+    from paceline_launcher.launch.job import node_directory
+    from paceline_launcher.launch.meeting import Meeting
+    from paceline_launcher.launch.run_dir import end_leftovers, locked
 
     def note(line: str) -> None:
         typer.echo(f"node {this.place.rank}: {line}")
 
     async def run() -> int:
         meeting = Meeting(this.place, this.run_dir, this.job, wait_s, note)
-        return await OtherNode(meeting, this.share, this.run_dir, wait_s, note).run()
+        return await FollowingNode(meeting, this.workers, this.run_dir, wait_s, note).run()
 
     _check_inputs(this.config)
     home = node_directory(this.run_dir, this.place.rank)

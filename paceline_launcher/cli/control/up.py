@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,7 @@ from paceline_launcher.cli.control.continuation import check_begins_elsewhere, f
 if TYPE_CHECKING:
     from paceline.config.schema import Config
     from paceline.observe.fleet_file import FleetRecord
+    from paceline_launcher.launch.node_workers import NodeWorkers
 
 
 def up(
@@ -60,18 +62,13 @@ def up(
     Example: paceline up demo.toml --set train.steps=50 --run-dir runs/try1
     """
     from paceline.config.load import load_config
-    from paceline.observe.summary import can_extend, read_summary
     from paceline.process.files import set_process_limits
-    from paceline_launcher.launch.run_dir_lock import (
-        check_no_leader,
-        clear,
-        end_leftovers,
-        locked,
-    )
+    from paceline_launcher.launch.node_workers import NodeWorkers
+    from paceline_launcher.launch.run_dir import check_no_leader, clear, end_leftovers, locked
+    from paceline_launcher.machine_gpus import machine_gpus
     from paceline_launcher.preflight import default_run_dir
     from paceline_launcher.preflight.check import LENGTH
     from paceline_launcher.preflight.deadline import read_in_time, resolve_in_time
-    from paceline_launcher.preflight.inputs.run_length import steps_of
 
     set_process_limits()
     given = read_in_time(f"--from: {begin_with}", lambda: from_override(begin_with))
@@ -79,36 +76,50 @@ def up(
     directory = resolve_in_time(run_dir or default_run_dir(settings))
     begins = f"--from: {settings.model.initial_checkpoint}"
     note = read_in_time(begins, lambda: check_begins_elsewhere(settings, directory))
+    line = f"{_fleet_line(settings)} in {directory}"
+    workers = NodeWorkers(settings, machine_gpus(settings, os.environ))
     if attach and fresh:
         raise BadInput("--attach takes over a running fleet, --fresh removes it: give one of them")
     if attach:
         _fleet_left(settings, directory)  # before the lock, which makes the directory
         with locked(directory):
-            raise typer.Exit(_run(settings, directory, as_json, _fleet_left(settings, directory)))
+            earlier = _fleet_left(settings, directory)
+            raise typer.Exit(
+                run_to_end(settings, directory, workers, line, as_json=as_json, earlier=earlier)
+            )
     found = check(settings, directory, fresh)
     if dry_run:
         if as_json:
-            said = {"ready": True, "run": settings.run.name, "run_dir": str(directory)}
-            print_json({**said, "length": found[LENGTH]})
+            ready = {"ready": True, "run": settings.run.name, "run_dir": str(directory)}
+            print_json({**ready, "length": found[LENGTH]})
         else:
-            typer.echo(f"ready: {_fleet_line(settings)} in {directory}")
-            for name, line in found.items():
-                typer.echo(f"{name}: {line}")
+            typer.echo(f"ready: {line}")
+            for name, text in found.items():
+                typer.echo(f"{name}: {text}")
         return
     with locked(directory):
         if fresh:
             clear(settings, directory)
-        extends = can_extend(read_summary(directory), lambda: steps_of(settings))
-        left = end_leftovers(directory)
-        if left:
-            line = f"ended {len(left)} processes that an earlier session left behind"
-            typer.echo(line, err=as_json)
+        extends_to = steps_to_extend_to(settings, directory)
+        if left := end_leftovers(directory):
+            ended = f"ended {len(left)} processes that an earlier session left behind"
+            typer.echo(ended, err=as_json)
         if not fresh:
             check_no_leader(settings)
         if note:
             typer.echo(note, err=as_json)
-        extends_to = steps_of(settings) if extends else 0
-        raise typer.Exit(_run(settings, directory, as_json, extends_to=extends_to))
+        raise typer.Exit(
+            run_to_end(settings, directory, workers, line, as_json=as_json, extends_to=extends_to)
+        )
+
+
+def steps_to_extend_to(settings: Config, directory: Path) -> int:
+    """Steps of a finished run that is given more of them; 0 for any other."""
+    from paceline.observe.summary import can_extend, read_summary
+    from paceline_launcher.preflight.inputs.run_length import steps_of
+
+    summary = read_summary(directory)
+    return steps_of(settings) if can_extend(summary, lambda: steps_of(settings)) else 0
 
 
 def check(
@@ -160,27 +171,32 @@ def _fleet_left(settings: Config, directory: Path) -> FleetRecord:
     return record
 
 
-def _run(
+def run_to_end(
     settings: Config,
     directory: Path,
-    as_json: bool,
-    earlier: FleetRecord | None = None,
+    workers: NodeWorkers,
+    line: str,
     *,
-    extends_to: int = 0,
+    as_json: bool,
+    **options: Any,
 ) -> int:
+    """Leads the run from this node, and prints how it ended. Returns the exit status.
+
+    ``line``: what is started, for people. ``options``: further fields of ``Run``.
+    """
     from rich.console import Console
 
     from paceline.observe.progress import Progress
     from paceline.observe.run_records import RunRecords
     from paceline_launcher.console.live_view import open_console
-    from paceline_launcher.launch.up import LocalRun, Outcome
+    from paceline_launcher.launch.run import Outcome, Run
 
     # The view of a continued run begins with the rewards so far.
     console = open_console(Console(stderr=as_json), Progress(RunRecords.read(directory).metrics))
-    console.note(f"{_fleet_line(settings)} in {directory}")
+    console.note(line)
 
     async def run() -> Outcome:
-        return await LocalRun(settings, directory, console, earlier, extends_to).run()
+        return await Run(settings, directory, console, workers, **options).run()
 
     outcome = asyncio.run(run())
     if as_json:

@@ -56,11 +56,12 @@ def wait(
 
 async def _end(settings: Config, directory: Path, addresses: list[str]) -> dict[str, Any]:
     from paceline.rpc.client import ControlPlane
-    from paceline_launcher.launch.run_wait import RunWait, steps_after_end
+    from paceline_launcher.cli.control.up import steps_to_extend_to
+    from paceline_launcher.launch.run_wait import RunWait
 
     control = ControlPlane.from_config(settings, addresses, directory)
     try:
-        extends_to = steps_after_end(settings, directory)
+        extends_to = steps_to_extend_to(settings, directory)
         (directory / "summary.json").unlink(missing_ok=True)
         note = _note
         return await RunWait(settings, directory, control, note, extends_to).end()

@@ -33,7 +33,7 @@ def paceline(
         return subprocess.CompletedProcess(command, int(left.value.code or 0), out, err)
 
     # Had it to start a fleet, that would be the fleet of this process.
-    monkeypatch.delattr(up, "_run")
+    monkeypatch.delattr(up, "run_to_end")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     files = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -112,7 +112,7 @@ def test_data_is_one_json_object(
 def test_no_command_waits_for_torch() -> None:
     code = (
         "import sys; from paceline_launcher.cli import app; "
-        "import paceline_launcher.launch.up, paceline_launcher.console.live_view, paceline.rpc.client; "
+        "import paceline_launcher.launch.run, paceline_launcher.console.live_view, paceline.rpc.client; "
         "print({'torch', 'transformers', 'datasets'} & set(sys.modules))"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

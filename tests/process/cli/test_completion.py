@@ -68,7 +68,7 @@ def test_a_real_bash_completes_with_the_script(tmp_path: Path) -> None:
     if bash is None:
         pytest.skip("no bash")
     command = tmp_path / "paceline"
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m paceline "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m paceline_launcher "$@"\n')
     command.chmod(0o755)
     lines = [
         'eval "$(paceline completion bash)"',

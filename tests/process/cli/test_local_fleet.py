@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,11 @@ from paceline.rpc.client import ControlPlane
 from paceline.v1 import admin_pb2
 from paceline_launcher.console.live_view import open_console
 from paceline_launcher.launch.child import Child, ChildSpec, end_all
-from paceline_launcher.launch.local import LocalFleet
-from paceline_launcher.launch.run_dir_lock import clear, end_leftovers, locked
-from paceline_launcher.launch.up import LocalRun
+from paceline_launcher.launch.fleet import Fleet
+from paceline_launcher.launch.fleet_process import ACTIVE, NEXT, State
+from paceline_launcher.launch.node_workers import NodeWorkers
+from paceline_launcher.launch.run import Run
+from paceline_launcher.launch.run_dir import clear, end_leftovers, locked
 from paceline_launcher.machine_gpus import MachineGpus
 from testbed.fleets.controllers import until
 
@@ -39,7 +41,7 @@ class Scripts:
     """A launcher of small scripts in place of the roles."""
 
     def __init__(self, tmp_path: Path, **by_role: str) -> None:
-        self._tmp_path = tmp_path
+        self.run_dir = tmp_path
         self._by_role = by_role
 
     def _spec(self, role: str, index: int) -> ChildSpec:
@@ -49,7 +51,7 @@ class Scripts:
             role=role,
             argv=(sys.executable, "-c", self._by_role.get(role, FOREVER)),
             environment=dict(os.environ),
-            log=self._tmp_path / "logs" / f"{name}.log",
+            log=self.run_dir / "logs" / f"{name}.log",
         )
 
     def controller(self, index: int) -> ChildSpec:
@@ -65,13 +67,31 @@ def settings(**fleet: object) -> Config:
     )
 
 
+def a_fleet(
+    config: Config,
+    scripts: Scripts,
+    control: ControlPlane,
+    note: Callable[[str], None],
+    gpus: MachineGpus | None = None,
+    earlier: FleetRecord | None = None,
+) -> Fleet:
+    workers = NodeWorkers(config, gpus)
+    specs: Any = scripts
+    return Fleet(config, specs, scripts.run_dir, control, note, workers, earlier=earlier)
+
+
+def start_all(fleet: Fleet) -> None:
+    fleet.start_controllers()
+    fleet.start_workers()
+
+
 @asynccontextmanager
 async def fleet_of(
-    tmp_path: Path, config: Config, **by_role: str
-) -> AsyncIterator[tuple[LocalFleet, list[str]]]:
+    tmp_path: Path, config: Config, gpus: MachineGpus | None = None, **by_role: str
+) -> AsyncIterator[tuple[Fleet, list[str]]]:
     notes: list[str] = []
     control = ControlPlane(["127.0.0.1:1"])
-    fleet = LocalFleet(config, Scripts(tmp_path, **by_role), tmp_path, control, notes.append)  # type: ignore[arg-type]
+    fleet = a_fleet(config, Scripts(tmp_path, **by_role), control, notes.append, gpus)
     try:
         yield fleet, notes
     finally:
@@ -80,12 +100,12 @@ async def fleet_of(
     assert not recorded(tmp_path).survivors()
 
 
-def worker_pids(fleet: LocalFleet) -> dict[str, int]:
+def worker_pids(fleet: Fleet) -> dict[str, int]:
     """Pid of every worker process that runs."""
-    return {child.spec.name: child.pid for child in fleet._running(workers=True)}
+    return {child.spec.name: child.pid for child in fleet.running(workers=True)}
 
 
-def gpus_of(fleet: LocalFleet) -> dict[str, str]:
+def gpus_of(fleet: Fleet) -> dict[str, str]:
     """What every worker process that runs sees."""
     seen = {name: psutil.Process(pid).environ() for name, pid in worker_pids(fleet).items()}
     return {name: environ["CUDA_VISIBLE_DEVICES"] for name, environ in seen.items()}
@@ -107,7 +127,7 @@ def desired(phase: str = "running", **desired: int) -> admin_pb2.StatusReply:
 
 async def test_a_killed_process_comes_back_and_both_are_on_record(tmp_path: Path) -> None:
     async with fleet_of(tmp_path, settings()) as (fleet, _):
-        fleet.start_all()
+        start_all(fleet)
         await until(lambda: len(worker_pids(fleet)) == 2)
         first = worker_pids(fleet)["policy-0"]
         os.kill(first, signal.SIGKILL)
@@ -120,7 +140,7 @@ async def test_a_killed_process_comes_back_and_both_are_on_record(tmp_path: Path
 async def test_bad_input_of_a_worker_ends_the_run_with_its_last_line(tmp_path: Path) -> None:
     says = "import sys; print('noise'); print('model.path: no such directory'); sys.exit(2)"
     async with fleet_of(tmp_path, settings(), policy=says) as (fleet, _):
-        fleet.start_all()
+        start_all(fleet)
         reason = await asyncio.wait_for(fleet.failed, 60)
         assert reason == "policy-0: model.path: no such directory"
 
@@ -129,28 +149,29 @@ async def test_the_last_line_is_of_this_start_not_of_an_earlier_one(tmp_path: Pa
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "policy-0.log").write_text("an old complaint\n")
     async with fleet_of(tmp_path, settings(), policy="import sys; sys.exit(2)") as (fleet, _):
-        fleet.start_all()
+        start_all(fleet)
         reason = await asyncio.wait_for(fleet.failed, 60)
         assert "an old complaint" not in reason
 
 
 async def test_a_worker_without_a_free_gpu_waits_until_one_is_free(tmp_path: Path) -> None:
     config = settings(rollout=2)
-    async with fleet_of(tmp_path, config) as (fleet, notes):
-        fleet.gpus = MachineGpus(config, ("4", "5", "6"))
-        fleet.start_all()
+    gpus = MachineGpus(config, ("4", "5", "6"))
+    async with fleet_of(tmp_path, config, gpus) as (fleet, notes):
+        start_all(fleet)
         await until(lambda: len(worker_pids(fleet)) == 3)
         assert gpus_of(fleet) == {"policy-0": "4", "rollout-0": "5", "rollout-1": "6"}
         for _ in range(2):
             await fleet.reconcile(desired(policy=1, rollout=3))
         assert notes == ["rollout-2 waits for a free GPU: scale down or drain another worker"]
+        assert fleet.processes["rollout-2"].state is State.NO_GPU
         # One that leaves makes room for the new one.
         status = desired(policy=1, rollout=2)
         pid = worker_pids(fleet)["rollout-0"]
         status.workers.add(worker_id="rollout-0", state="draining", pid=pid)
         await fleet.reconcile(status)
-        fleet._children["rollout-0"].kill()
-        await until(lambda: "rollout-0" not in fleet._roles)
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: fleet.processes["rollout-0"].state is State.ENDED)
         await fleet.reconcile(desired(policy=2, rollout=1))
         await until(lambda: "policy-1" in worker_pids(fleet))
         assert gpus_of(fleet) == {"policy-0": "4", "rollout-1": "6", "policy-1": "5"}
@@ -159,34 +180,25 @@ async def test_a_worker_without_a_free_gpu_waits_until_one_is_free(tmp_path: Pat
 async def test_a_fleet_that_is_taken_over_keeps_its_gpus(tmp_path: Path) -> None:
     config = settings(rollout=1)
     before, after = (MachineGpus(config, ("4", "5")) for _ in range(2))
-    async with fleet_of(tmp_path, config) as (fleet, _):
+    async with fleet_of(tmp_path, config, before) as (fleet, _):
         before.take("rollout-0", ())  # the first GPU is not the policy replica's
-        fleet.gpus = before
-        fleet.start_all()
+        start_all(fleet)
         await until(lambda: len(worker_pids(fleet)) == 2)
         had = gpus_of(fleet)
         earlier = recorded(tmp_path)
         control = ControlPlane(["127.0.0.1:1"])
-        heir = LocalFleet(
-            config,
-            Scripts(tmp_path),
-            tmp_path,
-            control,
-            print,
-            earlier,
-            after,  # type: ignore[arg-type]
-        )
+        heir = a_fleet(config, Scripts(tmp_path), control, print, after, earlier)
         assert heir.adopt_all() == 3
-        kept = {name: heir._children[name].spec.environment for name in had}
+        kept = {child.spec.name: child.spec.environment for child in heir.running(workers=True)}
         assert {name: kept[name]["CUDA_VISIBLE_DEVICES"] for name in had} == had
-        fleet.begin_end()
+        fleet.ending.set()
         await heir.close()
         await control.close()
 
 
 async def test_desired_counts_are_reached_both_ways(tmp_path: Path) -> None:
     async with fleet_of(tmp_path, settings(rollout=2)) as (fleet, _):
-        fleet.start_all()
+        start_all(fleet)
         await until(lambda: len(worker_pids(fleet)) == 3)
         await fleet.reconcile(desired(policy=1, rollout=3))
         await until(lambda: "rollout-2" in worker_pids(fleet))
@@ -195,7 +207,7 @@ async def test_desired_counts_are_reached_both_ways(tmp_path: Path) -> None:
         pid = worker_pids(fleet)["rollout-0"]
         status.workers.add(worker_id="rollout-0", state="draining", pid=pid)
         await fleet.reconcile(status)
-        fleet._children["rollout-0"].kill()
+        os.kill(pid, signal.SIGKILL)
         await fleet.reconcile(desired(policy=1, rollout=2))
         assert set(worker_pids(fleet)) - {"rollout-0"} == {"policy-0", "rollout-1", "rollout-2"}
 
@@ -211,7 +223,7 @@ async def test_a_worker_that_is_killed_while_it_leaves_does_not_come_back(
             told.append((child.spec.name, child.pid, code))
 
         monkeypatch.setattr(fleet.faults, "report_exit", tell_exit)
-        fleet.start_all()
+        start_all(fleet)
         await until(lambda: len(worker_pids(fleet)) == 3)
         status = desired(policy=1, rollout=1)
         pid = worker_pids(fleet)["rollout-1"]
@@ -222,13 +234,13 @@ async def test_a_worker_that_is_killed_while_it_leaves_does_not_come_back(
         assert notes == ["rollout-1 ended while it was leaving"]
         await until(lambda: told)
         assert told == [("rollout-1", pid, -signal.SIGKILL)]
-        await until(fleet._tends["rollout-1"].done)
+        await until(lambda: fleet.processes["rollout-1"].state is State.ENDED)
         # Wanted again, it is started as any other.
         await fleet.reconcile(desired(policy=1, rollout=2))
         await until(lambda: worker_pids(fleet).get("rollout-1", pid) != pid)
 
 
-async def test_a_worker_asked_to_leave_when_it_had_ended_is_asked_again_once_it_is_back(
+async def test_a_worker_that_has_ended_is_asked_to_leave_once_it_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ledger had not heard of its end yet: the new process counted as leaving, and stayed."""
@@ -240,22 +252,22 @@ async def test_a_worker_asked_to_leave_when_it_had_ended_is_asked_again_once_it_
                 asked.append(request.request_id)
             return admin_pb2.AdminReply(accepted=True)
 
-        again = fleet._again
-
-        async def asked_in_between(*arguments: Any) -> bool:
-            await fleet.reconcile(desired(policy=1, rollout=1))
-            return await again(*arguments)
-
-        fleet.start_all()
+        start_all(fleet)
         await until(lambda: len(worker_pids(fleet)) == 3)
         monkeypatch.setattr(fleet.control, "call", answer)
-        monkeypatch.setattr(fleet, "_again", asked_in_between)
-        before = worker_pids(fleet)["rollout-1"]
-        os.kill(before, signal.SIGKILL)
-        await until(lambda: worker_pids(fleet).get("rollout-1", before) != before)
+        process = fleet.processes["rollout-1"]
+        # The second restart is delayed.
+        first = worker_pids(fleet)["rollout-1"]
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: worker_pids(fleet).get("rollout-1", first) != first)
+        os.kill(worker_pids(fleet)["rollout-1"], signal.SIGKILL)
+        await until(lambda: process.state is State.WAITING)
         await fleet.reconcile(desired(policy=1, rollout=1))
-        now = worker_pids(fleet)["rollout-1"]
-        assert asked == [f"surplus-rollout-1-{pid}" for pid in (before, now)]
+        assert asked == []
+        await until(lambda: process.state is State.RUNNING)
+        await fleet.reconcile(desired(policy=1, rollout=1))
+        assert asked == [f"surplus-rollout-1-{worker_pids(fleet)['rollout-1']}"]
+        assert process.state is State.LEAVING
         monkeypatch.undo()
 
 
@@ -270,7 +282,7 @@ async def test_a_surplus_worker_that_has_not_registered_yet_is_asked_to_leave_on
             asked.append(request.worker_id)
             return admin_pb2.AdminReply(accepted=request.worker_id in known)
 
-        fleet.start_all()
+        start_all(fleet)
         await until(lambda: len(worker_pids(fleet)) == 3)
         monkeypatch.setattr(fleet.control, "call", answer)
         await fleet.reconcile(desired(policy=1, rollout=1))
@@ -287,7 +299,7 @@ async def test_a_new_process_of_a_name_that_left_is_not_taken_for_the_one_that_l
     tmp_path: Path,
 ) -> None:
     async with fleet_of(tmp_path, settings(rollout=1)) as (fleet, _):
-        fleet.start_all()
+        start_all(fleet)
         await until(lambda: len(worker_pids(fleet)) == 2)
         status = desired(policy=1, rollout=2)
         status.workers.add(worker_id="rollout-1", state="stopped", pid=1)
@@ -298,25 +310,38 @@ async def test_a_new_process_of_a_name_that_left_is_not_taken_for_the_one_that_l
 
 
 async def test_a_worker_that_ends_well_before_the_end_is_polled_is_not_started_again(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    async def finished(method: str, request: Any, timeout_s: float) -> Any:
+        return admin_pb2.StatusReply(phase="finished")
+
     async with fleet_of(tmp_path, settings(), rollout="") as (fleet, notes):
-
-        async def ask_why(name: str, pid: int) -> None:
-            fleet.finished = True
-
-        fleet._ask_why = ask_why  # type: ignore[method-assign]
-        fleet.start_all()
-        await until(lambda: recorded_state(tmp_path, "rollout-0") == "ended")
-        await asyncio.wait_for(fleet._tends["rollout-0"], 60)
+        monkeypatch.setattr(fleet.control, "call", finished)
+        start_all(fleet)
+        process = fleet.processes["rollout-0"]
+        assert process.task is not None
+        await asyncio.wait_for(process.task, 60)
+        assert process.state is State.ENDED and fleet.finished
         assert not any("starting it again" in note for note in notes)
         assert len(next(p for p in recorded(tmp_path).processes if p.name == "rollout-0").ids) == 1
+
+
+@pytest.mark.parametrize("state", State)
+def test_every_state_leads_on_except_the_one_that_is_given_up(state: State) -> None:
+    reached, left = set(), {State.ENDED}
+    while left:
+        reached |= left
+        left = {after for before in left for after in NEXT[before]} - reached
+    assert state in reached
+    assert bool(NEXT[state]) == (state is not State.GIVEN_UP)
+    # Whatever has a process, or is about to have one, can be ended.
+    assert (State.ENDED in NEXT[state]) == (state in ACTIVE)
 
 
 async def test_restart_off_leaves_a_dead_worker_dead(tmp_path: Path) -> None:
     config = settings(rollout=2, restart=False)
     async with fleet_of(tmp_path, config) as (fleet, notes):
-        fleet.start_all()
+        start_all(fleet)
         await until(lambda: len(worker_pids(fleet)) == 3)
         os.kill(worker_pids(fleet)["rollout-1"], signal.SIGKILL)
         await until(lambda: any("fleet.restart is off" in note for note in notes))
@@ -328,7 +353,7 @@ async def test_restart_off_leaves_a_dead_worker_dead(tmp_path: Path) -> None:
 
 async def test_a_worker_that_ignores_sigterm_is_killed_after_the_patience(tmp_path: Path) -> None:
     async with fleet_of(tmp_path, settings(), rollout=STUBBORN) as (fleet, _):
-        fleet.start_all()
+        start_all(fleet)
         log = tmp_path / "logs" / "rollout-0.log"
         await until(lambda: log.exists() and "up" in log.read_text())
         pids = worker_pids(fleet)
@@ -345,11 +370,11 @@ async def test_workers_of_a_run_that_is_stopped_are_not_left_alive_in_the_ledger
         told = []
 
         async def answer(method: str, request: admin_pb2.ExitReport, timeout_s: float) -> None:
-            assert fleet._running(workers=False), "they are stopped once they have heard it"
+            assert fleet.running(workers=False), "they are stopped once they have heard it"
             told.append((request.worker_id, request.pid, request.exit_code))
 
         monkeypatch.setattr(fleet.control, "call", answer)
-        fleet.start_all()
+        start_all(fleet)
         await until(lambda: len(worker_pids(fleet)) == 2)
         pids = worker_pids(fleet)
         await fleet.stop_workers(5.0)
@@ -449,7 +474,7 @@ async def test_a_fleet_without_its_supervisor_is_taken_over(tmp_path: Path) -> N
 
     notes: list[str] = []
     control = ControlPlane(["127.0.0.1:1"])
-    fleet = LocalFleet(settings(), Scripts(tmp_path), tmp_path, control, notes.append, record)  # type: ignore[arg-type]
+    fleet = a_fleet(settings(), Scripts(tmp_path), control, notes.append, earlier=record)
     assert fleet.adopt_all() == 3
     await until(lambda: len(worker_pids(fleet)) == 2)
     assert all(identity.alive() for identity in ids.values())
@@ -474,6 +499,10 @@ def test_an_unreadable_record_is_no_record(tmp_path: Path) -> None:
     assert FleetRecord.read(tmp_path) is None
 
 
+def a_run(run_dir: Path) -> Run:
+    return Run(settings(), run_dir, open_console(), NodeWorkers(settings()))
+
+
 @pytest.mark.parametrize("known", [None, admin_pb2.StatusReply(term=7, step=5, total_steps=9)])
 async def test_a_start_that_no_controller_accepts_leaves_the_earlier_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: admin_pb2.StatusReply | None
@@ -486,17 +515,18 @@ async def test_a_start_that_no_controller_accepts_leaves_the_earlier_record(
     for name, text in before.items():
         (tmp_path / name).write_text(text)
     (tmp_path / "events.jsonl").write_text('{"type": "TermBegun", "position": "1-0"}\n')
-    run = LocalRun(settings(), tmp_path, open_console())
+    run = a_run(tmp_path)
 
-    def refuse(fleet: LocalFleet) -> None:
+    def refuse(fleet: Fleet) -> None:
         run._status = known
         fleet.failed.set_result("controller-0: the run is under way with another config")
 
     async def nothing(*_: object) -> None:
         return None
 
-    monkeypatch.setattr(LocalRun, "_start_redis", nothing)
-    monkeypatch.setattr(LocalFleet, "start_all", refuse)
+    monkeypatch.setattr(Run, "_start_redis", nothing)
+    monkeypatch.setattr(Fleet, "start_workers", refuse)
+    monkeypatch.setattr(Fleet, "start_controllers", lambda _: None)
     outcome = await run.run()
     assert outcome.status == "failed"
     assert {name: (tmp_path / name).read_text() for name in before} == before
@@ -511,11 +541,12 @@ async def test_an_error_of_the_supervisor_itself_leaves_a_summary(
     async def nothing(*_: object) -> None:
         return None
 
-    monkeypatch.setattr(LocalRun, "_start_redis", nothing)
-    monkeypatch.setattr(LocalFleet, "start_all", lambda _: None)
-    monkeypatch.setattr(LocalRun, "_watch", broken)
+    monkeypatch.setattr(Run, "_start_redis", nothing)
+    monkeypatch.setattr(Fleet, "start_workers", lambda _: None)
+    monkeypatch.setattr(Fleet, "start_controllers", lambda _: None)
+    monkeypatch.setattr(Run, "_watch", broken)
     with pytest.raises(OSError, match="No space left"):
-        await LocalRun(settings(), tmp_path, open_console()).run()
+        await a_run(tmp_path).run()
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["status"] == "failed"
     assert "No space left" in summary["reason"]

@@ -18,9 +18,8 @@ from paceline.config.load import load_config, to_toml
 from paceline.errors import BadInput, Unreachable
 from paceline.rpc.client import RequestRefused
 from paceline.rpc.ports import free_ports
-from paceline_launcher.launch.node_environment import NodePlace
-from paceline_launcher.launch.nodes import meeting
-from paceline_launcher.launch.nodes.job_file import (
+from paceline_launcher.launch import meeting
+from paceline_launcher.launch.job import (
     NodeJob,
     RunOutcome,
     read_job,
@@ -28,7 +27,8 @@ from paceline_launcher.launch.nodes.job_file import (
     write_job,
     write_outcome,
 )
-from paceline_launcher.launch.nodes.meeting import Meeting
+from paceline_launcher.launch.meeting import Meeting
+from paceline_launcher.launch.node_environment import NodePlace
 from testbed.fleets.local_run import ROOT, write_run
 from testbed.patience import patient
 

@@ -19,9 +19,10 @@ from paceline.config import Config
 from paceline.v1 import admin_pb2
 from paceline_launcher.launch import restarts
 from paceline_launcher.launch.child import ChildSpec
-from paceline_launcher.launch.nodes.node_fleet import NodeFleet
-from paceline_launcher.launch.nodes.node_launcher import NodeLauncher, Share
-from paceline_launcher.launch.nodes.spread_replica import publish_point
+from paceline_launcher.launch.child_specs import ChildSpecs
+from paceline_launcher.launch.fleet import Fleet
+from paceline_launcher.launch.node_workers import NodeWorkers
+from paceline_launcher.launch.replica_ranks import publish_point
 from paceline_launcher.node_placement import Nodes, Placement
 from testbed.fleets.controllers import until
 
@@ -37,7 +38,7 @@ ENDS = "import sys; sys.exit({status})"
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-class Scripts(NodeLauncher):
+class Scripts(ChildSpecs):
     """A launcher of small scripts in place of the roles; ``by_name``: of single processes."""
 
     by_name: ClassVar[dict[str, str]] = {}
@@ -45,8 +46,8 @@ class Scripts(NodeLauncher):
     def worker(self, pool: str, index: int) -> ChildSpec:
         return self._scripted(super().worker(pool, index))
 
-    def rank(self, replica: str, rank: int) -> ChildSpec:
-        return self._scripted(super().rank(replica, rank))
+    def rank(self, name: str) -> ChildSpec:
+        return self._scripted(super().rank(name))
 
     def _scripted(self, spec: ChildSpec) -> ChildSpec:
         script = self.by_name.get(spec.name, WAITS)
@@ -89,25 +90,26 @@ CONFIG = Config.model_validate(
 @asynccontextmanager
 async def nodes_of(
     run_dir: Path, ledger: Ledger, only: Sequence[int] = (0, 1)
-) -> AsyncIterator[list[NodeFleet]]:
+) -> AsyncIterator[list[Fleet]]:
     """Two of three nodes with two GPUs each: the ranks of policy-0 are on nodes 0 and 1, rollout-0
     is on node 2."""
     placement = Placement(CONFIG, Nodes(3, 2))
     async with AsyncExitStack() as stack:
         fleets = []
         for node in only:
-            share = Share(node, placement, ("4", "5"))
-            launcher = Scripts(CONFIG, run_dir / "c.toml", run_dir, [1], "127.0.0.1", share)
+            workers = NodeWorkers(CONFIG, placement=placement, node=node, gpus=("4", "5"))
+            specs = Scripts(CONFIG, run_dir / "c.toml", run_dir, [1], "127.0.0.1")
             home = run_dir / "nodes" / f"node-{node}"
             home.mkdir(parents=True, exist_ok=True)
-            fleet = NodeFleet(CONFIG, launcher, home, ledger, print, share=share)  # type: ignore[arg-type]
+            control: Any = ledger
+            fleet = Fleet(CONFIG, specs, home, control, print, workers)
             stack.push_async_callback(fleet.close)
             fleets.append(fleet)
         yield fleets
 
 
-def pids(fleet: NodeFleet) -> dict[str, int]:
-    return {child.spec.name: child.pid for child in fleet._running(workers=True)}
+def pids(fleet: Fleet) -> dict[str, int]:
+    return {child.spec.name: child.pid for child in fleet.running(workers=True)}
 
 
 async def environment_of(run_dir: Path, name: str) -> dict[str, str]:
@@ -202,7 +204,7 @@ async def test_ranks_end_with_their_replica_and_are_not_started_again(tmp_path: 
         await second.reconcile(ledger.now(policy_0="draining"))
         assert len(pids(second)) == 2
         await second.reconcile(ledger.now(policy_0="stopped"))
-        await until(lambda: second.workers() == [])
+        await until(lambda: second.worker_names() == [])
 
 
 async def test_a_rank_that_ends_well_is_started_again_only_if_its_replica_is_wanted(
@@ -214,7 +216,7 @@ async def test_a_rank_that_ends_well_is_started_again_only_if_its_replica_is_wan
     publish_point(tmp_path, "policy-0", "10.0.0.1")
     async with nodes_of(tmp_path, ledger, only=(1,)) as (second,):
         second.start_workers()
-        await until(lambda: second.workers() == ["policy-0.3"])
+        await until(lambda: second.worker_names() == ["policy-0.3"])
         # The number of the replica is free again, and the replica is wanted.
         monkeypatch.setattr(Scripts, "by_name", {})
         await second.reconcile(ledger.status)
@@ -233,7 +235,7 @@ async def test_a_node_that_leaves_drains_its_replica_and_starts_nothing_more(
         assert set(ledger.drained) == {"policy-0"}
         for pid in pids(second).values():
             os.kill(pid, signal.SIGTERM)
-        await until(lambda: second.workers() == [])
+        await until(lambda: second.worker_names() == [])
         # Nobody wants fewer workers, so the ledger still wants this one.
         await second.reconcile(ledger.now(policy_0="stopped"))
-        assert second.workers() == []
+        assert second.worker_names() == []

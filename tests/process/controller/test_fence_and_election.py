@@ -22,7 +22,7 @@ from paceline.errors import BadInput
 from paceline.redis.client import connect, connect_sync, parse_sentinel
 from paceline.redis.leader_lease import LeaderIdentity, living_leader, release_dead
 from paceline.redis.trouble import UNWRITABLE, remedy_of, trouble_of
-from paceline_launcher.launch.run_dir_lock import check_no_leader, clear
+from paceline_launcher.launch.run_dir import check_no_leader, clear
 from testbed.fleets.controllers import until
 from testbed.redis.full_redis import full_redis
 from testbed.redis.redis_process import throwaway_redis

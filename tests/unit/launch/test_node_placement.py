@@ -10,8 +10,7 @@ import pytest
 from paceline.config.schema import Config
 from paceline.errors import BadInput
 from paceline.v1 import admin_pb2
-from paceline_launcher.launch.nodes.node_fleet import wanted
-from paceline_launcher.launch.nodes.node_launcher import Share
+from paceline_launcher.launch.node_workers import NodeWorkers, wanted_on_nodes
 from paceline_launcher.node_placement import (
     Nodes,
     Placement,
@@ -200,11 +199,15 @@ def test_a_worker_beyond_those_of_the_fleet_gets_free_gpus_and_never_moves() -> 
 
 def test_a_worker_sees_its_own_gpus_alone_by_their_names() -> None:
     config = config_of(fleet={"policy": 1, "policy_ranks": 2, "rollout": 1})
-    share = Share(0, Placement(config, Nodes(1, 4)), ("4", "5", "6", "GPU-7"))
-    assert share.devices("policy", 0) == {"CUDA_VISIBLE_DEVICES": "4,5"}
-    assert share.devices("rollout", 0) == {"CUDA_VISIBLE_DEVICES": "6"}
-    without = Share(0, Placement(config, Nodes(1, 0)))
-    assert without.devices("policy", 0) == {}
+    gpus = ("4", "5", "6", "GPU-7")
+    workers = NodeWorkers(config, placement=Placement(config, Nodes(1, 4)), gpus=gpus)
+    assert workers.take("policy-0", ()) == ("4", "5")
+    assert workers.take("rollout-0", ("policy-0",)) == ("6",)
+    # Policy replicas and other workers may grow towards one another.
+    assert workers.take("rollout-1", ("policy-0", "rollout-0")) == ("GPU-7",)
+    assert workers.take("rollout-1", ("policy-0", "rollout-0", "rollout-1")) == ("GPU-7",)
+    without = NodeWorkers(config, placement=Placement(config, Nodes(1, 0)))
+    assert without.take("policy-0", ()) == ()
 
 
 @pytest.mark.parametrize(
@@ -242,30 +245,34 @@ def test_all_nodes_agree_which_workers_are_wanted(
     desired: int, workers: Sequence[tuple[str, str]], names: list[int]
 ) -> None:
     placement = Placement(config_of(fleet={"rollout": 2}), Nodes(2))
-    assert wanted(status_of(desired, *workers), "rollout", placement) == names
+    assert wanted_on_nodes(status_of(desired, *workers), "rollout", placement) == names
 
 
 def test_a_worker_that_no_node_has_room_for_is_not_wanted() -> None:
     placement = Placement(config_of(fleet={"policy": 1, "rollout": 2}), Nodes(1, 3))
     leaving = [("rollout-0", "draining"), ("rollout-1", "running")]
-    assert wanted(status_of(2, *leaving), "rollout", placement) == [1]
+    assert wanted_on_nodes(status_of(2, *leaving), "rollout", placement) == [1]
 
 
 def test_each_rank_of_a_replica_on_several_nodes_sees_the_gpus_of_its_own_node() -> None:
     config = config_of(fleet={"policy": 1, "policy_ranks": 3, "rollout": 1})
     placement = Placement(config, Nodes(2, 2))
-    first, second = (Share(node, placement, ("GPU-a", "GPU-b")) for node in (0, 1))
-    assert first.devices("policy", 0) == {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}
-    assert second.devices("policy", 0) == {"CUDA_VISIBLE_DEVICES": "GPU-a"}
-    assert first.takes("policy", 0) and not second.takes("policy", 0)
-    assert second.devices("rollout", 0) == {"CUDA_VISIBLE_DEVICES": "GPU-b"}
+    first, second = (
+        NodeWorkers(config, placement=placement, node=node, gpus=("GPU-a", "GPU-b"))
+        for node in (0, 1)
+    )
+    assert first.take("policy-0.1", ("policy-0",)) == ("GPU-a", "GPU-b")
+    assert second.take("policy-0.2", ()) == ("GPU-a",)
+    assert first.first() == ["policy-0", "policy-0.1"]
+    assert second.first() == ["rollout-0", "policy-0.2"]
+    assert second.take("rollout-0", ("policy-0.2",)) == ("GPU-b",)
 
 
 def test_gpus_that_are_not_given_out_are_shared() -> None:
-    placement = Placement(config_of(fleet={"policy": 1, "rollout": 1}), Nodes(1, 0))
-    share = Share(0, placement, ())
-    assert set(placement.on(0)) == {"policy-0", "rollout-0"}
-    assert share.devices("rollout", 0) == {}
+    config = config_of(fleet={"policy": 1, "rollout": 1})
+    workers = NodeWorkers(config, placement=Placement(config, Nodes(1, 0)))
+    assert workers.first() == ["policy-0", "rollout-0"]
+    assert workers.take("rollout-0", ("policy-0",)) == ()
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 
 from paceline.rpc.client import ControlPlaneUnavailable
 from paceline.v1 import admin_pb2
-from paceline_launcher.launch import up
-from paceline_launcher.launch.up import LocalRun
+from paceline_launcher.launch import run as run_module
+from paceline_launcher.launch.run import Run
 
 
 class Stop:
@@ -30,14 +30,15 @@ async def silent(*_: object) -> None:
 
 
 @pytest.fixture
-async def run(tmp_path: Path) -> LocalRun:
+async def run(tmp_path: Path) -> Run:
     config: Any = SimpleNamespace(fleet=SimpleNamespace(stop_s=1.0))
     console: Any = SimpleNamespace(note=lambda _: None)
-    return LocalRun(config, tmp_path, console)
+    workers: Any = None
+    return Run(config, tmp_path, console, workers)
 
 
-async def interrupted(run: LocalRun) -> tuple[str, str]:
-    run._interrupted.set_result(None)
+async def interrupted(run: Run) -> tuple[str, str]:
+    run._interrupts.take()
     failed = asyncio.get_running_loop().create_future()
     fleet: Any = SimpleNamespace(failed=failed, record=SimpleNamespace(redis=[]))
     control: Any = None
@@ -46,10 +47,10 @@ async def interrupted(run: LocalRun) -> tuple[str, str]:
 
 
 async def test_a_stop_begins_though_no_controller_answers(
-    run: LocalRun, monkeypatch: pytest.MonkeyPatch
+    run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(up, "TimedStop", Stop)
-    monkeypatch.setattr(up, "leader_status", silent)
+    monkeypatch.setattr(run_module, "TimedStop", Stop)
+    monkeypatch.setattr(run_module, "leader_status", silent)
     run._status = admin_pb2.StatusReply(phase="running")  # a controller has answered before
     run._begun = True
     assert await interrupted(run) == ("interrupted", "interrupted")
@@ -61,7 +62,7 @@ async def test_a_stop_begins_though_no_controller_answers(
     ids=["the data set is being opened", "a leader leads", "the journal is read again"],
 )
 async def test_a_stop_waits_for_nothing_only_if_no_leader_ever_had_a_term(
-    run: LocalRun, monkeypatch: pytest.MonkeyPatch, terms: list[int], waits: bool
+    run: Run, monkeypatch: pytest.MonkeyPatch, terms: list[int], waits: bool
 ) -> None:
     replies = [admin_pb2.StatusReply(phase="waiting", term=term) for term in terms]
 
@@ -69,10 +70,10 @@ async def test_a_stop_waits_for_nothing_only_if_no_leader_ever_had_a_term(
         return replies.pop(0)
 
     monkeypatch.setattr(Stop, "overdue", False)
-    monkeypatch.setattr(up, "TimedStop", Stop)
-    monkeypatch.setattr(up, "leader_status", status)
+    monkeypatch.setattr(run_module, "TimedStop", Stop)
+    monkeypatch.setattr(run_module, "leader_status", status)
     run.console.show = lambda _: None  # type: ignore[method-assign]
-    run._interrupted.set_result(None)
+    run._interrupts.take()
 
     async def reconcile(_: object) -> None:
         pass

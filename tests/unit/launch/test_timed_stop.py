@@ -8,7 +8,7 @@ import pytest
 
 from paceline.rpc.client import ControlPlaneUnavailable
 from paceline.v1 import admin_pb2
-from paceline_launcher.launch.timed_stop import LEDGER_S, TimedStop
+from paceline_launcher.launch.stop import LEDGER_S, TimedStop
 
 FINISH = admin_pb2.SUSPEND_STAGE_FINISH_STEP
 LEAVE = admin_pb2.SUSPEND_STAGE_LEAVE_STEP
@@ -39,7 +39,7 @@ class Clock:
 
 def stop_of(limit_s: float, **options: Any) -> tuple[TimedStop, Controller, Clock]:
     controller, clock = Controller(), Clock()
-    stop = TimedStop(controller, limit_s, "Ctrl-C", clock=clock, **options)  # type: ignore[arg-type]
+    stop = TimedStop(controller, limit_s, clock=clock, **options)  # type: ignore[arg-type]
     return stop, controller, clock
 
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from paceline.config.schema import Config
 from paceline_launcher.cli import app
-from paceline_launcher.launch.final_export import export_newest
+from paceline_launcher.launch.ending import export_newest
 from policy_worker.checkpoint.checkpoint import Checkpointer
 from policy_worker.checkpoint.export import ExportError
 from tests.fixtures.train_states import tiny_config, tiny_state

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from paceline.config.load import load_config
 from paceline_launcher.cli import app
-from paceline_launcher.launch.nodes.job_file import RunOutcome, write_outcome
+from paceline_launcher.launch.job import RunOutcome, write_outcome
 from tests.fixtures.rendered import EXAMPLES, STUB, base_environment, check_command, render
 
 CPU = EXAMPLES / "digit_sort.toml"

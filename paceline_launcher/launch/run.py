@@ -1,4 +1,4 @@
-"""One run on this machine, from Redis to the summary.
+"""One run, led by this node: from Redis to the summary.
 
     Redis ──► controllers + workers ──► watch ──► finished ──► export ──► summary
                                          │  ├──► failed ─────────────────►─┤
@@ -10,41 +10,44 @@
 - An interrupted or failed run can continue: its ledger stays as it is, only its processes stop.
 - The first Ctrl-C stops the run for now, with a checkpoint, within ``fleet.stop_s`` seconds. A
   second one kills at once; acknowledged work is in the journal already.
+- `paceline up` is one node. Node 0 of a job (`paceline node`) also tells the other nodes, in the
+  run's directory, that it has started and how the run has ended.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import time
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.config.load import ConfigError, to_toml
 from paceline.config.schema import Config
-from paceline.observe.event_follower import leader_status
-from paceline.observe.event_history import text_of
-from paceline.observe.file_tail import FileTail
-from paceline.observe.fleet_file import FleetRecord, ProcessId
-from paceline.observe.run_end import run_end
-from paceline.observe.run_records import RunRecords
-from paceline.observe.summary import summarise, write_summary
+from paceline.errors import UserError
 from paceline.observe.vocabulary import EventType
+from paceline.providers.base import Trouble
+from paceline.providers.ray import RayProvider
 from paceline.redis.server import NoRedis, ensure_redis, redis_log, stop_redis
 from paceline.rpc.auth import dashboard_link, own_token, read_token
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
+from paceline.observe.event_follower import leader_status
+from paceline.observe.event_history import text_of
+from paceline.observe.run_end import run_end
+from paceline.observe.file_tail import FileTail
+from paceline.observe.fleet_file import FleetRecord, ProcessId
+from paceline.observe.run_records import RunRecords
+from paceline.observe.summary import write_summary
 from paceline.v1 import admin_pb2
 from paceline_launcher.console.live_view import Console
-from paceline_launcher.launch.earlier_record import EarlierRecord
-from paceline_launcher.launch.final_export import export_log, export_newest
-from paceline_launcher.launch.launch import Launcher, controller_ports
-from paceline_launcher.launch.local import LocalFleet
-from paceline_launcher.launch.timed_stop import TimedStop
-from paceline_launcher.machine_gpus import machine_gpus
+from paceline_launcher.launch.child_specs import CONTROLLER, ChildSpecs, controller_ports
+from paceline_launcher.launch.ending import after_export, export_newest, replay, summary_of
+from paceline_launcher.launch.fleet import Fleet
+from paceline_launcher.launch.job import NodeJob, RunOutcome, write_job, write_outcome
+from paceline_launcher.launch.node_workers import NodeWorkers
+from paceline_launcher.launch.run_dir import EarlierRecord
+from paceline_launcher.launch.stop import Interrupts, TimedStop
 
 if TYPE_CHECKING:
     from controller.store.journal_audit import Report
@@ -73,28 +76,29 @@ class Outcome:
 
 
 @dataclass(eq=False)
-class LocalRun:
+class Run:
     config: Config
     run_dir: Path
     console: Console
+    workers: NodeWorkers
     earlier: FleetRecord | None = None
-    """Record of a fleet that has lost its supervisor and is taken over."""
+    """Record of a fleet that has lost its launcher and is taken over."""
     extends_to: int = 0
     """The run was finished, and is given more steps."""
+    master: str = ""
+    """Address of this node for the other nodes of its job; empty for `paceline up`."""
+    job: NodeJob | None = None
+    """The job whose node 0 this is, without the addresses of the controllers; None as well."""
 
     def __post_init__(self) -> None:
         self._began = time.monotonic()
-        loop = asyncio.get_running_loop()
-        self._interrupted: asyncio.Future[None] = loop.create_future()
-        """Done at the first signal."""
-        self._at_once: asyncio.Future[None] = loop.create_future()
-        """Done at the second."""
+        self._interrupts = Interrupts(self._on_first_signal, self._on_second_signal)
         self._before = EarlierRecord.take(self.run_dir)
-        self._earlier_s = run_end(self.run_dir).took_s
+        self._earlier_s = run_end(self.run_dir).took_s or 0.0
         """Time of the earlier sessions of the run."""
         self._redis_url = ""
         self._dashboard = ""
-        self._fleet: LocalFleet | None = None
+        self._fleet: Fleet | None = None
         self._status: admin_pb2.StatusReply | None = None
         self._begun = self.earlier is not None
         """A leader has had a term. A controller that reads the journal again tells of none."""
@@ -108,30 +112,62 @@ class LocalRun:
 
     async def run(self) -> Outcome:
         """Runs to the end. Raises NoRedis or ConfigError if nothing could be started."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._on_signal)
+        self._interrupts.install()
+        specs = ChildSpecs(
+            self.config,
+            self.run_dir / "config.toml",
+            self.run_dir,
+            self._adopted_ports() or controller_ports(self.config),
+            self.master,
+        )
+        session = self.job.session if self.job is not None else ""
+        if self.job is not None:
+            job = self.job
+            write_job(self.run_dir, replace(job, addresses=tuple(specs.addresses)))
+        try:
+            outcome = await self._start_to_end(specs)
+            reason = str(outcome.summary.get("reason") or "")
+            ended = RunOutcome(session, outcome.status, outcome.exit_code, reason)
+            return outcome
+        except BaseException as error:
+            code = error.exit_status if isinstance(error, UserError) else 1
+            ended = RunOutcome(session, "failed", code, str(error))
+            raise
+        finally:
+            if session:
+                write_outcome(self.run_dir, ended)
+            await self._give_back_places()
+
+    async def _start_to_end(self, specs: ChildSpecs) -> Outcome:
         if read_token(self.config.auth) is None:
             own_token(self.run_dir)  # before a worker looks for it
         (self.run_dir / "summary.json").unlink(missing_ok=True)
-        config_path = self.run_dir / "config.toml"
-        config_path.write_text(to_toml(self.config))
-        ports = self._known_ports() or controller_ports(self.config)
-        launcher = self._launcher(config_path, ports)
-        control = ControlPlane.from_config(self.config, launcher.addresses, self.run_dir)
+        specs.config_path.write_text(to_toml(self.config))
+        control = ControlPlane.from_config(self.config, specs.addresses, self.run_dir)
         note = self.console.note
-        fleet = self._fleet = self._new_fleet(launcher, control)
+        fleet = self._fleet = Fleet(
+            self.config,
+            specs,
+            self.run_dir,
+            control,
+            note,
+            self.workers,
+            self.master or "127.0.0.1",
+            self.earlier,
+        )
         try:
             await self._start_redis(fleet)
             if self.earlier is None:
-                fleet.start_all()
+                fleet.start_controllers()
+                fleet.start_workers()
             else:
                 note(f"took over {fleet.adopt_all()} running processes")
             status, reason = await self._watch(fleet, control)
             report = await self._wind_down(fleet, status)
             export = None
             if status == "finished":
-                export = await export_newest(self.config, self.run_dir, note, self._at_once)
+                give_up = self._interrupts.second
+                export = await export_newest(self.config, self.run_dir, note, give_up)
         except (NoRedis, ConfigError):
             self._before.restore()
             raise
@@ -145,40 +181,46 @@ class LocalRun:
                 await asyncio.shield(asyncio.to_thread(stop_redis, self.run_dir))
             await control.close()
             self.console.close()
-        if status == "finished" and export is None:
-            status, reason = (
-                "failed",
-                f"the final export failed: see {export_log(self.run_dir)}",
-            )
+        status, reason = after_export(self.run_dir, status, reason, export)
         return self._sum_up(status, reason, report, export)
 
-    def _launcher(self, config_path: Path, ports: Sequence[int]) -> Launcher:
-        return Launcher(self.config, config_path, self.run_dir, ports)
-
-    def _new_fleet(self, launcher: Launcher, control: ControlPlane) -> LocalFleet:
-        note = self.console.note
-        gpus = machine_gpus(self.config, os.environ)
-        return LocalFleet(self.config, launcher, self.run_dir, control, note, self.earlier, gpus)
-
-    def _known_ports(self) -> list[int]:
+    def _adopted_ports(self) -> list[int]:
         """Ports of the controllers that are taken over: the running workers know only these."""
         if self.earlier is None:
             return []
-        known = {p.name: p.address for p in self.earlier.processes if p.role == "controller"}
-        names = [f"controller-{index}" for index in range(self.config.fleet.controllers)]
-        return [int(known[name].rpartition(":")[2]) for name in names if name in known]
+        ports = {
+            process.name: int(process.address.rpartition(":")[2])
+            for process in self.earlier.processes
+            if process.role == CONTROLLER
+        }
+        names = [f"{CONTROLLER}-{index}" for index in range(self.config.fleet.controllers)]
+        return [ports[name] for name in names if name in ports]
 
-    def _on_signal(self) -> None:
-        if not self._interrupted.done():
-            self._interrupted.set_result(None)
-            self.console.note(
-                f"stopping with a checkpoint, within {self.config.fleet.stop_s:g} s (fleet.stop_s); "
-                "press Ctrl-C again to kill at once"
-            )
-        elif self._fleet is not None:
+    async def _give_back_places(self) -> None:
+        """Ray keeps the places of workers that have ended, and no leader gives them back any more."""
+        if self.config.fleet.provider != "ray":
+            return
+
+        async def no_drain(worker: admin_pb2.WorkerStatus) -> None:
+            """Does nothing: the run has ended."""
+
+        provider = RayProvider(self.config, str(self.run_dir), no_drain)
+        try:
+            await provider.release()
+        except Trouble as trouble:
+            self.console.note(f"places on the Ray cluster are not given back: {trouble}")
+        finally:
+            await provider.close()
+
+    def _on_first_signal(self) -> None:
+        self.console.note(
+            f"stopping with a checkpoint, within {self.config.fleet.stop_s:g} s (fleet.stop_s); "
+            "press Ctrl-C again to kill at once"
+        )
+
+    def _on_second_signal(self) -> None:
+        if self._fleet is not None:
             self._fleet.kill_all()
-            if not self._at_once.done():
-                self._at_once.set_result(None)
 
     async def _note_events(self) -> None:
         """Prints the new lines of events.jsonl. The live view shows steps itself."""
@@ -187,7 +229,7 @@ class LocalRun:
             if event["type"] != EventType.STEP_COMMITTED:
                 self.console.note(text_of(event))
 
-    async def _start_redis(self, fleet: LocalFleet) -> None:
+    async def _start_redis(self, fleet: Fleet) -> None:
         endpoint = await asyncio.to_thread(ensure_redis, self.run_dir, self.config.redis)
         self._redis_url = fleet.redis_url = endpoint.url
         if endpoint.pid is not None:
@@ -196,9 +238,10 @@ class LocalRun:
                 fleet.record.redis.append(identity)
                 fleet.record.write(self.run_dir)
 
-    async def _watch(self, fleet: LocalFleet, control: ControlPlane) -> tuple[str, str]:
+    async def _watch(self, fleet: Fleet, control: ControlPlane) -> tuple[str, str]:
         """Watches the run until it ends. Returns (status, reason)."""
         redis = asyncio.create_task(self._keep_redis(fleet))
+        first, second = self._interrupts.first, self._interrupts.second
         try:
             while True:
                 if fleet.failed.done():
@@ -209,26 +252,25 @@ class LocalRun:
                         return end
                 except ControlPlaneUnavailable:
                     # An election, or they are still starting. A stop is timed all the same.
-                    if self._interrupted.done() and self._status is not None:
-                        ending = self._status.phase == "stopping"
-                        limit_s, why = self.config.fleet.stop_s, "paceline up was interrupted"
-                        self._stop = self._stop or TimedStop(control, limit_s, why, ending=ending)
+                    if first.done() and self._status is not None:
+                        self._begin_stop(control, self._status)
                 except RequestRefused as error:
                     return "failed", error.message
                 if self._must_stop_now():
                     return "interrupted", "interrupted"
                 if redis.done():
                     redis.result()
-                again = self._at_once if self._interrupted.done() else self._interrupted
+                again = second if first.done() else first
                 waiting: list[asyncio.Future[Any]] = [again, fleet.failed, redis]
                 await asyncio.wait(waiting, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
         finally:
             redis.cancel()
 
-    async def _poll(self, fleet: LocalFleet, control: ControlPlane) -> tuple[str, str] | None:
-        """One look at the run, and what follows from it. (status, reason) once it has ended."""
+    async def _poll(self, fleet: Fleet, control: ControlPlane) -> tuple[str, str] | None:
+        """Looks at the run once, and acts on it. (status, reason) once it has ended."""
         if self._stop is not None:
             await self._stop.ask()
+        interrupted = self._interrupts.first.done
         status = self._status = await leader_status(control, ASK_LIMIT_S)
         self._begun |= status.term > 0
         self._note_dashboard(status)
@@ -238,28 +280,32 @@ class LocalRun:
         if status.phase in ("finished", "failed"):
             fleet.finished = status.phase == "finished"
             return status.phase, status.reason
-        if self._interrupted.done() and status.phase == "suspended":
+        if interrupted() and status.phase == "suspended":
             return "interrupted", f"stopped after step {status.step}"
         await fleet.reconcile(status)
-        if self._stop is None and (self._interrupted.done() or status.phase == "stopping"):
-            limit_s, ending = self.config.fleet.stop_s, status.phase == "stopping"
-            self._stop = TimedStop(control, limit_s, "paceline up was interrupted", ending=ending)
-            await self._stop.ask()
-        elif not self._interrupted.done() and status.phase in ("suspending", "suspended"):
+        if self._stop is None and (interrupted() or status.phase == "stopping"):
+            await self._begin_stop(control, status).ask()
+        elif not interrupted() and status.phase in ("suspending", "suspended"):
             request = admin_pb2.ContinueRequest(request_id=uuid.uuid4().hex)
             await control.call("AdminService.Continue", request, timeout_s=ASK_LIMIT_S)
         return None
 
+    def _begin_stop(self, control: ControlPlane, status: admin_pb2.StatusReply) -> TimedStop:
+        if self._stop is None:
+            ending = status.phase == "stopping"
+            self._stop = TimedStop(control, self.config.fleet.stop_s, ending=ending)
+        return self._stop
+
     def _must_stop_now(self) -> bool:
         """A stop that waits for nothing more: nothing has begun, the user insists, or time is up."""
-        if not self._interrupted.done():
+        if not self._interrupts.first.done():
             return False
         return (
             self._status is None
             # Nothing to save, and no leader to record a stop: the data set of a new run is being
             # opened.
             or not self._begun
-            or self._at_once.done()
+            or self._interrupts.second.done()
             or (self._stop is not None and self._stop.overdue)
         )
 
@@ -270,7 +316,7 @@ class LocalRun:
             token = read_token(self.config.auth, self.run_dir) if self.console.private else None
             self.console.keep(f"dashboard: {dashboard_link(self._dashboard, token)}")
 
-    async def _keep_redis(self, fleet: LocalFleet) -> None:
+    async def _keep_redis(self, fleet: Fleet) -> None:
         """Restarts the embedded Redis whenever it ends. Never returns."""
         if not fleet.record.redis:
             await asyncio.Event().wait()
@@ -283,20 +329,21 @@ class LocalRun:
                 self.console.note(str(error))
                 await asyncio.sleep(REDIS_AGAIN_S)
 
-    async def _wind_down(self, fleet: LocalFleet, status: str) -> Report | None:
+    async def _wind_down(self, fleet: Fleet, status: str) -> Report | None:
         """Stops workers, then controllers, then counts the samples."""
         if self._status is not None and self._status.phase in ("finished", "suspended"):
             # Workers that are still starting have nothing to finish. An interrupt ends only the
             # wait: all steps are committed.
             finished = status == "finished"
             if not finished:
-                fleet.begin_end()
+                fleet.ending.set()
             members = {w.worker_id for w in self._status.workers if w.state != "dead"}
             limit_s = self.config.fleet.finish_s if finished else LEAVE_S
             waiting = asyncio.create_task(fleet.wait_workers(members, limit_s))
-            interrupt = self._interrupted if finished else self._at_once
+            interrupt = self._interrupts.first if finished else self._interrupts.second
             ends: list[asyncio.Future[None]] = [waiting, interrupt]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
         await fleet.stop_workers(PATIENCE_S)
         await fleet.stop_controllers(CONTROLLER_PATIENCE_S)
         return await asyncio.to_thread(replay, self._redis_url, self.config.run.name)
@@ -304,17 +351,14 @@ class LocalRun:
     def _sum_up(
         self, status: str, reason: str, report: Report | None, export: Path | None
     ) -> Outcome:
-        earlier_s = self._earlier_s or 0.0
-        summary = summarise(
+        summary = summary_of(
+            self.config,
             RunRecords.read(self.run_dir),
-            status=status,
-            reason=reason,
-            wall_s=earlier_s + time.monotonic() - self._began,
-            group_size=self.config.rollout.group_size,
-            counts=report.counts if report else None,
-            problems=report.problems if report else (),
-            faults=report.faults if report else None,
-            export=str(export) if export else None,
+            status,
+            reason,
+            wall_s=self._earlier_s + time.monotonic() - self._began,
+            report=report,
+            export=export,
         )
         self._accepted |= any(e["type"] == EventType.TERM_BEGUN for _, e in self._events.records())
         if self._before.exists and not self._accepted:
@@ -323,13 +367,3 @@ class LocalRun:
         else:
             write_summary(self.run_dir, summary)
         return Outcome(status, summary)
-
-
-def replay(redis_url: str, run_id: str) -> Report | None:
-    """The run's replayed journal; None if it cannot be read. Blocks."""
-    from controller.store.journal_audit import verify
-
-    try:
-        return verify(redis_url, run_id)
-    except Exception:  # the summary must not fail with the accounting
-        return None

@@ -1,15 +1,17 @@
-"""Stop of a run within a time limit: the open step, then a checkpoint, then nothing.
+"""Stop of a run: the signals that ask for it, and its stages within a time limit.
 
     0 ──────────────► limit / 2 ─────────► limit ─────────► limit + LEDGER_S
     commit the open   leave it; write      stop without     stop without
     step              a checkpoint         a checkpoint     the ledger
 
-The ledger takes these stages as requests of the supervisor. It stops the workers once it has
+The ledger takes these stages as requests of the launcher. It stops the workers once it has
 recorded the checkpoint, or at the last stage.
 """
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import time
 import uuid
 from collections.abc import Callable
@@ -22,6 +24,27 @@ LEDGER_S = 10.0
 """After the limit, the ledger has this long to record the stop: an election may be under way."""
 
 
+class Interrupts:
+    """SIGINT, SIGTERM and SIGHUP of this process: the first one asks, the second one insists."""
+
+    def __init__(self, on_first: Callable[[], None], on_second: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self.first: asyncio.Future[None] = loop.create_future()
+        self.second: asyncio.Future[None] = loop.create_future()
+        self._calls = on_first, on_second
+
+    def install(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, self.take)
+
+    def take(self) -> None:
+        for future, call in zip((self.first, self.second), self._calls, strict=True):
+            if not future.done():
+                future.set_result(None)
+                call()
+                return
+
+
 class TimedStop:
     """``limit_s``: fleet.stop_s. The time runs from the construction."""
 
@@ -29,7 +52,6 @@ class TimedStop:
         self,
         control: ControlPlane,
         limit_s: float,
-        reason: str,
         *,
         ending: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -37,7 +59,6 @@ class TimedStop:
         """``ending``: the run is being ended for good, after its open step, already."""
         self._control = control
         self._limit_s = limit_s
-        self._reason = reason
         self._clock = clock
         self._began = clock()
         self._id = uuid.uuid4().hex
@@ -65,7 +86,7 @@ class TimedStop:
         request = admin_pb2.SuspendRequest(
             # One id a stage: a retry over a failover has one effect.
             request_id=f"{self._id}-{stage}",
-            reason=self._reason,
+            reason="paceline up was interrupted",
             stage=stage,
         )
         try:

@@ -1,5 +1,4 @@
-"""Ranks of a policy replica that is on several nodes: their names, their environment, and the point
-at which they meet.
+"""Ranks of a policy replica that is on several nodes: their names, and the point where they meet.
 
     node of rank 0 ── <run_dir>/nodes/policy-0.json: host, port ──► the other nodes start their ranks with it
 
@@ -8,15 +7,14 @@ A rank above 0 is no worker of the ledger: its replica is, under the name of ran
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from paceline.process.files import new_private_directory
 from paceline.rpc.ports import free_ports, taken_ports
+from paceline_launcher.launch.job import read_file, replace_file
 from paceline_launcher.node_placement import WorkerPlace
 
 RANK = "rank"
@@ -25,7 +23,7 @@ RANK = "rank"
 
 @dataclass(frozen=True, slots=True)
 class MeetingPoint:
-    """Of the ranks of one replica: rank 0 listens there."""
+    """Address at which rank 0 of a replica serves the store through which its ranks meet."""
 
     host: str
     port: int
@@ -37,7 +35,7 @@ def rank_name(replica: str, rank: int) -> str:
 
 
 def replica_of(name: str) -> str:
-    """Of a name that ``rank_name`` made."""
+    """Replica of a name that ``rank_name`` made."""
     return name.partition(".")[0]
 
 
@@ -65,34 +63,22 @@ def rank_environment(
 
 
 def point_in(environment: Mapping[str, str]) -> MeetingPoint:
-    """What a rank was started with."""
+    """The point that a rank was started with."""
     return MeetingPoint(environment["MASTER_ADDR"], int(environment["MASTER_PORT"]))
 
 
 def publish_point(run_dir: Path, replica: str, host: str) -> MeetingPoint:
-    """On the node of rank 0, before each of its starts. The port stays the same as long as it can
-    be had."""
+    """Writes the point before each start of rank 0. The port stays the same while it is free."""
     before = read_point(run_dir, replica)
     if before is not None and before.host == host and not taken_ports("", [before.port]):
         return before
     point = MeetingPoint(host, *free_ports("", 1))
-    path = _path(run_dir, replica)
-    new_private_directory(path.parent)
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.write_bytes(_POINT.dump_json(point) + b"\n")
-    fresh.replace(path)
+    replace_file(run_dir, f"{replica}.json", _POINT.dump_json(point))
     return point
 
 
 def read_point(run_dir: Path, replica: str) -> MeetingPoint | None:
-    try:
-        return _POINT.validate_json(_path(run_dir, replica).read_bytes())
-    except (OSError, ValueError):
-        return None
-
-
-def _path(run_dir: Path, replica: str) -> Path:
-    return run_dir / "nodes" / f"{replica}.json"
+    return read_file(run_dir, f"{replica}.json", _POINT)
 
 
 _POINT = TypeAdapter(MeetingPoint)

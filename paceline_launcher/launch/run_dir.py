@@ -1,4 +1,4 @@
-"""Lock and clearing of a run directory."""
+"""Run directory: its lock, its clearing, and the earlier record that a refused start puts back."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.config.schema import Config
@@ -29,7 +30,7 @@ POLL_S = 0.05
 
 @contextmanager
 def locked(run_dir: Path) -> Iterator[None]:
-    """Makes ``run_dir`` and locks it: one supervisor at a time. Raises BadInput."""
+    """Makes ``run_dir`` and locks it: one launcher at a time. Raises BadInput."""
     try:
         new_private_directory(run_dir)
         lock = (run_dir / "supervisor.lock").open("a+")
@@ -48,6 +49,7 @@ def locked(run_dir: Path) -> Iterator[None]:
 
 def clear(config: Config, run_dir: Path) -> None:
     """Removes an earlier run with everything it made (``--fresh``). Raises BadInput."""
+    from paceline.redis.client import connect_sync
     from paceline.redis.server import stop_redis
 
     end_leftovers(run_dir)
@@ -60,7 +62,9 @@ def clear(config: Config, run_dir: Path) -> None:
         else:
             path.unlink(missing_ok=True)
     if config.redis.url is not None:
-        _forget(config.redis.url, config.run.name)
+        with connect_sync(config.redis.url) as client:
+            for key in client.scan_iter(match=f"paceline:{config.run.name}:*", count=1000):
+                client.unlink(key)
 
 
 def check_no_leader(config: Config) -> None:
@@ -80,30 +84,48 @@ def check_no_leader(config: Config) -> None:
 
 
 def end_leftovers(run_dir: Path) -> list[ProcessId]:
-    """Ends exactly the processes that a killed supervisor left behind, and returns them."""
+    """Ends exactly the processes that a killed launcher left behind, and returns them."""
     record = FleetRecord.read(run_dir)
     left = record.survivors() if record else []
     _signal(left, signal.SIGTERM)
     deadline = time.monotonic() + PATIENCE_S
-    while any(one.alive() for one in left) and time.monotonic() < deadline:
+    while any(process.alive() for process in left) and time.monotonic() < deadline:
         time.sleep(POLL_S)
     _signal(left, signal.SIGKILL)
     return left
 
 
 def _signal(processes: Sequence[ProcessId], number: signal.Signals) -> None:
-    for one in processes:
+    for process in processes:
         # Each leads a session of its own, with its ranks and pools in it.
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            if one.alive() and os.getpgid(one.pid) == one.pid:
-                os.killpg(one.pid, number)
-            elif one.alive():
-                os.kill(one.pid, number)
+            if process.alive() and os.getpgid(process.pid) == process.pid:
+                os.killpg(process.pid, number)
+            elif process.alive():
+                os.kill(process.pid, number)
 
 
-def _forget(url: str, run_id: str) -> None:
-    from paceline.redis.client import connect_sync
+@dataclass(frozen=True, slots=True)
+class EarlierRecord:
+    """What a start replaces before the controllers have accepted it."""
 
-    with connect_sync(url) as client:
-        for key in client.scan_iter(match=f"paceline:{run_id}:*", count=1000):
-            client.unlink(key)
+    run_dir: Path
+    exists: bool
+    """The directory holds a run."""
+    content: dict[str, bytes | None]
+
+    @classmethod
+    def take(cls, run_dir: Path) -> EarlierRecord:
+        paths = [run_dir / name for name in ("config.toml", "summary.json")]
+        content = {path.name: path.read_bytes() if path.is_file() else None for path in paths}
+        return cls(run_dir, (run_dir / "events.jsonl").is_file(), content)
+
+    def restore(self) -> None:
+        for name, content in self.content.items():
+            path = self.run_dir / name
+            if content is None:
+                path.unlink(missing_ok=True)
+                continue
+            fresh = path.with_name(f".{name}.earlier")
+            fresh.write_bytes(content)
+            fresh.replace(path)

@@ -1,0 +1,320 @@
+"""Processes of a run on one node, reconciled with the desired numbers of the ledger.
+
+    status of the ledger ──► wanted names ──► missing ones start, surplus ones are asked to leave
+
+The ledger decides how many workers there are. On a node that is not the only one, the wanted names
+are those of all nodes; this one starts those that are placed on it. Of a wanted replica that is on
+several nodes each starts its own ranks, and starts them again as often as the replica is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from paceline.config.schema import Config
+from paceline.providers.base import AT_WORK
+from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
+from paceline.observe.event_follower import leader_status
+from paceline.observe.fleet_file import FleetRecord, ProcessId, ProcessRecord
+from paceline.v1 import admin_pb2
+from paceline.worker_pools import POLICY, in_order, pool_of_worker, worker_index
+from paceline_launcher.launch.child import Adopted, Child, ChildSpec, end_all
+from paceline_launcher.launch.child_specs import CONTROLLER, ChildSpecs
+from paceline_launcher.launch.fault_reports import FaultReports
+from paceline_launcher.launch.fleet_process import FleetProcess, State, is_leaving
+from paceline_launcher.launch.node_workers import NodeWorkers
+from paceline_launcher.launch.replica_ranks import (
+    RANK,
+    point_in,
+    publish_point,
+    rank_environment,
+    rank_of,
+    read_point,
+    replica_of,
+)
+from paceline_launcher.launch.restarts import RestartPolicy
+from paceline_launcher.machine_gpus import shown
+
+POLL_S = 0.5
+ASK_LIMIT_S = 2.0
+FAREWELL_LIMIT_S = 2.0
+"""Time to report to a controller how the workers of a stopping run have ended."""
+GONE = ("stopped", "dead")
+
+
+@dataclass(eq=False)
+class Fleet:
+    """``failed`` gets one line as its result when the fleet cannot go on."""
+
+    config: Config
+    specs: ChildSpecs
+    record_dir: Path
+    """Directory of the fleet record: the run's, or a node's own."""
+    control: ControlPlane
+    note: Callable[[str], None]
+    workers: NodeWorkers
+    address: str = "127.0.0.1"
+    """Address of this node, under which other nodes reach its ranks."""
+    earlier: FleetRecord | None = None
+    """Record of a fleet whose launcher is gone, for ``adopt_all``."""
+
+    def __post_init__(self) -> None:
+        fleet = self.config.fleet
+        self.restarts = RestartPolicy(enabled=fleet.restart, max_restarts=fleet.max_restarts)
+        self.processes: dict[str, FleetProcess] = {}
+        self.faults = FaultReports(self.control)
+        self.ending = asyncio.Event()
+        """Nothing is started any more."""
+        self.going = False
+        """This node leaves the run, which goes on: nothing is started any more here."""
+        self.killed = False
+        """Controllers were killed as well, so that nothing can be reported any more."""
+        self.finished = False
+        """The run is over: a worker that exits with status 0 is done."""
+        self.redis_url = ""
+        self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.record = FleetRecord(self.config.run.name, ProcessId.of(os.getpid()))
+        if self.earlier is not None:
+            self.record.processes, self.record.redis = self.earlier.processes, self.earlier.redis
+        self.record.write(self.record_dir)
+        self._background: set[asyncio.Task[None]] = set()
+
+    def start_controllers(self) -> None:
+        for index in range(self.config.fleet.controllers):
+            self._start(self.specs.controller(index))
+
+    def start_workers(self) -> None:
+        """Starts this node's workers of [fleet], which wait for a leader by themselves."""
+        for name in self.workers.first():
+            self._start_worker(name)
+
+    def adopt_all(self) -> int:
+        """Takes over the living processes of the earlier fleet and starts missing controllers.
+
+        ``reconcile`` starts missing workers once the ledger says how many are desired, which is
+        none if the run has ended meanwhile. Returns the number of processes taken over.
+        """
+        living = {p.name: i for p in self.record.processes for i in p.ids if i.alive()}
+        if (machine := self.workers.machine) is not None:
+            for name, identity in living.items():
+                machine.keep(name, _environment_of(identity))
+        specs = [self.specs.controller(i) for i in range(self.config.fleet.controllers)]
+        for process in self.record.processes:
+            if process.role == CONTROLLER:
+                continue
+            if process.name in living:
+                spec = self.specs.worker(process.role, worker_index(process.name))
+                # All GPUs, if an earlier launcher gave it none of its own.
+                specs.append(_seeing(spec, self.workers.take(spec.name, living) or ()))
+            elif process.state != "ended":
+                self.mark(process, "ended")
+        for spec in specs:
+            adopted = Adopted(spec, living[spec.name]) if spec.name in living else None
+            self._start(spec, adopted)
+        return sum(spec.name in living for spec in specs)
+
+    async def reconcile(self, status: admin_pb2.StatusReply) -> None:
+        """Starts and drains this node's workers until they are the wanted ones."""
+        for worker in status.workers:
+            if is_leaving(worker) and (process := self.processes.get(worker.worker_id)):
+                process.note_leaving(worker.pid)
+        if self.ending.is_set() or self.going or status.phase not in AT_WORK:
+            return
+        for pool in in_order(status.desired):
+            here = [process for process in self._active() if process.role == pool]
+            staying = {process.name for process in here if process.staying}
+            wanted = self.workers.wanted(status, pool, staying, [p.name for p in here])
+            for name in sorted(wanted, key=worker_index):
+                if self.workers.is_here(name):
+                    self._start_missing(name)
+            for name in sorted(staying - wanted, key=worker_index, reverse=True):
+                await self.processes[name].drain()
+            if pool == POLICY:
+                self._reconcile_ranks(status, wanted)
+
+    def _reconcile_ranks(self, status: admin_pb2.StatusReply, replicas: Collection[str]) -> None:
+        """Starts the ranks of wanted replicas, and ends those whose replica is gone or elsewhere."""
+        ranks = self.workers.ranks(replicas)
+        for name in ranks:
+            self._start_missing(name)
+        states = {worker.worker_id: worker.state for worker in status.workers}
+        for process in [p for p in self._active() if p.role == RANK]:
+            child, replica = process.child, replica_of(process.name)
+            if child is None or not child.running:
+                continue
+            if process.name not in ranks and states.get(replica, "dead") in GONE:
+                process.note_leaving(child.pid)
+                child.terminate()
+            point = read_point(self.specs.run_dir, replica)
+            if point is not None and point != point_in(child.spec.environment):
+                child.terminate()  # rank 0 is at another place by now: it would wait in vain
+
+    async def rank_variables(self, process: FleetProcess) -> Mapping[str, str] | None:
+        """Variables of a rank of a replica on several nodes, {} for any other process.
+
+        None: it is not known yet where the ranks meet.
+        """
+        place = self.workers.place_of(process.name) if process.role in (POLICY, RANK) else None
+        if place is None or not place.rest:
+            return {}
+        run_dir, rank = self.specs.run_dir, rank_of(process.name)
+        replica = replica_of(process.name)
+        if rank == 0:
+            point = await asyncio.to_thread(publish_point, run_dir, replica, self.address)
+        else:
+            found = await asyncio.to_thread(read_point, run_dir, replica)
+            if found is None:
+                return None
+            point = found
+        return rank_environment(place, self.workers.node, rank, point)
+
+    async def wait_workers(self, names: Collection[str], limit_s: float) -> None:
+        """Waits until these workers have ended by themselves, at most ``limit_s`` seconds.
+
+        Workers on other nodes count: they may be writing the last checkpoint.
+        """
+        tasks = [p.task for p in self._active() if p.name in names and p.task is not None]
+        elsewhere = {name for name in names if name not in self.processes}
+        await asyncio.gather(
+            self._gone_elsewhere(elsewhere, limit_s),
+            *([asyncio.wait(tasks, timeout=limit_s)] if tasks else ()),
+        )
+
+    async def _gone_elsewhere(self, names: Collection[str], limit_s: float) -> None:
+        deadline = time.monotonic() + limit_s
+        while self.workers.placement is not None and names and time.monotonic() < deadline:
+            try:
+                status = await leader_status(self.control, ASK_LIMIT_S)
+            except (ControlPlaneUnavailable, RequestRefused):
+                continue  # the call itself has waited
+            if not any(w.worker_id in names and w.state not in GONE for w in status.workers):
+                return
+            await asyncio.sleep(POLL_S)
+
+    async def leave(self) -> None:
+        """Asks the ledger to let this node's workers go, without desiring fewer of them."""
+        self.going = True
+        for name in self.worker_names():
+            await self.processes[name].drain()
+
+    def worker_names(self) -> list[str]:
+        """Names of this node's workers, and ranks of workers, that run or are about to."""
+        return [process.name for process in self._active() if process.role != CONTROLLER]
+
+    def running(self, *, workers: bool) -> list[Child]:
+        """Running processes of workers, or else of controllers."""
+        processes = (p for p in self.processes.values() if (p.role != CONTROLLER) == workers)
+        return [p.child for p in processes if p.child is not None and p.child.running]
+
+    async def stop_workers(self, patience_s: float) -> None:
+        """Reports to the ledger how they ended: a continued run must find none of them alive."""
+        self.ending.set()
+        children = self.running(workers=True)
+        names = {child.spec.name for child in children}
+        tasks = [p.task for p in self.processes.values() if p.name in names and p.task]
+        await end_all(children, patience_s)
+        if tasks:
+            await asyncio.wait(tasks, timeout=FAREWELL_LIMIT_S)
+        if self._background:
+            await asyncio.wait(self._background, timeout=FAREWELL_LIMIT_S)
+
+    async def stop_controllers(self, patience_s: float) -> None:
+        self.ending.set()
+        await end_all(self.running(workers=False), patience_s)
+
+    async def close(self) -> None:
+        """Ends every process of the fleet and every task of this object."""
+        self.kill_all()
+        tasks = [p.task for p in self.processes.values() if p.task is not None]
+        if tasks or self._background:
+            await asyncio.wait([*tasks, *self._background], timeout=10.0)
+        await self.faults.close()
+        self.record.write(self.record_dir)
+
+    def kill_all(self) -> None:
+        """SIGKILL to exactly the sessions this fleet started."""
+        self.ending.set()
+        self.killed = True
+        for task in self._background:
+            task.cancel()
+        for child in (*self.running(workers=False), *self.running(workers=True)):
+            child.kill()
+
+    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def others_of(self, process: FleetProcess) -> list[str]:
+        """Workers on all nodes that do the same as this one."""
+        pool, name = process.role, process.worker_id
+        if pool == RANK:
+            pool = POLICY
+        here = [p.name for p in self._active() if p.role == pool]
+        return [other for other in self.workers.everywhere(pool, here) if other != name]
+
+    def record_of(self, spec: ChildSpec) -> ProcessRecord:
+        for record in self.record.processes:
+            if record.name == spec.name:
+                return record
+        record = ProcessRecord(spec.name, spec.role, str(spec.log), spec.address)
+        self.record.processes.append(record)
+        return record
+
+    def mark(self, record: ProcessRecord, state: str) -> None:
+        record.state = state
+        self.record.write(self.record_dir)
+
+    def fail(self, reason: str) -> None:
+        if not self.failed.done():
+            self.failed.set_result(reason)
+
+    def _active(self) -> list[FleetProcess]:
+        return [process for process in self.processes.values() if process.active]
+
+    def _start_missing(self, name: str) -> None:
+        process = self.processes.get(name)
+        if process is None or process.state in (State.ENDED, State.NO_GPU):
+            self._start_worker(name, f"starting {name}")
+
+    def _start_worker(self, name: str, line: str = "") -> None:
+        """Starts a worker, or a rank of one, if enough GPUs are free."""
+        is_rank = rank_of(name) > 0
+        pool = POLICY if is_rank else pool_of_worker(name)
+        spec = self.specs.rank(name) if is_rank else self.specs.worker(pool, worker_index(name))
+        process = self._process(spec)
+        gpus = self.workers.take(name, [p.name for p in self._active()])
+        if gpus is not None:
+            if line:
+                self.note(line)
+            self._start(_seeing(spec, gpus))
+        elif process.state is not State.NO_GPU:  # it is asked for again and again
+            process.move(State.NO_GPU)
+            self.note(f"{name} waits for a free GPU: scale down or drain another worker")
+
+    def _start(self, spec: ChildSpec, first: Child | None = None) -> None:
+        """``first``: the process of that name that already runs."""
+        self._process(spec).start(spec, first)
+
+    def _process(self, spec: ChildSpec) -> FleetProcess:
+        return self.processes.setdefault(spec.name, FleetProcess(self, spec.name, spec.role))
+
+
+def _seeing(spec: ChildSpec, gpus: Sequence[str]) -> ChildSpec:
+    return replace(spec, environment={**spec.environment, **shown(gpus)})
+
+
+def _environment_of(process: ProcessId) -> Mapping[str, str]:
+    try:
+        found: dict[str, str] = psutil.Process(process.pid).environ()
+    except psutil.Error:
+        return {}  # it has just ended
+    return found

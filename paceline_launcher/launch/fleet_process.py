@@ -1,0 +1,273 @@
+"""One name of the fleet: its process, restarted as often as that is right.
+
+                    ┌───────── restart ──────────┐
+                    ▼                            │
+    ENDED ──► STARTING ──► RUNNING ──► ended? ──► WAITING
+      ▲ ▲                     │  ▲        ├──► GIVEN_UP
+      │ │                     ▼  │ drained└──► ENDED: the run is over
+      │ └──── NO_GPU       LEAVING
+      └───────────────────────┘
+
+- One task owns the name: it alone starts, awaits and restarts its processes.
+- Every process is in the fleet record before anything else happens to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Coroutine
+from dataclasses import replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from paceline.providers.base import GONE_OR_LEAVING
+from paceline.redis.leader_lease import release_dead
+from paceline.rpc.client import ControlPlaneUnavailable, RequestRefused
+from paceline.observe.event_follower import leader_status
+from paceline.observe.fleet_file import ProcessRecord
+from paceline.v1 import admin_pb2
+from paceline_launcher.launch.child import UNSEEN, Child, ChildSpec
+from paceline_launcher.launch.child_specs import CONTROLLER
+from paceline_launcher.launch.replica_ranks import RANK, replica_of
+from paceline_launcher.launch.restarts import GiveUp, Leave, Restart
+
+if TYPE_CHECKING:
+    from paceline_launcher.launch.fleet import Fleet
+
+REPORT_LIMIT_S = 10.0
+WHY_LIMIT_S = 5.0
+"""Time for a controller to answer why a worker has ended by itself."""
+POLL_S = 0.5
+
+
+class State(Enum):
+    ENDED = "ended"  # nothing runs under this name, and nothing is about to
+    NO_GPU = "no_gpu"  # wanted, but too few GPUs are free
+    STARTING = "starting"  # its process is being started, or its ranks' meeting point is awaited
+    RUNNING = "running"  # its process runs
+    LEAVING = "leaving"  # its process runs and was asked to leave: its end is no failure
+    WAITING = "waiting"  # its process has ended; the restart policy has or will start it again
+    GIVEN_UP = "given_up"  # it ended while fleet.restart is off: it is never started again
+
+
+ACTIVE = (State.STARTING, State.RUNNING, State.LEAVING, State.WAITING)
+NEXT = {
+    State.ENDED: {State.NO_GPU, State.STARTING},
+    State.NO_GPU: {State.STARTING},
+    State.STARTING: {State.RUNNING, State.ENDED},
+    State.RUNNING: {State.LEAVING, State.WAITING, State.ENDED},
+    State.LEAVING: {State.ENDED},
+    State.WAITING: {State.STARTING, State.GIVEN_UP, State.ENDED},
+    State.GIVEN_UP: set(),
+}
+
+
+class FleetProcess:
+    """``role``: controller, rank, or the pool of a worker."""
+
+    def __init__(self, fleet: Fleet, name: str, role: str) -> None:
+        self.name, self.role = name, role
+        self.state = State.ENDED
+        self.child: Child | None = None
+        """The newest process of this name."""
+        self.task: asyncio.Task[None] | None = None
+        self._fleet = fleet
+
+    @property
+    def active(self) -> bool:
+        """A process of this name runs, or is about to."""
+        return self.state in ACTIVE
+
+    @property
+    def staying(self) -> bool:
+        return self.active and self.state is not State.LEAVING
+
+    @property
+    def worker_id(self) -> str:
+        """Name under which the ledger knows it: a rank is known by its replica."""
+        return replica_of(self.name) if self.role == RANK else self.name
+
+    def move(self, state: State) -> None:
+        assert state in NEXT[self.state], f"{self.name}: {self.state} -> {state}"
+        self.state = state
+
+    def start(self, spec: ChildSpec, first: Child | None = None) -> None:
+        """``first``: the process of that name that already runs."""
+        self.move(State.STARTING)
+        if first is not None:
+            self.child = first
+        self.task = asyncio.create_task(self._tend(spec, first), name=f"tend {self.name}")
+
+    def note_leaving(self, pid: int) -> None:
+        """The ledger says that process ``pid`` leaves; it may be an earlier one of this name."""
+        if self.state is State.RUNNING and self.child is not None and self.child.pid == pid:
+            self.move(State.LEAVING)
+
+    async def drain(self) -> None:
+        """Asks the ledger to let the process go. The desired number of workers stays the same."""
+        child, fleet = self.child, self._fleet
+        if self.state is not State.RUNNING or child is None:
+            return
+        request = admin_pb2.DrainRequest(
+            request_id=f"surplus-{self.name}-{child.pid}", worker_id=self.worker_id, replace=True
+        )
+        try:
+            reply = await fleet.control.call(
+                "AdminService.Drain", request, timeout_s=REPORT_LIMIT_S
+            )
+        except (ControlPlaneUnavailable, RequestRefused) as error:
+            fleet.note(f"{self.name} could not be drained: {error}")
+            return
+        # A worker whose model is still loading has not registered, and is refused: the next poll
+        # repeats the request. Another process than that one may run by now.
+        if reply.accepted and self.child is child:
+            self.note_leaving(child.pid)
+            fleet.note(f"{self.name} is asked to leave")
+
+    async def _tend(self, spec: ChildSpec, first: Child | None) -> None:
+        fleet, record = self._fleet, self._fleet.record_of(spec)
+        try:
+            while not fleet.ending.is_set():
+                child, first = first or await self._started(spec), None
+                if child is None:
+                    return
+                self.child = child
+                self.move(State.RUNNING)
+                if child.identity not in record.ids:
+                    record.ids.append(child.identity)
+                fleet.mark(record, "running")
+                if fleet.ending.is_set():
+                    child.kill()
+                code = await fleet.faults.await_end(child)
+                record.exit_code = None if code == UNSEEN else code
+                fleet.mark(record, "ended")
+                if fleet.ending.is_set():
+                    if self.role != CONTROLLER and code != 0 and not fleet.killed:
+                        self._report(child, code)
+                    return
+                if await self._has_left(child, code):
+                    return
+                self.move(State.WAITING)
+                self._report(child, code)
+                if not await self._waits_for_restart(child, code, record):
+                    return
+                record.restarts += 1
+                self.move(State.STARTING)
+        except OSError as error:
+            fleet.fail(f"{self.name} cannot be started: {error}")
+        finally:
+            if self.state is not State.GIVEN_UP:
+                self.move(State.ENDED)
+
+    async def _started(self, spec: ChildSpec) -> Child | None:
+        """A new process; None if the fleet ends, or this node leaves, before its ranks can meet."""
+        fleet = self._fleet
+        while True:
+            variables = await fleet.rank_variables(self)
+            if variables is not None:
+                environment = {**spec.environment, **variables}
+                return await Child.start(replace(spec, environment=environment))
+            if fleet.going:
+                return None
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(fleet.ending.wait(), POLL_S)
+                return None
+
+    async def _has_left(self, child: Child, code: int) -> bool:
+        """True if it has left for good: the run has ended, or it was drained."""
+        fleet, ended_well = self._fleet, code in (0, UNSEEN)
+        if self.role == CONTROLLER:
+            return False
+        if self.state is State.LEAVING and code != 0 and self.role != RANK:
+            # Killed while it was draining: it may not have deregistered, and is not restarted.
+            self._report(child, code)
+            fleet.note(f"{self.name} ended while it was leaving")
+            return True
+        if ended_well and self.state is State.RUNNING and not fleet.finished:
+            # Our status is one poll old; the worker may know more.
+            await self._ask_why(child)
+        if fleet.finished and (ended_well or self.role == RANK):
+            return True
+        if self.state is State.LEAVING and self.role != RANK:
+            fleet.note(f"{self.name} has left")
+        return self.state is State.LEAVING
+
+    async def _ask_why(self, child: Child) -> None:
+        """Asks the ledger whether the run is finished, or this worker was asked to leave."""
+        fleet = self._fleet
+        try:
+            status = await leader_status(fleet.control, WHY_LIMIT_S)
+        except (ControlPlaneUnavailable, RequestRefused):
+            return
+        fleet.finished |= status.phase == "finished"
+        for worker in status.workers:
+            if worker.worker_id != self.worker_id:
+                continue
+            # A rank that ends with 0 has followed its rank 0, whose process id is another.
+            follows = self.role == RANK and worker.state in GONE_OR_LEAVING
+            if follows or is_leaving(worker):
+                self.note_leaving(child.pid if follows else worker.pid)
+
+    async def _waits_for_restart(self, child: Child, code: int, record: ProcessRecord) -> bool:
+        """True once it is time for a restart; False if there is none."""
+        fleet, now = self._fleet, time.monotonic()
+        # A rank ends with 1 as soon as another one has ended. Failures of the replica are counted
+        # at rank 0.
+        counted = -signal.SIGKILL if self.role == RANK and code == 1 else code
+        verdict = fleet.restarts.decide(self.name, counted, now - child.began, now)
+        how = f"exit status {code}" if code >= 0 else f"signal {-code}"
+        if code == UNSEEN:
+            how = "exit status unknown"
+        match verdict:
+            case GiveUp(reason):
+                last = child.last_line()
+                if code == 2 and last:
+                    fleet.fail(f"{self.name}: {last}")
+                else:
+                    line = f". Its last line: {last}" if last and code > 0 else ""
+                    log = child.spec.log
+                    fleet.fail(f"{self.name} ended ({how}) and {reason}{line} (see {log})")
+                return False
+            case Leave():
+                fleet.note(f"{self.name} ended ({how}); fleet.restart is off")
+                self.move(State.GIVEN_UP)
+                if not fleet.others_of(self):
+                    fleet.fail(f"the last {self.role} process, {self.name}, ended ({how})")
+                return False
+            case Restart(delay_s):
+                when = f"in {delay_s:g} s" if delay_s else "now"
+                fleet.note(f"{self.name} ended ({how}); starting it again {when}")
+                fleet.mark(record, "waiting")
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(delay_s or 0.001):
+                        await fleet.ending.wait()
+                return not fleet.ending.is_set()
+
+    def _report(self, child: Child, code: int) -> None:
+        """Reports the end to the controllers, without waiting for them."""
+        fleet = self._fleet
+        work: Coroutine[Any, Any, None]
+        if self.role == CONTROLLER:
+            work = self._bury_controller(child, code)
+        elif self.role != RANK:
+            work = fleet.faults.report_exit(child, code)
+        elif code < 0 and not child.signalled:
+            # Something has killed the rank: the end of its replica, which the ledger knows,
+            # follows from it.
+            work = fleet.faults.report_end(child, code)
+        else:
+            return
+        fleet.in_background(work)
+
+    async def _bury_controller(self, child: Child, code: int) -> None:
+        fleet = self._fleet
+        run = fleet.config.run.name
+        await asyncio.to_thread(release_dead, fleet.redis_url, run, self.name, child.pid)
+        await fleet.faults.report_end(child, code)
+
+
+def is_leaving(worker: admin_pb2.WorkerStatus) -> bool:
+    return worker.state in ("draining", "stopped")

@@ -1,0 +1,171 @@
+"""A node other than node 0: it joins the run, keeps its share of the workers, and ends as the run
+ends.
+
+    meet node 0 ──► start workers ──► watch ──► outcome of the run ─────────► its exit status
+                                        │ ├──► a worker cannot be started ──► 1
+                                        │ ├──► node 0 is silent for --wait s ─► 3
+                                        │ └──► SIGTERM: workers leave ──────► 130
+                                        └ node 0 is silent, or another one: workers wait, and go on with it
+
+Every worker that it started has ended before ``run`` returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import BadInput, Unreachable
+from paceline.providers.base import AT_WORK
+from paceline.rpc.addresses import address_towards
+from paceline.rpc.client import ControlPlaneUnavailable, RequestRefused
+from paceline.observe.event_follower import leader_status
+from paceline.observe.fleet_file import FleetRecord
+from paceline_launcher.launch.child_specs import ChildSpecs
+from paceline_launcher.launch.ending import EXPORT_LIMIT_S
+from paceline_launcher.launch.fleet import Fleet
+from paceline_launcher.launch.job import RunOutcome, node_directory, read_job, read_outcome
+from paceline_launcher.launch.meeting import Meeting, Met
+from paceline_launcher.launch.node_workers import NodeWorkers
+from paceline_launcher.launch.stop import Interrupts
+
+POLL_S = 0.5
+ASK_LIMIT_S = 2.0
+PATIENCE_S = 10.0
+"""Between SIGTERM and SIGKILL."""
+STOP_LOOK_S = 3.0
+"""Time that a stopped node gives node 0, which may have got the same signal, to stop the whole run
+with a checkpoint."""
+INTERRUPTED = 130
+
+
+@dataclass(eq=False)
+class FollowingNode:
+    """``wait_s``: how long node 0 may be silent."""
+
+    meeting: Meeting
+    workers: NodeWorkers
+    run_dir: Path
+    wait_s: float
+    note: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self._interrupts = Interrupts(
+            lambda: self.note(
+                "this node is stopping: its workers leave the run; once more kills them at once"
+            ),
+            lambda: None,
+        )
+        self._heard = time.monotonic()
+        """When node 0 last answered."""
+        self._phase = ""
+        self._session = ""
+        """Newest start of node 0, whose outcome counts."""
+
+    async def run(self) -> int:
+        """Exit status. Raises BadInput or Unreachable if the node cannot join."""
+        self._interrupts.install()
+        meet = asyncio.create_task(self.meeting.meet())
+        ends: list[asyncio.Future[Any]] = [meet, self._interrupts.first]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if not meet.done():
+            meet.cancel()
+            return INTERRUPTED
+        met = meet.result()
+        self._session, self._heard = met.job.session, time.monotonic()
+        fleet = self._fleet(met)
+        try:
+            fleet.start_workers()
+            self.note(f"joined the run with {', '.join(fleet.worker_names()) or 'no worker'}")
+            return await self._watch(fleet)
+        finally:
+            await fleet.stop_workers(PATIENCE_S)
+            await fleet.close()
+            await met.control.close()
+
+    def _fleet(self, met: Met) -> Fleet:
+        place, home = self.meeting.place, node_directory(self.run_dir, self.workers.node)
+        ports = [int(address.rpartition(":")[2]) for address in met.job.addresses]
+        specs = ChildSpecs(met.config, met.config_path, self.run_dir, ports, place.master)
+        # Node 0 reaches this node there, and so do the others.
+        address = address_towards(place.master, place.port)
+        earlier = FleetRecord.read(home)
+        return Fleet(
+            met.config, specs, home, met.control, self.note, self.workers, address, earlier
+        )
+
+    async def _watch(self, fleet: Fleet) -> int:
+        while True:
+            if fleet.failed.done():
+                self.note(f"error: {fleet.failed.result()}")
+                return 1
+            if (outcome := await self._outcome()) is not None:
+                return self._end(fleet, outcome)
+            await self._follow_session()
+            await self._look(fleet)
+            if self._interrupts.first.done():
+                return await self._leave(fleet)
+            ends: list[asyncio.Future[Any]] = [self._interrupts.first, fleet.failed]
+            await asyncio.wait(ends, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _outcome(self) -> RunOutcome | None:
+        outcome = await asyncio.to_thread(read_outcome, self.run_dir)
+        return outcome if outcome is not None and outcome.session == self._session else None
+
+    async def _follow_session(self) -> None:
+        """Raises BadInput if node 0 was started again, and does not fit this node."""
+        job = await asyncio.to_thread(read_job, self.run_dir)
+        if job is None or job.session == self._session:
+            return
+        if problem := job.problem(self.meeting.own):
+            raise BadInput(f"node 0 was started again, and {problem}. Start this node anew")
+        self.note("node 0 was started again")
+        self._phase, self._session = "", job.session
+
+    async def _look(self, fleet: Fleet) -> bool:
+        """Looks at the run once, and acts on it. True if it needs workers.
+
+        Raises Unreachable if node 0 has been silent for too long.
+        """
+        try:
+            status = await leader_status(fleet.control, ASK_LIMIT_S)
+        except ControlPlaneUnavailable:
+            ended = self._phase in ("finished", "failed", "suspended")
+            limit_s = self.wait_s + (EXPORT_LIMIT_S if ended else 0.0)
+            if time.monotonic() - self._heard >= limit_s:
+                raise Unreachable(
+                    f"node 0 has not answered for {limit_s:g} s (--wait): look at its log. A node that "
+                    "is started again joins the run again"
+                ) from None
+            return False
+        except RequestRefused as error:
+            raise BadInput(f"node 0 refuses this node: {error.message}") from None
+        self._heard, self._phase = time.monotonic(), status.phase
+        fleet.finished = status.phase == "finished"
+        await fleet.reconcile(status)
+        return status.phase in AT_WORK
+
+    def _end(self, fleet: Fleet, outcome: RunOutcome) -> int:
+        """Node 0 has waited for those workers that had something to save."""
+        fleet.finished = outcome.status == "finished"
+        reason = f" ({outcome.reason})" if outcome.reason else ""
+        self.note(f"the run has ended: {outcome.status}{reason}")
+        return outcome.exit_code
+
+    async def _leave(self, fleet: Fleet) -> int:
+        """This node is taken away, or the whole job is stopped: then node 0 stops the run, and the
+        workers end with it."""
+        began, second = time.monotonic(), self._interrupts.second
+        deadline = began + fleet.config.fleet.stop_s
+        while time.monotonic() < deadline and not second.done() and fleet.worker_names():
+            if (outcome := await self._outcome()) is not None:
+                return self._end(fleet, outcome)
+            at_work = await self._look(fleet)
+            if at_work and not fleet.going and time.monotonic() >= began + STOP_LOOK_S:
+                await fleet.leave()
+            await asyncio.wait([second], timeout=POLL_S)
+        return INTERRUPTED

@@ -1,0 +1,142 @@
+"""Workers of a run that one node starts, and the GPUs that each of them sees.
+
+    one node        the desired number of workers, with the first GPUs that are free
+    several nodes   those that the placement puts on this node, with the GPUs that it names
+
+Several nodes look at the same status of the ledger and compute the same names, so that no two start
+the same worker and none is left out:
+
+    wanted numbers of a pool = the first N of: workers that are alive, then other numbers from 0 (draining ones excepted)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from paceline.config.schema import Config
+from paceline.providers.base import GONE_OR_LEAVING, desired_of
+from paceline.v1 import admin_pb2
+from paceline.worker_pools import (
+    POLICY,
+    desired_workers,
+    pool_of_worker,
+    worker_index,
+    worker_name,
+)
+from paceline_launcher.launch.replica_ranks import rank_name, replica_of
+from paceline_launcher.machine_gpus import MachineGpus
+from paceline_launcher.node_placement import Placement, WorkerPlace
+
+
+@dataclass(frozen=True, slots=True)
+class NodeWorkers:
+    config: Config
+    machine: MachineGpus | None = None
+    """GPUs to be given out as workers come and go; None: all workers see the same."""
+    placement: Placement | None = None
+    """Places of the workers on the nodes of the job; None: this is the only node."""
+    node: int = 0
+    gpus: tuple[str, ...] = ()
+    """Names of this node's GPUs with a placement, as CUDA_VISIBLE_DEVICES takes them."""
+
+    def first(self) -> list[str]:
+        """Names of the processes of [fleet] on this node: workers, then ranks above 0."""
+        if self.placement is None:
+            pools = desired_workers(self.config).items()
+            return [worker_name(pool, index) for pool, count in pools for index in range(count)]
+        return [*self.placement.on(self.node), *self.ranks(self.placement.names(POLICY))]
+
+    def ranks(self, replicas: Collection[str]) -> list[str]:
+        """Names of this node's ranks above 0 of ``replicas``."""
+        if self.placement is None:
+            return []
+        on_node = self.placement.ranks_on(self.node, beyond=map(worker_index, replicas))
+        return [
+            rank_name(name, rank)
+            for name, ranks in on_node.items()
+            for rank in ranks
+            if name in replicas and rank > 0
+        ]
+
+    def place_of(self, name: str) -> WorkerPlace | None:
+        """Place of a worker, or of a rank's replica, among the nodes."""
+        if self.placement is None:
+            return None
+        replica = replica_of(name)
+        return self.placement.of(pool_of_worker(replica), worker_index(replica))
+
+    def is_here(self, name: str) -> bool:
+        """True if this node starts worker ``name``."""
+        place = self.place_of(name)
+        return self.placement is None or (place is not None and place.node == self.node)
+
+    def take(self, name: str, running: Collection[str]) -> tuple[str, ...] | None:
+        """GPUs of a process that is about to start; None if too few are free.
+
+        ``running``: names of the processes of this node that run or are about to.
+        """
+        if self.placement is None:
+            return self.machine.take(name, running) if self.machine is not None else ()
+        numbers = self._gpus_of(name)
+        # Policy replicas and other workers may grow towards one another.
+        others = (other for other in running if replica_of(other) != replica_of(name))
+        if any(not numbers.isdisjoint(self._gpus_of(other)) for other in others):
+            return None
+        return self.named(name)
+
+    def named(self, name: str) -> tuple[str, ...]:
+        """GPUs that the placement gives a process on this node; all are seen if it gives none."""
+        return tuple(self.gpus[number] for number in sorted(self._gpus_of(name)) if self.gpus)
+
+    def wanted(
+        self, status: admin_pb2.StatusReply, pool: str, staying: Iterable[str], here: Iterable[str]
+    ) -> set[str]:
+        """Names of the workers of ``pool`` that the ledger's desired number stands for.
+
+        ``staying``: this node's workers that were not asked to leave; ``here``: all that run.
+        """
+        if self.placement is not None:
+            numbers = wanted_on_nodes(status, pool, self.placement)
+        else:
+            # Workers that others have started, by hand, are none of the desired ones.
+            stay = {worker_index(name) for name in staying}
+            leave = {worker_index(name) for name in here} - stay
+            numbers = _first_numbers(desired_of(status, pool), stay, leave)
+        return {worker_name(pool, number) for number in numbers}
+
+    def everywhere(self, pool: str, here: Iterable[str]) -> list[str]:
+        """Workers of ``pool`` on all nodes; ``here``: those of this node."""
+        return list(here) if self.placement is None else self.placement.names(pool)
+
+    def _gpus_of(self, name: str) -> set[int]:
+        place = self.place_of(name)
+        part = place.part_on(self.node) if place is not None else None
+        return set(part.gpus) if part is not None else set()
+
+
+def wanted_on_nodes(status: admin_pb2.StatusReply, pool: str, placement: Placement) -> list[int]:
+    """Numbers of the wanted workers of ``pool`` on all nodes together."""
+    states = {
+        worker_index(worker.worker_id): worker.state
+        for worker in status.workers
+        # A worker that somebody started by hand may have any name.
+        if pool_of_worker(worker.worker_id) == pool
+        and worker.worker_id.rpartition("-")[2].isdecimal()
+    }
+    alive = {index for index, state in states.items() if state not in GONE_OR_LEAVING}
+    draining = {index for index, state in states.items() if state == "draining"}
+    count = desired_of(status, pool)
+    roomless = {
+        index
+        for index in range(count + len(draining))
+        if index not in alive and placement.of(pool, index) is None
+    }
+    return _first_numbers(count, alive, draining, roomless)
+
+
+def _first_numbers(
+    count: int, alive: set[int], leaving: set[int], roomless: Collection[int] = ()
+) -> list[int]:
+    numbers = (set(range(count + len(leaving))) - set(roomless) | alive) - leaving
+    return sorted(numbers, key=lambda number: (number not in alive, number))[:count]
