@@ -291,7 +291,7 @@ class Fleet:
         pool = POLICY if is_rank else pool_of_worker(name)
         spec = self.specs.rank(name) if is_rank else self.specs.worker(pool, worker_index(name))
         process = self._process(spec)
-        gpus = self.workers.take(name, [p.name for p in self._active()])
+        gpus = self.workers.take(name, self.worker_names())
         if gpus is not None:
             if line:
                 self.note(line)
