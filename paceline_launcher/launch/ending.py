@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.config.schema import Config
-from paceline.process.user_code import python_module
 from paceline.observe.run_records import RunRecords
 from paceline.observe.summary import summarise
+from paceline.process.user_code import python_module
 from paceline_launcher.launch.child import Child, ChildSpec
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ from typing import Any
 import psutil
 
 from paceline.config.schema import Config
-from paceline.providers.base import AT_WORK
-from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.observe.event_follower import leader_status
 from paceline.observe.fleet_file import FleetRecord, ProcessId, ProcessRecord
+from paceline.providers.base import AT_WORK
+from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.v1 import admin_pb2
 from paceline.worker_pools import POLICY, in_order, pool_of_worker, worker_index
 from paceline_launcher.launch.child import Adopted, Child, ChildSpec, end_all

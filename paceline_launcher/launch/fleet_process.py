@@ -23,11 +23,11 @@ from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from paceline.observe.event_follower import leader_status
+from paceline.observe.fleet_file import ProcessRecord
 from paceline.providers.base import GONE_OR_LEAVING
 from paceline.redis.leader_lease import release_dead
 from paceline.rpc.client import ControlPlaneUnavailable, RequestRefused
-from paceline.observe.event_follower import leader_status
-from paceline.observe.fleet_file import ProcessRecord
 from paceline.v1 import admin_pb2
 from paceline_launcher.launch.child import UNSEEN, Child, ChildSpec
 from paceline_launcher.launch.child_specs import CONTROLLER

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import BadInput, Unreachable
+from paceline.observe.event_follower import leader_status
+from paceline.observe.fleet_file import FleetRecord
 from paceline.providers.base import AT_WORK
 from paceline.rpc.addresses import address_towards
 from paceline.rpc.client import ControlPlaneUnavailable, RequestRefused
-from paceline.observe.event_follower import leader_status
-from paceline.observe.fleet_file import FleetRecord
 from paceline_launcher.launch.child_specs import ChildSpecs
 from paceline_launcher.launch.ending import EXPORT_LIMIT_S
 from paceline_launcher.launch.fleet import Fleet

@@ -19,9 +19,9 @@ from pathlib import Path
 from paceline.config.load import load_config
 from paceline.config.schema import Config
 from paceline.errors import BadInput, Unreachable
+from paceline.observe.event_follower import leader_status
 from paceline.rpc.auth import TOKEN_VARIABLE, read_token
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
-from paceline.observe.event_follower import leader_status
 from paceline_launcher.launch.job import NodeJob, read_job
 from paceline_launcher.launch.node_environment import NodePlace
 

