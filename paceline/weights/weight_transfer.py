@@ -30,7 +30,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -120,53 +120,89 @@ def receive_snapshot(
         header = _recv_header(sources[0], reception)
         started = time.perf_counter()
         offer = _offer(header, newer_than, limit_bytes or _memory_bytes(device))
-        manifest = offer.manifest
-        held = base if base is not None and base.manifest == manifest else None
-        weights = _begun(reception, offer)
-        answers = _ask_all(sources, offer, held, weights, reception)
-        if weights is not None and not all(answer.kept for answer in answers if answer.ready):
-            weights = None
-            answers = _ask_all(sources, offer, held, None, reception)
-        ready = all(answer.ready for answer in answers)
-        for source, mesh in enumerate(sources):
-            send_go(mesh, ready)
-            if not ready:
-                reception.paid(source)
-        if not ready:
+        plan = _negotiate(sources, offer, base, reception)
+        if plan is None:
             # A version that was published since: it is announced next.
             continue
-        if len({answer.direct for answer in answers}) > 1:
-            raise WeightsRefused("some sources send from their devices and others do not")
-        if held is None and any(answer.base for answer in answers):
-            raise WeightsRefused("deltas were announced for weights that are not here")
-        if answers[0].direct:
-            if not all(mesh.joins_devices for mesh in sources):
-                raise WeightsRefused("buckets were announced over a device link that is not there")
-            flat = torch.empty(manifest.total_bytes, dtype=torch.uint8, device=sources[0].device)
-            receive_direct(
-                offer.version,
-                manifest,
-                flat,
-                _coming(sources, answers, offer, None, None, reception),
-            )
-            seconds = time.perf_counter() - started
-            return StagedWeights(offer.version, manifest.views(flat), seconds)
-        if weights is None:
-            weights = reception.begun = ArrivingWeights(
-                offer.version, manifest, keep_deltas=reception.keep_deltas
-            )
-        weights.tree = reception.tree
-        if held is not None and any(answer.base for answer in answers):
-            weights.base = held.fingerprint
-        reception.began(weights)
-        if not receive_shares(weights, _coming(sources, answers, offer, held, weights, reception)):
-            continue
-        reception.begun = None
-        tensors = manifest.views(weights.flat.to(device))
-        kept = None
-        if manifest.may_be_sparse:
-            kept = ReceiverBase(manifest, weights.flat, weights.checksums)
-        return StagedWeights(offer.version, tensors, time.perf_counter() - started, kept)
+        staged = (
+            _stage_direct(plan) if plan.direct else _stage_shares(plan, device, base, reception)
+        )
+        if staged is not None:
+            return replace(staged, seconds=time.perf_counter() - started)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What the sources have agreed to send."""
+
+    offer: _Offer
+    coming: list[Coming]
+    direct: bool
+    """The buckets come from the sources' devices."""
+    weights: ArrivingWeights | None
+    """A reception that broke off and goes on."""
+
+
+def _negotiate(
+    sources: Sequence[ProcessMesh],
+    offer: _Offer,
+    base: ReceiverBase | None,
+    reception: Reception,
+) -> _Plan | None:
+    """Asks all sources for their shares; None if one of them will never have the version."""
+    base = base if base is not None and base.manifest == offer.manifest else None
+    weights = _begun(reception, offer)
+    answers = _ask_all(sources, offer, base, weights, reception)
+    if weights is not None and not all(answer.kept for answer in answers if answer.ready):
+        weights = None
+        answers = _ask_all(sources, offer, base, None, reception)
+    ready = all(answer.ready for answer in answers)
+    for source, mesh in enumerate(sources):
+        send_go(mesh, ready)
+        if not ready:
+            reception.paid(source)
+    if not ready:
+        return None
+    if len({answer.direct for answer in answers}) > 1:
+        raise WeightsRefused("some sources send from their devices and others do not")
+    if base is None and any(answer.base for answer in answers):
+        raise WeightsRefused("deltas were announced for weights that are not here")
+    direct = answers[0].direct
+    if direct and not all(mesh.joins_devices for mesh in sources):
+        raise WeightsRefused("buckets were announced over a device link that is not there")
+    coming = _coming(sources, answers, offer, base, None if direct else weights, reception)
+    return _Plan(offer, coming, direct, weights)
+
+
+def _stage_direct(plan: _Plan) -> StagedWeights:
+    version, manifest = plan.offer.version, plan.offer.manifest
+    device = plan.coming[0].mesh.device
+    flat = torch.empty(manifest.total_bytes, dtype=torch.uint8, device=device)
+    receive_direct(version, manifest, flat, plan.coming)
+    return StagedWeights(version, manifest.views(flat))
+
+
+def _stage_shares(
+    plan: _Plan, device: torch.device, base: ReceiverBase | None, reception: Reception
+) -> StagedWeights | None:
+    """The weights from host memory; None if the only source will never have the rest of them."""
+    version, manifest, weights = plan.offer.version, plan.offer.manifest, plan.weights
+    if weights is None:
+        weights = reception.begun = ArrivingWeights(
+            version, manifest, keep_deltas=reception.keep_deltas
+        )
+    weights.tree = reception.tree
+    if base is not None and any(coming.base for coming in plan.coming):
+        weights.base = base.fingerprint
+    reception.began(weights)
+    if not receive_shares(weights, plan.coming):
+        return None
+    reception.begun = None
+    tensors = manifest.views(weights.flat.to(device))
+    kept = None
+    if manifest.may_be_sparse:
+        kept = ReceiverBase(manifest, weights.flat, weights.checksums)
+    return StagedWeights(version, tensors, base=kept)
 
 
 def _recv_header(mesh: ProcessMesh, reception: Reception) -> dict[str, Any]:
