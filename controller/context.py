@@ -12,8 +12,8 @@ from controller.dataset_rows import DatasetRows
 from controller.export.exporters import Exporters
 from controller.export.run_files import RunFiles
 from controller.ledger.commands import RunSpec
-from controller.ledger.facts import EvalSet
 from controller.ledger.learning_rate import LearningRate
+from controller.ledger.specs import EvalSet
 from controller.store.stores import Stores
 from paceline.config.load import fleet_digest, run_digest
 from paceline.config.run_length import run_steps

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from controller.ledger.enums import DesiredLifecycle, PlanState, Role
-from controller.ledger.facts import Member
+from controller.ledger.specs import Member
 from controller.ledger.state.state import State
 from controller.ledger.views import views
 from paceline.ids import MeshEpoch, TaskId, Version
@@ -57,7 +57,7 @@ def directive_of(
         mesh = message_of(worker_pb2.PolicyMesh, view.mesh, members=members)
     links = [
         worker_pb2.WeightsLink(
-            epoch=link.epoch,
+            epoch=link.generation,
             publisher=_member(link.publisher),
             receiver=_member(link.receiver),
             reload=link.reload,
@@ -87,7 +87,10 @@ def plan_of(
     if view is not None:
         epochs = [message_of(policy_pb2.VersionEpoch, epoch) for epoch in view.version_epochs]
         shard = _task_refs(view.shard)
-        groups = [message_of(policy_pb2.PlannedGroup, group) for group in view.groups]
+        groups = [
+            message_of(policy_pb2.PlannedGroup, group, suspect=group.task_id in view.suspects)
+            for group in view.groups
+        ]
         plan = message_of(
             policy_pb2.StepPlan, view, shard=shard, groups=groups, version_epochs=epochs
         )

@@ -12,11 +12,9 @@ from controller.ledger.commands import (
     ChangeSettings,
     CommandRefused,
     RunSpec,
-    SpecChange,
     StartRun,
 )
 from controller.ledger.decisions.settings import problem_of, stays_ended
-from controller.ledger.facts import values
 from controller.ledger.state.settings import SettingChange
 from controller.ledger.state.state import State
 from paceline.config.load import ConfigError, changeable, changed_config, unknown_setting
@@ -88,8 +86,7 @@ class RunSettings:
             raise CommandRefused(RefusalCode.INVALID, str(error)) from error
         # As the schema reads them: 5 is 5.0 if the setting is a float.
         read = changeable(config)
-        spec = SpecChange(**values(SpecChange, whole))
-        return ChangeSettings(request_id, {name: read[name] for name in asked}, spec)
+        return ChangeSettings(request_id, {name: read[name] for name in asked}, whole.live)
 
     def effect_of(self, command: ChangeSettings) -> dict[str, SettingChange]:
         """What the command would change. Raises CommandRefused as the ledger would."""

@@ -31,7 +31,7 @@ from controller.ledger import Ledger
 from controller.ledger import commands as cmd
 from controller.ledger.enums import Lifecycle, Role
 from controller.ledger.events import to_json
-from controller.ledger.facts import GroupFacts
+from controller.ledger.specs import GroupMeta
 from controller.ledger.views.directive_grounds import Grounds, directive_grounds
 from controller.ledger.views.views import owns_all
 from controller.proto_encoding import directive_of
@@ -115,7 +115,7 @@ class Fleet:
         """Accepts the groups of one step, so that it opens."""
         version = self.ledger.state.versions.version
         for lease in self.lease(self.rollouts[0], GROUPS, version).leases:
-            facts = GroupFacts(
+            facts = GroupMeta(
                 lease.task_id, lease.attempt, 16, 100, 4096, version, version, 0.5, 0.5, 1.0
             )
             self.do(cmd.AcceptGroup(self.rollouts[0], 1, facts))

@@ -12,7 +12,7 @@ from typing import Any
 
 from controller.ledger import Ledger
 from controller.ledger.enums import Kind, Role
-from controller.ledger.facts import GroupFacts
+from controller.ledger.specs import GroupMeta
 from controller.ledger.state.fleet import Worker
 from controller.ledger.state.tasks import Task, TaskState
 from controller.store.journal import Journal, LedgerSnapshot, Position
@@ -107,7 +107,7 @@ def _long_run(groups: int) -> Ledger:
     book.cursor = book.trained = groups
     for n in range(groups):
         task_id, version = TaskId(f"t{n}"), Version(n // GROUPS_PER_STEP)
-        facts = GroupFacts(
+        facts = GroupMeta(
             task_id, 1, 16, 180, 65_536 + n % 997, version, version, 0.5 + n / 1e8, 0.49, 1.0
         )
         state, owner = TaskState.TRAINED, f"rollout-{n % 1000}"

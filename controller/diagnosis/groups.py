@@ -18,7 +18,7 @@ STILL_S = 5.0
 def groups(e: Evidence) -> Diagnosis | None:
     """No step is open: trainers wait for groups."""
     state = e.state
-    if state.steps.open is not None or state.facts is None:
+    if state.steps.open is not None or state.run_spec is None:
         return None
     ready, batch = state.ready_for_next_step, state.run.groups_per_step
     subject = f"step {state.versions.step + 1} ({ready} of {batch} groups ready)"
@@ -26,7 +26,7 @@ def groups(e: Evidence) -> Diagnosis | None:
     if (worker := quietest(e, workers)) is not None:
         then = f"and its {worker.held} tasks go to others" if worker.held else ""
         return silent_worker(e, worker, subject, then=then)
-    if workers and not state.facts.recorded and all(w.loaded_version < 0 for w in workers):
+    if workers and not state.run_spec.recorded and all(w.loaded_version < 0 for w in workers):
         return _no_weights(e, subject, workers)
     found = [(w, wait) for w in workers for wait in w.waits if wait.kind in _HOLDING]
     if not found:

@@ -51,7 +51,7 @@ def shares_of(
     """The shares of this moment. ``scorers``: their loads by pool."""
     gauges = [report.gauges for _, report in reports]
     open_for_newest = admissible(state, state.versions.version) > 0
-    recorded = state.facts is not None and state.facts.recorded  # its workers load no weights
+    recorded = state.run_spec is not None and state.run_spec.recorded  # its workers load no weights
     behind = [
         open_for_newest and not recorded and admissible(state, worker.loaded_version) <= 0
         for worker, _ in reports
@@ -93,7 +93,7 @@ def pace_of(leader: Leader) -> Pace:
         policies=len(state.fleet.living(Role.POLICY)),
         rollouts=len(reports),
         reward_processes=config.reward.processes,
-        recorded=state.facts is not None and state.facts.recorded,
+        recorded=state.run_spec is not None and state.run_spec.recorded,
         scorer=busiest,
         scorers=len(state.fleet.living_in(busiest)),
     )

@@ -4,7 +4,7 @@
                     ▲                       │
                     └──────── reads ────────┘
 
-- ``commands`` and ``events/`` are the vocabulary, with ``enums`` and ``facts``; ``codec`` is their
+- ``commands`` and ``events/`` are the vocabulary, with ``enums`` and ``specs``; ``codec`` is their
   JSON.
 - ``state/`` has a file for each noun, such as ``tasks``, ``steps``, ``fleet`` and ``versions``, and
   ``state`` as a whole. It changes in the ``apply`` of an event only.

@@ -13,7 +13,8 @@ of two releases comparable.
 
 A field with ``metadata=TRANSIENT`` is left out, and has its default when it is read. So has a field
 that an earlier release did not write, and the last items of an array. A field without a default
-that is missing is a KeyError.
+that is missing is a KeyError. A field with ``metadata=stored_as(name)`` has that name in JSON: what
+earlier releases called it.
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ Convert = Callable[[Any], Any]
 _T = TypeVar("_T")
 
 TRANSIENT = {"transient": True}
+
+
+def stored_as(name: str) -> dict[str, Any]:
+    """Metadata of a field that journals and snapshots know by another name."""
+    return {"stored_as": name}
 
 
 def encode(value: Any) -> dict[str, Any]:
@@ -60,8 +66,8 @@ def known_fields(kind: Any, data: Any, like: Any) -> Any:
     if is_dataclass(kind):
         if getattr(kind, "compact", False):
             rows = zip(_fields(kind), data, like, strict=False)
-            return [known_fields(hint, x, y) for (_, hint), x, y in rows]
-        hints = [(name, hint) for name, hint in _fields(kind) if name in like]
+            return [known_fields(hint, x, y) for (_, _, hint), x, y in rows]
+        hints = [(name, hint) for _, name, hint in _fields(kind) if name in like]
         return {name: known_fields(hint, data[name], like[name]) for name, hint in hints}
     if origin in (Union, UnionType):
         return known_fields(_present(args), data, like)
@@ -110,11 +116,14 @@ def encoder(kind: Any) -> Convert | None:
 
 def _fields_encoder(kind: Any) -> Convert:
     """Most fields are JSON already: all are read in one call, and the others replaced."""
-    plan = [(name, encoder(hint)) for name, hint in _fields(kind)]
+    plan = [(name, encoder(hint)) for _, name, hint in _fields(kind)]
     names = [name for name, _ in plan]
+    attributes = [attribute for attribute, _, _ in _fields(kind)]
     # With one name it would return the value by itself.
     read: Convert = (
-        attrgetter(*names) if len(names) > 1 else lambda v: [getattr(v, n) for n in names]
+        attrgetter(*attributes)
+        if len(attributes) > 1
+        else lambda v: [getattr(v, n) for n in attributes]
     )
     in_array = [(place, f) for place, (_, f) in enumerate(plan) if f is not None]
     in_object = [(name, f) for name, f in plan if f is not None]
@@ -142,14 +151,18 @@ def decoder(kind: Any) -> Convert | None:
     origin, args = get_origin(kind) or kind, get_args(kind)
     if is_dataclass(kind):
         make: Any = kind
-        plan = [(name, decoder(hint)) for name, hint in _fields(kind)]
+        plan = [(attribute, name, decoder(hint)) for attribute, name, hint in _fields(kind)]
         if getattr(kind, "compact", False):
-            converts = [f for _, f in plan]
+            converts = [f for _, _, f in plan]
             return lambda v: make(*[_apply(f, x) for f, x in zip(converts, v, strict=False)])
         optional = _optional(kind)
-        parts = [(name, f, name in optional) for name, f in plan]
+        parts = [(attribute, name, f, attribute in optional) for attribute, name, f in plan]
         return lambda v: make(
-            **{name: _apply(f, v[name]) for name, f, absent in parts if not absent or name in v}
+            **{
+                attribute: _apply(f, v[name])
+                for attribute, name, f, absent in parts
+                if not absent or name in v
+            }
         )
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind
@@ -180,9 +193,19 @@ def _bare(kind: Any) -> Any:
     return getattr(kind, "__supertype__", kind)
 
 
-def _fields(kind: Any) -> list[tuple[str, Any]]:
+def _fields(kind: Any) -> list[tuple[str, str, Any]]:
+    """Attribute, name in JSON and type of each field that is stored."""
     hints = get_type_hints(kind)
-    return [(f.name, hints[f.name]) for f in fields(kind) if "transient" not in f.metadata]
+    return [
+        (f.name, f.metadata.get("stored_as", f.name), hints[f.name])
+        for f in fields(kind)
+        if "transient" not in f.metadata
+    ]
+
+
+def stored_names(kind: Any) -> tuple[str, ...]:
+    """Names of the fields of the dataclass ``kind`` in JSON."""
+    return tuple(name for _, name, _ in _fields(kind))
 
 
 def _optional(kind: Any) -> frozenset[str]:

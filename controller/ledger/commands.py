@@ -23,12 +23,12 @@ from controller.ledger.enums import (
 )
 from controller.ledger.enums import Kind as Kind
 from controller.ledger.enums import Role as Role
-from controller.ledger.facts import Ballot, WorkerSpec
-from controller.ledger.facts import GroupFacts as GroupFacts
-from controller.ledger.facts import LeasedTask as LeasedTask
-from controller.ledger.facts import RunSpec as RunSpec
-from controller.ledger.facts import SpecChange as SpecChange
-from controller.ledger.facts import StatValue as StatValue
+from controller.ledger.specs import Ballot, WorkerSpec
+from controller.ledger.specs import GroupMeta as GroupMeta
+from controller.ledger.specs import LeasedTask as LeasedTask
+from controller.ledger.specs import LiveSpec as LiveSpec
+from controller.ledger.specs import RunSpec as RunSpec
+from controller.ledger.specs import StatValue as StatValue
 from paceline.ids import MeshEpoch, Step, TaskId, Version
 from paceline.refusal_code import RefusalCode
 
@@ -69,7 +69,7 @@ class StartRun(Command):
     if it is given more steps.
     """
 
-    facts: RunSpec
+    spec: RunSpec
     """With the settings that are in force once ``settings`` is taken over."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Changeable settings of the leader's config file, by dotted name."""
@@ -136,7 +136,7 @@ class LeaseResult:
 class AcceptGroup(WorkerCommand):
     """Reply: Verdict. Idempotent by (task_id, attempt)."""
 
-    group: GroupFacts
+    group: GroupMeta
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +179,9 @@ class FormMesh(Command):
 
 @dataclass(frozen=True, slots=True)
 class BreakLink(WorkerCommand):
-    """An end reports a failed weights link: it gets a new epoch. Reply: None."""
+    """An end reports a failed weights link: it gets a new generation. Reply: None."""
 
-    epoch: int
+    generation: int
     detail: str = ""
 
 
@@ -314,7 +314,7 @@ class Pause(AdminCommand):
 class ChangeSettings(AdminCommand):
     settings: Mapping[str, Any]
     """Those to change, by dotted name; the shell has validated them together with the others."""
-    spec: SpecChange
+    spec: LiveSpec
     """What follows from them."""
 
 

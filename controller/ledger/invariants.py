@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from controller.ledger.decisions.standby_workers import missing_at_work
 from controller.ledger.enums import Kind, Phase, Role
-from controller.ledger.facts import LinkSpec
+from controller.ledger.specs import LinkSpec
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import TaskState
 from controller.ledger.state.token_ages import too_old, trained_tokens
@@ -28,7 +28,7 @@ def check_counts(s: State) -> list[str]:
         problems.append(
             f"{dispatched} tasks dispatched, {parts} + {t.dropped.total()} accounted for"
         )
-    if s.facts is not None and t.trained != s.versions.step * s.run.groups_per_step:
+    if s.run_spec is not None and t.trained != s.versions.step * s.run.groups_per_step:
         problems.append(f"{t.trained} groups trained in {s.versions.step} steps")
     if min(t.leased, t.in_step, t.trained) < 0:
         problems.append("a count is negative")
@@ -40,7 +40,7 @@ def check_counts(s: State) -> list[str]:
 
 def check(s: State) -> list[str]:
     """All invariants, from scratch; one line for each that does not hold."""
-    if s.facts is None:
+    if s.run_spec is None:
         return []
     return [
         *check_counts(s),
@@ -181,8 +181,8 @@ def _fleet(s: State) -> Iterator[str]:
     if not s.ended and missing_at_work(s):
         yield f"{missing_at_work(s)} rollout workers should be at work and are spares"
     for link in f.links.values():
-        if link.epoch > f.link_epoch:
-            yield f"link {link.epoch} is newer than the newest, {f.link_epoch}"
+        if link.generation > f.link_generation:
+            yield f"link {link.generation} is newer than the newest, {f.link_generation}"
     over = s.ended or s.phase is Phase.SUSPENDED
     sources = {w.worker_id for w in f.sources(newest)}
     if sources and not over and (lost := [w for w in f.roots() if w.worker_id not in sources]):
@@ -196,7 +196,9 @@ def _fleet(s: State) -> Iterator[str]:
             yield f"the index of living workers differs for {role}"
     for worker_id in f.workers:
         ends = [x for x in f.links.values() if worker_id in (x.publisher, x.receiver)]
-        if f.links_of(worker_id) != sorted(ends, key=lambda x: (x.receiver == worker_id, x.epoch)):
+        if f.links_of(worker_id) != sorted(
+            ends, key=lambda x: (x.receiver == worker_id, x.generation)
+        ):
             yield f"the index of links differs for {worker_id}"
     suspects = {x.task_id for x in s.tasks.records.values() if x.suspect}
     if suspects != set(s.tasks.suspects):

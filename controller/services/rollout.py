@@ -1,4 +1,4 @@
-"""RolloutService: tasks out, facts of groups in."""
+"""RolloutService: tasks out, metadata of groups in."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from controller.ledger.events import Topic
 from controller.ledger.views import views
 from controller.proto_encoding import wire_values
 from controller.replicated_controller import Controller
-from controller.services.group_facts import check_facts
+from controller.services.group_meta import check_meta
 from controller.services.validation import (
     MAX_TASKS,
     check_caller,
@@ -104,7 +104,7 @@ async def _with_rows(
     for lease, row in zip(tasks, rows, strict=True):
         message = rollout_pb2.Lease(
             kind=_KINDS[lease.kind],
-            epoch=lease.epoch,
+            epoch=lease.dataset_pass,
             index=lease.index,
             row_json=row,
             seed=lease.seed,
@@ -160,16 +160,16 @@ async def submit_groups(
         result = reply.results.add()
         result.task.CopyFrom(group.task)
         try:
-            facts = check_facts(group, leader.limits, leader.version)
+            meta = check_meta(group, leader.limits, leader.version)
         except Invalid as error:
             result.verdict = rollout_pb2.VERDICT_INVALID
             result.message = str(error)
             continue
-        _tell(leader.decide(AcceptGroup(*caller, facts)), result)
-        if facts.digest:
-            submitted.append((facts.task_id, facts.attempt))
-        if writes_partials or facts.attempt > 1:
-            submitted.append(partial_ref(facts.task_id))
+        _tell(leader.decide(AcceptGroup(*caller, meta)), result)
+        if meta.digest:
+            submitted.append((meta.task_id, meta.attempt))
+        if writes_partials or meta.attempt > 1:
+            submitted.append(partial_ref(meta.task_id))
     await leader.group_commit.durable()
     leader.discard_unneeded(submitted)
     return reply

@@ -181,9 +181,9 @@ class _Replay:
                 continue
             ordinal = ordinal_of(lease.task_id)
             expected = data_order.place(ordinal)
-            if (lease.epoch, lease.index) != expected:
+            if (lease.dataset_pass, lease.index) != expected:
                 self.report.problem(
-                    f"{lease.task_id} was leased with row {lease.index} of epoch {lease.epoch}, "
+                    f"{lease.task_id} was leased with row {lease.index} of epoch {lease.dataset_pass}, "
                     f"which is row {expected[1]} of epoch {expected[0]}"
                 )
 

@@ -30,7 +30,7 @@ FINISHED = (rollout_pb2.FINISH_REASON_STOP, rollout_pb2.FINISH_REASON_LENGTH)
 
 def check_group(
     group: rollout_pb2.Group, limits: GroupLimits, newest_version: int
-) -> rollout_pb2.GroupFacts:
+) -> rollout_pb2.GroupMeta:
     """Checks all data of a group that will be trained on, and returns its facts, without the
     payload's digest.
 
@@ -53,7 +53,7 @@ def check_group(
     if train and trainable == 0:
         raise Invalid("loss_mask leaves no token to train on")
     check_numbers(group, limits)
-    return rollout_pb2.GroupFacts(
+    return rollout_pb2.GroupMeta(
         task=group.task,
         kind=group.kind,
         prompt_tokens=len(group.prompt_tokens) // 4,

@@ -31,6 +31,6 @@ def payload_digest(payload: bytes) -> str:
     return sha256(payload).hexdigest()[:32]
 
 
-def facts_digest(facts: rollout_pb2.GroupFacts) -> str:
+def meta_digest(facts: rollout_pb2.GroupMeta) -> str:
     """BLAKE2b-64 of all facts, the digest of the payload included, 16 hexadecimal digits."""
     return blake2b(facts.SerializeToString(deterministic=True), digest_size=8).hexdigest()

@@ -233,7 +233,7 @@ class Groups(_message.Message):
     groups: _containers.RepeatedCompositeFieldContainer[Group]
     def __init__(self, groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ...) -> None: ...
 
-class GroupFacts(_message.Message):
+class GroupMeta(_message.Message):
     __slots__ = ("task", "kind", "digest", "prompt_tokens", "prompt_cut", "generate_s", "reward_s", "min_version", "max_version", "token_versions", "sequence_versions", "lengths", "rewards", "answers", "truncated")
     TASK_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -280,8 +280,8 @@ class SubmitRequest(_message.Message):
     CALLER_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     caller: _common_pb2.Caller
-    groups: _containers.RepeatedCompositeFieldContainer[GroupFacts]
-    def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., groups: _Optional[_Iterable[_Union[GroupFacts, _Mapping]]] = ...) -> None: ...
+    groups: _containers.RepeatedCompositeFieldContainer[GroupMeta]
+    def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., groups: _Optional[_Iterable[_Union[GroupMeta, _Mapping]]] = ...) -> None: ...
 
 class SubmitResult(_message.Message):
     __slots__ = ("task", "verdict", "message")

@@ -24,7 +24,7 @@ from paceline.groups.group_check import check_group
 from paceline.groups.invalid import Invalid
 from paceline.groups.limits import ANY, GroupLimits
 from paceline.groups.payload import decode as decode_payload
-from paceline.groups.payload import facts_digest, payload_digest
+from paceline.groups.payload import meta_digest, payload_digest
 from paceline.ids import TaskId
 from paceline.payloads.check_store import open_or_refuse
 from paceline.payloads.store import Payloads, PayloadStore, StoreUnavailable
@@ -61,7 +61,7 @@ class AcceptedGroup:
             planned.prompt_tokens,
             tuple(planned.lengths),
             planned.digest,
-            planned.facts,
+            planned.meta_digest,
         )
 
     @classmethod
@@ -148,7 +148,7 @@ def _other_facts(group: rollout_pb2.Group, accepted: AcceptedGroup) -> str:
     except Invalid as error:
         return str(error)
     facts.digest = accepted.digest
-    return "" if facts_digest(facts) == accepted.facts else "its facts are not those submitted"
+    return "" if meta_digest(facts) == accepted.facts else "its facts are not those submitted"
 
 
 def contradiction(group: rollout_pb2.Group, accepted: AcceptedGroup, vocabulary: int) -> str:

@@ -25,7 +25,7 @@ from rollout_worker.tasks.task_messages import returned
 class Encoded:
     """One group, ready to be stored and submitted."""
 
-    facts: rollout_pb2.GroupFacts
+    facts: rollout_pb2.GroupMeta
     payload: bytes
     """Empty for an evaluation, of which nothing is stored."""
 

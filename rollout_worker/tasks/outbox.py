@@ -36,7 +36,7 @@ _BATCH_TASKS = 256
 _RETRY_S = 0.5
 _LATER = {"RESOURCE_EXHAUSTED", "UNAVAILABLE"}
 """Refusals that pass: the store is full, or no controller leads."""
-Outcome = rollout_pb2.Group | Encoded | rollout_pb2.GroupFacts | rollout_pb2.ReturnedTask
+Outcome = rollout_pb2.Group | Encoded | rollout_pb2.GroupMeta | rollout_pb2.ReturnedTask
 """A group as it is produced, encoded, or with its payload in the store."""
 
 
@@ -97,7 +97,7 @@ class Outbox:
         stored = await self._store()
         caller = self.session.caller
         waiting = list(self._queue.values())
-        facts = [item for item in waiting if isinstance(item, rollout_pb2.GroupFacts)]
+        facts = [item for item in waiting if isinstance(item, rollout_pb2.GroupMeta)]
         facts = facts[:_BATCH_TASKS]
         returns = [item for item in waiting if isinstance(item, rollout_pb2.ReturnedTask)]
         returns = returns[:_BATCH_TASKS]
@@ -179,7 +179,7 @@ class Outbox:
                     why=result.message,
                 )
             item = self._queue.pop(request_id_of(result.task), None)
-            is_group = isinstance(item, rollout_pb2.GroupFacts)
+            is_group = isinstance(item, rollout_pb2.GroupMeta)
             if is_group and result.verdict == rollout_pb2.VERDICT_INVALID:
                 self.put(returned(result.task, "invalid_group", result.message))
                 continue

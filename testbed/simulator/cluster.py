@@ -23,7 +23,7 @@ SNAPSHOT_EVENTS = 60
 class Shape:
     """Size, timing and manners of one simulated run. Times in seconds."""
 
-    facts: cmd.RunSpec
+    spec: cmd.RunSpec
     controllers: int = 2
     policy: int = 2
     rollout: int = 2
@@ -80,7 +80,7 @@ class Cluster:
         guilty = {f"t{n}" for n, fate in shape.fates.items() if fate in ("kills", "fails")}
         untrainable = {f"t{n}" for n, fate in shape.group_fates.items() if fate != "vanishes"}
         self.oracle = Oracle(
-            shape.facts,
+            shape.spec,
             self.redis.entries,
             guilty=guilty,
             untrainable=untrainable,
@@ -128,25 +128,25 @@ class Cluster:
 
 
 def config_of(shape: Shape) -> Config:
-    """The controllers' settings; what the run is follows from ``shape.facts``."""
-    facts = shape.facts
+    """The controllers' settings; what the run is follows from ``shape.spec``."""
+    spec = shape.spec
     config = Config.model_validate(
         {
-            "run": {"name": facts.run_name},
+            "run": {"name": spec.run_name},
             "model": {"path": "/"},
             "data": {"path": "rows"},
             "redis": {"url": "redis://simulated"},
-            "rollout": {"group_size": facts.group_size},
+            "rollout": {"group_size": spec.group_size},
             "train": {
-                "steps": facts.steps,
-                "max_staleness": facts.max_staleness,
-                "late_groups": facts.late_groups,
-                "max_token_age": facts.max_token_age if facts.trains_late else None,
-                "eval_every": facts.eval_every,
-                "early_stop_evals": facts.early_stop_evals,
-                "eval_drop": facts.eval_drop,
-                "eval_limit": max(1, facts.eval_rows),
-                "checkpoint_every": facts.checkpoint_every,
+                "steps": spec.steps,
+                "max_staleness": spec.max_staleness,
+                "late_groups": spec.late_groups,
+                "max_token_age": spec.max_token_age if spec.trains_late else None,
+                "eval_every": spec.eval_every,
+                "early_stop_evals": spec.early_stop_evals,
+                "eval_drop": spec.eval_drop,
+                "eval_limit": max(1, spec.eval_rows),
+                "checkpoint_every": spec.checkpoint_every,
             },
             "evaluation": {
                 "sets": {
@@ -155,7 +155,7 @@ def config_of(shape: Shape) -> Config:
                         "samples": each.samples,
                         "every": each.every or None,
                     }
-                    for each in facts.eval_sets
+                    for each in spec.eval_sets
                 }
             },
             "fleet": {

@@ -19,8 +19,8 @@ from controller.context import ControllerContext
 from controller.dataset_rows import DatasetRows
 from controller.errors import NotLeading
 from controller.leader import Leader
-from controller.ledger.commands import CommandRefused, RunSpec, SpecChange
-from controller.ledger.facts import values
+from controller.ledger.commands import CommandRefused, LiveSpec, RunSpec
+from controller.ledger.specs import values
 from controller.replicated_controller import Controller
 from controller.services import worker as worker_service
 from controller.services.grpc_server import final_error
@@ -72,7 +72,7 @@ class SimulatedContext(ControllerContext):
 
     def run_spec(self, rows: DatasetRows, config: Config) -> RunSpec:
         now = super().run_spec(rows, config)
-        return replace(self.spec, **values(SpecChange, now))
+        return replace(self.spec, **values(LiveSpec, now))
 
     def open_exports(self) -> Any:
         return NoRunFiles(), NoExporters()
@@ -106,7 +106,7 @@ class SimulatedController(Controller):
         identity = LeaderIdentity(name, name, "host", 1, f"{name}/{process.time()}")
         stores = memory_stores(redis, process, identity, lease_s=lease_s)
         context = SimulatedContext(config, Path("run"), identity, stores, clock, tick_s=0.2)
-        context.spec = oracle.facts
+        context.spec = oracle.spec
         super().__init__(context, self._check_replica)
         self._oracle = oracle
 
@@ -117,9 +117,9 @@ class SimulatedController(Controller):
         return []
 
     async def load_rows(self) -> DatasetRows:
-        facts = self._oracle.facts
-        sets = {each.name: Prompts(each.rows) for each in facts.eval_sets}
-        return DatasetRows(Prompts(facts.dataset_rows), Prompts(facts.eval_rows), sets)
+        spec = self._oracle.spec
+        sets = {each.name: Prompts(each.rows) for each in spec.eval_sets}
+        return DatasetRows(Prompts(spec.dataset_rows), Prompts(spec.eval_rows), sets)
 
 
 class ControllerProcess(Process):

@@ -28,7 +28,7 @@ def draw_shape(rng: random.Random) -> Shape:
     """Runs of a few seconds over a data set that they go through at least once. Most train late
     groups."""
     group_s = rng.choice([0.05, 0.2])
-    facts = cmd.RunSpec(
+    spec = cmd.RunSpec(
         run_id="sim",
         run_name="sim",
         seed=rng.randrange(1 << 30),
@@ -46,7 +46,7 @@ def draw_shape(rng: random.Random) -> Shape:
         desired={"policy": 2, "rollout": 2},
     )
     shape = Shape(
-        facts=facts,
+        spec=spec,
         group_s=lambda r: r.uniform(0.5, 1.5) * group_s,
         generate_s=lambda r: r.expovariate(2.0),
     )
@@ -64,8 +64,8 @@ def with_sources(shape: Shape, rng: random.Random) -> Shape:
         DataSource(f"source_{n}", *fields)
         for n, fields in enumerate(zip(rows, counts, strict=True))
     )
-    facts = replace(
-        shape.facts,
+    spec = replace(
+        shape.spec,
         dataset_rows=sum(rows),
         sources=sources,
         curriculum_min=rng.choice([0.05, 0.3]),
@@ -73,7 +73,7 @@ def with_sources(shape: Shape, rng: random.Random) -> Shape:
     )
     # The last row stays one that is learnt from: a run that drops equal rewards would never end.
     solved = frozenset(row for row in range(sum(rows) - 1) if rng.random() < 0.5)
-    return replace(shape, facts=facts, solved_rows=solved)
+    return replace(shape, spec=spec, solved_rows=solved)
 
 
 def _leader(world: World) -> bool:
@@ -149,7 +149,7 @@ def run_crash_points(seed: int, *, trace: bool = False, sources: bool = False) -
     _arm(world, iter(roles), rng)
     world.timeline.after(rng.uniform(1.0, 8.0), _change_settings, world)
     if rng.random() < 0.25:
-        world.extend_to = world.shape.facts.steps + 2
+        world.extend_to = world.shape.spec.steps + 2
     world.run(quiet_after=LATEST_S)
     return world
 

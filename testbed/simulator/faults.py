@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from controller.ledger import commands as cmd
-from controller.ledger.facts import EvalSet
+from controller.ledger.specs import EvalSet
 from controller.services import admin
 from paceline.v1 import admin_pb2
 from testbed.simulator.cluster import Shape
@@ -27,7 +27,7 @@ def draw_shape(rng: random.Random) -> Shape:
     group_s = rng.choice([0.05, 0.15, 0.4])
     messy = rng.random()
     fates = {rng.randrange(30): rng.choice(FATES) for _ in range(rng.choice([0, 0, 1, 2]))}
-    facts = cmd.RunSpec(
+    spec = cmd.RunSpec(
         run_id="sim",
         run_name="sim",
         seed=rng.randrange(1 << 30),
@@ -46,7 +46,7 @@ def draw_shape(rng: random.Random) -> Shape:
         eval_drop=0.1,
     )
     shape = Shape(
-        facts=facts,
+        spec=spec,
         controllers=rng.choice([1, 2, 2, 3]),
         policy=rng.choice([1, 2, 2, 3]),
         rollout=rng.choice([1, 2, 2, 3]),
@@ -63,56 +63,56 @@ def draw_shape(rng: random.Random) -> Shape:
         fates=fates,
     )
     if rng.random() < 0.25:
-        facts = replace(facts, bounds={"rollout_spares": 1})
-    shape = replace(shape, facts=with_eval_sets(facts))
+        spec = replace(spec, bounds={"rollout_spares": 1})
+    shape = replace(shape, spec=with_eval_sets(spec))
     return _with_relays(_with_untrainable_groups(with_slow_groups(shape)))
 
 
 def _with_relays(shape: Shape) -> Shape:
     """Two runs in five have more rollout workers, which hand weights on."""
-    rng = random.Random(shape.facts.seed + 3)
+    rng = random.Random(shape.spec.seed + 3)
     if rng.random() >= 0.4:
         return shape
-    facts = replace(shape.facts, relay_fanout=rng.choice([1, 1, 2]))
-    return replace(shape, facts=facts, rollout=rng.choice([3, 4, 5]))
+    spec = replace(shape.spec, relay_fanout=rng.choice([1, 1, 2]))
+    return replace(shape, spec=spec, rollout=rng.choice([3, 4, 5]))
 
 
-def with_eval_sets(facts: cmd.RunSpec) -> cmd.RunSpec:
+def with_eval_sets(spec: cmd.RunSpec) -> cmd.RunSpec:
     """Two runs in five are judged on one or two named sets as well, some of them by another one's
     metric."""
-    rng = random.Random(facts.seed + 2)
+    rng = random.Random(spec.seed + 2)
     if rng.random() >= 0.4:
-        return facts
+        return spec
     sets = (
         EvalSet("a", rng.choice([1, 3]), rng.choice([1, 4]), rng.choice([0, 1, 3])),
         EvalSet("b", rng.choice([2, 4]), 3, rng.choice([0, 2]), truth=True),
     )[: rng.choice([1, 2])]
     metric = rng.choice(["", f"a/pass@{sets[0].samples}", "a/reward"])
-    return replace(facts, eval_sets=sets, best_metric=metric)
+    return replace(spec, eval_sets=sets, best_metric=metric)
 
 
 def with_slow_groups(shape: Shape) -> Shape:
     """Most runs train late groups, some with a bound so tight that tokens are masked. In half of
     the runs one group in eight takes ten times as long as others."""
-    rng = random.Random(shape.facts.seed)
-    facts = replace(
-        shape.facts,
+    rng = random.Random(shape.spec.seed)
+    spec = replace(
+        shape.spec,
         late_groups=rng.choice(["train", "train", "drop"]),
-        max_token_age=shape.facts.max_staleness + rng.choice([0, 0, 1, 8]),
+        max_token_age=shape.spec.max_staleness + rng.choice([0, 0, 1, 8]),
     )
     if rng.random() < 0.5:
-        return replace(shape, facts=facts)
+        return replace(shape, spec=spec)
     usual = shape.generate_s
     return replace(
         shape,
-        facts=facts,
+        spec=spec,
         generate_s=lambda r: usual(r) * (10.0 if r.random() < 0.125 else 1.0),
     )
 
 
 def _with_untrainable_groups(shape: Shape) -> Shape:
     """Two runs in five have one or two groups that no trainer can train."""
-    rng = random.Random(shape.facts.seed + 1)
+    rng = random.Random(shape.spec.seed + 1)
     if rng.random() >= 0.4:
         return shape
     fates = {rng.randrange(20): rng.choice(GROUP_FATES) for _ in range(rng.choice([1, 2]))}

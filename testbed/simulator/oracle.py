@@ -15,9 +15,9 @@ from typing import Any
 
 from controller.ledger import Ledger
 from controller.ledger import events as ev
-from controller.ledger.commands import GroupFacts, Kind, LeasedTask, RunSpec
+from controller.ledger.commands import GroupMeta, Kind, LeasedTask, RunSpec
 from controller.ledger.enums import DropReason, GroupFault
-from controller.ledger.facts import EvalSet, SetResult, SpecChange, values
+from controller.ledger.specs import EvalSet, LiveSpec, SetResult, values
 from controller.ledger.state.evals import MIXED
 from controller.ledger.state.tasks import SUSPECT_DEATHS
 from controller.ledger.views.coverage_report import EpochCoverage, coverage_of
@@ -55,7 +55,7 @@ def _accounted(epoch: EpochCoverage) -> int:
 class Oracle:
     def __init__(
         self,
-        facts: RunSpec,
+        spec: RunSpec,
         entries: Sequence[Landed],
         *,
         guilty: Collection[str] = (),
@@ -69,9 +69,9 @@ class Oracle:
         deaths. ``lost_payloads``: what the store has lost so far; only a group of these is
         generated again.
         """
-        self.facts = facts
-        self.facts_at_start = facts
-        self.facts_of: dict[int, RunSpec] = {}
+        self.spec = spec
+        self.spec_at_start = spec
+        self.spec_of: dict[int, RunSpec] = {}
         """Settings of each step when it was opened first: a change comes with the next one."""
         self.entries = entries
         self.guilty = guilty
@@ -197,7 +197,7 @@ class Oracle:
             alone = self.isolated_deaths[task_id]
             # A group that had to be generated again was a failed attempt, too.
             failed = alone + sum(again == task_id for again, _ in self.again)
-            if condemned and task_id not in self.guilty and failed < self.facts.max_attempts:
+            if condemned and task_id not in self.guilty and failed < self.spec.max_attempts:
                 raise Violation(f"innocent {task_id} is quarantined, {alone} died of it alone")
 
     def _on_WorkerChanged(self, e: ev.WorkerChanged) -> None:
@@ -241,7 +241,7 @@ class Oracle:
 
     def _check_row(self, lease: LeasedTask) -> None:
         """A new task is the next one of the data order: the cursor runs ahead of nothing."""
-        facts = self.facts
+        spec = self.spec
         if lease.kind is Kind.EVAL:
             of, index = self._eval_row(lease.task_id)
             if (lease.eval_set or "held_out", lease.index) != (of.name, index):
@@ -253,23 +253,23 @@ class Oracle:
             if lease.task_id != f"t{self.cursor}":
                 raise Violation(f"{lease.task_id} is leased after {self.cursor} tasks")
             self.cursor += 1
-        row = facts.order.place(int(lease.task_id[1:]))
-        if (lease.epoch, lease.index) != row:
+        row = spec.order.place(int(lease.task_id[1:]))
+        if (lease.dataset_pass, lease.index) != row:
             raise Violation(f"{lease.task_id} is leased with row {lease.index}, not {row}")
 
     def _on_RowsPassedOver(self, e: ev.RowsPassedOver) -> None:
         """Only a row whose newest group had equal rewards is left out, and no task is."""
         for ordinal in e.ordinals:
-            row = self.facts.order.place(ordinal)[1]
-            if not self.facts.curriculum_min or not self.equal.get(row):
+            row = self.spec.order.place(ordinal)[1]
+            if not self.spec.curriculum_min or not self.equal.get(row):
                 raise Violation(f"row {row} was passed over at {ordinal}, and its rewards differed")
             if f"t{ordinal}" in self.attempts or ordinal in self.passed:
                 raise Violation(f"row {row} was passed over at {ordinal}, which is a task")
             self.passed.add(ordinal)
         self.counts["passed over"] += len(e.ordinals)
 
-    def _measure(self, group: GroupFacts) -> None:
-        row = self.facts.order.place(int(group.task_id[1:]))[1]
+    def _measure(self, group: GroupMeta) -> None:
+        row = self.spec.order.place(int(group.task_id[1:]))[1]
         self.equal[row] = group.reward_std == 0
 
     def _end_lease(self, task_id: str, attempt: int, worker_id: str | None = None) -> None:
@@ -308,7 +308,7 @@ class Oracle:
                 raise Violation(f"the held-out loss of step {e.step} is of another state: {e}")
             self.counts["evaluated"] += e.count
             return
-        if self.facts.recorded:
+        if self.spec.recorded:
             if e.step >= self.ledger.state.versions.step:
                 raise Violation(f"the state after step {e.step} is there, and is not measured: {e}")
             return
@@ -367,7 +367,7 @@ class Oracle:
         self.dropped.add(e.task_id)
         self.reasons[e.task_id] = e.reason
         ages = self._ages(e.group, len(self.line) + (2 if self.open else 1)) if e.group else {}
-        if problem := wrong_drop(e, ages, self.facts):
+        if problem := wrong_drop(e, ages, self.spec):
             raise Violation(problem)
         self.counts["expired"] += e.reason == "expired"
         if e.reason in set(GroupFault):
@@ -381,7 +381,7 @@ class Oracle:
 
     def _left_step(self, e: ev.TaskDropped) -> None:
         self.counts[e.reason] += 1
-        needed = max(1, self.facts.max_attempts - 1)
+        needed = max(1, self.spec.max_attempts - 1)
         if e.reason == GroupFault.KILLED_TRAINERS:
             if self.trial_deaths[e.task_id] < needed:
                 raise Violation(
@@ -426,16 +426,16 @@ class Oracle:
             versions.add(e.version)
 
     def _on_LinkAssigned(self, e: ev.LinkAssigned) -> None:
-        self._rise("link", e.epoch)
+        self._rise("link", e.generation)
         for name, incarnation in (
             (e.publisher, e.publisher_incarnation),
             (e.receiver, e.receiver_incarnation),
         ):
             if self.living.get(name) != incarnation:
-                raise Violation(f"link {e.epoch} has the dead end {name}")
+                raise Violation(f"link {e.generation} has the dead end {name}")
         if e.publisher.startswith("policy") and e.publisher not in self.members:
-            raise Violation(f"link {e.epoch} is from {e.publisher}, which is no member")
-        self.links[e.epoch] = frozenset(self.outvoted)
+            raise Violation(f"link {e.generation} is from {e.publisher}, which is no member")
+        self.links[e.generation] = frozenset(self.outvoted)
         self.counts["relayed links"] += e.publisher.startswith("rollout")
 
     def receives(self, name: str, link: int, weights: Weights) -> None:
@@ -464,7 +464,7 @@ class Oracle:
             ready = [t for t in self.attempts if t in self.accepted and t not in kept]
             if list(e.groups) != ready[: len(e.groups)]:
                 raise Violation(f"step {e.step} took {e.groups}, the oldest leases are {ready}")
-            self.facts_of[e.step] = self.facts
+            self.spec_of[e.step] = self.spec
         self.open, self.votes, self.shards, self.trials = e, {}, dict(e.shards), {}
 
     def _on_StepResharded(self, e: ev.StepResharded) -> None:
@@ -477,7 +477,7 @@ class Oracle:
     def _on_SettingsChanged(self, e: ev.SettingsChanged) -> None:
         if e.spec.steps < len(self.line):
             raise Violation(f"{len(self.line)} steps are trained, {e.spec.steps} are wanted")
-        self.facts = replace(self.facts, **values(SpecChange, e.spec))
+        self.spec = replace(self.spec, **values(LiveSpec, e.spec))
         self.counts["settings changed"] += bool(e.changes)
 
     def _on_RunExtended(self, e: ev.RunExtended) -> None:
@@ -521,7 +521,7 @@ class Oracle:
             ages = self._ages(group, e.step)
             if not ages and not self._void_term:
                 raise Violation(f"{task_id} was sampled with weights that never were")
-            if ages and not may_be_trained(ages, self.facts_of.get(e.step, self.facts)):
+            if ages and not may_be_trained(ages, self.spec_of.get(e.step, self.spec)):
                 raise Violation(f"{task_id} was trained in step {e.step}, {ages} steps late")
         if doomed := set(opened.groups) & set(self.untrainable):
             raise Violation(f"{sorted(doomed)} cannot be trained and were, in step {e.step}")
@@ -533,14 +533,14 @@ class Oracle:
             state = next_state(
                 self.states[opened.version],
                 frozenset(opened.groups),
-                opened.terms.lr if opened.terms else 0.0,
+                opened.settings.lr if opened.settings else 0.0,
             )
             self.states[e.version] = state
             self.by_step[e.step :] = [state]
         self.open = None
         self.counts["commits"] += 1
 
-    def _ages(self, group: GroupFacts, step: int) -> Ages:
+    def _ages(self, group: GroupMeta, step: int) -> Ages:
         return ages_of(group, step, self.versions)
 
     def planned(self, plan: policy_pb2.StepPlan) -> None:
@@ -554,14 +554,14 @@ class Oracle:
         groups = [self._ages(self.accepted[t].group, plan.step) for t in opened.groups]
         if not all(groups):
             return
-        facts = self.facts_of[plan.step]
-        tokens, masked = split(groups, facts)
+        spec = self.spec_of[plan.step]
+        tokens, masked = split(groups, spec)
         self.counts["masked"] += masked
-        oldest = max(0, plan.step - 1 - bound_of(facts))
+        oldest = max(0, plan.step - 1 - bound_of(spec))
         if (plan.total_tokens, plan.oldest_step) != (tokens, oldest):
             raise Violation(f"step {plan.step} counts {plan.total_tokens} tokens, not {tokens}")
         members = [self.accepted[t].group for t in opened.groups]
-        sequences = sum(trained_sequences(g, plan.step, self.versions, facts) for g in members)
+        sequences = sum(trained_sequences(g, plan.step, self.versions, spec) for g in members)
         if plan.total_sequences != sequences:
             counted = f"{plan.total_sequences} sequences, not {sequences}"
             raise Violation(f"step {plan.step} counts {counted}")
@@ -579,8 +579,8 @@ class Oracle:
 
     def _on_RunFinished(self, e: ev.RunFinished) -> None:
         self.finished = e.reason
-        if e.reason == "completed" and len(self.line) != self.facts.steps:
-            raise Violation(f"completed with {len(self.line)} steps of {self.facts.steps}")
+        if e.reason == "completed" and len(self.line) != self.spec.steps:
+            raise Violation(f"completed with {len(self.line)} steps of {self.spec.steps}")
 
     # ---- what clients see -----------------------------------------------------------------
 
@@ -638,7 +638,7 @@ class Oracle:
         made anew from what is left. Weights of lost commits may be about, as after a damage."""
         told_until = max(self.versions) + 1
         anew = Oracle(
-            self.facts_at_start,
+            self.spec_at_start,
             self.entries,
             guilty=self.guilty,
             untrainable=self.untrainable,
@@ -699,14 +699,14 @@ class Oracle:
         """Every row that the cursor has passed was trained once or dropped, by these books and by
         the ledger's own report, which must agree."""
         rows: Counter[tuple[int, int]] = Counter()
-        facts = self.facts
+        spec = self.spec
         for task_id in [t for groups in self.line for t in groups] + sorted(self.dropped):
             if task_id.startswith("t"):
                 ordinal = int(task_id[1:])
-                rows[facts.order.place(ordinal)] += 1
-        rows.update(facts.order.place(ordinal) for ordinal in self.passed)
+                rows[spec.order.place(ordinal)] += 1
+        rows.update(spec.order.place(ordinal) for ordinal in self.passed)
         cursor = self.ledger.state.tasks.cursor
-        behind = {facts.order.place(ordinal) for ordinal in range(cursor)}
+        behind = {spec.order.place(ordinal) for ordinal in range(cursor)}
         if skipped := behind - rows.keys():
             raise Violation(f"rows were skipped: {sorted(skipped)}")
         if twice := [row for row, many in rows.items() if many > 1]:
@@ -720,8 +720,8 @@ class Oracle:
             raise Violation(
                 f"{len(self.passed)} rows were passed over, the report says {report.epochs}"
             )
-        by_source = Counter(facts.order.source_of(row) for _, row in rows.elements())
-        for number, name in enumerate(facts.order.names):
+        by_source = Counter(spec.order.source_of(row) for _, row in rows.elements())
+        for number, name in enumerate(spec.order.names):
             found = sum(_accounted(epoch) for epoch in report.epochs if epoch.source == name)
             if found != by_source[number]:
                 raise Violation(

@@ -78,7 +78,7 @@ class SimulatedRolloutWorker(SimulatedWorker):
                 raise Fenced("a request was fenced")
             free = self.cluster.shape.slots - len(self.running)
             leaving = self.lifecycle == worker_pb2.LIFECYCLE_DRAINING
-            unloaded = self.loaded_version < 0 and not self.cluster.shape.facts.recorded
+            unloaded = self.loaded_version < 0 and not self.cluster.shape.spec.recorded
             if free <= 0 or unloaded or leaving:
                 await self.news(0.6)
                 continue
@@ -116,7 +116,7 @@ class SimulatedRolloutWorker(SimulatedWorker):
     async def _generate(self, lease: rollout_pb2.Lease, off: asyncio.Future[str]) -> None:
         rng, shape, ref = self.rng, self.cluster.shape, (lease.task.task_id, lease.task.attempt)
         caller, incarnation = self.caller, self.incarnation
-        recorded = self.cluster.shape.facts.recorded
+        recorded = self.cluster.shape.spec.recorded
         first = 0 if recorded else self.loaded_version
         fate = shape.fates.get(int(lease.task.task_id[1:]), "") if training(lease) else ""
         if fate == "kills" and rng.random() < 0.8:
@@ -151,11 +151,11 @@ class SimulatedRolloutWorker(SimulatedWorker):
 
     async def _submit(self, caller: common_pb2.Caller, group: rollout_pb2.Group) -> None:
         limits = GroupLimits(len(group.completions), 1 << 20, eval_samples=len(group.completions))
-        facts = check_group(group, limits, max(span.version for span in _spans(group)))
+        meta = check_group(group, limits, max(span.version for span in _spans(group)))
         if group.kind == rollout_pb2.TASK_KIND_TRAIN:
-            facts.digest = payload_digest(encode(group))
+            meta.digest = payload_digest(encode(group))
             self.cluster.redis.store([(TaskId(group.task.task_id), group.task.attempt)])
-        request = rollout_pb2.SubmitRequest(caller=caller, groups=[facts])
+        request = rollout_pb2.SubmitRequest(caller=caller, groups=[meta])
         reply = await self.call(rollout_service.submit_groups, request)
         (result,) = reply.results
         # Versions that a lost tail of the journal has taken back are refused, and rightly so.
@@ -166,7 +166,7 @@ class SimulatedRolloutWorker(SimulatedWorker):
         """What it made of ``lease``, sampled with versions ``first`` to the one that is loaded."""
         dull = self.rng.random() < 0.1
         dull |= training(lease) and lease.index in self.cluster.shape.solved_rows
-        last = 0 if self.cluster.shape.facts.recorded else self.loaded_version
+        last = 0 if self.cluster.shape.spec.recorded else self.loaded_version
         group = rollout_pb2.Group(task=lease.task, kind=lease.kind, prompt_tokens=bytes(4 * 8))
         for number in range(lease.group_size):
             tokens = self.rng.randrange(10, 60)
@@ -212,7 +212,7 @@ class SimulatedRolloutWorker(SimulatedWorker):
 
     async def _hand_on(self, incarnation: int) -> None:
         """With relays: sends what it has to those that receive from it."""
-        while self.cluster.shape.facts.relay_fanout and self.incarnation == incarnation:
+        while self.cluster.shape.spec.relay_fanout and self.incarnation == incarnation:
             if self.weights is not None:
                 self.sent.offer(self, self, self.weights, self.tree)
             await asyncio.sleep(INTERVAL_S)

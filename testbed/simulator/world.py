@@ -144,7 +144,7 @@ class World(Cluster):
         state = self.oracle.ledger.state
         if not self.oracle.finished:
             raise Violation(
-                f"the run does not go on: step {state.versions.step} of {self.shape.facts.steps}, "
+                f"the run does not go on: step {state.versions.step} of {self.shape.spec.steps}, "
                 f"{limit:.0f} s after the last fault"
             )
         if any(not w.exited and w.alive for w in self.workers.values()):
@@ -166,7 +166,7 @@ class World(Cluster):
         over = bool(self.oracle.finished) and all(
             w.exited or not w.alive for w in self.workers.values()
         )
-        if over and self.extend_to > self.oracle.facts.steps:
+        if over and self.extend_to > self.oracle.spec.steps:
             self.extend(self.extend_to)
             self.extend_to = 0
             return False

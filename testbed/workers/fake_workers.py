@@ -3,7 +3,7 @@
 Used by the control-plane benchmarks and by the controller's tests. They compute nothing, so what is
 measured is the controller.
 
-    rollout:  lease ──► (tokens out of thin air) ──► payload stored ──► facts submitted ──► lease ...
+    rollout:  lease ──► (tokens out of thin air) ──► payload stored ──► meta submitted ──► lease ...
     policy:   directive ──► plan ──► (optionally read the payloads) ──► vote ──► checkpoint when wanted
 """
 
@@ -63,8 +63,8 @@ def make_group(
     return group
 
 
-def facts_of(group: rollout_pb2.Group) -> rollout_pb2.GroupFacts:
-    """Its facts, without the digest of the payload."""
+def facts_of(group: rollout_pb2.Group) -> rollout_pb2.GroupMeta:
+    """Its meta, without the digest of the payload."""
     count = len(group.completions)
     return check_group(group, GroupLimits(count, ANY, eval_samples=count), ANY)
 
@@ -80,17 +80,17 @@ class GroupTemplate:
         rest.ClearField("task")
         self._rest = encode(rest)
 
-    def of(self, task: common_pb2.TaskRef) -> tuple[rollout_pb2.GroupFacts, bytes]:
+    def of(self, task: common_pb2.TaskRef) -> tuple[rollout_pb2.GroupMeta, bytes]:
         """Facts and payload of the group for ``task``. The payload of an evaluation is empty."""
-        facts = rollout_pb2.GroupFacts()
-        facts.CopyFrom(self._facts)
-        facts.task.CopyFrom(task)
+        meta = rollout_pb2.GroupMeta()
+        meta.CopyFrom(self._facts)
+        meta.task.CopyFrom(task)
         if not self._stored:
-            return facts, b""
+            return meta, b""
         # The task is the first field.
         payload = encode(rollout_pb2.Group(task=task)) + self._rest
-        facts.digest = payload_digest(payload)
-        return facts, payload
+        meta.digest = payload_digest(payload)
+        return meta, payload
 
 
 class FakeWorker:
@@ -210,7 +210,7 @@ class FakeRollout(FakeWorker):
             kind=lease.kind,
         )
 
-    def _encoded(self, lease: rollout_pb2.Lease) -> tuple[rollout_pb2.GroupFacts, bytes]:
+    def _encoded(self, lease: rollout_pb2.Lease) -> tuple[rollout_pb2.GroupMeta, bytes]:
         """Facts and payload of ``group_for``."""
         if type(self).group_for is not FakeRollout.group_for:
             return GroupTemplate(self.group_for(lease)).of(lease.task)
@@ -227,9 +227,9 @@ class FakeRollout(FakeWorker):
         return await self._store([GroupTemplate(group).of(group.task) for group in groups])
 
     async def _store(
-        self, encoded: Sequence[tuple[rollout_pb2.GroupFacts, bytes]]
+        self, encoded: Sequence[tuple[rollout_pb2.GroupMeta, bytes]]
     ) -> rollout_pb2.SubmitRequest:
-        facts = [known for known, _ in encoded]
+        meta = [known for known, _ in encoded]
         payloads: dict[Ref, bytes] = {
             (TaskId(known.task.task_id), known.task.attempt): payload
             for known, payload in encoded
@@ -238,7 +238,7 @@ class FakeRollout(FakeWorker):
         while True:
             try:
                 await self.payloads.put(payloads)
-                return rollout_pb2.SubmitRequest(caller=self.session.caller, groups=facts)
+                return rollout_pb2.SubmitRequest(caller=self.session.caller, groups=meta)
             except StoreUnavailable:
                 self.timings.errors += 1
                 await asyncio.sleep(0.05)

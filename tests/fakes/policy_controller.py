@@ -18,7 +18,7 @@ import grpc.aio
 import numpy as np
 
 from paceline.config.sections.training import TrainConfig
-from paceline.groups.payload import encode, facts_digest
+from paceline.groups.payload import encode, meta_digest
 from paceline.payloads.redis_payloads import payload_key
 from paceline.process.threads import BackgroundLoop
 from paceline.redis.client import connect_sync
@@ -27,7 +27,7 @@ from paceline.v1.policy_pb2_grpc import (
     PolicyServiceServicer,
     add_PolicyServiceServicer_to_server,
 )
-from tests.fixtures.group_facts import submitted
+from tests.fixtures.group_meta import submitted
 
 
 class WatchedPayloads:
@@ -398,7 +398,7 @@ def _planned(group):
         tokens=sum(span.length for span in facts.token_versions),
         sequences=len(facts.lengths),
         digest=facts.digest,
-        facts=facts_digest(facts),
+        meta_digest=meta_digest(facts),
         prompt_tokens=facts.prompt_tokens,
         lengths=facts.lengths,
     )

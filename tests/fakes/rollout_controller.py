@@ -42,7 +42,7 @@ class RolloutController(
         self.lease_requests: list[rollout_pb2.LeaseRequest] = []
         self.groups: dict[Key, rollout_pb2.Group] = {}
         """As their payloads have them; of an evaluation, which has none, the task alone."""
-        self.facts: dict[Key, rollout_pb2.GroupFacts] = {}
+        self.facts: dict[Key, rollout_pb2.GroupMeta] = {}
         self._directory = tempfile.TemporaryDirectory()
         self._url = f"file://{self._directory.name}"
         self._payloads = open_payloads([self._url], "test", "")
@@ -196,7 +196,7 @@ class RolloutController(
             ]
         )
 
-    async def _group_of(self, facts: rollout_pb2.GroupFacts) -> rollout_pb2.Group:
+    async def _group_of(self, facts: rollout_pb2.GroupMeta) -> rollout_pb2.Group:
         if facts.kind == rollout_pb2.TASK_KIND_EVAL:
             return rollout_pb2.Group(task=facts.task, kind=facts.kind)
         (payload,) = await self._payloads.get([(TaskId(facts.task.task_id), facts.task.attempt)])

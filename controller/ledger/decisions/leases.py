@@ -33,7 +33,7 @@ from controller.ledger.enums import (
     Role,
     VerdictCode,
 )
-from controller.ledger.facts import HELD_OUT, GroupFacts, LeasedTask
+from controller.ledger.specs import HELD_OUT, GroupMeta, LeasedTask
 from controller.ledger.state.fleet import Worker
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import Task, TaskState
@@ -64,7 +64,7 @@ def lease(d: Decider, c: cmd.LeaseTasks, now: float) -> cmd.LeaseResult:
     lost = c.loaded_version > state.versions.version
     withdrawn = c.loaded_version == worker.withdrawn_version
     loaded = Version(-1) if lost or withdrawn else c.loaded_version
-    if state.facts is not None and state.facts.recorded:
+    if state.run_spec is not None and state.run_spec.recorded:
         loaded = state.versions.version  # a recorded row waits for no weights
     if state.phase is not Phase.OPEN or worker.leaving:
         return cmd.LeaseResult((), EmptyReason.STOPPED)
@@ -196,8 +196,8 @@ def _lease_of(state: State, task: Task) -> LeasedTask:
         drawn = task.task_id if of.name == HELD_OUT else TaskId(f"{of.name}/{index}")
         eval_set = "" if of.name == HELD_OUT else of.name
         return LeasedTask(*again, 0, index, task_seed(run.seed, drawn), eval_set)
-    epoch, index = run.order.place(task.ordinal)
-    return LeasedTask(*again, epoch, index, task_seed(run.seed, task.task_id))
+    dataset_pass, index = run.order.place(task.ordinal)
+    return LeasedTask(*again, dataset_pass, index, task_seed(run.seed, task.task_id))
 
 
 @decides
@@ -235,7 +235,7 @@ def accept(d: Decider, c: cmd.AcceptGroup, now: float) -> cmd.Verdict:
     return cmd.Verdict(VerdictCode.ACCEPTED)
 
 
-def _implausible(state: State, task: Task, group: GroupFacts) -> str:
+def _implausible(state: State, task: Task, group: GroupMeta) -> str:
     if not 0 <= group.min_version <= group.max_version <= state.versions.version:
         return (
             f"versions {group.min_version} to {group.max_version} are not within "
@@ -304,7 +304,7 @@ def drop(
     reason: str,
     detail: str = "",
     verdict: VerdictCode = VerdictCode.DUPLICATE,
-    group: GroupFacts | None = None,
+    group: GroupMeta | None = None,
 ) -> None:
     """Finishes the task without training it, nor the ``group`` that was generated for it."""
     d.emit(ev.TaskDropped(task.task_id, task.attempt, reason, detail, verdict, group))

@@ -32,7 +32,7 @@ def settle_links(d: Decider) -> None:
     """One link for every living rollout worker, if a replica holds the newest state. Those of
     recorded data load no weights."""
     s = d.state
-    if s.ended or s.phase is Phase.SUSPENDED or (s.facts is not None and s.facts.recorded):
+    if s.ended or s.phase is Phase.SUSPENDED or (s.run_spec is not None and s.run_spec.recorded):
         return
     fleet = s.fleet
     sources = fleet.sources(s.versions.version)
@@ -55,8 +55,8 @@ def settle_links(d: Decider) -> None:
 
 
 def _fanout(d: Decider) -> int:
-    facts = d.state.facts
-    return 0 if facts is None else facts.relay_fanout
+    spec = d.state.run_spec
+    return 0 if spec is None else spec.relay_fanout
 
 
 def _left(d: Decider, root: Worker) -> bool:
@@ -68,7 +68,7 @@ def _left(d: Decider, root: Worker) -> bool:
 def _plant(d: Decider, sources: Sequence[Worker]) -> None:
     """New trees of links for all receivers."""
     fleet = d.state.fleet
-    number = fleet.link_epoch + 1
+    number = fleet.link_generation + 1
     tree = RelayTree(None, sources, _fanout(d))
     for receiver in fleet.living(Role.ROLLOUT):
         _assign(d, tree.attach(receiver), receiver, tree=number)
@@ -150,7 +150,7 @@ def _relieve(d: Decider, sources: Sequence[Worker], root: Worker) -> None:
 def break_link(d: Decider, c: cmd.BreakLink, now: float) -> None:
     d.caller(c.worker_id, c.incarnation)
     fleet = d.state.fleet
-    link = next((x for x in fleet.links.values() if x.epoch == c.epoch), None)
+    link = next((x for x in fleet.links.values() if x.generation == c.generation), None)
     if link is None or c.worker_id not in (link.publisher, link.receiver):
         return
     sources = fleet.sources(d.state.versions.version)
@@ -207,13 +207,13 @@ def _assign(
     d: Decider, publisher: Worker, receiver: Worker, *, tree: int | None = None, blames: str = ""
 ) -> None:
     fleet = d.state.fleet
-    epoch = fleet.link_epoch + 1
+    generation = fleet.link_generation + 1
     if tree is None:
         # The first link of a run plants the first tree.
-        tree = (fleet.tree or epoch) if _fanout(d) else 0
+        tree = (fleet.tree or generation) if _fanout(d) else 0
     d.emit(
         ev.LinkAssigned(
-            epoch=epoch,
+            generation=generation,
             publisher=publisher.worker_id,
             publisher_incarnation=publisher.incarnation,
             receiver=receiver.worker_id,

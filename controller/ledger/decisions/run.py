@@ -4,7 +4,7 @@ end."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
@@ -15,8 +15,8 @@ from controller.ledger.decisions.mesh import leave_step, roll_back
 from controller.ledger.decisions.rejections import MOST_REJECTIONS
 from controller.ledger.decisions.settings import take_over_config
 from controller.ledger.enums import DropReason, MeshEnd, Phase, SuspendStage, VerdictCode
-from controller.ledger.facts import CHANGEABLE, EvalSet, SetResult
 from controller.ledger.scale_limits import problem_of, within
+from controller.ledger.specs import EvalSet, LiveSpec, SetResult
 from controller.ledger.state.evals import EvalRound
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import TaskState
@@ -29,28 +29,28 @@ FRUITLESS_TASKS = 20
 """A run fails after so many batches' worth of tasks, and so many tasks, were dropped in a row
 because every attempt failed: a fault that hits every task is no task's fault, and the data set has
 no end."""
-_FREE_TO_CHANGE = ("desired", "bounds", *CHANGEABLE)
+_FREE_TO_CHANGE = ("desired", "bounds", *(f.name for f in fields(LiveSpec)))
 """Fields of the spec that a later leader may bring with other values."""
 
 
 @decides
 def start_run(d: Decider, c: cmd.StartRun, now: float) -> None:
     s = d.state
-    if s.facts is None:
-        d.emit(ev.RunStarted(c.facts, now, dict(c.settings)))
+    if s.run_spec is None:
+        d.emit(ev.RunStarted(c.spec, now, dict(c.settings)))
         d.settle_fleet(now)
         return
-    before, after = asdict(s.facts), asdict(c.facts)
+    before, after = asdict(s.run_spec), asdict(c.spec)
     differing = [k for k in before if k not in _FREE_TO_CHANGE and before[k] != after[k]]
     if differing:
         raise cmd.CommandRefused(
             RefusalCode.INVALID,
-            f"run {s.facts.run_name!r} was started with other settings: "
+            f"run {s.run_spec.run_name!r} was started with other settings: "
             + ", ".join(f"{k} was {before[k]!r}, is {after[k]!r}" for k in differing),
         )
     take_over_config(d, c, now)
-    if dict(c.facts.bounds) != s.bounds and not s.ended:
-        d.emit(ev.BoundsSet(dict(c.facts.bounds)))
+    if dict(c.spec.bounds) != s.bounds and not s.ended:
+        d.emit(ev.BoundsSet(dict(c.spec.bounds)))
         allowed = within(s.bounds, s.desired)
         if allowed != s.desired:
             d.emit(ev.Scaled(f"bounds-after-term-{s.term}", allowed))

@@ -14,7 +14,7 @@ from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider, decides
 from controller.ledger.enums import Phase
-from controller.ledger.facts import SpecChange, values
+from controller.ledger.specs import LiveSpec
 from controller.ledger.state.state import State
 from paceline.ids import Step
 from paceline.refusal_code import RefusalCode
@@ -31,7 +31,7 @@ def change_settings(d: Decider, c: cmd.ChangeSettings, now: float) -> None:
     _emit(d, c.request_id, changes, {}, c.spec, now)
 
 
-def problem_of(s: State, spec: SpecChange) -> str:
+def problem_of(s: State, spec: LiveSpec) -> str:
     """Why the run cannot go on with ``spec``; empty if it can."""
     newest = _newest_step(s)
     if spec.steps < newest:
@@ -43,14 +43,14 @@ def problem_of(s: State, spec: SpecChange) -> str:
 
 
 def _newest_step(s: State) -> Step:
-    """The newest step that has its terms: trained, open, or to be opened again."""
+    """The newest step that has its settings: trained, open, or to be opened again."""
     return Step(max([s.versions.step + (s.steps.open is not None), *s.steps.replay]))
 
 
 def take_over_config(d: Decider, c: cmd.StartRun, now: float) -> None:
     """Puts in force what was edited in the config file of a new leader. Raises CommandRefused."""
     s = d.state
-    spec = SpecChange(**values(SpecChange, c.facts))
+    spec = c.spec.live
     if stays_ended(s, spec.steps):
         return
     extended = s.ended
@@ -79,7 +79,7 @@ def _emit(
     request_id: str,
     changes: Mapping[str, tuple[Any, Any]],
     configured: Mapping[str, Any],
-    spec: SpecChange,
+    spec: LiveSpec,
     now: float,
 ) -> None:
     s = d.state

@@ -15,7 +15,7 @@ from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider, decides
 from controller.ledger.decisions.links import take_back
 from controller.ledger.enums import MeshEnd, Phase, Role, VoteOutcome
-from controller.ledger.facts import GroupFacts, StepTerms
+from controller.ledger.specs import GroupMeta, StepSettings
 from controller.ledger.state.fleet import Mesh, Worker
 from controller.ledger.state.state import State
 from controller.ledger.state.steps import OpenStep, assign_shards
@@ -44,11 +44,11 @@ def settle_step(d: Decider, now: float) -> None:
     groups = (*kept, *chosen)
     members = [m.worker_id for m in mesh.members]
     shards = assign_shards([_cost(s, task_id) for task_id in groups], members)
-    terms = s.steps.terms_of(step)
-    if terms is None:
-        terms = StepTerms(s.run.lr.at(step, s.run.steps), s.run.token_age)
+    settings = s.steps.settings_of(step)
+    if settings is None:
+        settings = StepSettings(s.run.lr.at(step, s.run.steps), s.run.token_age)
     again = replay is not None
-    d.emit(ev.StepOpened(step, s.versions.version, mesh.epoch, groups, shards, again, terms))
+    d.emit(ev.StepOpened(step, s.versions.version, mesh.epoch, groups, shards, again, settings))
 
 
 def _choose(d: Decider, step: Step, count: int) -> tuple[TaskId, ...] | None:
@@ -62,7 +62,7 @@ def _choose(d: Decider, step: Step, count: int) -> tuple[TaskId, ...] | None:
     if len(s.tasks.ready) < count:
         return None
     for task_id in list(s.tasks.ready):
-        group = _facts(s, task_id)
+        group = _meta(s, task_id)
         if found := too_old(s, group, step):
             d.emit(ev.TaskDropped(task_id, group.attempt, *found, group=group))
     if len(s.tasks.ready) < count:
@@ -81,14 +81,14 @@ def reshard(d: Decider, mesh: Mesh) -> None:
     d.emit(ev.StepResharded(step.step, mesh.epoch, shards))
 
 
-def _facts(s: State, task_id: TaskId) -> GroupFacts:
+def _meta(s: State, task_id: TaskId) -> GroupMeta:
     group = s.tasks.records[task_id].group
     assert group is not None
     return group
 
 
 def _cost(s: State, task_id: TaskId) -> int:
-    group = _facts(s, task_id)
+    group = _meta(s, task_id)
     return group.tokens + group.prompt_tokens * group.sequences
 
 
@@ -164,7 +164,7 @@ def _commit(d: Decider, step: OpenStep, now: float) -> None:
         # Of a replica that died before it could be outvoted.
         if record.version == step.version and record.digest not in ("", agreed):
             _void(d, record)
-    groups = [_facts(s, task_id) for task_id in step.groups]
+    groups = [_meta(s, task_id) for task_id in step.groups]
     metrics = step_metrics(s, groups, step.votes.values(), now)
     d.emit(ev.StepCommitted(step.step, Version(s.versions.version + 1), metrics, now))
     d.settle_fleet(now)

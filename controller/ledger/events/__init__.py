@@ -13,10 +13,9 @@ readers of the run's files: if the event is listed, with ``severity`` and ``text
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
-from controller.ledger.codec import decode, encode
+from controller.ledger.codec import decode, encode, stored_names
 from controller.ledger.events.event import TYPES as TYPES
 from controller.ledger.events.event import Event as Event
 from controller.ledger.events.event import Severity as Severity
@@ -27,9 +26,9 @@ from controller.ledger.events.reward_hacking import *
 from controller.ledger.events.run import *
 from controller.ledger.events.steps import *
 from controller.ledger.events.tasks import *
-from controller.ledger.facts import GroupFacts
+from controller.ledger.specs import GroupMeta
 
-_GROUP_FIELDS = tuple(f.name for f in fields(GroupFacts))
+_GROUP_FIELDS = stored_names(GroupMeta)
 
 
 def to_json(event: Event) -> dict[str, Any]:

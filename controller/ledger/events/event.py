@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar, dataclass_transform
 
@@ -67,7 +67,7 @@ TYPES: dict[str, type[Event]] = {}
 _E = TypeVar("_E", bound=type[Event])
 
 
-@dataclass_transform(frozen_default=True)
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def event(kind: _E) -> _E:
     """Class decorator: a frozen dataclass that is entered in ``TYPES``."""
     made: Any = dataclass(frozen=True, slots=True)(kind)

@@ -15,7 +15,7 @@ from controller.ledger.events.event import (
     event,
     reason_in_words,
 )
-from controller.ledger.facts import LinkSpec, MeshSpec, WorkerSpec, values
+from controller.ledger.specs import LinkSpec, MeshSpec, WorkerSpec, values
 from controller.ledger.state.faults import Fault
 from controller.ledger.state.fleet import Failures, Mesh, Worker
 from controller.ledger.state.state import State
@@ -293,4 +293,4 @@ class LinkAssigned(LinkSpec, Event):
         s.fleet.assign(self)
 
     def text(self) -> str:
-        return f"weights link {self.epoch} from {self.publisher} to {self.receiver}"
+        return f"weights link {self.generation} from {self.publisher} to {self.receiver}"

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import field, replace
 from typing import Any
 
+from controller.ledger.codec import stored_as
 from controller.ledger.enums import Phase, SuspendStage
 from controller.ledger.events.event import LEASES, Event, Severity, Topic, counts_in_words, event
-from controller.ledger.facts import RunSpec, SpecChange, values
+from controller.ledger.specs import LiveSpec, RunSpec, values
 from controller.ledger.state.state import State
 from paceline.ids import Step
 
@@ -19,7 +20,7 @@ STALENESS = ("max_staleness", "late_groups", "max_token_age")
 
 @event
 class RunStarted(Event):
-    facts: RunSpec
+    spec: RunSpec = field(metadata=stored_as("facts"))
     t: float
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings that may change, by dotted name; see Settings."""
@@ -27,11 +28,11 @@ class RunStarted(Event):
     wakes = LEASES
 
     def apply(self, s: State) -> None:
-        s.facts = self.facts
+        s.run_spec = self.spec
         s.settings.values = dict(self.settings)
         s.settings.configured = dict(self.settings)
-        s.desired = dict(self.facts.desired)
-        s.bounds = dict(self.facts.bounds)
+        s.desired = dict(self.spec.desired)
+        s.bounds = dict(self.spec.bounds)
         s.enter(Phase.OPEN)
         s.started_t = s.steps.last_commit_t = self.t
 
@@ -103,7 +104,7 @@ class SettingsChanged(Event):
     """Old and new value, by dotted name."""
     configured: Mapping[str, Any]
     """Edited values of the leader's file. They are in force, or were already."""
-    spec: SpecChange
+    spec: LiveSpec
     step: Step
     """The first step that uses them. A step that is open, or trained again, keeps its own."""
     t: float
@@ -115,7 +116,7 @@ class SettingsChanged(Event):
         return bool(self.changes)
 
     def apply(self, s: State) -> None:
-        before, s.facts = s.run, replace(s.run, **values(SpecChange, self.spec))
+        before, s.run_spec = s.run, replace(s.run, **values(LiveSpec, self.spec))
         s.staleness_changed |= any(
             getattr(before, name) != getattr(self.spec, name) for name in STALENESS
         )

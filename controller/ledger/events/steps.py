@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from controller.ledger.enums import DropReason
 from controller.ledger.events.event import LEASES, Event, Severity, Topic, event
-from controller.ledger.facts import Ballot, StepSpec, values
+from controller.ledger.specs import Ballot, StepSpec, values
 from controller.ledger.state.fleet import Failures
 from controller.ledger.state.state import State
 from controller.ledger.state.steps import Blame, Commit, OpenStep, Vote
@@ -156,7 +156,7 @@ class StepAborted(Event):
     rejected: str = ""
     """Why a group leaves the step; empty if none does."""
     kept: bool = False
-    """Its other groups stay reserved for the step, which opens again on the terms that it had.
+    """Its other groups stay reserved for the step, which opens again with the settings that it had.
     Otherwise they are ready again, as in every journal of a release that had no field for it."""
 
     wakes = LEASES | {Topic.VOTE}
@@ -169,7 +169,7 @@ class StepAborted(Event):
         step = s.steps.open
         if step is None or step.step != self.step:  # a lost step that will not be trained again
             s.tasks.move_all(s.steps.replay.pop(self.step), TaskState.READY)
-            s.steps.terms.pop(self.step, None)
+            s.steps.settings.pop(self.step, None)
             return
         s.steps.open = None
         if self.rejected:

@@ -7,7 +7,7 @@ from dataclasses import field
 
 from controller.ledger.enums import ROUTINE_DROPS, GroupFault, Kind, VerdictCode
 from controller.ledger.events.event import LEASES, Event, Severity, Topic, event, reason_in_words
-from controller.ledger.facts import HELD_OUT, EvalSet, GroupFacts, LeasedTask, SetResult
+from controller.ledger.specs import HELD_OUT, EvalSet, GroupMeta, LeasedTask, SetResult
 from controller.ledger.state.coverage import passed_key
 from controller.ledger.state.evals import EvalRound
 from controller.ledger.state.state import State
@@ -43,7 +43,7 @@ class TasksLeased(Event):
         return f"{self.worker_id} leased {len(self.leases)} tasks"
 
 
-def _measure(s: State, task: Task, group: GroupFacts | None) -> None:
+def _measure(s: State, task: Task, group: GroupMeta | None) -> None:
     """A group has come in: the curriculum takes note of its rewards."""
     if group is not None and task.kind is Kind.TRAIN and s.run.curriculum_min:
         s.tasks.curriculum.measure(s.run.order.place(task.ordinal)[1], group)
@@ -73,7 +73,7 @@ class GroupAccepted(Event):
     """The training group is ready; its payload is stored under (task_id, attempt)."""
 
     worker_id: str
-    group: GroupFacts
+    group: GroupMeta
 
     wakes = frozenset({Topic.ISOLATED})
     directs = False
@@ -172,7 +172,7 @@ class TaskDropped(Event):
     detail: str = ""
     verdict: VerdictCode = VerdictCode.DUPLICATE
     """On a repeated submission of this attempt."""
-    group: GroupFacts | None = None
+    group: GroupMeta | None = None
     """What had been generated, if anything had."""
 
     wakes = LEASES

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from controller.ledger.facts import GroupFacts
+from controller.ledger.specs import GroupMeta
 
 Spans = list[int]
 """Ascending and flat: [start, end, start, end, ...]; an end is not part of its span."""
@@ -75,7 +75,7 @@ class Tally:
     reward_sum: float = 0.0
     """Over sequences."""
 
-    def add(self, group: GroupFacts) -> None:
+    def add(self, group: GroupMeta) -> None:
         self.groups += 1
         self.sequences += group.sequences
         self.tokens += group.tokens
@@ -101,12 +101,12 @@ class Coverage:
     recorded_from: int = 0
     """Tasks before this ordinal may have finished under a release that did not record which."""
 
-    def mask(self, group: GroupFacts, tokens: int) -> None:
+    def mask(self, group: GroupMeta, tokens: int) -> None:
         """``group`` was trained without ``tokens`` of its tokens, which were too old."""
         self.masked_tally.add(group)
         self.masked_tokens += tokens
 
-    def cover(self, ordinal: int, group: GroupFacts | None) -> None:
+    def cover(self, ordinal: int, group: GroupMeta | None) -> None:
         if not add(self.trained, ordinal):
             self.repeated.append(ordinal)
         if group is not None:
@@ -118,7 +118,7 @@ class Coverage:
             self.repeated.append(ordinal)
         self.passed[key] = self.passed.get(key, 0) + 1
 
-    def drop(self, ordinal: int, reason: str, group: GroupFacts | None) -> None:
+    def drop(self, ordinal: int, reason: str, group: GroupMeta | None) -> None:
         if not add(self.dropped.setdefault(reason, []), ordinal):
             self.repeated.append(ordinal)
         if group is not None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from controller.ledger.facts import GroupFacts
+from controller.ledger.specs import GroupMeta
 from paceline.dataset.row_sampler import mix
 
 _SOLVED = 0x80
@@ -35,7 +35,7 @@ class Curriculum:
     never: int = 0
     """Rows whose newest group had equal rewards of at most 0."""
 
-    def measure(self, row: int, group: GroupFacts) -> None:
+    def measure(self, row: int, group: GroupMeta) -> None:
         """``group`` is the newest one of ``row``."""
         if row >= len(self.measured):
             # In steps: to grow by a byte for each row would copy them all each time.

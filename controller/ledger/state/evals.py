@@ -17,7 +17,7 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from controller.ledger.facts import HELD_OUT, EvalSet, SetResult
+from controller.ledger.specs import HELD_OUT, EvalSet, SetResult
 from paceline.evaluation.reward_hacking import Checked, Estimate, RewardSums
 from paceline.evaluation.set_scores import RowScore, SetScores
 from paceline.ids import Step, Version

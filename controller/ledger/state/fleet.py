@@ -2,7 +2,7 @@
 
 - One incarnation of a worker id is current; every earlier one is fenced for good.
 - A mesh epoch's members never change: a loss or a join is a new epoch. Epochs only rise.
-- A link has two ends and an epoch of its own, so a broken receiver concerns no other worker.
+- A link has two ends and a generation of its own, so a broken receiver concerns no other worker.
 - What is asked of every report or lease is looked up in an index (``Fleet.living``,
   ``Fleet.links_of``): no question about one worker goes through all of them.
 """
@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from controller.ledger.codec import TRANSIENT
+from controller.ledger.codec import TRANSIENT, stored_as
 from controller.ledger.enums import FaultCause, Lifecycle, Role
-from controller.ledger.facts import LeasedTask, LinkSpec, Member, MeshSpec
+from controller.ledger.specs import LeasedTask, LinkSpec, Member, MeshSpec
 from paceline.ids import MeshEpoch, TaskId, Version
 from paceline.worker_pools import pool_of
 
@@ -136,9 +136,9 @@ class Fleet:
     """Of all workers there ever were."""
     links: dict[str, LinkSpec] = field(default_factory=dict)
     """By receiver."""
-    link_epoch: int = 0
+    link_generation: int = field(default=0, metadata=stored_as("link_epoch"))
     tree: int = 0
-    """Number of the newest tree of links: the epoch of its first link; 0 if there are no relays."""
+    """Number of the newest tree of links: the generation of its first link; 0 if there are no relays."""
     tree_planted: tuple[int, Version] = (0, Version(-1))
     """Term and newest committed version when it was planted."""
     former: dict[str, dict[str, None]] = field(default_factory=dict)
@@ -293,7 +293,7 @@ class Fleet:
     def links_of(self, worker_id: str) -> list[LinkSpec]:
         """Those that the worker sends over, oldest first, and the one over which it receives."""
         sent = (self.links[receiver] for receiver in self._sent.get(worker_id, ()))
-        found = sorted(sent, key=lambda link: link.epoch)
+        found = sorted(sent, key=lambda link: link.generation)
         own = self.links.get(worker_id)
         return found if own is None or own.publisher == worker_id else [*found, own]
 
@@ -341,7 +341,7 @@ class Fleet:
         before = self.links.get(link.receiver)
         if before is not None:
             self._part(before)
-        self.link_epoch = link.epoch
+        self.link_generation = link.generation
         self.links[link.receiver] = link
         self._sent.setdefault(link.publisher, {})[link.receiver] = None
 

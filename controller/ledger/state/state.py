@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from controller.ledger.codec import TRANSIENT
+from controller.ledger.codec import TRANSIENT, stored_as
 from controller.ledger.enums import PHASE_TRANSITIONS, Phase
-from controller.ledger.facts import RunSpec
+from controller.ledger.specs import RunSpec
 from controller.ledger.state.evals import Evals
 from controller.ledger.state.faults import Faults
 from controller.ledger.state.fleet import Fleet
@@ -22,7 +22,7 @@ _REQUESTS_KEPT = 256
 
 @dataclass(slots=True)
 class State:
-    facts: RunSpec | None = None
+    run_spec: RunSpec | None = field(default=None, metadata=stored_as("facts"))
     phase: Phase = Phase.NONE
     paused: bool = False
     reason: str = ""
@@ -69,8 +69,8 @@ class State:
 
     @property
     def run(self) -> RunSpec:
-        assert self.facts is not None
-        return self.facts
+        assert self.run_spec is not None
+        return self.run_spec
 
     def enter(self, phase: Phase) -> None:
         assert phase in PHASE_TRANSITIONS[self.phase], f"{self.phase} to {phase}"

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from controller.ledger.facts import StatValue, StepSpec, StepTerms
+from controller.ledger.codec import stored_as
+from controller.ledger.specs import StatValue, StepSettings, StepSpec
 from paceline.ids import MeshEpoch, Step, TaskId, Version
 
 _COMMITS_KEPT = 16
@@ -70,7 +71,7 @@ class StepBook:
     """Attempts at a step that a group had to leave, since the last commit."""
     last_rejection: str = ""
     """Reason of the newest of them."""
-    terms: dict[Step, StepTerms] = field(default_factory=dict)
+    settings: dict[Step, StepSettings] = field(default_factory=dict, metadata=stored_as("terms"))
     """Of the steps in ``history`` and ``replay``."""
     commits: list[Commit] = field(default_factory=list)
     """The last few, oldest first."""
@@ -81,11 +82,11 @@ class StepBook:
     tokens_trained: int = 0
     """Over all commits, those of lost steps included."""
 
-    def terms_of(self, step: Step) -> StepTerms | None:
+    def settings_of(self, step: Step) -> StepSettings | None:
         """None: the step was never opened."""
         if self.open is not None and self.open.step == step:
-            return self.open.terms
-        return self.terms.get(step)
+            return self.open.settings
+        return self.settings.get(step)
 
     def committed(self, step: Step, mesh_epoch: MeshEpoch) -> Commit | None:
         for commit in reversed(self.commits):
@@ -101,8 +102,8 @@ class StepBook:
             self.suspects.pop(task_id, None)
         self.rejections = 0
         self.nonfinite = self.nonfinite + 1 if metrics.get("update_skipped", 0.0) > 0 else 0
-        if self.open.terms is not None:
-            self.terms[commit.step] = self.open.terms
+        if self.open.settings is not None:
+            self.settings[commit.step] = self.open.settings
         self.open = None
         self.commits.append(commit)
         del self.commits[:-_COMMITS_KEPT]
@@ -112,10 +113,10 @@ class StepBook:
         self.tokens_trained += int(metrics.get("tokens", 0))
 
     def reserve(self, step: OpenStep) -> None:
-        """The attempt is over: the step opens again with the same groups, on the same terms."""
+        """The attempt is over: the step opens again with the same groups, with the same settings."""
         self.replay[step.step] = step.groups
-        if step.terms is not None:
-            self.terms[step.step] = step.terms
+        if step.settings is not None:
+            self.settings[step.step] = step.settings
 
     def missing(self, until: Step, size: int) -> int:
         """Groups that left steps up to ``until``, of ``size`` groups each, which are to open again."""
@@ -141,7 +142,7 @@ class StepBook:
         """Forgets the compositions that a checkpoint of ``step`` covers; the task ids in them."""
         covered = sorted(s for s in self.history if s <= step)
         for s in covered:
-            self.terms.pop(s, None)
+            self.settings.pop(s, None)
         return [task_id for s in covered for task_id in self.history.pop(s)]
 
 

@@ -25,7 +25,7 @@ from controller.ledger.enums import (
     Kind,
     VerdictCode,
 )
-from controller.ledger.facts import GroupFacts, LeasedTask
+from controller.ledger.specs import GroupMeta, LeasedTask
 from controller.ledger.state.coverage import Coverage
 from controller.ledger.state.curriculum import Curriculum
 from controller.ledger.state.moment import Moment
@@ -76,7 +76,7 @@ class Task:
     """One line for each attempt that counts towards quarantine."""
     deaths: int = 0
     """Owners that died while they held it, by itself or with others."""
-    group: GroupFacts | None = None
+    group: GroupMeta | None = None
     eval_step: Step = Step(-1)
 
     @property
@@ -187,7 +187,7 @@ class TaskBook:
         self.passed_over += 1
         self.coverage.pass_over(ordinal, key)
 
-    def count_dropped(self, reason: str, group: GroupFacts) -> None:
+    def count_dropped(self, reason: str, group: GroupMeta) -> None:
         before = self.dropped_groups.get(reason, GroupSizes())
         self.dropped_groups[reason] = GroupSizes(
             before.groups + 1, before.sequences + group.sequences, before.tokens + group.tokens
@@ -199,7 +199,7 @@ class TaskBook:
         reason: str,
         detail: str,
         verdict: VerdictCode,
-        group: GroupFacts | None = None,
+        group: GroupMeta | None = None,
     ) -> None:
         """``group``: what had been generated for it, if anything had."""
         self.move(task, None)

@@ -19,14 +19,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from controller.ledger.enums import DropReason
-from controller.ledger.facts import GroupFacts
+from controller.ledger.specs import GroupMeta
 from paceline.ids import Step
 
 if TYPE_CHECKING:
     from controller.ledger.state.state import State
 
 
-def token_ages(s: State, group: GroupFacts, step: Step) -> list[tuple[int, int]]:
+def token_ages(s: State, group: GroupMeta, step: Step) -> list[tuple[int, int]]:
     """(age, tokens) of the group's trainable tokens in ``step``, in the order of their versions.
     After a rollback that need not be the order of their ages."""
     return [(s.versions.staleness(version, step), n) for version, n in group.by_version]
@@ -35,8 +35,8 @@ def token_ages(s: State, group: GroupFacts, step: Step) -> list[tuple[int, int]]
 def token_age(s: State, step: Step) -> int:
     """Steps after which a token is masked in ``step``. An opened step keeps its own if the setting
     changes."""
-    terms = s.steps.terms_of(step)
-    return s.run.token_age if terms is None else terms.token_age
+    settings = s.steps.settings_of(step)
+    return s.run.token_age if settings is None else settings.token_age
 
 
 def oldest_step(s: State, step: Step) -> Step:
@@ -44,13 +44,13 @@ def oldest_step(s: State, step: Step) -> Step:
     return Step(max(0, step - 1 - token_age(s, step)))
 
 
-def trained_tokens(s: State, group: GroupFacts, step: Step) -> int:
+def trained_tokens(s: State, group: GroupMeta, step: Step) -> int:
     """Tokens of the group that have a weight in the loss of ``step``."""
     oldest = token_age(s, step)
     return sum(n for age, n in token_ages(s, group, step) if age <= oldest)
 
 
-def trained_sequences(s: State, group: GroupFacts, step: Step) -> int:
+def trained_sequences(s: State, group: GroupMeta, step: Step) -> int:
     """Sequences of the group with a token that has a weight in the loss of ``step``."""
     if not group.sequence_versions:
         return group.sequences
@@ -62,7 +62,7 @@ def trained_sequences(s: State, group: GroupFacts, step: Step) -> int:
     )
 
 
-def masked_groups(s: State, until: Step) -> Iterator[tuple[GroupFacts, int]]:
+def masked_groups(s: State, until: Step) -> Iterator[tuple[GroupMeta, int]]:
     """Groups of the committed steps in memory up to ``until`` that lost tokens to their age, and
     how many."""
     for step, task_ids in s.steps.history.items():
@@ -72,12 +72,12 @@ def masked_groups(s: State, until: Step) -> Iterator[tuple[GroupFacts, int]]:
                 yield group, masked
 
 
-def is_late(s: State, group: GroupFacts, step: Step) -> bool:
+def is_late(s: State, group: GroupMeta, step: Step) -> bool:
     """Whether a token that ``step`` would train, or mask, is older than ``max_staleness``."""
     return max(age for age, _ in token_ages(s, group, step)) > s.run.max_staleness
 
 
-def too_old(s: State, group: GroupFacts, step: Step) -> tuple[DropReason, str] | None:
+def too_old(s: State, group: GroupMeta, step: Step) -> tuple[DropReason, str] | None:
     """Reason and detail for which ``step`` cannot train the group. Later steps could even less."""
     if s.run.trains_late:
         oldest = token_age(s, step)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from controller.ledger.enums import DROPPED_FOR_AGE, DropReason
-from controller.ledger.facts import GroupFacts
+from controller.ledger.specs import GroupMeta
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import GroupSizes
 from controller.ledger.state.token_ages import is_late, token_age, token_ages, trained_tokens
@@ -30,7 +30,7 @@ RESPONSE_TOKENS = {
 """Metrics of length: of all that a step trains, and of each part."""
 
 
-def age_metrics(s: State, groups: Sequence[GroupFacts], step: Step) -> dict[str, float]:
+def age_metrics(s: State, groups: Sequence[GroupMeta], step: Step) -> dict[str, float]:
     """Shares are of the step's tokens or groups; dropped ones count with those of the step. Lengths
     are in tokens a completion, and absent if there is no such completion. Ages are in steps.
     Recorded groups have none."""
@@ -67,7 +67,7 @@ def token_ages_of(metrics: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def _length(name: str, sizes: Iterable[GroupFacts | GroupSizes]) -> dict[str, float]:
+def _length(name: str, sizes: Iterable[GroupMeta | GroupSizes]) -> dict[str, float]:
     sizes = list(sizes)
     sequences = sum(size.sequences for size in sizes)
     if not sequences:

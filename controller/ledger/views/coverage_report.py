@@ -103,7 +103,7 @@ class CoverageReport:
 def coverage_of(state: State) -> CoverageReport:
     """The report, from the ledger's memory and the row sampler. Linear in tasks in memory and in
     drops."""
-    if state.facts is None:
+    if state.run_spec is None:
         return CoverageReport()
     run = state.run
     report = CoverageReport(run.dataset_rows, run.shuffle, run.seed)

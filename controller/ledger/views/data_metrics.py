@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from controller.ledger.facts import GroupFacts
+from controller.ledger.specs import GroupMeta
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import ordinal_of
 
@@ -13,7 +13,7 @@ TOO_LONG = "prompt_too_long"
 """Reason that rollout workers give for a prompt which they drop for its length."""
 
 
-def data_metrics(state: State, groups: Sequence[GroupFacts]) -> dict[str, float]:
+def data_metrics(state: State, groups: Sequence[GroupMeta]) -> dict[str, float]:
     """Of a step with ``groups``. Rewards are means over sequences; shares are of groups, or of the
     rows of the data.
 
@@ -33,12 +33,12 @@ def data_metrics(state: State, groups: Sequence[GroupFacts]) -> dict[str, float]
     return metrics
 
 
-def _of_sources(state: State, groups: Sequence[GroupFacts]) -> dict[str, float]:
+def _of_sources(state: State, groups: Sequence[GroupMeta]) -> dict[str, float]:
     """A source without a group in the step has a share of 0 and no reward."""
     order = state.run.order
     if not order.sources:
         return {}
-    of_source: list[list[GroupFacts]] = [[] for _ in order.sources]
+    of_source: list[list[GroupMeta]] = [[] for _ in order.sources]
     for group in groups:
         row = order.place(ordinal_of(group.task_id))[1]
         of_source[order.source_of(row)].append(group)

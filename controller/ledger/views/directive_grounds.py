@@ -43,7 +43,7 @@ def directive_grounds(state: State) -> Callable[[str, int], Grounds]:
         state.steps.open is None,
         tuple((w.scorer, w.worker_id, w.address) for w in fleet.scorers()),
     )
-    of_members = (*common, fleet.mesh, due_checkpoint(state) if state.facts is not None else 0)
+    of_members = (*common, fleet.mesh, due_checkpoint(state) if state.run_spec is not None else 0)
 
     def of(worker_id: str, incarnation: int) -> Grounds:
         worker = workers.get(worker_id)

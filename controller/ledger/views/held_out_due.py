@@ -14,7 +14,7 @@ def due_for(s: State, worker_id: str, incarnation: int, version: Version) -> Ste
     the next one does.
     """
     mesh, step = s.fleet.whole_mesh, s.versions.step
-    if s.facts is None or not s.run.recorded or s.ended or step not in s.evals.rounds:
+    if s.run_spec is None or not s.run.recorded or s.ended or step not in s.evals.rounds:
         return None
     if mesh is None or mesh.rank(worker_id, incarnation) != 0 or version != s.versions.version:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from controller.ledger.facts import GroupFacts, StatValue
+from controller.ledger.specs import GroupMeta, StatValue
 from controller.ledger.state.state import State
 from controller.ledger.state.steps import Vote
 from controller.ledger.state.token_ages import trained_tokens
@@ -24,7 +24,7 @@ _MEAN_AND_MAX = ("ratio", "logprob_gap", "logprob_gap_fresh")
 
 
 def step_metrics(
-    state: State, groups: Sequence[GroupFacts], votes: Iterable[Vote], now: float
+    state: State, groups: Sequence[GroupMeta], votes: Iterable[Vote], now: float
 ) -> dict[str, float]:
     """Metrics of the open step at its commit. Times in seconds, staleness in steps."""
     step = state.steps.open
@@ -59,7 +59,7 @@ def step_metrics(
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
-def _rewards(groups: Sequence[GroupFacts], sequences: int) -> dict[str, float]:
+def _rewards(groups: Sequence[GroupMeta], sequences: int) -> dict[str, float]:
     """Of samples: that of a recorded row says what the row is, not how well the policy does."""
     mean = sum(g.reward_mean * g.sequences for g in groups) / sequences
     second = sum((g.reward_std**2 + g.reward_mean**2) * g.sequences for g in groups) / sequences

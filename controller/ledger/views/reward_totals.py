@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from math import fsum
 
-from controller.ledger.facts import GroupFacts
+from controller.ledger.specs import GroupMeta
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class RewardTotals:
     """Of each reward's difference from the mean of its group, squared."""
 
 
-def reward_totals(groups: Collection[GroupFacts]) -> RewardTotals:
+def reward_totals(groups: Collection[GroupMeta]) -> RewardTotals:
     """The same bits in whatever order the groups are."""
     samples = sum(g.sequences for g in groups)
     total = fsum(g.sequences * g.reward_mean for g in groups)

@@ -9,10 +9,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from controller.ledger.enums import DesiredLifecycle, Kind, Lifecycle, Phase, PlanState
-from controller.ledger.facts import Member, MeshSpec
 from controller.ledger.role_traits import TRAITS
+from controller.ledger.specs import GroupMeta, Member, MeshSpec
 from controller.ledger.state.fleet import Worker
 from controller.ledger.state.state import State
+from controller.ledger.state.steps import OpenStep
 from controller.ledger.state.tasks import TaskState
 from controller.ledger.state.token_ages import oldest_step, trained_sequences, trained_tokens
 from controller.ledger.state.versions import VersionEpoch
@@ -27,7 +28,7 @@ Ref = tuple[TaskId, int]
 
 @dataclass(frozen=True, slots=True)
 class LinkView:
-    epoch: int
+    generation: int
     publisher: Member
     receiver: Member
     reload: bool = False
@@ -65,23 +66,6 @@ class DirectiveView:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedGroup:
-    """The accepted facts of one group of a shard: its payload must agree with them."""
-
-    tokens: int
-    sequences: int
-    suspect: bool
-    """A trainer died with it: it is to be computed by itself."""
-    digest: str = ""
-    """Of its payload; empty: the journal has none."""
-    facts: str = ""
-    """Digest of its facts."""
-    prompt_tokens: int = 0
-    lengths: tuple[int, ...] = ()
-    """Tokens of each completion, those that are not trained included."""
-
-
-@dataclass(frozen=True, slots=True)
 class PlanView:
     """One replica's part of the open step."""
 
@@ -90,8 +74,10 @@ class PlanView:
     version: Version
     next_version: Version
     shard: tuple[Ref, ...]
-    groups: tuple[PlannedGroup, ...]
-    """Of the shard, in its order."""
+    groups: tuple[GroupMeta, ...]
+    """The groups of the shard, in its order."""
+    suspects: frozenset[TaskId]
+    """Those of them with which a trainer died: each is to be computed by itself."""
     total_tokens: int
     """Without those that are masked for their age."""
     total_sequences: int
@@ -247,7 +233,7 @@ def _links(state: State, worker: Worker) -> tuple[LinkView, ...]:
         if sender is not None and receiver is not None:
             relayed = TRAITS[sender.role].receives
             ends = (_end(sender), _end(receiver))
-            views.append(LinkView(link.epoch, *ends, link.reload, link.tree, relayed))
+            views.append(LinkView(link.generation, *ends, link.reload, link.tree, relayed))
     return tuple(views)
 
 
@@ -281,32 +267,21 @@ def plan(
     if step is None or state_version != step.version:
         return PlanState.WAIT, None
     records = state.tasks.records
-    facts = {task_id: g for task_id in step.groups if (g := records[task_id].group) is not None}
-    groups = facts.values()
+    metas = {task_id: g for task_id in step.groups if (g := records[task_id].group) is not None}
+    groups = metas.values()
     rewards = reward_totals(groups)
     shard = step.shard(worker_id)
-    suspects = state.steps.suspects
     return PlanState.OPEN, PlanView(
         step=step.step,
         mesh_epoch=step.mesh_epoch,
         version=step.version,
         next_version=Version(step.version + 1),
         shard=tuple((task_id, records[task_id].attempt) for task_id in shard),
-        groups=tuple(
-            PlannedGroup(
-                facts[x].tokens,
-                facts[x].sequences,
-                x in suspects,
-                facts[x].digest,
-                facts[x].facts_digest,
-                facts[x].prompt_tokens,
-                facts[x].lengths,
-            )
-            for x in shard
-        ),
+        groups=tuple(metas[task_id] for task_id in shard),
+        suspects=frozenset(state.steps.suspects).intersection(shard),
         total_tokens=sum(trained_tokens(state, g, step.step) for g in groups),
         total_sequences=sum(trained_sequences(state, g, step.step) for g in groups),
-        total_groups=len(facts),
+        total_groups=len(metas),
         total_samples=rewards.samples,
         reward_sum=rewards.total,
         reward_squares=rewards.squares,
@@ -315,9 +290,14 @@ def plan(
         size=len(mesh.members),
         version_epochs=tuple(reversed(state.versions.epochs)),
         oldest_step=oldest_step(state, step.step),
-        lr=step.terms.lr if step.terms is not None else state.run.lr.at(step.step, state.run.steps),
+        lr=_learning_rate(state, step),
         checkpoint=step.step % state.run.checkpoint_every == 0,
     )
+
+
+def _learning_rate(state: State, step: OpenStep) -> float:
+    settings = step.settings
+    return state.run.lr.at(step.step, state.run.steps) if settings is None else settings.lr
 
 
 def counts(state: State) -> TaskCounts:
@@ -344,16 +324,16 @@ def phase(state: State) -> str:
 
 
 def status(state: State) -> StatusView:
-    facts = state.facts
+    spec = state.run_spec
     return StatusView(
-        run_id=facts.run_id if facts else "",
-        run_name=facts.run_name if facts else "",
+        run_id=spec.run_id if spec else "",
+        run_name=spec.run_name if spec else "",
         phase=phase(state),
         reason=state.reason,
         leader=state.leader,
         term=state.term,
         step=state.versions.step,
-        total_steps=facts.steps if facts else 0,
+        total_steps=spec.steps if spec else 0,
         version=state.versions.version,
         mesh_epoch=state.fleet.mesh_epoch,
         tasks=counts(state),

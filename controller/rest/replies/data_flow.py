@@ -37,7 +37,7 @@ def flow(controller: Controller, stalled_s: float) -> FlowReply:
         staleness={str(age): ages[age] for age in sorted(ages)},
         max_staleness=config.train.max_staleness,
         late_groups=config.train.late_groups,
-        max_token_age=state.run.token_age if state.facts else config.train.token_age,
+        max_token_age=state.run.token_age if state.run_spec else config.train.token_age,
         ages=ages_of_step(metrics) if "late_share" in metrics else None,
         groups_per_step=config.train.groups_per_step,
         group_size=config.rollout.group_size,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from controller.ledger.facts import GroupFacts
+from controller.ledger.specs import GroupMeta
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import Task
 from controller.ledger.views.group_views import place_of, staleness_of
@@ -28,11 +28,11 @@ FACTS = (
 FINISH = {rollout_pb2.FINISH_REASON_STOP: "stop", rollout_pb2.FINISH_REASON_LENGTH: "length"}
 
 
-def summary_of(state: State, task: Task, facts: GroupFacts, step: Step) -> GroupSummary:
+def summary_of(state: State, task: Task, facts: GroupMeta, step: Step) -> GroupSummary:
     return GroupSummary.model_validate(facts_of(state, task, facts, step))
 
 
-def facts_of(state: State, task: Task, facts: GroupFacts, step: Step) -> dict[str, Any]:
+def facts_of(state: State, task: Task, facts: GroupMeta, step: Step) -> dict[str, Any]:
     """The fields of a GroupSummary. ``step``: the one that trains it; 0: not known yet."""
     epoch, row = place_of(state, task.task_id)
     return {

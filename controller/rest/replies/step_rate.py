@@ -44,7 +44,7 @@ class StepRate:
         state = self.controller.state
         if state.ended:
             return None
-        total = state.facts.steps if state.facts else self.controller.config.train.steps or 0
+        total = state.run_spec.steps if state.run_spec else self.controller.config.train.steps or 0
         return seconds_left(self._step_s(), state.versions.step, total)
 
     @property

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from controller.services.group_facts import check_facts
+from controller.services.group_meta import check_meta
 from controller.services.worker import check_report
 from controller.store.journal import Journal
 from controller.store.ledger_follower import LedgerFollower
@@ -31,7 +31,7 @@ from testbed.fleets.controllers import (
     working_fleet,
 )
 from testbed.workers.fake_workers import FakeRollout, make_group
-from tests.fixtures.group_facts import accepted, submitted
+from tests.fixtures.group_meta import accepted, submitted
 
 LIMITS = GroupLimits(group_size=4, max_sequence_tokens=80, vocabulary=100)
 TASK = common_pb2.TaskRef(task_id="t0", attempt=1)
@@ -143,10 +143,10 @@ def _of(*versions: int, sequences: int = 1) -> rollout_pb2.SequenceVersions:
     return rollout_pb2.SequenceVersions(versions=versions, sequences=sequences)
 
 
-ONE_MORE = rollout_pb2.GroupFacts(lengths=[16], rewards=[0.0])
+ONE_MORE = rollout_pb2.GroupMeta(lengths=[16], rewards=[0.0])
 
 
-def _without(facts: rollout_pb2.GroupFacts, *fields: str) -> None:
+def _without(facts: rollout_pb2.GroupMeta, *fields: str) -> None:
     for field in fields:
         facts.ClearField(field)
 
@@ -156,7 +156,7 @@ def _pop(*lists: MutableSequence[Any]) -> None:
         each.pop()
 
 
-IMPOSSIBLE: dict[str, Callable[[rollout_pb2.GroupFacts], None]] = {
+IMPOSSIBLE: dict[str, Callable[[rollout_pb2.GroupMeta], None]] = {
     "no digest": lambda f: f.ClearField("digest"),
     "digest that is none": lambda f: setattr(f, "digest", "../" + "0" * 29),
     "no sequences": lambda f: f.ClearField("lengths"),
@@ -193,10 +193,10 @@ IMPOSSIBLE: dict[str, Callable[[rollout_pb2.GroupFacts], None]] = {
 @pytest.mark.parametrize("name", IMPOSSIBLE)
 def test_impossible_facts_are_refused(name: str) -> None:
     facts = submitted(group())
-    check_facts(facts, LIMITS, 3)
+    check_meta(facts, LIMITS, 3)
     IMPOSSIBLE[name](facts)
     with pytest.raises(Invalid):
-        check_facts(facts, LIMITS, 3)
+        check_meta(facts, LIMITS, 3)
 
 
 def test_facts_of_a_group_count_what_will_be_trained() -> None:

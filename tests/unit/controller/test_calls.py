@@ -58,7 +58,7 @@ def lease_request(seq: int = 1) -> rollout_pb2.LeaseRequest:
 
 def submission(text: str = "t1") -> rollout_pb2.SubmitRequest:
     task = common_pb2.TaskRef(task_id=text, attempt=1)
-    return rollout_pb2.SubmitRequest(groups=[rollout_pb2.GroupFacts(task=task)])
+    return rollout_pb2.SubmitRequest(groups=[rollout_pb2.GroupMeta(task=task)])
 
 
 async def accept(_: Any, request: rollout_pb2.SubmitRequest) -> rollout_pb2.SubmitReply:

@@ -13,7 +13,7 @@ from controller.ledger.state.tasks import SUSPECT_DEATHS
 from controller.ledger.views import views
 from testbed.simulator.cluster import Shape
 from testbed.simulator.world import World
-from tests.fixtures.ledgers import Driven, facts
+from tests.fixtures.ledgers import Driven, run_spec
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_poisoned_tasks_cost_a_run_themselves_alone() -> None:
     for seed in range(30):
         rng = random.Random(seed)
         shape = Shape(
-            facts=facts(steps=6, groups_per_step=4, max_staleness=2, dataset_rows=50),
+            spec=run_spec(steps=6, groups_per_step=4, max_staleness=2, dataset_rows=50),
             controllers=1,
             policy=1,
             rollout=rng.choice([1, 2, 3]),

@@ -11,7 +11,7 @@ import pytest
 from controller.ledger import Ledger
 from controller.ledger import events as ev
 from controller.ledger.enums import Kind
-from controller.ledger.facts import LeasedTask
+from controller.ledger.specs import LeasedTask
 from controller.ledger.state.curriculum import Curriculum
 from controller.ledger.views.coverage_report import coverage_of
 from tests.fixtures.ledgers import Driven, group

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
-from tests.fixtures.ledgers import Driven, facts
+from tests.fixtures.ledgers import Driven, run_spec
 
 BOUNDS = {"policy_min": 1, "policy_max": 3, "rollout_min": 2, "rollout_max": 4}
 
@@ -75,7 +75,7 @@ def test_draining_one_of_a_surplus_leaves_the_desired_count_as_it_is() -> None:
 
 def test_a_later_leaders_bounds_hold_and_move_the_desired_counts_into_them() -> None:
     run = bounded()
-    narrower = facts(desired={"policy": 2, "rollout": 3}, bounds={**BOUNDS, "rollout_max": 2})
+    narrower = run_spec(desired={"policy": 2, "rollout": 3}, bounds={**BOUNDS, "rollout_max": 2})
     run.do(cmd.StartRun(narrower))
     assert run.names() == ["BoundsSet", "Scaled"]
     assert run.state.desired == {"policy": 2, "rollout": 2}

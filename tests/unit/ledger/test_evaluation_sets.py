@@ -8,11 +8,11 @@ import pytest
 
 from controller.ledger import events as ev
 from controller.ledger.enums import VerdictCode
-from controller.ledger.facts import EvalSet
+from controller.ledger.specs import EvalSet
 from controller.ledger.state.evals import EvalRound
 from paceline.evaluation.set_scores import RowScore
 from paceline.ids import Step
-from tests.fixtures.ledgers import Driven, facts
+from tests.fixtures.ledgers import Driven, run_spec
 
 MATH = EvalSet("math", rows=2, samples=4)
 RARE = EvalSet("rare", rows=1, every=4)
@@ -180,7 +180,7 @@ def test_events_of_a_release_with_one_set_are_read_as_a_round_of_it() -> None:
 
 
 def test_the_ranking_metric_is_the_reward_of_the_first_set_unless_named() -> None:
-    assert facts(eval_rows=2, eval_sets=(MATH,)).judging == ("held_out", "reward")
-    assert facts(eval_sets=(MATH,)).judging == ("math", "reward")
-    assert facts(eval_sets=(MATH,), best_metric="math/pass@4").judging == ("math", "pass@4")
-    assert [each.name for each in facts(eval_sets=(MATH,)).evaluations] == ["math"]
+    assert run_spec(eval_rows=2, eval_sets=(MATH,)).judging == ("held_out", "reward")
+    assert run_spec(eval_sets=(MATH,)).judging == ("math", "reward")
+    assert run_spec(eval_sets=(MATH,), best_metric="math/pass@4").judging == ("math", "pass@4")
+    assert [each.name for each in run_spec(eval_sets=(MATH,)).evaluations] == ["math"]

@@ -22,28 +22,26 @@ from controller.ledger.enums import (
     VerdictCode,
 )
 from controller.ledger.events import Severity, Topic
-from controller.ledger.facts import (
+from controller.ledger.specs import (
     EvalSet,
     LeasedTask,
     Member,
     SetResult,
-    SpecChange,
     StatValue,
-    values,
 )
 from paceline.evaluation.set_scores import RowScore
 from paceline.observe.vocabulary import EventType
-from tests.fixtures.ledgers import facts, group
+from tests.fixtures.ledgers import group, run_spec
 
 MEMBER = Member("policy-0", 7, "10.0.0.1", False)
 SHARDS = {"policy-0": (0, 1)}
 LEASE = LeasedTask("t5", 1, Kind.TRAIN, 0, 3, 99)
-SPEC = SpecChange(**values(SpecChange, facts()))
+SPEC = run_spec().live
 LISTED: dict[str, ev.Event] = {
     "group of task t5 is generated again (payload lost: policy-1: not there)": ev.GroupLost(
         "t5", 1, GroupFault.PAYLOAD_LOST, "policy-1: not there", "rollout-0"
     ),
-    "run started": ev.RunStarted(facts(), 1.0),
+    "run started": ev.RunStarted(run_spec(), 1.0),
     "controller-1 leads (term 3)": ev.TermBegun(3, "controller-1", 1.0, failover=True),
     "policy-0 joined (pid 9 on h)": ev.WorkerRegistered(
         "policy-0", 7, Role.POLICY, "h", 9, "10.0.0.1", 1, -1

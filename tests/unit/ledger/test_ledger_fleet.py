@@ -8,7 +8,7 @@ from controller.ledger import Ledger
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from controller.ledger.views import views
-from tests.fixtures.ledgers import Driven, facts, group
+from tests.fixtures.ledgers import Driven, group, run_spec
 
 
 def register(worker_id: str, incarnation: int, state_version: int = -1) -> cmd.Register:
@@ -182,11 +182,11 @@ def test_an_engine_with_lost_weights_gets_others_and_no_task_until_then() -> Non
     run = Driven()
     run.policy("p0")
     run.rollout("r0")
-    before = link_of(run, "r0").epoch
+    before = link_of(run, "r0").generation
     assert run.lease("r0", version=1).empty_reason == "weights"
     run.observe("r0", loaded=1)
     assert run.state.fleet.workers["r0"].loaded_version == -1
-    assert link_of(run, "r0").epoch == before + 1
+    assert link_of(run, "r0").generation == before + 1
     run.observe("r0", loaded=1)
     assert run.names() == [], "its next reports say the same"
     run.failover()
@@ -209,10 +209,10 @@ def test_nothing_happens_before_the_run_is_started() -> None:
 
 def test_starting_a_run_again_with_other_settings_is_refused_by_name() -> None:
     run = Driven()
-    run.do(cmd.StartRun(facts(desired={"policy": 7})))
+    run.do(cmd.StartRun(run_spec(desired={"policy": 7})))
     assert run.names() == []
     with pytest.raises(cmd.CommandRefused, match=r"group_size was 2, is 3"):
-        run.do(cmd.StartRun(facts(group_size=3)))
+        run.do(cmd.StartRun(run_spec(group_size=3)))
 
 
 def test_terms_only_rise() -> None:
@@ -250,9 +250,9 @@ def test_a_dead_receiver_concerns_nobody_else() -> None:
     run = Driven()
     run.policy("p0")
     run.rollout("r0", "r1")
-    epoch, mesh = link_of(run, "r1").epoch, run.state.fleet.mesh_epoch
+    epoch, mesh = link_of(run, "r1").generation, run.state.fleet.mesh_epoch
     run.die("r0")
-    assert link_of(run, "r1").epoch == epoch
+    assert link_of(run, "r1").generation == epoch
     assert run.state.fleet.mesh_epoch == mesh
     assert "r0" not in run.state.fleet.links
 
@@ -272,9 +272,9 @@ def test_a_broken_link_gets_a_new_epoch_once() -> None:
     run = Driven()
     run.policy("p0")
     run.rollout("r0")
-    broken = link_of(run, "r0").epoch
+    broken = link_of(run, "r0").generation
     run.do(cmd.BreakLink("p0", run.current["p0"], broken))
-    assert link_of(run, "r0").epoch == broken + 1
+    assert link_of(run, "r0").generation == broken + 1
     run.do(cmd.BreakLink("r0", run.current["r0"], broken))
     assert run.names() == []
 

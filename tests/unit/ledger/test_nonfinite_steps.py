@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from controller.ledger.facts import StatValue
+from controller.ledger.specs import StatValue
 from tests.fixtures.ledgers import Driven
 
 SKIPPED = {"update_skipped": StatValue(1.0, 1.0, 1.0)}

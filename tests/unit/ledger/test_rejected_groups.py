@@ -51,8 +51,7 @@ def suspects_in_plan(run: Driven, worker_id: str) -> list[str]:
     who = (worker_id, run.current[worker_id])
     _, plan = views.plan(run.state, *who, run.state.fleet.mesh_epoch, v)
     assert plan is not None
-    pairs = zip(plan.shard, plan.groups, strict=True)
-    return [ref[0] for ref, planned in pairs if planned.suspect]
+    return [task_id for task_id, _ in plan.shard if task_id in plan.suspects]
 
 
 def test_a_group_that_a_trainer_names_leaves_the_step_and_the_others_are_trained() -> None:

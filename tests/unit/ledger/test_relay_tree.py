@@ -34,7 +34,7 @@ def copies(run: Driven) -> dict[str, int]:
 
 
 def break_link(run: Driven, reporter: str, receiver: str) -> None:
-    epoch = run.state.fleet.links[receiver].epoch
+    epoch = run.state.fleet.links[receiver].generation
     run.do(cmd.BreakLink(reporter, run.current[reporter], epoch, "connection reset"))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from controller.ledger import events as ev
-from controller.ledger.facts import EvalSet
+from controller.ledger.specs import EvalSet
 from controller.ledger.views import views
 from paceline.config.schema import Config
 from paceline.config.sections.evaluation import measures_truth

@@ -7,18 +7,18 @@ import dataclasses
 import numpy as np
 import pytest
 
-from controller.ledger.facts import GroupFacts
+from controller.ledger.specs import GroupMeta
 from controller.ledger.views.reward_totals import reward_totals
 from controller.proto_encoding import plan_of
 from paceline.groups.limits import GroupLimits
 from paceline.v1 import policy_pb2
 from policy_worker.objectives.batch import StepTotals
-from tests.fixtures.group_facts import accepted
+from tests.fixtures.group_meta import accepted
 from tests.fixtures.ledgers import Driven
 from tests.fixtures.policy_models import make_group
 
 
-def facts(rewards: list[list[float]]) -> list[GroupFacts]:
+def run_spec(rewards: list[list[float]]) -> list[GroupMeta]:
     groups = [make_group(f"t{n}", [1], [[2]] * len(r), r) for n, r in enumerate(rewards)]
     return [accepted(g, GroupLimits(len(g.completions), 10), 0) for g in groups]
 
@@ -27,7 +27,7 @@ def facts(rewards: list[list[float]]) -> list[GroupFacts]:
 def test_they_are_those_of_all_rewards(offset: float) -> None:
     """Also of large rewards that are close to one another."""
     rewards = [[offset + r for r in group] for group in ([1, 0, 0.5], [1, 1], [0.2], [2, -1, 0, 0])]
-    found = reward_totals(facts(rewards))
+    found = reward_totals(run_spec(rewards))
     everything = np.concatenate(rewards)
     within = np.concatenate([np.array(g) - np.mean(g) for g in rewards])
     totals = StepTotals(
@@ -48,7 +48,7 @@ def test_they_are_those_of_all_rewards(offset: float) -> None:
 
 def test_every_replica_gets_the_same_bits_in_whatever_order_groups_are() -> None:
     generator = np.random.default_rng(0)
-    groups = facts(generator.normal(size=(40, 5)).tolist())
+    groups = run_spec(generator.normal(size=(40, 5)).tolist())
     assert reward_totals(groups) == reward_totals(groups[::-1])
     assert dataclasses.astuple(reward_totals(groups[3:] + groups[:3])) == dataclasses.astuple(
         reward_totals(groups)

@@ -12,15 +12,15 @@ from controller.ledger import Ledger
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from controller.ledger.enums import GroupFault, SuspendStage
-from controller.ledger.facts import SpecChange, values
 from controller.ledger.learning_rate import LearningRate
+from controller.ledger.specs import LiveSpec
 from controller.ledger.state.settings import Settings
 from controller.ledger.state.tasks import Unfinished
 from controller.ledger.state.token_ages import oldest_step, trained_tokens
 from controller.ledger.views import views
 from controller.ledger.views.coverage_report import coverage_of
 from paceline.ids import MeshEpoch, Version
-from tests.fixtures.ledgers import Driven, facts
+from tests.fixtures.ledgers import Driven, run_spec
 
 FILE = {"train.lr": 1e-3, "train.steps": 10, "rollout.top_p": 1.0}
 
@@ -34,8 +34,8 @@ def run() -> Driven:
     return driven
 
 
-def spec(run: Driven, **changes: Any) -> SpecChange:
-    return replace(SpecChange(**values(SpecChange, run.state.run)), **changes)
+def spec(run: Driven, **changes: Any) -> LiveSpec:
+    return replace(run.state.run.live, **changes)
 
 
 def set_lr(run: Driven, peak: float, request_id: str = "set-1") -> str:
@@ -120,7 +120,7 @@ def test_a_step_that_opens_again_without_a_rejected_group_keeps_its_terms_and_it
     run.fill("r0", 1)
     again = run.state.steps.open
     others = tuple(task_id for task_id in opened.groups if task_id != bad)
-    assert (again.step, again.groups[:3], again.terms) == (opened.step, others, opened.terms)
+    assert (again.step, again.groups[:3], again.settings) == (opened.step, others, opened.settings)
     assert run.state.settings.changed["train.lr"].step == opened.step + 1
 
 
@@ -144,7 +144,11 @@ def test_a_step_that_is_left_for_a_stop_keeps_its_terms_and_groups_for_when_the_
     run.do(cmd.Continue("go-on"))
     run.policy("p0")
     again = run.state.steps.open
-    assert (again.step, again.groups, again.terms) == (opened.step, opened.groups, opened.terms)
+    assert (again.step, again.groups, again.settings) == (
+        opened.step,
+        opened.groups,
+        opened.settings,
+    )
     assert not run.state.tasks.dropped
 
 
@@ -197,7 +201,7 @@ def test_back_to_the_first_value_is_no_difference_any_more(run: Driven) -> None:
 def test_what_is_fixed_still_refuses_the_start(run: Driven) -> None:
     run.failover()
     with pytest.raises(cmd.CommandRefused, match="groups_per_step was 4, is 8"):
-        run.do(cmd.StartRun(facts(groups_per_step=8), FILE))
+        run.do(cmd.StartRun(run_spec(groups_per_step=8), FILE))
 
 
 def test_steps_that_are_trained_are_not_taken_away(run: Driven) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
-from tests.fixtures.ledgers import Driven, facts
+from tests.fixtures.ledgers import Driven, run_spec
 
 
 def fleet(spares: int = 1, rollout: int = 2) -> Driven:
@@ -88,9 +88,9 @@ def test_a_spare_leaves_without_fewer_being_wanted() -> None:
 def test_a_leader_that_is_told_of_no_spares_puts_all_to_work() -> None:
     run = fleet()
     wanted = {"policy": 1, "rollout": 2}
-    run.do(cmd.StartRun(facts(desired=wanted, max_staleness=8)))
+    run.do(cmd.StartRun(run_spec(desired=wanted, max_staleness=8)))
     assert spares(run) == set()
-    run.do(cmd.StartRun(facts(desired=wanted, max_staleness=8, bounds={"rollout_spares": 1})))
+    run.do(cmd.StartRun(run_spec(desired=wanted, max_staleness=8, bounds={"rollout_spares": 1})))
     assert spares(run) == {"r2"}
 
 

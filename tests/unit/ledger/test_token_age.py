@@ -11,10 +11,10 @@ import pytest
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from controller.ledger.codec import decode, encode
-from controller.ledger.facts import GroupFacts, RunSpec
+from controller.ledger.specs import GroupMeta, RunSpec
 from controller.ledger.views import views
 from paceline.ids import TaskId
-from tests.fixtures.ledgers import Driven, facts, group
+from tests.fixtures.ledgers import Driven, group, run_spec
 
 
 def fleet(**changes: Any) -> Driven:
@@ -132,7 +132,7 @@ def test_a_task_keeps_its_place_when_another_worker_has_to_begin_it_again() -> N
 
 
 def test_a_synchronous_run_trains_nothing_late() -> None:
-    spec = facts(max_staleness=0)
+    spec = run_spec(max_staleness=0)
     assert not spec.trains_late and spec.token_age == 0
 
 
@@ -249,14 +249,14 @@ def test_after_a_rollback_a_newer_version_may_be_the_older_state() -> None:
 
 
 def test_a_journal_of_a_release_without_late_groups_is_read_as_one_that_drops_them() -> None:
-    spec = encode(facts())
+    spec = encode(run_spec())
     del spec["late_groups"], spec["max_token_age"]
     read = decode(RunSpec, spec)
     assert not read.trains_late and read.token_age == read.max_staleness
     (lease,) = fleet().lease("r0").leases
     accepted = {**encode(group(lease, 3)), "version_sum": 60.0}
     del accepted["token_versions"]
-    assert decode(GroupFacts, accepted).by_version == ((3, 20),)
+    assert decode(GroupMeta, accepted).by_version == ((3, 20),)
     dropped = ev.to_json(ev.TaskDropped(TaskId("t1"), 1, "stale", "old"))
     del dropped["group"]
     assert ev.from_json(json.loads(json.dumps(dropped))).group is None
@@ -266,7 +266,7 @@ def test_a_journal_of_a_release_without_late_groups_is_read_as_one_that_drops_th
 
 
 def test_a_field_without_a_default_is_still_missed() -> None:
-    spec = encode(facts())
+    spec = encode(run_spec())
     del spec["max_staleness"]
     with pytest.raises(KeyError, match="max_staleness"):
         decode(RunSpec, spec)

@@ -116,7 +116,7 @@ def test_a_replica_that_leaves_keeps_the_trees_of_the_others(fanout: int) -> Non
 def test_a_broken_link_is_replaced_by_one_from_another_replica() -> None:
     run = fleet(3)
     broken = run.state.fleet.links["r1"]
-    run.do(cmd.BreakLink("r1", run.current["r1"], broken.epoch, "connection reset"))
+    run.do(cmd.BreakLink("r1", run.current["r1"], broken.generation, "connection reset"))
     assert publishers(run)["r1"] != broken.publisher
     run.rollout("r3")
     assert publishers(run)["r1"] != broken.publisher, "dealing out does not bring it back"
@@ -186,7 +186,7 @@ def test_what_an_outvoted_replica_sent_is_taken_back_after_its_receiver_has_move
     run.train()
     loaded(run)
     moved = next(r for r, p in publishers(run).items() if p == "p1")
-    epoch = run.state.fleet.links[moved].epoch
+    epoch = run.state.fleet.links[moved].generation
     run.do(cmd.BreakLink(moved, run.current[moved], epoch, "connection reset"))
     assert publishers(run)[moved] != "p1"
     outvote(run, "p1")
@@ -197,7 +197,7 @@ def test_what_an_outvoted_replica_sent_is_taken_back_after_its_receiver_has_move
 
 def test_what_an_outvoted_replica_sent_before_the_version_is_not_taken_back() -> None:
     run = fleet(3)
-    epoch = run.state.fleet.links["r1"].epoch
+    epoch = run.state.fleet.links["r1"].generation
     run.do(cmd.BreakLink("r1", run.current["r1"], epoch, "connection reset"))
     run.train()
     loaded(run)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.groups.payload import encode, facts_digest
+from paceline.groups.payload import encode, meta_digest
 from paceline.v1 import common_pb2, policy_pb2, rollout_pb2
 from policy_worker.objectives.grpo import Grpo
 from policy_worker.rows.row_forwards import RowForwards
@@ -15,7 +15,7 @@ from policy_worker.shard_gradients import ShardGradients
 from policy_worker.trainer import Trainer
 from policy_worker.worker_report import PolicyReport
 from testbed.tiny_model import make_tiny_model
-from tests.fixtures.group_facts import submitted
+from tests.fixtures.group_meta import submitted
 from tests.fixtures.policy_models import make_config, random_groups
 
 CPU = torch.device("cpu")
@@ -157,7 +157,7 @@ def sealed_plan(groups):
     plan = plan_of(groups)
     for group, planned in zip(groups, plan.groups, strict=True):
         facts = submitted(group)
-        planned.digest, planned.facts = facts.digest, facts_digest(facts)
+        planned.digest, planned.meta_digest = facts.digest, meta_digest(facts)
     return plan
 
 
@@ -194,7 +194,7 @@ def test_a_worker_that_submitted_other_facts_than_its_payload_has_is_found_out(t
     plan = sealed_plan(groups)
     lie = submitted(groups[2])
     lie.rewards[0] += 100.0
-    plan.groups[2].facts = facts_digest(lie)
+    plan.groups[2].meta_digest = meta_digest(lie)
     control = Controller(groups)
     result, _ = compute(trainer, control, plan)
     assert not result.complete

@@ -15,7 +15,7 @@ from policy_worker.objectives.batch import BadGroup, StepTotals, decode
 from policy_worker.step.gradients import Gradients
 from policy_worker.step.optimizer import build_optimizer
 from policy_worker.step.stats import Stats
-from tests.fixtures.group_facts import accepted
+from tests.fixtures.group_meta import accepted
 from tests.fixtures.policy_models import make_config, make_group, random_groups, tiny_network
 
 CPU = torch.device("cpu")

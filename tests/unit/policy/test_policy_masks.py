@@ -17,7 +17,7 @@ from policy_worker.model.train_state import TrainState
 from policy_worker.objectives.batch import StepTotals
 from policy_worker.step.gradients import Gradients
 from policy_worker.step.optimizer import build_optimizer
-from tests.fixtures.group_facts import accepted
+from tests.fixtures.group_meta import accepted
 from tests.fixtures.policy_models import make_config, make_group, tiny_network
 
 PROMPT = [1, 5, 9]

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.groups.payload import encode, facts_digest
+from paceline.groups.payload import encode, meta_digest
 from paceline.mesh.elastic_mesh import EpochCancelled
 from policy_worker.objectives.batch import BadGroup, StepTotals
 from policy_worker.objectives.load import load_objective
 from policy_worker.rows.group_reading import AcceptedGroup
 from policy_worker.rows.row_shares import RowShare, RowShares, deal_rows, wanted_groups
 from testbed.patience import patient
-from tests.fixtures.group_facts import submitted
+from tests.fixtures.group_meta import submitted
 from tests.fixtures.policy_models import make_config, random_groups
 
 TOTALS = StepTotals(1, 0, 1000, 100)
@@ -86,7 +86,7 @@ def accepted(group: Any) -> AcceptedGroup:
     facts = submitted(group)
     key = group.task.task_id, group.task.attempt
     lengths = tuple(facts.lengths)
-    return AcceptedGroup(key, 0, 0, facts.prompt_tokens, lengths, facts.digest, facts_digest(facts))
+    return AcceptedGroup(key, 0, 0, facts.prompt_tokens, lengths, facts.digest, meta_digest(facts))
 
 
 def informative(count: int, size: int = 4, **lengths: Any) -> list[Any]:

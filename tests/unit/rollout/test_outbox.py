@@ -56,7 +56,7 @@ class Session:
     def __init__(self, store: Store) -> None:
         self.caller = common_pb2.Caller(worker_id="rollout-0", incarnation=1)
         self.store = store
-        self.submitted: list[rollout_pb2.GroupFacts] = []
+        self.submitted: list[rollout_pb2.GroupMeta] = []
         self.returned: list[rollout_pb2.ReturnedTask] = []
 
     async def call(self, method: str, request: Any) -> rollout_pb2.SubmitReply:

@@ -20,7 +20,7 @@ from rollout_worker.rewards.score import Job, ScoringFailed
 from rollout_worker.rewards.scoring import Scorer, Scores
 from tests.fixtures.chat_model import make_chat_model
 from tests.fixtures.environment_fixture import lease_of, mask_of, staged
-from tests.fixtures.group_facts import accepted
+from tests.fixtures.group_meta import accepted
 from tests.fixtures.policy_models import make_config, make_group
 
 HERE = "tests.unit.rollout.test_rewards_by_place"

@@ -14,8 +14,8 @@ from testbed.simulator.world import World
 
 
 def recorded(shape: Shape) -> Shape:
-    spec = replace(shape.facts, recorded=True, filter_uninformative=False, eval_rows=2)
-    return replace(shape, facts=spec)
+    spec = replace(shape.spec, recorded=True, filter_uninformative=False, eval_rows=2)
+    return replace(shape, spec=spec)
 
 
 def expired(world: World) -> int:

@@ -155,8 +155,8 @@ def test_a_checkpoint_of_a_diverged_replica_is_never_restored() -> None:
     counts: Counter[str] = Counter()
     for seed in range(40):
         shape = draw_shape(random.Random(seed))
-        facts = replace(shape.facts, checkpoint_every=1, steps=8)
-        world = World(seed, replace(shape, policy=3, controllers=1, facts=facts))
+        spec = replace(shape.spec, checkpoint_every=1, steps=8)
+        world = World(seed, replace(shape, policy=3, controllers=1, spec=spec))
         world.timeline.after(3.0, flip_bit_of_checkpoint, world)
         world.timeline.after(world.rng.uniform(5.0, 9.0), kill_all_policy, world)
         world.run(quiet_after=12.0)
@@ -174,8 +174,8 @@ def test_a_lost_tail_of_the_journal_finds_the_payload_files_that_it_needs() -> N
     # Of the last two the run ends wrongly if payloads are deleted before their record is safe.
     for seed in (*range(10), 16, 59):
         shape = draw_shape(random.Random(seed))
-        facts = replace(shape.facts, checkpoint_every=1, steps=20)
-        shape = replace(shape, facts=facts, policy=2, rollout=3, controllers=2)
+        spec = replace(shape.spec, checkpoint_every=1, steps=20)
+        shape = replace(shape, spec=spec, policy=2, rollout=3, controllers=2)
         world = World(seed, replace(shape, payload_files=True, lag=0.8))
         for when in (9.0, 13.0, 17.0):
             world.timeline.after(when, lose_tail, world, 15)

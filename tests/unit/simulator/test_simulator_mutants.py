@@ -13,7 +13,7 @@ from controller.ledger import events as ev
 from controller.ledger import invariants
 from controller.ledger.decisions import leases, membership, rejections, standby_workers, steps
 from controller.ledger.decisions.decider import DECISIONS, Decider
-from controller.ledger.facts import RunSpec
+from controller.ledger.specs import RunSpec
 from controller.ledger.state.steps import StepBook, assign_shards
 from controller.ledger.state.tasks import Task
 from controller.ledger.state.versions import Versions

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from controller.ledger.codec import TRANSIENT
+from controller.ledger.codec import TRANSIENT, stored_as
 from controller.ledger.enums import Kind, Role
 from controller.ledger.learning_rate import LearningRate
 from paceline.dataset.data_order import DataOrder, DataSource
@@ -53,25 +53,43 @@ class SetResult:
     """Of ``count`` rows; see SetScores. Empty if they are at most half of the set."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunSpec:
-    """The part of the config and the data that the ledger's rules depend on.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveSpec:
+    """The fields of a run's spec that follow from settings which a run may change.
 
-    ``CHANGEABLE`` names what may change during the run; the rest is fixed.
+    A new live setting is a field here, a line in ``ControllerContext.run_spec``, and ``Live`` at the
+    setting in the config.
     """
+
+    steps: int
+    max_staleness: int
+    late_groups: str = LATE_DROP
+    """LATE_TRAIN or LATE_DROP. The journals of releases that knew no other way have no field for
+    it."""
+    max_token_age: int = 0
+    """Steps; of LATE_TRAIN alone."""
+    eval_rows: int
+    eval_every: int
+    early_stop_evals: int = 0
+    """Evaluations without a new best held-out reward after which the run stops; 0: it does not."""
+    eval_drop: float = 0.0
+    """Share of the best held-out reward from which a smaller one is a warning; 0: never."""
+    checkpoint_every: int
+    lr: LearningRate = field(default_factory=LearningRate)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSpec(LiveSpec):
+    """The part of the config and the data that the ledger's rules depend on. What is not in
+    ``LiveSpec`` is fixed for the run."""
 
     run_id: str
     run_name: str
     seed: int
-    steps: int
     groups_per_step: int
     group_size: int
-    max_staleness: int
     max_attempts: int
     dataset_rows: int
-    eval_rows: int
-    eval_every: int
-    checkpoint_every: int
     filter_uninformative: bool
     shuffle: bool
     desired: Mapping[str, int]
@@ -81,18 +99,8 @@ class RunSpec:
     bounds: Mapping[str, int] = field(default_factory=dict)
     """Limits of the desired counts: policy_min, policy_max, rollout_min, rollout_max; an absent one
     is no limit. rollout_spares: workers beside the desired ones, to stand by."""
-    late_groups: str = LATE_DROP
-    """LATE_TRAIN or LATE_DROP. The journals of releases that knew no other way have no field for
-    it."""
-    max_token_age: int = 0
-    """Steps; of LATE_TRAIN alone."""
     max_nonfinite_steps: int = 0
     """The run fails after so many steps in a row without a finite gradient; 0: never."""
-    early_stop_evals: int = 0
-    """Evaluations without a new best held-out reward after which the run stops; 0: it does not."""
-    eval_drop: float = 0.0
-    """Share of the best held-out reward from which a smaller one is a warning; 0: never."""
-    lr: LearningRate = field(default_factory=LearningRate)
     recorded: bool = False
     """Completions are in the data: no weights sampled them, no worker loads weights, and no group
     is too old."""
@@ -127,6 +135,10 @@ class RunSpec:
     """Lowest probability of a row under the curriculum; 0: there is no curriculum."""
 
     @property
+    def live(self) -> LiveSpec:
+        return LiveSpec(**values(LiveSpec, self))
+
+    @property
     def order(self) -> DataOrder:
         return DataOrder(self.seed, self.dataset_rows, self.shuffle, self.sources)
 
@@ -144,29 +156,6 @@ class RunSpec:
         return self.max_token_age if self.trains_late else self.max_staleness
 
 
-CHANGEABLE = (
-    *("steps", "max_staleness", "late_groups", "max_token_age"),
-    *("eval_rows", "eval_every", "early_stop_evals", "eval_drop", "checkpoint_every", "lr"),
-)
-"""Fields of RunSpec that follow from settings which a run may change."""
-
-
-@dataclass(frozen=True, slots=True)
-class SpecChange:
-    """The changeable fields after a change of settings."""
-
-    steps: int
-    max_staleness: int
-    late_groups: str
-    max_token_age: int
-    eval_rows: int
-    eval_every: int
-    early_stop_evals: int
-    eval_drop: float
-    checkpoint_every: int
-    lr: LearningRate
-
-
 @dataclass(frozen=True, slots=True)
 class LeasedTask:
     compact = True
@@ -174,16 +163,16 @@ class LeasedTask:
     task_id: TaskId
     attempt: int
     kind: Kind
-    epoch: int
-    """Of the data set, with the row ``index`` in it."""
+    dataset_pass: int
     index: int
+    """Row of the data set in that pass."""
     seed: int
     eval_set: str = ""
     """Of an evaluation: the set whose row it is. Empty: HELD_OUT."""
 
 
 @dataclass(frozen=True, slots=True)
-class GroupFacts:
+class GroupMeta:
     """The ledger's knowledge of a group; the payload stays in the payload store."""
 
     task_id: TaskId
@@ -218,9 +207,9 @@ class GroupFacts:
     prompt_cut: int = 0
     """Tokens that the row's prompt has lost because it was too long."""
     digest: str = ""
-    """Of the payload. Empty: the journal has none, or the group has no payload."""
-    facts_digest: str = ""
-    """Of all that was submitted of the group: see paceline.groups.payload."""
+    """Digest of the payload; empty if there is no payload, or the journal has none."""
+    meta_digest: str = field(default="", metadata=stored_as("facts_digest"))
+    """Digest of all that was submitted of the group: see paceline.groups.payload."""
 
     @property
     def by_version(self) -> tuple[tuple[Version, int], ...]:
@@ -287,7 +276,7 @@ class Ballot:
 
 
 @dataclass(frozen=True, slots=True)
-class StepTerms:
+class StepSettings:
     """Settings of a step: every attempt at it has the same."""
 
     compact = True
@@ -312,7 +301,7 @@ class StepSpec:
     replay: bool
     """A composition that an earlier attempt at the step had, but for groups that had to leave it.
     """
-    terms: StepTerms | None = None
+    settings: StepSettings | None = field(default=None, metadata=stored_as("terms"))
     """None: it was opened by a release that did not record them."""
 
 
@@ -344,7 +333,7 @@ class MeshSpec:
 class LinkSpec:
     """A weights link; replaces the receiver's earlier one."""
 
-    epoch: int
+    generation: int = field(metadata=stored_as("epoch"))
     publisher: str
     publisher_incarnation: int
     receiver: str
