@@ -371,7 +371,9 @@ def oldest_fresh(state: State, task_id: TaskId) -> tuple[Version, Version]:
     In a run that trains late groups the last token decides: older ones may be masked, and are still
     what the later tokens continue.
     """
-    versions, nothing, task = state.versions, Version(0), state.tasks.records[task_id]
+    versions, nothing, task = state.versions, Version(0), state.tasks.records.get(task_id)
+    if task is None:
+        return Version(versions.version + 1), nothing  # it is finished: no work of it is of use
     if task.kind is Kind.EVAL:
         return versions.version_of(task.eval_step), nothing
     oldest = versions.version_of(Step(max(0, state.next_step - 1 - state.run.token_age)))
