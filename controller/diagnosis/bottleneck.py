@@ -35,7 +35,7 @@ MOST_STALENESS = 64
 
 
 class BottleneckKind(StrEnum):
-    """What a run would be faster without."""
+    """The component that limits a run's throughput."""
 
     TRAINERS = "trainers"
     GENERATION = "generation"
@@ -53,17 +53,17 @@ class Pace:
 
     step_s: float
     wait_s: float
-    """Of a step, waiting for groups; mean of the replicas."""
+    """Part of a step spent waiting for groups; mean of the replicas."""
     compute_s: float = 0.0
     commit_s: float = 0.0
     """From the reduced gradients to the optimizer step."""
     generate_s: float = 0.0
-    """Of one group, as the next one."""
+    """Time of one group, as the next one."""
     reward_s: float = 0.0
     transfer_s: float = 0.0
-    """Of the weights to one engine."""
+    """Transfer of the weights to one engine."""
     append_s: float = 0.0
-    """Of the journal."""
+    """Append to the journal."""
     lease_s: float = 0.0
     """A lease request that found tasks."""
     shares: FlowShares = field(default_factory=FlowShares)
@@ -86,11 +86,93 @@ class Bottleneck:
     """Which role waits for which, and what would help."""
 
 
+_STARVED = "Trainers are starved ({share:.0%} of a step spent waiting)"
+_SENTENCES = {
+    BottleneckKind.TRAINERS: (
+        "Rollout workers wait for the trainers, which compute {compute} of a step of {step}: groups "
+        "for the next steps are ready. Add policy replicas (now {p.policies}); more rollout workers "
+        "would not help."
+    ),
+    BottleneckKind.GENERATION: (
+        f"{_STARVED}: {{s.occupancy:.0%}} of the engines' slots are in use. Add rollout workers "
+        "(now {p.rollouts})."
+    ),
+    BottleneckKind.REWARDS: (
+        f"{_STARVED}: the rewards take {{reward}} a group, and {{s.scoring:.1f}} times as many "
+        "groups wait for them as can be scored at once. Raise reward.processes (now "
+        "{p.reward_processes}) or make the rewards faster; more rollout workers help only because "
+        "each brings reward processes of its own."
+    ),
+    BottleneckKind.SCORERS: (
+        f"{_STARVED}: the workers of scorer {{scorer}} are busy {{s.scorers:.0%}} of the time, and "
+        "groups wait for their scores. Add workers: paceline scale {p.scorer}={more_scorers}; more "
+        "rollout workers would not help."
+    ),
+    BottleneckKind.STALENESS: (
+        f"{_STARVED}, though {{free:.0%}} of the engines' slots are free: as many groups are in "
+        "flight as a staleness of {p.max_staleness} allows, and a group takes {way} ({reward} of it "
+        "in rewards). Raise train.max_staleness to {for_way}, or shorten the rewards; more rollout "
+        "workers would not help."
+    ),
+    BottleneckKind.CONTROLLER: (
+        "The controller is slow: an append to the journal takes {append}, a lease {lease}, and "
+        "trainers wait {waits:.0%} of a step for groups and commits. Bring Redis nearer to the "
+        "controllers, or give both faster disks and a core of their own; more workers would not "
+        "help."
+    ),
+    BottleneckKind.WEIGHTS: (
+        f"{_STARVED}: engines wait for weights {{s.lagging:.0%}} of the time, and a transfer takes "
+        "{transfer}. Raise train.max_staleness (now {p.max_staleness}) to {for_transfer}, or give "
+        "the weights a faster network; more workers would not help."
+    ),
+    BottleneckKind.NONE: "Trainers and rollout workers keep pace.",
+}
+_SYNCHRONOUS = (
+    "Trainers wait for samples during {share:.0%} of a step, as in synchronous training: "
+    "train.max_staleness = 0 allows no generation ahead. Raise it to 1 or more."
+)
+_RECORDED = {
+    BottleneckKind.GENERATION: (
+        f"{_STARVED}: rollout workers tokenise rows no faster. Add rollout workers (now "
+        "{p.rollouts})."
+    ),
+    BottleneckKind.STALENESS: (
+        f"{_STARVED}: as many rows are prepared as a staleness of {{p.max_staleness}} allows. Raise "
+        "train.max_staleness to {for_wait}; more rollout workers would not help."
+    ),
+}
+"""Sentences for recorded data, which differ."""
+_RECORDED_SYNCHRONOUS = (
+    "Trainers wait for rows during {share:.0%} of a step: train.max_staleness = 0 allows no row to "
+    "be prepared ahead. Raise it to 1 or more."
+)
+
+
 def bottleneck_of(pace: Pace) -> Bottleneck:
     starved = min(1.0, pace.wait_s / pace.step_s) if pace.step_s > 0 else 0.0
     kind = _kind(pace, starved)
-    sentences = _SENTENCES | _OF_RECORDED if pace.recorded else _SENTENCES
-    return Bottleneck(kind, sentences[kind](pace, f"{starved:.0%}"))
+    text = (_SENTENCES | _RECORDED if pace.recorded else _SENTENCES)[kind]
+    if kind is BottleneckKind.STALENESS and not pace.max_staleness:
+        text = _RECORDED_SYNCHRONOUS if pace.recorded else _SYNCHRONOUS
+    way_s = pace.generate_s + pace.reward_s
+    words = {
+        "share": starved,
+        "compute": _s(pace.compute_s),
+        "step": _s(pace.step_s),
+        "reward": _s(pace.reward_s),
+        "append": _s(pace.append_s),
+        "lease": _s(pace.lease_s),
+        "transfer": _s(pace.transfer_s),
+        "way": _s(way_s),
+        "free": 1 - pace.shares.occupancy,
+        "scorer": scorer_of(pace.scorer) if pace.scorer else "",
+        "more_scorers": pace.scorers + 1,
+        "waits": min(1.0, (pace.wait_s + pace.commit_s) / (pace.step_s or math.inf)),
+        "for_way": staleness_for(pace, way_s),
+        "for_transfer": staleness_for(pace, way_s + pace.transfer_s),
+        "for_wait": staleness_for(pace, pace.wait_s),
+    }
+    return Bottleneck(kind, text.format(p=pace, s=pace.shares, **words))
 
 
 def _kind(pace: Pace, starved: float) -> BottleneckKind:
@@ -123,7 +205,7 @@ def _kind(pace: Pace, starved: float) -> BottleneckKind:
 
 
 def _kind_of_recorded(pace: Pace) -> BottleneckKind:
-    """Of starved trainers: rows need no weights, no slots and no rewards."""
+    """Bottleneck of starved trainers: rows need no weights, no slots and no rewards."""
     if _slow_appends(pace) or pace.shares.unsent >= 1.0:
         return BottleneckKind.CONTROLLER
     if pace.shares.closed >= MOSTLY or not pace.max_staleness:
@@ -143,116 +225,6 @@ def staleness_for(pace: Pace, latency_s: float) -> int:
     # One step's groups are being trained meanwhile.
     wanted = math.ceil(latency_s / busy_s - 1e-6) + 1
     return min(max(pace.max_staleness + 1, wanted), MOST_STALENESS)
-
-
-def _trainers(pace: Pace, share: str) -> str:
-    return (
-        f"Rollout workers wait for the trainers, which compute {_s(pace.compute_s)} of a step of "
-        f"{_s(pace.step_s)}: groups for the next steps are ready. Add policy replicas (now "
-        f"{pace.policies}); more rollout workers would not help."
-    )
-
-
-def _generation(pace: Pace, share: str) -> str:
-    return (
-        f"Trainers are starved ({share} of a step spent waiting): {pace.shares.occupancy:.0%} of the "
-        f"engines' slots are in use. Add rollout workers (now {pace.rollouts})."
-    )
-
-
-def _rewards(pace: Pace, share: str) -> str:
-    return (
-        f"Trainers are starved ({share} of a step spent waiting): the rewards take {_s(pace.reward_s)} a "
-        f"group, and {pace.shares.scoring:.1f} times as many groups wait for them as can be scored at once. "
-        f"Raise reward.processes (now {pace.reward_processes}) or make the rewards faster; more rollout "
-        "workers help only because each brings reward processes of its own."
-    )
-
-
-def _scorers(pace: Pace, share: str) -> str:
-    return (
-        f"Trainers are starved ({share} of a step spent waiting): the workers of scorer {scorer_of(pace.scorer)} are "
-        f"busy {pace.shares.scorers:.0%} of the time, and groups wait for their scores. Add workers: paceline scale "
-        f"{pace.scorer}={pace.scorers + 1}; more rollout workers would not help."
-    )
-
-
-def _staleness(pace: Pace, share: str) -> str:
-    if not pace.max_staleness:
-        return (
-            f"Trainers wait for samples during {share} of a step, as in synchronous training: "
-            "train.max_staleness = 0 allows no generation ahead. Raise it to 1 or more."
-        )
-    way_s = pace.generate_s + pace.reward_s
-    return (
-        f"Trainers are starved ({share} of a step spent waiting), though {1 - pace.shares.occupancy:.0%} of "
-        f"the engines' slots are free: as many groups are in flight as a staleness of {pace.max_staleness} "
-        f"allows, and a group takes {_s(way_s)} ({_s(pace.reward_s)} of it in rewards). Raise "
-        f"train.max_staleness to {staleness_for(pace, way_s)}, or shorten the rewards; more rollout workers "
-        "would not help."
-    )
-
-
-def _controller(pace: Pace, share: str) -> str:
-    waits = min(1.0, (pace.wait_s + pace.commit_s) / pace.step_s)
-    return (
-        f"The controller is slow: an append to the journal takes {_s(pace.append_s)}, a lease "
-        f"{_s(pace.lease_s)}, and trainers wait {waits:.0%} of a step for groups and commits. Bring Redis "
-        "nearer to the controllers, or give both faster disks and a core of their own; more workers would "
-        "not help."
-    )
-
-
-def _weights(pace: Pace, share: str) -> str:
-    way_s = pace.transfer_s + pace.generate_s + pace.reward_s
-    return (
-        f"Trainers are starved ({share} of a step spent waiting): engines wait for weights "
-        f"{pace.shares.lagging:.0%} of the time, and a transfer takes {_s(pace.transfer_s)}. Raise "
-        f"train.max_staleness (now {pace.max_staleness}) to {staleness_for(pace, way_s)}, or give the weights "
-        "a faster network; more workers would not help."
-    )
-
-
-def _none(pace: Pace, share: str) -> str:
-    return "Trainers and rollout workers keep pace."
-
-
-def _tokenising(pace: Pace, share: str) -> str:
-    return (
-        f"Trainers are starved ({share} of a step spent waiting): rollout workers tokenise rows no faster. Add "
-        f"rollout workers (now {pace.rollouts})."
-    )
-
-
-def _rows_ahead(pace: Pace, share: str) -> str:
-    if not pace.max_staleness:
-        return (
-            f"Trainers wait for rows during {share} of a step: train.max_staleness = 0 allows no row to be prepared "
-            "ahead. Raise it to 1 or more."
-        )
-    return (
-        f"Trainers are starved ({share} of a step spent waiting): as many rows are prepared as a staleness of "
-        f"{pace.max_staleness} allows. Raise train.max_staleness to {staleness_for(pace, pace.wait_s)}; more rollout "
-        "workers would not help."
-    )
-
-
-_SENTENCES = {
-    BottleneckKind.TRAINERS: _trainers,
-    BottleneckKind.GENERATION: _generation,
-    BottleneckKind.REWARDS: _rewards,
-    BottleneckKind.SCORERS: _scorers,
-    BottleneckKind.STALENESS: _staleness,
-    BottleneckKind.CONTROLLER: _controller,
-    BottleneckKind.WEIGHTS: _weights,
-    BottleneckKind.NONE: _none,
-}
-
-
-_OF_RECORDED = {
-    BottleneckKind.GENERATION: _tokenising,
-    BottleneckKind.STALENESS: _rows_ahead,
-}
 
 
 def _s(value: float) -> str:

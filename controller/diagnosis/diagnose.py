@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from controller.diagnosis import absent_workers, groups, loads, steps, stores
-from controller.diagnosis.diagnosis import Culprit, CulpritKind, Diagnosis, Urgency
+from controller.diagnosis import absent_workers, groups, steps, stores
+from controller.diagnosis.diagnosis import Culprit, CulpritKind, Diagnosis, Urgency, finding
 from controller.diagnosis.evidence import Evidence
-from controller.diagnosis.silent_workers import culprit_of, quietest, silent_worker
+from controller.diagnosis.silent_workers import quietest, silent_worker
 from controller.ledger.enums import Phase
 from paceline.process.waits import WaitKind
 
@@ -25,75 +25,56 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     """The worst finding; of equally bad ones the first rule's."""
     found = [diagnosis for rule in RULES if (diagnosis := rule(evidence)) is not None]
     found.append(_at_work(evidence))
-    for severity in (Urgency.STUCK, Urgency.SLOW):
-        if worst := [diagnosis for diagnosis in found if diagnosis.severity is severity]:
-            return worst[0]
-    return found[0]
+    order = (Urgency.STUCK, Urgency.SLOW)
+    return next((d for urgency in order for d in found if d.severity is urgency), found[0])
 
 
 def over(e: Evidence) -> Diagnosis | None:
-    if not e.state.ended:
-        return None
     because = f"has {e.state.phase}" + (f": {e.state.reason}" if e.state.reason else "")
-    return Diagnosis("the run", because=because)
+    return Diagnosis("the run", because=because) if e.state.ended else None
 
 
 def paused(e: Evidence) -> Diagnosis | None:
     if not e.state.paused or e.state.steps.open is not None:
         return None
-    return Diagnosis(
-        "the run",
-        Culprit(CulpritKind.USER, "its user"),
-        because="who has paused it",
-        since_s=e.since_commit_s,
-        next="nothing is leased until it is resumed",
-        remedy="paceline resume",
-    )
+    user, following = Culprit(CulpritKind.USER, "its user"), "nothing is leased until it is resumed"
+    because, remedy = "who has paused it", "paceline resume"
+    return Diagnosis("the run", user, because, e.since_commit_s, following, remedy)
 
 
 def checkpoint(e: Evidence) -> Diagnosis | None:
     """A checkpoint that is being written; what a stopping run waits for last."""
     stopping = e.state.phase in (Phase.STOPPING, Phase.SUSPENDING)
-    least_s = 0.0 if stopping else CHECKPOINT_S
     for worker in e.workers:
         wait = worker.waits_for(WaitKind.CHECKPOINT)
-        if wait is not None and wait.age_s >= least_s and wait.what.startswith("writing"):
-            return Diagnosis(
+        if wait is None or not wait.what.startswith("writing"):
+            continue
+        if stopping or wait.age_s >= CHECKPOINT_S:
+            return finding(
                 "the end of the run" if stopping else "the next checkpoint",
                 Culprit(CulpritKind.CHECKPOINT, wait.of),
-                because=f"{culprit_of(worker).words} is {wait.what}",
-                since_s=wait.age_s,
-                next="the run ends once it is on disk"
-                if stopping
-                else "training goes on meanwhile",
-                remedy=f"Check the disk behind it: df {wait.of}"
-                if wait.age_s > CHECKPOINT_S
-                else "",
-                severity=Urgency.SLOW if wait.age_s > CHECKPOINT_S else Urgency.OK,
+                f"{worker.culprit.words} is {wait.what}",
+                wait.age_s,
+                "the run ends once it is on disk" if stopping else "training goes on meanwhile",
+                f"Check the disk behind it: df {wait.of}",
+                late=wait.age_s > CHECKPOINT_S,
             )
     return None
 
 
 def anyone_silent(e: Evidence) -> Diagnosis | None:
-    """Nobody waits for it yet."""
-    worker = quietest(e, list(e.workers))
-    if worker is None:
-        return None
-    return silent_worker(e, worker, "the run")
+    """A silent worker that nobody waits for yet."""
+    worker = quietest(e, e.workers)
+    return None if worker is None else silent_worker(e, worker, "the run")
 
 
 def _at_work(e: Evidence) -> Diagnosis:
     opened = e.state.steps.open
     subject = f"step {opened.step}" if opened else f"step {e.state.versions.step + 1}"
     late = e.since_commit_s > e.late_s and e.usual_step_s > 0
-    because = "is at work and waits for nobody" if not late else "takes longer than usual"
-    return Diagnosis(
-        subject,
-        because=because,
-        since_s=e.since_commit_s,
-        next=e.pace[:1].lower() + e.pace[1:].rstrip(".") if e.pace else "",
-        severity=Urgency.SLOW if late else Urgency.OK,
-    )
+    because = "takes longer than usual" if late else "is at work and waits for nobody"
+    pace = e.pace[:1].lower() + e.pace[1:].rstrip(".")
+    return finding(subject, Culprit(), because, e.since_commit_s, pace, late=late)
 
 
 RULES: tuple[Callable[[Evidence], Diagnosis | None], ...] = (
@@ -108,7 +89,7 @@ RULES: tuple[Callable[[Evidence], Diagnosis | None], ...] = (
     steps.mesh,
     steps.step,
     absent_workers.absent_rollout,
-    loads.loads,
+    groups.loads,
     groups.groups,
     anyone_silent,
     checkpoint,

@@ -32,7 +32,7 @@ class CulpritKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """What the run waits for."""
+    """The process or thing that the run waits for."""
 
     kind: CulpritKind = CulpritKind.NONE
     name: str = ""
@@ -42,9 +42,7 @@ class Culprit:
 
     @property
     def words(self) -> str:
-        if not self.host:
-            return self.name
-        return f"{self.name} (host {self.host}, pid {self.pid})"
+        return f"{self.name} (host {self.host}, pid {self.pid})" if self.host else self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +72,27 @@ class Diagnosis:
         return f"{text}; {self.next}" if self.next else text
 
 
+def finding(
+    subject: str,
+    culprit: Culprit,
+    because: str,
+    since_s: float,
+    following: str = "",
+    remedy: str = "",
+    *,
+    late: bool,
+    urgency: Urgency = Urgency.SLOW,
+) -> Diagnosis:
+    """A wait that is usual until it is ``late``: only then has it a remedy and an ``urgency``."""
+    if not late:
+        remedy, urgency = "", Urgency.OK
+    return Diagnosis(subject, culprit, because, since_s, following, remedy, urgency)
+
+
 def seconds(value: float) -> str:
     """ "0.4 s", "38 s", "12 min", "3 h"."""
     if value < 9.95:
         return f"{value:.1f} s".replace(".0 s", " s")
     if value < 600:
         return f"{value:.0f} s"
-    if value < 36_000:
-        return f"{value / 60:.0f} min"
-    return f"{value / 3600:.0f} h"
+    return f"{value / 60:.0f} min" if value < 36_000 else f"{value / 3600:.0f} h"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from controller.diagnosis.diagnosis import Culprit, CulpritKind
 from controller.ledger.enums import Lifecycle, Role
 from controller.ledger.state.state import State
 from paceline.config.sections.workers import FleetConfig
@@ -47,6 +48,10 @@ class WorkerEvidence:
     spare: bool = False
     kernel: KernelState | None = None
     """If it runs on this machine and is silent."""
+
+    @property
+    def culprit(self) -> Culprit:
+        return Culprit(CulpritKind.WORKER, self.worker_id, self.host, self.pid)
 
     def waits_for(self, *kinds: WaitKind) -> Wait | None:
         """The oldest of these waits."""
@@ -90,11 +95,11 @@ class Evidence:
     redis: str = "Redis"
     payloads: str = "the payload store"
     redis_kernel: KernelState | None = None
-    """Of the embedded server."""
+    """State of the embedded server's process."""
     redis_pid: int = 0
     lease: LeaseEvidence = LeaseEvidence()
     own_waits: tuple[Wait, ...] = ()
-    """Of this controller's process."""
+    """Waits of this controller's process."""
     workers: tuple[WorkerEvidence, ...] = ()
     sessionless: tuple[SessionlessEvidence, ...] = ()
     since_commit_s: float = 0.0

@@ -1,13 +1,21 @@
-"""Diagnosis of a step that lacks groups: which rollout worker, reward or environment holds them up."""
+"""Diagnosis of a step that lacks groups: which rollout worker, reward, scorer or environment holds
+them up, and which worker cannot load its weights."""
 
 from __future__ import annotations
 
-from controller.diagnosis.diagnosis import Culprit, CulpritKind, Diagnosis, Urgency, seconds
+from controller.diagnosis.diagnosis import (
+    Culprit,
+    CulpritKind,
+    Diagnosis,
+    Urgency,
+    finding,
+    seconds,
+)
 from controller.diagnosis.evidence import Evidence, WorkerEvidence
-from controller.diagnosis.scorers import scorer
-from controller.diagnosis.silent_workers import culprit_of, quietest, silent_worker
-from controller.ledger.enums import Role
+from controller.diagnosis.silent_workers import quietest, silent_worker
+from controller.ledger.enums import Lifecycle, Role
 from paceline.process.waits import Wait, WaitKind
+from paceline.worker_pools import SCORER, pool_of, worker_name
 
 _USER_CODE = {WaitKind.REWARD: CulpritKind.REWARD, WaitKind.ENVIRONMENT: CulpritKind.ENVIRONMENT}
 _HOLDING = (*_USER_CODE, WaitKind.SCORER, WaitKind.ENGINE, WaitKind.VERDICT)
@@ -31,17 +39,15 @@ def groups(e: Evidence) -> Diagnosis | None:
     found = [(w, wait) for w in workers for wait in w.waits if wait.kind in _HOLDING]
     if not found:
         return None
-    # Of what most tasks are in; of these the oldest.
-    most = max(
-        {wait.kind for _, wait in found},
-        key=lambda kind: sum(wait.count for _, wait in found if wait.kind is kind),
-    )
+    counts: dict[WaitKind, int] = {}
+    for _, wait in found:
+        counts[wait.kind] = counts.get(wait.kind, 0) + wait.count
+    # The kind of wait that most tasks are in; the oldest of these.
+    most = max(counts, key=lambda kind: counts[kind])
     worker, wait = max((f for f in found if f[1].kind is most), key=lambda f: f[1].age_s)
     if most is WaitKind.SCORER:
-        return scorer(e, subject, worker, wait)
-    if most in _USER_CODE:
-        return _user_code(e, subject, worker, wait)
-    return _worker(e, subject, worker, wait)
+        return _scorer(e, subject, wait)
+    return (_user_code if most in _USER_CODE else _worker)(e, subject, worker, wait)
 
 
 def _no_weights(e: Evidence, subject: str, workers: list[WorkerEvidence]) -> Diagnosis:
@@ -51,47 +57,36 @@ def _no_weights(e: Evidence, subject: str, workers: list[WorkerEvidence]) -> Dia
     source = e.of(link.publisher) if link is not None else None
     if source is not None and e.silent(source):
         return silent_worker(e, source, subject, then="and another worker sends the weights")
-    wait = first.waits_for(WaitKind.WEIGHTS)
-    age_s = wait.age_s if wait is not None else 0.0
-    who = source.worker_id if source is not None else "a policy replica"
-    return Diagnosis(
-        subject,
-        culprit_of(first),
-        because=wait.what if wait is not None else f"which has no weights yet from {who}",
-        since_s=age_s,
-        next="it generates as soon as its engine has loaded them",
-        remedy=f"See what both do: paceline stacks {who}, paceline stacks {first.worker_id}"
-        if age_s > e.late_s
-        else "",
-        severity=Urgency.SLOW if age_s > e.late_s else Urgency.OK,
+    wait, sender = (
+        first.waits_for(WaitKind.WEIGHTS),
+        source.worker_id if source else "a policy replica",
     )
+    age_s = wait.age_s if wait is not None else 0.0
+    because = wait.what if wait is not None else f"which has no weights yet from {sender}"
+    following = "it generates as soon as its engine has loaded them"
+    remedy = f"See what both do: paceline stacks {sender}, paceline stacks {first.worker_id}"
+    late = age_s > e.late_s
+    return finding(subject, first.culprit, because, age_s, following, remedy, late=late)
 
 
 def _user_code(e: Evidence, subject: str, worker: WorkerEvidence, wait: Wait) -> Diagnosis:
-    reward = wait.kind is WaitKind.REWARD
-    late = wait.age_s > e.late_s
     others = f" and {wait.count - 1} more groups" if wait.count > 1 else ""
-    setting = "reward.timeout_s" if reward else "rollout.environment_timeout_s"
+    setting, hint = "rollout.environment_timeout_s", "{} limits it"
+    if wait.kind is WaitKind.REWARD:
+        setting, hint = "reward.timeout_s", "more processes (reward.processes) or a shorter {} help"
     following = ""
     if wait.limit_s:
         # The wait includes the queue before the call.
         left = f"in {seconds(wait.left_s)}" if wait.left_s else "after its call's time"
         following = f"the attempt fails {left} ({setting} = {wait.limit_s:g})"
-    return Diagnosis(
+    return finding(
         subject,
         Culprit(_USER_CODE[wait.kind], wait.of),
-        because=f"called by {culprit_of(worker).words} for one group{others}",
-        since_s=wait.age_s,
-        next=following,
-        remedy=f"See its stacks: paceline stacks {worker.worker_id}; "
-        + (
-            f"more processes (reward.processes) or a shorter {setting} help"
-            if reward
-            else f"{setting} limits it"
-        )
-        if late
-        else "",
-        severity=Urgency.SLOW if late else Urgency.OK,
+        f"called by {worker.culprit.words} for one group{others}",
+        wait.age_s,
+        following,
+        f"See its stacks: paceline stacks {worker.worker_id}; {hint.format(setting)}",
+        late=wait.age_s > e.late_s,
     )
 
 
@@ -99,18 +94,60 @@ def _worker(e: Evidence, subject: str, worker: WorkerEvidence, wait: Wait) -> Di
     hung = wait.kind is WaitKind.ENGINE and worker.still_s > STILL_S
     # Long generations are usual: only an engine that makes no token is late.
     late = hung or (wait.kind is WaitKind.VERDICT and wait.age_s > e.late_s)
-    because = wait.what
+    because, age_s, following = wait.what, wait.age_s, ""
     if hung:
-        because = f"whose engine has made no token for {seconds(worker.still_s)}"
-    following = ""
-    if hung and worker.wedged_in_s is not None:
-        following = f"it is declared dead in {seconds(worker.wedged_in_s)}"
-    return Diagnosis(
-        subject,
-        culprit_of(worker),
-        because=because,
-        since_s=worker.still_s if hung else wait.age_s,
-        next=following,
-        remedy=f"See what it does: paceline stacks {worker.worker_id}" if late else "",
-        severity=Urgency.SLOW if late else Urgency.OK,
-    )
+        age_s = worker.still_s
+        because = f"whose engine has made no token for {seconds(age_s)}"
+        if worker.wedged_in_s is not None:
+            following = f"it is declared dead in {seconds(worker.wedged_in_s)}"
+    remedy = f"See what it does: paceline stacks {worker.worker_id}"
+    return finding(subject, worker.culprit, because, age_s, following, remedy, late=late)
+
+
+def _scorer(e: Evidence, subject: str, wait: Wait) -> Diagnosis:
+    """No worker of the scorer ``wait.of`` is alive, or those that are alive have not answered."""
+    pool = pool_of(SCORER, wait.of)
+    known = e.state.fleet.workers
+    workers = [w for w in e.workers if w.worker_id in known and known[w.worker_id].pool == pool]
+    first, late = worker_name(pool, 0), wait.age_s > e.late_s
+    because = wait.what.removeprefix(f"waiting for scorer {wait.of}").strip(": ")
+    remedy = f"See what it does: paceline stacks {first}, or add workers: paceline scale {pool}=N"
+    urgency = Urgency.SLOW
+    if not e.state.fleet.living_in(pool):
+        because, urgency = "none is alive", Urgency.STUCK
+        remedy = f"See why: paceline logs --run-dir DIR {first}"
+        starting = [p for p in e.sessionless if p.worker_id.startswith(first[:-1]) and p.waits]
+        if starting:
+            because += f", and {starting[0].worker_id} is {starting[0].waits[0].what}"
+        late = late or not starting
+    elif silent := [w for w in workers if e.silent(w)]:
+        because = f"{silent[0].culprit.words} does not report"
+    elif all(w.lifecycle is Lifecycle.STARTING for w in workers):
+        because = "which starts"
+    culprit = Culprit(CulpritKind.SCORER, f"scorer {wait.of}")
+    following, age_s = f"{wait.count} groups wait; none of their attempts fails", wait.age_s
+    return finding(subject, culprit, because, age_s, following, remedy, late=late, urgency=urgency)
+
+
+def loads(e: Evidence) -> Diagnosis | None:
+    """Of rollout workers that get new weights and cannot load them, the one that failed most often
+    and has loaded nothing since."""
+    workers = e.state.fleet.living(Role.ROLLOUT)
+    failing = [w for w in workers if w.load_trouble and e.of(w.worker_id) is not None]
+    if not failing:
+        return None
+    worst = max(failing, key=lambda worker: worker.load_failures)
+    evidence = e.of(worst.worker_id)
+    assert evidence is not None
+    remedy = f"See its log: paceline logs --run-dir DIR {worst.worker_id}"
+    if "out of memory" in worst.load_trouble:
+        remedy = (
+            "Give its host or GPU more memory, or let its engine take less of it: "
+            "paceline plan memory shows what each part needs"
+        )
+    times = "once" if worst.load_failures == 1 else f"{worst.load_failures} times"
+    also = f", like {len(failing) - 1} more" if len(failing) > 1 else ""
+    because = f"which got weights and failed {times} to load them{also} ({worst.load_trouble})"
+    following = "it gets them again over another link, and ends after 3 failures in a row"
+    urgency = Urgency.STUCK if len(failing) == len(workers) else Urgency.SLOW
+    return Diagnosis("the run", evidence.culprit, because, 0.0, following, remedy, urgency)
