@@ -97,7 +97,7 @@ class ProcessMesh:
 
     @property
     def joins_devices(self) -> bool:
-        """Whether buffers on the members' CUDA devices travel without passing host memory."""
+        """True if buffers on the members' CUDA devices travel without passing host memory."""
         return self.device_side is not None
 
     def all_reduce(self, buffer: Tensor) -> None:
@@ -143,7 +143,7 @@ class ProcessMesh:
             self._running.remove(handle)
 
     def abandon(self) -> None:
-        """Ends the epoch for this member: operations fail, peers notice. Never blocks; any thread."""
+        """Ends the epoch for this member: operations fail, peers notice. Never blocks."""
         if self._abandoned.is_set():
             return
         self._abandoned.set()

@@ -57,9 +57,9 @@ class MeshMember:
 
     rank: int
     size: int
-    """Of the whole mesh."""
+    """Number of the mesh's members."""
     device: torch.device
-    """Where this member computes."""
+    """Device on which this member computes."""
     host: str
     """Address at which the others reach it."""
     timeout_s: float
@@ -133,7 +133,7 @@ class Rendezvous:
             self._patiently(wake)  # a repeat leaves tokens over, which expire
 
     def hear(self, topic: str, size: int) -> dict[str, bytes]:
-        """What the ``size`` members said in the round, by name; waits until all have spoken."""
+        """Waits for the values of all ``size`` members in the round; returns them by member."""
         said, waits = f"{self._key}:{topic}", 0
 
         def wait() -> bool:
@@ -200,7 +200,7 @@ class Rendezvous:
 
 
 class RedisStore(dist.Store):  # type: ignore[misc]
-    """What a gloo group asks of a torch store while it forms, over a Rendezvous.
+    """Store over a Rendezvous, with what a gloo group asks of a torch store while it forms.
 
     Each of ``size`` members sets one key, its addresses, and then asks for those of all members,
     one after the other: they are fetched at once. A key that no such round holds is an error.
@@ -230,8 +230,8 @@ class RedisStore(dist.Store):  # type: ignore[misc]
         missing = [key for key in keys if key not in self._heard]
         if missing:
             raise MeshError(
-                f"no member has set {missing[0]!r}: this release of torch forms gloo groups in another way; "
-                "use the one in constraints.txt"
+                f"no member has set {missing[0]!r}: this release of torch forms gloo groups in "
+                "another way; use the one in constraints.txt"
             )
 
 

@@ -36,17 +36,19 @@ async def check_store(store: PayloadStore, urls: Sequence[str]) -> None:
         raise BadInput(f"payloads.url: {error}") from error
     except TimeoutError as error:
         raise BadInput(
-            f"payloads.url: {shown} did not answer within {LIMIT_S:g} s. Start the store, or correct the URL"
+            f"payloads.url: {shown} did not answer within {LIMIT_S:g} s. Start the store, or "
+            f"correct the URL"
         ) from error
     except StoreUnavailable as error:
         raise BadInput(
-            f"payloads.url: nothing can be stored: {error}. Start the store, correct the URL, or grant this user "
-            "the right to write, read and delete"
+            f"payloads.url: nothing can be stored: {error}. Start the store, correct the URL, or "
+            "grant this user the right to write, read and delete"
         ) from error
     if found != list(probe.values()):
         raise BadInput(
-            f"payloads.url: {shown} did not return what was written to it. Name a store that keeps what it "
-            "acknowledged: a Redis with maxmemory-policy noeviction, or a directory that is no cache"
+            f"payloads.url: {shown} did not return what was written to it. Name a store that keeps "
+            "what it acknowledged: a Redis with maxmemory-policy noeviction, or a directory that "
+            "is no cache"
         )
 
 
@@ -66,8 +68,8 @@ def open_or_refuse(urls: Sequence[str], run_id: str, redis_url: str) -> PayloadS
         return open_payloads(urls, run_id, redis_url)
     except ImportError as error:
         raise BadInput(
-            f"payloads.url: {shown} needs a package that is not installed: {error}. S3 needs s3fs and Google Cloud "
-            "Storage needs gcsfs: pip install 'paceline[s3]' or 'paceline[gcs]'"
+            f"payloads.url: {shown} needs a package that is not installed: {error}. S3 needs s3fs "
+            "and Google Cloud Storage needs gcsfs: pip install 'paceline[s3]' or 'paceline[gcs]'"
         ) from error
     except (OSError, ValueError) as error:
         raise BadInput(f"payloads.url: {shown} cannot be opened: {error}") from error

@@ -158,8 +158,8 @@ class RedisPayloads:
         where = ", ".join(map(without_password, self._urls))
         if isinstance(error, OutOfMemoryError) or "OOM " in str(error):
             return StoreFull(
-                f"the payload store at {where} is full: give it more memory (maxmemory; redis.maxmemory_mb of the "
-                "run's own server), or name other stores in payloads.url"
+                f"the payload store at {where} is full: give it more memory (maxmemory; "
+                "redis.maxmemory_mb of the run's own server), or name other stores in payloads.url"
             )
         why = str(error) or type(error).__name__
         return StoreUnavailable(f"the payload store at {where} does not answer: {why}")

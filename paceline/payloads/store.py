@@ -56,7 +56,7 @@ class PayloadStore(Protocol):
         ...
 
     async def missing(self, refs: Sequence[Ref]) -> Refs:
-        """Those of ``refs`` that are not stored, without reading the others."""
+        """Returns the ``refs`` that are not stored, without reading the others."""
         ...
 
     async def close(self) -> None:
@@ -65,8 +65,10 @@ class PayloadStore(Protocol):
 
 
 def partial_ref(task_id: TaskId) -> Ref:
-    """Where a rollout worker leaves what it has generated of an unfinished task, for its next lease.
-    Attempts count from 1."""
+    """Key of the partial work that a worker leaves of an unfinished task for the next lease.
+
+    Attempts count from 1.
+    """
     return TaskId(f"{task_id}.partial"), 0
 
 

@@ -7,7 +7,7 @@ import socket
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host`` (an address or ``localhost``)."""
+    """True if only this machine can reach ``host`` (an address or ``localhost``)."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -29,7 +29,10 @@ def own_address(peer: str) -> str:
 
 
 def address_towards(host: str, port: int) -> str:
-    """This machine's address on the way to ``host``. Sends nothing. Raises OSError without a route."""
+    """Returns this machine's address on the way to ``host``; sends nothing.
+
+    Raises OSError without a route.
+    """
     family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     # Connecting a datagram socket only chooses a route.
     with socket.socket(family, kind, proto) as probe:

@@ -77,7 +77,7 @@ class ControlPlaneUnavailable(Unreachable):
 
 
 class ControlPlane:
-    """Calls whichever of ``addresses`` leads. Belongs to the event loop on which it is first used."""
+    """Client of whichever of ``addresses`` leads; belongs to the event loop that first uses it."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class ControlPlane:
         self.address = self.addresses[0]
         """The controller that receives the next call."""
         self.metadata = call_metadata(token)
-        """Of every call."""
+        """Metadata of every call."""
         self._tls_ca = tls_ca
         self._max_message_mb = max_message_mb
         self._channels: dict[str, grpc.aio.Channel] = {}

@@ -51,7 +51,7 @@ METHODS = {
 def open_channel(
     address: str, *, tls_ca: Path | None = None, max_message_mb: int = 64
 ) -> grpc.aio.Channel:
-    """A channel to one controller. It reconnects quickly, because a failover takes about a second."""
+    """Opens a channel to one controller. It reconnects quickly: a failover takes about a second."""
     options = _options(max_message_mb)
     if tls_ca is None:
         return grpc.aio.insecure_channel(address, options=options)

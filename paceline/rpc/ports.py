@@ -41,7 +41,7 @@ def free_ports(host: str, count: int) -> list[int]:
 
 
 def taken_ports(host: str, ports: Sequence[int]) -> list[int]:
-    """Those of ``ports`` that something listens on already."""
+    """Returns the ``ports`` on which something listens already."""
     taken = []
     for port in ports:
         with socket.socket() as probe:

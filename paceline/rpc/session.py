@@ -63,7 +63,7 @@ class WorkerSession:
         self.directive: worker_pb2.Directive | None = None
         """The newest directive of this incarnation. Do not modify it."""
         self.connected = False
-        """Whether a leader has this session."""
+        """True while a leader has this session."""
         self._incarnation = 0
         self._stalls = StallWatch()
         self._seq = 0
@@ -242,7 +242,7 @@ class WorkerSession:
     async def _heard(
         self, address: str, awaited: set[asyncio.Future[Any]]
     ) -> set[asyncio.Future[Any]]:
-        """Those of ``awaited`` that are done; none if ``address`` is silent or no longer leads."""
+        """Returns the finished of ``awaited``; none if ``address`` is silent or no longer leads."""
         doubt_s = max(DOUBT_S, 2 * self._heartbeat_s)
         first = asyncio.FIRST_COMPLETED
         done, _ = await asyncio.wait(awaited, timeout=doubt_s, return_when=first)

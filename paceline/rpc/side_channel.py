@@ -1,6 +1,6 @@
 """Side channel of a worker: says what it waits for while it has no session.
 
-    starting (imports, hub, model), or its event loop does not run ──► ReportWaits, every two seconds
+    starting (imports, hub, model), or its event loop is stuck ──► ReportWaits, every two seconds
 
 A thread with a blocking client of its own, because what it reports on may block everything else. It
 sends to every controller, as there may be no leader, and nobody's answer matters. A worker at work

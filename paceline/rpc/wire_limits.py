@@ -7,5 +7,5 @@ MAX_REWARD = 1e9
 
 
 def usable_reward(value: float) -> bool:
-    """Whether ``value`` is finite and within MAX_REWARD. A NaN is not: its comparisons are false."""
+    """True if ``value`` is finite and within MAX_REWARD (comparisons of a NaN are false)."""
     return abs(value) <= MAX_REWARD

@@ -1,6 +1,6 @@
 """Arriving weights: those of one version in host memory, bucket by bucket as they come over a link.
 
-    link threads ── add(bucket) ──► ArrivingWeights ──► senders to other receivers, each at its own bucket
+    link threads ── add(bucket) ──► ArrivingWeights ──► senders, each at its own bucket
 
 Invariants:
 
@@ -29,7 +29,7 @@ class GivenUp(Exception):
 
 
 class WeightSource(Protocol):
-    """Weights of one version that can be sent: a trainer's snapshot, or what a relay has received."""
+    """Weights of one version that can be sent: a trainer's snapshot, or a relay's reception."""
 
     version: int
     publication: int
@@ -44,15 +44,15 @@ class WeightSource(Protocol):
         """Blocks until a copy that a device makes in the background is complete."""
 
     def wait_bucket(self, index: int, timeout_s: float) -> bool:
-        """Whether the bucket is here, after a wait of at most ``timeout_s``. Raises GivenUp."""
+        """Waits at most ``timeout_s``; True if the bucket is here then. Raises GivenUp."""
 
     def bucket(self, index: int) -> Tensor: ...
 
     def checksum(self, index: int) -> str: ...
 
     def base_for(self, held: str) -> Any:
-        """What ``delta`` takes, for a receiver whose base has the fingerprint ``held`` over the
-        share; None: it gets whole buckets."""
+        """Base to name to ``delta`` for a receiver whose base has the fingerprint ``held`` over the
+        share; None if it gets whole buckets."""
 
     def delta(self, index: int, base: Any) -> Tensor | None:
         """The bucket as encode_delta() of that of the base, on the host; None: it travels whole."""
@@ -118,7 +118,7 @@ class ArrivingWeights:
 
     @property
     def checksums(self) -> tuple[str, ...]:
-        """Of all buckets in their order, once they are complete."""
+        """Checksums of all buckets in their order, once they are complete."""
         return tuple(self._checksums[i] for i in range(self.manifest.buckets))
 
     def held_of(self, share: WeightShare) -> tuple[list[int], str]:
@@ -165,5 +165,5 @@ class ArrivingWeights:
 
 
 def fingerprint(checksums: Sequence[str]) -> str:
-    """Of weights whose buckets have these checksums."""
+    """Fingerprint of weights whose buckets have these checksums."""
     return hashlib.blake2b("".join(checksums).encode(), digest_size=16).hexdigest()

@@ -19,13 +19,13 @@ class ReceiverBase:
     flat: Tensor
     """uint8[total_bytes]. Never written to."""
     checksums: tuple[str, ...]
-    """Of the buckets, in their order."""
+    """Checksums of the buckets, in their order."""
 
     @property
     def fingerprint(self) -> str:
-        """Of all bits."""
+        """Fingerprint of all bits."""
         return fingerprint(self.checksums)
 
     def fingerprint_of(self, share: WeightShare) -> str:
-        """Of the bits of the share."""
+        """Fingerprint of the bits of the share."""
         return fingerprint([self.checksums[i] for i in share.buckets(self.manifest)])

@@ -39,10 +39,10 @@ class SendingEnd(LinkEnd):
 
     rank = PUBLISHER
     share: WeightShare = WHOLE_SHARE
-    """Of this process."""
+    """Share of the weights that this process holds."""
     life = LifeSign()
     sent_bytes = 0
-    """Of buckets, over all links, since the start."""
+    """Bytes of buckets sent over all links since the start."""
     resumed = 0
     """Transfers that went on where an earlier one had broken off."""
     taken_back = 0
@@ -59,8 +59,7 @@ class SendingEnd(LinkEnd):
 
     @abstractmethod
     def newest_for(self, link: WeightLink) -> WeightSource | None:
-        """What the link sends next, if its receiver does not have it. Called with the condition
-        held."""
+        """Source that the link sends next, if its receiver lacks it. Needs the condition held."""
 
     def set_links(self, links: Sequence[worker_pb2.WeightsLink]) -> None:
         """Converges to these links: new epochs are formed, others withdrawn. Does not block."""
@@ -91,7 +90,7 @@ class SendingEnd(LinkEnd):
                 has = sent.version
 
     def _answer(self, link: WeightLink, mesh: ProcessMesh) -> NoReturn:
-        """Of source 1 and above: it announces nothing."""
+        """Serves source 1 and above, which announce nothing."""
         self._formed(link)
         while True:
             self._send(mesh, link, lambda ask: self._await_publication(link, ask))
@@ -155,8 +154,7 @@ class SendingEnd(LinkEnd):
                 send_life_sign(mesh)
 
     def _await_publication(self, link: WeightLink, ask: Ask) -> WeightSource | None:
-        """What rank 0 has announced, of which this rank may be about to have its share; None if it
-        is too late."""
+        """Waits for this rank's share of what rank 0 has announced; None if it is too late."""
 
         def is_due() -> bool:
             source = self.newest_for(link)

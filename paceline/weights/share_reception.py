@@ -31,12 +31,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Coming:
-    """What one source is about to send."""
+    """Buckets that one source is about to send."""
 
     mesh: ProcessMesh
     buckets: Sequence[int]
     base: ReceiverBase | None
-    """Of its deltas."""
+    """Base that its deltas refer to."""
     heard: Callable[[], None]
     """Called for everything that comes."""
     done: Callable[[], None] = lambda: None

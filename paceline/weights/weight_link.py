@@ -1,6 +1,6 @@
 """Weights links: the threads that publisher and receiver run, one for each link.
 
-    converge ──► link thread: form a mesh of two ──► transfer, until the link is withdrawn or fails
+    converge ──► link thread: form a mesh of two ──► transfer until it is withdrawn or fails
 
 - A link is named by its epoch. Withdrawing it frees its thread within a slice, whatever it waits
   for.
@@ -57,7 +57,7 @@ class WeightLink:
     owing: dict[int, float] = field(default_factory=dict)
     """Receiver: sources from 1 on that owe it something, and when it last heard of each."""
     fault: str = ""
-    """What it was ended for; empty for nothing."""
+    """Reason for which the link was ended; empty if none was given."""
     withdrawn: threading.Event = field(default_factory=threading.Event)
     formed: bool = False
 
@@ -73,11 +73,11 @@ class LinkEnd(ABC):
     """Redis URL of the rendezvous."""
     run_id: str
     device: torch.device
-    """Of the weights."""
+    """Device of the weights."""
     on_link_error: Callable[[int, str], None]
     """Called from a link's thread with the epoch of a link that failed and the reason."""
     host: str | None = None
-    """As for ProcessMesh.form()."""
+    """Argument of ProcessMesh.form()."""
     through_host: bool = False
     """Weights pass through host memory at both ends, wherever they are computed with: a relay hands
     on what is there. The same at both ends."""
@@ -134,7 +134,7 @@ class LinkEnd(ABC):
         event(_log, "weights link formed", epoch=link.epoch, peer=link.peer, **fields)
 
     def _over(self, link: WeightLink) -> bool:
-        """Whether what is under way on the link is to end."""
+        """True if what is under way on the link is to end."""
         if link.withdrawn.is_set():
             return True
         # What is ended for a fault stays faulty, even if the other end is heard meanwhile.
@@ -142,7 +142,7 @@ class LinkEnd(ABC):
         return bool(link.fault)
 
     def fault_of(self, link: WeightLink) -> str:
-        """What is wrong with a link of which no operation has failed; empty for nothing."""
+        """Trouble of a link of which no operation has failed; empty if there is none."""
         return ""
 
     def _form(self, link: WeightLink, source: int) -> ProcessMesh:

@@ -25,8 +25,8 @@ class LifeSign:
 
     every_s: float = 60.0
     shown: Callable[[], bool] = lambda: False
-    """Whether the publisher does wait for its source. One that is busy with something else lets its
-    receiver look for another."""
+    """True while the publisher waits for its source. If it is busy with something else, its
+    receiver looks for another source."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ class Sent:
 
     version: int
     wire_bytes: int
-    """Of the buckets, whole or as deltas."""
+    """Bytes of the buckets, whole or as deltas."""
     kept: int = 0
     """Buckets that an earlier transfer had brought."""
 
 
 @dataclass(frozen=True)
 class _Granted:
-    """What an answer has promised."""
+    """Promise of an answer."""
 
     source: WeightSource
     missing: tuple[int, ...]
@@ -114,7 +114,7 @@ def _answer(
 def _is_here(
     mesh: ProcessMesh, source: WeightSource, ask: Ask, life: LifeSign, *, direct: bool
 ) -> bool:
-    """Whether the buckets that the receiver has are the source's."""
+    """True if the buckets that the receiver has equal the source's."""
     if not ask.have:
         return True
     mine = set(source.share.buckets(source.manifest))

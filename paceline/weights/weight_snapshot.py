@@ -142,14 +142,14 @@ class WeightSnapshot:
         return self.share.bucket(self.manifest, self.flat, index)
 
     def checksum(self, index: int) -> str:
-        """Of one bucket; computed once, however many links the snapshot goes over."""
+        """Checksum of one bucket; computed once, however many links the snapshot goes over."""
         if index not in self._checksums:
             self._checksums[index] = checksum(self.bucket(index))
         return self._checksums[index]
 
     @property
     def fingerprint(self) -> str:
-        """Of all bits of the share, as both ends of a link compute it."""
+        """Fingerprint of all bits of the share, as both ends of a link compute it."""
         return fingerprint([self.checksum(i) for i in self.share.buckets(self.manifest)])
 
     def follow(self, base: WeightSnapshot | None) -> None:
@@ -193,8 +193,8 @@ def _described(
     for spec, one in zip_longest(manifest.specs, named):
         if spec is None or one is None or spec.name != one[0]:
             raise WeightsRefused(
-                f"the layout of the weights has {'no more' if spec is None else spec.name}, and they have "
-                f"{'no more' if one is None else one[0]}"
+                f"the layout of the weights has {'no more' if spec is None else spec.name}, and "
+                f"they have {'no more' if one is None else one[0]}"
             )
         yield spec, one[1]
 

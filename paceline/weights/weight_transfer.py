@@ -4,10 +4,13 @@ A link has one or more sources: the ranks of the replica that publishes, of whic
 of the buckets, or a rollout worker that relays what it receives. Over a link, from its sources
 (rank 0 of a mesh with each) to the receiver:
 
-    receiver → source 0: hello {version it has}; source 0 → receiver: welcome {number of sources}        once a link
+    receiver → source 0: hello {version it has}                       once a link
+    source 0 → receiver: welcome {number of sources}                  once a link
     source 0 → receiver: header {version, publication, manifest}
-    receiver → each source: ask {buckets that are here, base that is here}; source → receiver: answer      (share_request)
-    receiver → each source: go; source → receiver: for each bucket of its share that is missing: record, bucket or delta
+    receiver → each source: ask {buckets that are here, base that is here}
+    source → receiver: answer                                         (share_request)
+    receiver → each source: go
+    source → receiver: record, and bucket or delta, for each missing bucket of its share
     receiver → each source: ack {version}
 
 If a source holds the same base as the receiver, the weights of an earlier version, a bucket may
@@ -72,12 +75,12 @@ class StagedWeights:
 
 @dataclass
 class Reception:
-    """What a receiver keeps from one link to the next, and what it hears."""
+    """State that a receiver keeps from one link to the next, and its callbacks."""
 
     begun: ArrivingWeights | None = None
-    """Of a transfer that broke off."""
+    """Weights of a transfer that broke off."""
     tree: int = 0
-    """Of the present link."""
+    """Tree of the present link."""
     keep_deltas: bool = False
     began: Callable[[ArrivingWeights], None] = field(default=lambda weights: None)
     """Called when a transfer begins or goes on. From then on the weights fill up."""
@@ -133,7 +136,7 @@ def receive_snapshot(
 
 @dataclass(frozen=True)
 class _Plan:
-    """What the sources have agreed to send."""
+    """Transfer that the sources have agreed to."""
 
     offer: _Offer
     coming: list[Coming]
@@ -227,7 +230,7 @@ def _offer(header: dict[str, Any], newer_than: int, limit_bytes: int) -> _Offer:
 
 
 def _begun(reception: Reception, offer: _Offer) -> ArrivingWeights | None:
-    """What has come of the version, if the sources may go on with it."""
+    """Buckets of the version that have come, if the sources may go on with them."""
     begun = reception.begun
     if begun is None or begun.version != offer.version or begun.manifest != offer.manifest:
         return None
@@ -241,7 +244,7 @@ def _ask_all(
     weights: ArrivingWeights | None,
     reception: Reception,
 ) -> list[Answer]:
-    """What each source answers. ``weights``: what is here of the version."""
+    """Asks each source and returns the answers. ``weights``: the buckets that are here."""
     for source, mesh in enumerate(sources):
         share = WeightShare(source, len(sources))
         have, fingerprint = ([], "") if weights is None else weights.held_of(share)

@@ -4,7 +4,7 @@ At a small learning rate a step changes few 16-bit words of bf16 weights, most o
 the last place. A delta has four parts:
 
     head    int64[3]   number of changed words, of gap bytes, of wide differences
-    gaps    uint8      words between one change and the next; 255 stands for 255 words without a change
+    gaps    uint8      words between changes; 255: 255 words without a change
     steps   int8       difference of each changed word, modulo 2**16; -128: too large for a byte
     wide    int16      differences that are too large, in their order
 

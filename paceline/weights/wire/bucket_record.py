@@ -1,6 +1,7 @@
 """Bucket records: what precedes each bucket on a weights link, and says how it travels.
 
-int64[3]   size of the delta that follows, or one of the words below; checksum of the whole bucket, in two halves
+int64[3]   size of the delta that follows, or one of the words below;
+           checksum of the whole bucket, in two halves
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _NO_CHECKSUM = "0" * (4 * _HALF)
 @dataclass(frozen=True)
 class BucketRecord:
     size: int
-    """As sent: to be checked before anything is allocated for it."""
+    """Size as sent: to be checked before anything is allocated for it."""
     checksum: str = _NO_CHECKSUM
     """32 hexadecimal digits."""
 

@@ -38,7 +38,7 @@ def send_size(mesh: ProcessMesh, size: int, peer: int) -> None:
 
 
 def recv_size(mesh: ProcessMesh, peer: int) -> int:
-    """As sent: to be checked before anything is allocated for it."""
+    """Receives a size as sent: to be checked before anything is allocated for it."""
     size = torch.zeros(1, dtype=torch.int64)
     mesh.recv(size, peer)
     return int(size.item())

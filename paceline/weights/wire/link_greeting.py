@@ -49,7 +49,8 @@ def await_hello(mesh: ProcessMesh, sources: int = 1) -> int:
 
 def other_protocol(other: str, protocol: Any, this: str) -> str:
     return (
-        f"the {other} speaks version {protocol!r} of the weights protocol, the {this} version {PROTOCOL}: "
+        f"the {other} speaks version {protocol!r} of the weights protocol, the {this} version "
+        f"{PROTOCOL}: "
         "run the same release of Paceline on all workers"
     )
 

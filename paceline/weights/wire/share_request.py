@@ -2,7 +2,7 @@
 source answers.
 
 ask {version, publication, buckets that are here, base that is here}  ──►
-                      ◄── answer {ready, kept, base, direct}             it may say "waits" first
+                      ◄── answer {ready, kept, base, direct}       it may say "waits" first
 go {true}  ──►  the source sends            go {false} ──►  not this version, then
 """
 
@@ -36,7 +36,7 @@ class Answer:
     ready: bool = False
     """The source has the version, or will have all of it soon. If not, it will never have it."""
     kept: bool = False
-    """What the receiver has already is the same here, and is not sent again."""
+    """The receiver's buckets are the same here, and are not sent again."""
     base: bool = False
     """Buckets may come as deltas to the base that the receiver named."""
     direct: bool = False

@@ -30,8 +30,7 @@ class WeightShare:
         return (len(mine) - 1) * manifest.bucket_bytes + last - mine[-1] * manifest.bucket_bytes
 
     def place(self, manifest: Manifest, index: int) -> int:
-        """Where bucket ``index`` of the share begins in a buffer that has the share's buckets one
-        after the other."""
+        """Offset of bucket ``index`` in a buffer with the share's buckets one after the other."""
         return index // self.sources * manifest.bucket_bytes
 
     def bucket(self, manifest: Manifest, flat: Tensor, index: int) -> Tensor:
@@ -43,4 +42,4 @@ class WeightShare:
 
 
 WHOLE_SHARE = WeightShare()
-"""Of the only source."""
+"""Share of the only source."""
