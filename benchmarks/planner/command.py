@@ -101,7 +101,7 @@ def pace(
     from paceline.memory_plan.gpus import named_gpu
     from paceline.memory_plan.memory_plan import memory_plan, problems
     from paceline.memory_plan.model_shape import read_shape
-    from paceline_launcher.preflight.inputs.models import check_model_config
+    from paceline_launcher.preflight.models import check_model_config
     from testbed.planner.sizes import NoSplit, best_size
 
     sizes = _sizes(gpus)

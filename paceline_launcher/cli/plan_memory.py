@@ -49,7 +49,7 @@ def memory(
     from paceline.memory_plan.gpus import GIB, found_gpu, named_gpu
     from paceline.memory_plan.memory_plan import RESERVE, kv_sequences, memory_plan, problems
     from paceline.memory_plan.model_shape import read_shape
-    from paceline_launcher.preflight.inputs.models import check_model_config
+    from paceline_launcher.preflight.models import check_model_config
 
     resolved = load_config(config, overrides or ())
     device = named_gpu(gpu) if gpu is not None else found_gpu()

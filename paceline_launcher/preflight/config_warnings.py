@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from paceline.config.ignored_settings import ignored
 from paceline.config.schema import Config
 from paceline.config.sections.objectives import DistillOptions
 from paceline.config.sections.scorers import named_scorer
-from paceline_launcher.preflight.check import Check, ok, warn
+from paceline_launcher.preflight.findings import Findings, ok, warn
 
 
-def config_warnings(config: Config) -> Iterator[Check]:
+def config_warnings(config: Config) -> Findings:
     rollout, train = config.rollout, config.train
     limits = {
         "top_p": (rollout.top_p, rollout.top_p < 1),
@@ -25,7 +23,6 @@ def config_warnings(config: Config) -> Iterator[Check]:
     unsaved = config.data.eval_path is not None and train.eval_every % train.checkpoint_every
     if unsaved:
         yield warn(
-            "settings",
             f"train.eval_every = {train.eval_every} is no multiple of train.checkpoint_every = "
             f"{train.checkpoint_every}: most evaluations are of no checkpoint, and the best one of "
             "the run may not be kept",
@@ -33,11 +30,10 @@ def config_warnings(config: Config) -> Iterator[Check]:
         )
     if not (filters and masks):
         if not unsaved:
-            yield ok("settings", "none contradicts another")
+            yield ok("none contradicts another")
         return
     # A kept token has at least its whole-distribution probability once the rest is cut away.
     yield warn(
-        "settings",
         f"{' and '.join(filters)} with {' and '.join(masks)}: the sampler truncates the "
         "distribution and the trainer's log-probs are of the whole one. The ratios that are masked "
         "by then lie below 1 even if nothing is stale",
@@ -46,35 +42,18 @@ def config_warnings(config: Config) -> Iterator[Check]:
 
 
 _ENGINE = (
-    *(
-        "engine",
-        "top_p",
-        "top_k",
-        "stop",
-        "max_sequences",
-        "dtype",
-        "on_update",
-        "tensor_parallel",
-        "verify",
-    ),
-    *(
-        "verify_every",
-        "relay_fanout",
-        "partial_every_tokens",
-        "max_turns",
-        "vllm",
-        "engine_options",
-    ),
+    *("engine", "top_p", "top_k", "stop", "max_sequences", "dtype", "on_update"),
+    *("tensor_parallel", "verify", "verify_every", "relay_fanout", "partial_every_tokens"),
+    *("max_turns", "vllm", "engine_options"),
 )
 """Settings of ``[rollout]`` that only an engine reads."""
 
 
-def _without_effect(config: Config) -> Iterator[Check]:
+def _without_effect(config: Config) -> Findings:
     """Settings that the objective does not read, and settings of an engine in a run that has none."""
     train = config.train
     if unread := [f"train.{name}" for name in ignored(train)]:
         yield warn(
-            "settings",
             f"{', '.join(unread)}: no effect with train.algorithm = {train.algorithm}, whose loss has no such term",
             "Remove them",
         )
@@ -88,13 +67,12 @@ def _without_effect(config: Config) -> Iterator[Check]:
     ]
     if changed:
         yield warn(
-            "settings",
             f'{", ".join(changed)}: no effect with rollout.source = "recorded", which has no engine',
             "Remove them",
         )
 
 
-def _scorers(config: Config) -> Iterator[Check]:
+def _scorers(config: Config) -> Findings:
     """Scorers whose answers nothing reads. An objective of a user may read the log-probs of any."""
     named = {*config.reward.functions, config.train.reference}
     for of in config.evaluation.sets.values():
@@ -108,13 +86,11 @@ def _scorers(config: Config) -> Iterator[Check]:
             continue
         if scorer.kind == "logprobs":
             yield warn(
-                "settings",
                 f"scorers.{name}: it computes the log-probs of every group and nothing reads them",
                 f'Set train.reference = "scorer:{name}" or train.algorithm = "distill", or remove the section',
             )
         else:
             yield warn(
-                "settings",
                 f"scorers.{name}: no reward names it, so its workers are never asked",
                 f'Add "scorer:{name}" to reward.functions or to the reward of an evaluation set, or remove the section',
             )

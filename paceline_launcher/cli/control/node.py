@@ -126,8 +126,8 @@ def _this_node(
     from paceline_launcher.launch.node_workers import NodeWorkers
     from paceline_launcher.machine_gpus import gpus_for
     from paceline_launcher.node_placement import Nodes, NoPlacement, Placement, parse_roles
-    from paceline_launcher.preflight import default_run_dir
-    from paceline_launcher.preflight.deadline import resolve_in_time
+    from paceline_launcher.preflight.checks import default_run_dir
+    from paceline_launcher.preflight.places import require_answer
 
     rank, count, master = given
     place = node_place(os.environ, rank=rank, nodes=count, master=master)
@@ -149,7 +149,9 @@ def _this_node(
     shape = Nodes(place.nodes, len(mine), roles)
     placement = NoPlacement() if elsewhere else Placement(settings, shape)
     workers = NodeWorkers(settings, placement=placement, node=place.rank, gpus=mine)
-    directory = resolve_in_time(run_dir or default_run_dir(settings))
+    directory = run_dir or default_run_dir(settings)
+    require_answer("--run-dir", directory)
+    directory = directory.resolve()
     digest = settings_digest(settings)
     job = NodeJob(uuid.uuid4().hex, settings.run.name, place.nodes, len(mine), roles, digest)
     return _Node(settings, directory, place, job, workers)
@@ -290,7 +292,7 @@ def _follow(this: _Node, wait_s: float) -> int:
         meeting = Meeting(this.place, this.run_dir, this.job, wait_s, note)
         return await FollowingNode(meeting, this.workers, this.run_dir, wait_s, note).run()
 
-    _check_inputs(this.config)
+    _check_inputs(this.config, this.run_dir)
     home = node_directory(this.run_dir, this.place.rank)
     with locked(home):
         if left := end_leftovers(home):
@@ -298,11 +300,12 @@ def _follow(this: _Node, wait_s: float) -> int:
         return asyncio.run(run())
 
 
-def _check_inputs(config: Config) -> None:
+def _check_inputs(config: Config, run_dir: Path) -> None:
     """Raises BadInput if this node lacks what its workers read."""
-    from paceline_launcher.preflight.inputs.input_checks import inputs
-    from paceline_launcher.preflight.machine import own_packages, vllm
+    from paceline_launcher.preflight.checks import Place, run_checks
+    from paceline_launcher.preflight.findings import Start
 
-    checks = [*own_packages(), *vllm(config), *inputs(config)]
+    start = Start(config, run_dir, here=True, placed=True)
+    checks = run_checks(start, Place.WORKERS)
     if failed := [str(check) for check in checks if check.state == "fail"]:
         raise BadInput("\n".join(failed))

@@ -66,16 +66,17 @@ def up(
     from paceline_launcher.launch.node_workers import NodeWorkers
     from paceline_launcher.launch.run_dir import check_no_leader, clear, end_leftovers, locked
     from paceline_launcher.machine_gpus import machine_gpus
-    from paceline_launcher.preflight import default_run_dir
-    from paceline_launcher.preflight.check import LENGTH
-    from paceline_launcher.preflight.deadline import read_in_time, resolve_in_time
+    from paceline_launcher.preflight.checks import LENGTH, default_run_dir
+    from paceline_launcher.preflight.places import require_answer
 
     set_process_limits()
-    given = read_in_time(f"--from: {begin_with}", lambda: from_override(begin_with))
-    settings = load_config(config, [*(overrides or ()), *given])
-    directory = resolve_in_time(run_dir or default_run_dir(settings))
-    begins = f"--from: {settings.model.initial_checkpoint}"
-    note = read_in_time(begins, lambda: check_begins_elsewhere(settings, directory))
+    require_answer("--from", begin_with)
+    settings = load_config(config, [*(overrides or ()), *from_override(begin_with)])
+    directory = run_dir or default_run_dir(settings)
+    require_answer("--run-dir", directory)
+    require_answer("model.initial_checkpoint", settings.model.initial_checkpoint)
+    directory = directory.resolve()
+    note = check_begins_elsewhere(settings, directory)
     line = f"{_fleet_line(settings)} in {directory}"
     workers = NodeWorkers(settings, machine_gpus(settings, os.environ))
     if attach and fresh:
@@ -131,14 +132,12 @@ def check(
     ``workers``: they run on this machine, with the controllers. ``placed``: they have places among
     nodes already. Raises BadInput with a line for each check that failed.
     """
-    from paceline_launcher.preflight import control_checks, run_checks
-    from paceline_launcher.preflight.check import LENGTH
-    from paceline_launcher.preflight.inputs.gpu_placement import NAME as PLACEMENT
+    from paceline_launcher.preflight.checks import LENGTH, PLACEMENT, Place, run_checks
+    from paceline_launcher.preflight.findings import Start
 
-    if workers:
-        checks = list(run_checks(settings, directory, fresh=fresh, up=True, placed=placed))
-    else:
-        checks = list(control_checks(settings, directory))
+    at = Place.ANYWHERE | Place.CONTROL | (Place.WORKERS if workers else Place(0))
+    start = Start(settings, directory, fresh=fresh, here=True, placed=placed)
+    checks = list(run_checks(start, at))
     failed = [str(check) for check in checks if check.state == "fail"]
     if failed:
         raise BadInput("\n".join(failed))

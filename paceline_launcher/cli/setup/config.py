@@ -114,20 +114,24 @@ def check(
     Example: paceline config check demo.toml --set train.lr=3e-4
     """
     from paceline.config.load import load_config, to_toml
-    from paceline_launcher.preflight import default_run_dir, run_checks
-    from paceline_launcher.preflight.check import FIRST_ROW, LENGTH
-    from paceline_launcher.preflight.config_warnings import config_warnings
-    from paceline_launcher.preflight.deadline import resolve_in_time
+    from paceline_launcher.preflight.checks import (
+        FIRST_ROW,
+        LENGTH,
+        Place,
+        default_run_dir,
+        run_checks,
+    )
+    from paceline_launcher.preflight.findings import Start
 
     resolved = load_config(config, overrides or ())
     if as_json:
         print_json(resolved.model_dump(mode="json"))
     else:
         typer.echo(to_toml(resolved), nl=False)
-    directory = resolve_in_time(run_dir or default_run_dir(resolved))
-    checks = config_warnings(resolved) if settings_only else run_checks(resolved, directory)
+    start = Start(resolved, run_dir or default_run_dir(resolved))
+    at = Place.ANYWHERE if settings_only else Place.ANYWHERE | Place.CONTROL | Place.WORKERS
     failed = []
-    for found in checks:
+    for found in run_checks(start, at):
         # Standard output stays a configuration that can be read back.
         if found.state == "warn":
             typer.echo(f"warning: {found}", err=True)

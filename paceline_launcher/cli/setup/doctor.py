@@ -20,7 +20,7 @@ from paceline_launcher.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from paceline_launcher.preflight.check import Check
+    from paceline_launcher.preflight.findings import Finding
 
 STYLES: dict[str, dict[str, Any]] = {
     "ok": {"fg": "green"},
@@ -42,13 +42,13 @@ def doctor(
     """Check that this machine is ready for a run, and print a remedy for each problem.
 
     Checks packages, GPUs, Redis, ports, shared memory, limits, disk and cores. With CONFIG, it
-    checks what that run needs. With --controllers or --run-dir, it also asks the controllers and
-    compares clocks. Exit status 1 if a check fails; a warning is not a failure.
+    checks what that run needs. With --controllers or --run-dir, it also asks the controllers. Exit status 1 if a check fails; a warning is not a failure.
 
     Example: paceline doctor run.toml --controllers a:7000,b:7000
     """
     from paceline.config.load import load_config
-    from paceline_launcher.preflight import machine_checks
+    from paceline_launcher.preflight.checks import Place, default_run_dir, run_checks
+    from paceline_launcher.preflight.findings import Start
 
     settings = load_config(config, overrides or ()) if config is not None else None
     addresses = parse_addresses(target.controllers) if target.controllers else []
@@ -61,21 +61,23 @@ def doctor(
         if settings is None and kept.is_file():
             settings = load_config(kept)
     auth = target.auth(settings.auth if settings else None)
-    checks: list[Check] = []
-    for check in machine_checks(settings, auth, addresses, run_dir):
-        checks.append(check)
+    directory = run_dir or (default_run_dir(settings) if settings else Path("runs"))
+    findings: list[Finding] = []
+    start = Start(settings, directory, controllers=addresses, auth=auth)
+    for finding in run_checks(start, ~Place(0)):
+        findings.append(finding)
         if not as_json:
-            typer.echo(_line(check))
-    failed = [check for check in checks if check.state == "fail"]
+            typer.echo(_line(finding))
+    failed = [finding for finding in findings if finding.state == "fail"]
     if as_json:
-        print_json({"ok": not failed, "checks": [asdict(check) for check in checks]})
+        print_json({"ok": not failed, "checks": [asdict(finding) for finding in findings]})
     else:
-        warned = sum(check.state == "warn" for check in checks)
-        typer.echo(f"{len(checks)} checks, {warned} warnings, {len(failed)} failures")
+        warned = sum(finding.state == "warn" for finding in findings)
+        typer.echo(f"{len(findings)} checks, {warned} warnings, {len(failed)} failures")
     raise typer.Exit(1 if failed else 0)
 
 
-def _line(check: Check) -> str:
+def _line(check: Finding) -> str:
     state = typer.style(f"{check.state:<5}", **STYLES[check.state])
     remedy = f"\n{'':<21}→ {check.remedy}" if check.remedy else ""
     return f"{state} {check.name:<15} {check.found}{remedy}"

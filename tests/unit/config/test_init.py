@@ -14,7 +14,7 @@ from paceline.config.template import ALGORITHMS, SIZES, template, template_setti
 from paceline.errors import BadInput
 from paceline_launcher.cli import app
 from paceline_launcher.preflight.config_warnings import config_warnings
-from paceline_launcher.preflight.inputs.input_checks import inputs
+from tests.fixtures.preflight import INPUTS, findings_of
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -59,7 +59,7 @@ def test_the_tiny_one_starts_as_it_is(
     monkeypatch.chdir(ROOT)
     out = tmp_path / "run.toml"
     assert init("--algorithm", algorithm, str(out)).exit_code == 0
-    assert {check.state for check in inputs(load_config(out))} == {"ok"}
+    assert {check.state for check in findings_of(load_config(out), *INPUTS)} == {"ok"}
 
 
 @pytest.mark.heavy

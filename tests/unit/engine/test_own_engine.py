@@ -10,11 +10,11 @@ from pydantic import ValidationError
 
 from paceline.config.schema import Config
 from paceline.prompt_tokenizer import PromptTokenizer
-from paceline_launcher.preflight.inputs.input_checks import inputs
 from rollout_worker.engine import make_engine
 from rollout_worker.engine.base import EngineError
 from rollout_worker.engine.own_engine import own_engine
 from testbed.fleets.local_run import write_run
+from tests.fixtures.preflight import INPUTS, findings_of
 from tests.fixtures.train_states import tiny_config
 
 MODULE = """
@@ -79,7 +79,7 @@ def test_a_run_with_such_an_engine_is_refused_before_it_starts(tmp_path: Path) -
     from paceline.config.load import load_config
 
     path = write_run(tmp_path, rollout={"engine": "own_engines:Half"})
-    failed = [check for check in inputs(load_config(path)) if check.state == "fail"]
+    failed = [check for check in findings_of(load_config(path), *INPUTS) if check.state == "fail"]
     assert [("lacks abort" in check.found, bool(check.remedy)) for check in failed] == [
         (True, True)
     ]

@@ -15,7 +15,7 @@ from paceline.memory_plan.memory_plan import activation_bytes, memory_plan
 from paceline.memory_plan.model_shape import read_shape, shape_of
 from paceline.weights.weight_snapshot import BUCKET_BYTES
 from paceline_launcher.cli import app
-from paceline_launcher.preflight.inputs.gpu_memory import gpu_memory
+from paceline_launcher.preflight.gpus import gpu_memory
 from policy_worker.model import attention
 from policy_worker.model import host_moments as moments
 from policy_worker.step.optimizer import build_optimizer

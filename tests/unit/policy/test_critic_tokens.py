@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from paceline.config.same_tokens import difference
-from paceline_launcher.preflight.inputs.models import model_problems
+from paceline_launcher.preflight.models import model_problems
 from policy_worker.model.policy_model import ModelError
 from policy_worker.ranks.sharding import load_sharded_state
 from policy_worker.rows.replica import Replica

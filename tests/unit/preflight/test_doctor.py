@@ -12,12 +12,10 @@ from typer.testing import CliRunner
 
 from paceline.config.load import load_config
 from paceline.config.schema import Config
-from paceline.config.sections.services import AuthConfig
 from paceline.rpc.ports import free_ports
 from paceline_launcher.cli import app
-from paceline_launcher.preflight import machine_checks
-from paceline_launcher.preflight.check import Check
-from paceline_launcher.preflight.clock_skew import ClockReading, clock_check
+from paceline_launcher.preflight.checks import Place, run_checks
+from paceline_launcher.preflight.findings import Finding, Start
 
 
 @pytest.fixture
@@ -36,10 +34,10 @@ def config_file(tmp_path: Path) -> Path:
     return path
 
 
-def examined(config: Config | None, run_dir: Path) -> dict[str, list[Check]]:
-    found: dict[str, list[Check]] = {}
-    for check in machine_checks(config, AuthConfig(), [], run_dir):
-        found.setdefault(check.name, []).append(check)
+def examined(config: Config | None, run_dir: Path) -> dict[str, list[Finding]]:
+    found: dict[str, list[Finding]] = {}
+    for finding in run_checks(Start(config, run_dir), ~Place(0)):
+        found.setdefault(finding.name, []).append(finding)
     return found
 
 
@@ -47,7 +45,7 @@ def test_a_machine_that_runs_the_tests_is_fit_and_every_complaint_has_a_remedy(
     config_file: Path, tmp_path: Path
 ) -> None:
     found = examined(load_config(config_file), tmp_path)
-    for name in ("python", "torch", "devices", "redis", "ports", "inputs"):
+    for name in ("python", "devices", "redis", "ports", "model", "data"):
         assert [c.state for c in found[name]] == ["ok"] * len(found[name]), found[name]
     assert [c.state for c in found["settings"]] == ["ok"]
     for name in ("vllm", "shared memory", "open files", "disk", "memory", "cores"):
@@ -87,7 +85,7 @@ def test_wrong_inputs_a_taken_port_and_a_dead_redis_fail(config_file: Path, tmp_
     failed = {c["name"]: c for c in found["checks"] if c["state"] == "fail"}
     assert str(port) in failed["ports"]["found"]
     assert str(free) in failed["redis"]["remedy"]
-    assert "nothing" in failed["inputs"]["found"]
+    assert "nothing" in failed["data"]["found"]
 
 
 def test_a_low_limit_of_open_files_is_told(tmp_path: Path) -> None:
@@ -119,28 +117,8 @@ def test_a_cuda_run_on_a_machine_without_a_gpu_fails(config_file: Path, tmp_path
     assert check.state == ("ok" if torch.cuda.is_available() else "fail")
 
 
-@pytest.mark.parametrize(
-    ("told", "state"), [(100.05, "ok"), (100.3, "ok"), (101.0, "warn"), (90.0, "fail")]
-)
-def test_clocks_are_judged_by_the_skew_that_the_round_trip_cannot_explain(
-    told: float, state: str
-) -> None:
-    # Asked at 100.0, heard at 100.2: the middle is 100.1, uncertain by 0.1.
-    reading = ClockReading.of(100.0, told, 100.2)
-    assert reading.uncertain_s == pytest.approx(0.1)
-    check = clock_check("b:7000", reading)
-    assert check.state == state
-    assert "b:7000" in check.found
-    assert bool(check.remedy) == (state != "ok")
-
-
-def test_a_slow_answer_is_no_skew() -> None:
-    assert clock_check("far", ClockReading.of(100.0, 104.0, 104.5)).state == "ok"
-
-
 def test_controllers_that_do_not_answer_fail(tmp_path: Path) -> None:
     (port,) = free_ports("127.0.0.1", 1)
-    checks = list(machine_checks(None, AuthConfig(), [f"127.0.0.1:{port}"], tmp_path))
-    (check,) = [c for c in checks if c.name == "controllers"]
-    assert check.state == "fail"
-    assert str(port) in check.found
+    start = Start(None, tmp_path, controllers=[f"127.0.0.1:{port}"])
+    (finding,) = [f for f in run_checks(start, Place.MACHINE) if f.name == "controllers"]
+    assert finding.state == "fail" and str(port) in finding.found

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paceline.config.schema import Config
-from paceline_launcher.preflight.inputs.gpu_placement import gpu_placement
+from paceline_launcher.preflight.findings import Finding, Start
+from paceline_launcher.preflight.gpus import gpu_placement
 
 
 def config_of(**fleet: Any) -> Config:
@@ -15,14 +17,19 @@ def config_of(**fleet: Any) -> Config:
     return Config.model_validate({**sections, "fleet": {"policy": 1, "rollout": 2} | fleet})
 
 
+def placement(config: Config, seen: str, **start: bool) -> list[Finding]:
+    here = Start(config, Path("runs/r"), **{"here": True, **start})
+    return list(gpu_placement(here, {"CUDA_VISIBLE_DEVICES": seen}))
+
+
 def test_each_worker_is_named_with_its_gpus() -> None:
-    (check,) = gpu_placement(config_of(policy_ranks=2), {"CUDA_VISIBLE_DEVICES": "1,3,5,7"})
+    (check,) = placement(config_of(policy_ranks=2), "1,3,5,7")
     assert check.state == "ok"
     assert check.found.endswith("policy-0 1,3; rollout-0 5; rollout-1 7")
 
 
 def test_too_few_gpus_are_a_warning_with_both_numbers() -> None:
-    (check,) = gpu_placement(config_of(policy_ranks=2), {"CUDA_VISIBLE_DEVICES": "0,1,2"})
+    (check,) = placement(config_of(policy_ranks=2), "0,1,2")
     assert check.state == "warn"
     assert "need 4 GPUs, and this machine has 3" in check.found
     assert "paceline node" in check.remedy
@@ -30,8 +37,8 @@ def test_too_few_gpus_are_a_warning_with_both_numbers() -> None:
 
 @pytest.mark.parametrize("seen", ["", "0,1,2"])
 def test_nothing_is_said_about_machines_whose_gpus_do_not_matter(seen: str) -> None:
-    environ = {"CUDA_VISIBLE_DEVICES": seen}
     config = config_of(provider="none") if seen else config_of()
-    assert list(gpu_placement(config, environ)) == []
+    assert placement(config, seen) == []
+    assert placement(config_of(), "0,1,2,3", placed=True) == []
     on_cpus = config.model.model_copy(update={"device": "cpu"})
-    assert not list(gpu_placement(config_of().model_copy(update={"model": on_cpus}), environ))
+    assert not placement(config_of().model_copy(update={"model": on_cpus}), seen)

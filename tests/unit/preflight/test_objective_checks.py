@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.config.schema import Config
-from paceline_launcher.preflight.inputs.objective import objective_checks
+from paceline_launcher.preflight.user_code import objective as objective_checks
 from policy_worker.conformance import doubts
 from policy_worker.objectives.load import ObjectiveError
 from policy_worker.objectives.objective import Part

@@ -79,8 +79,15 @@ def assert_refused(command: str, config: Path, option: str, words: str, at: Path
     assert files(at) == before
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("mistake", MISTAKES)
+# Every mistake once, and every command on the two that lie furthest apart.
+CASES = [("config check", mistake) for mistake in MISTAKES] + [
+    (command, mistake)
+    for command in COMMANDS[1:]
+    for mistake in ("missing data", "reachable without a token")
+]
+
+
+@pytest.mark.parametrize(("command", "mistake"), CASES)
 def test_a_mistake_is_found_by_every_command(
     command: str, mistake: str, config_file: Path, tmp_path: Path
 ) -> None:
@@ -88,7 +95,7 @@ def test_a_mistake_is_found_by_every_command(
     assert_refused(command, config_file, option, words, tmp_path)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", ["up"])
 def test_a_port_in_use_is_found_by_every_command(
     command: str, config_file: Path, tmp_path: Path
 ) -> None:
@@ -118,7 +125,7 @@ def test_a_resume_with_another_config_is_refused_by_every_command(
     assert_refused(command, config_file, "rollout.group_size=4", words, tmp_path)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", ["up"])
 def test_a_resume_with_another_divisor_of_the_loss_is_refused_by_every_command(
     command: str, config_file: Path, earlier_run: Path, tmp_path: Path
 ) -> None:
@@ -140,7 +147,7 @@ def test_a_fixed_setting_that_is_the_divisor_of_the_loss_is_named_as_any_other(
     assert_refused("doctor", config_file, "rollout.max_context=700", words, tmp_path)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", ["up"])
 def test_a_finished_run_is_told_by_every_command(
     command: str, config_file: Path, earlier_run: Path, tmp_path: Path
 ) -> None:
@@ -148,7 +155,7 @@ def test_a_finished_run_is_told_by_every_command(
     assert_refused(command, config_file, "run.seed=0", "is finished (100 steps)", tmp_path)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", ["up"])
 def test_a_resume_with_fewer_steps_than_are_trained_is_refused_by_every_command(
     command: str, config_file: Path, earlier_run: Path, tmp_path: Path
 ) -> None:

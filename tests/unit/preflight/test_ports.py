@@ -12,6 +12,7 @@ import pytest
 from paceline.config.schema import Config
 from paceline.observe.fleet_file import FleetRecord, ProcessId, ProcessRecord
 from paceline.rpc.ports import free_ports
+from paceline_launcher.preflight.findings import Start
 from paceline_launcher.preflight.network import ports as check_ports
 
 
@@ -28,7 +29,7 @@ def config_of(**sections: dict[str, Any]) -> Config:
 
 
 def failures(config: Config, run_dir: Path) -> list[str]:
-    return [str(check) for check in check_ports(config, run_dir) if check.state == "fail"]
+    return [str(check) for check in check_ports(Start(config, run_dir)) if check.state == "fail"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.config.same_tokens import misread
 from paceline.config.schema import Config
-from paceline_launcher.preflight.inputs.models import model_problems
+from paceline_launcher.preflight.models import model_problems
 from testbed.tiny_model import make_tiny_model
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +14,7 @@ from paceline.providers.kubernetes import KubernetesProvider
 from paceline.providers.none import NoProvider
 from paceline.providers.ray import RayProvider
 from paceline.v1 import admin_pb2, common_pb2
+from paceline_launcher.preflight.findings import Start
 from paceline_launcher.preflight.network import provider as check_provider
 
 
@@ -74,5 +77,5 @@ async def test_the_leader_runs_every_provider_but_the_local_one() -> None:
         )
         provider = leader_provider(config, "runs/x", drain)
         assert provider is None if kind is None else type(provider) is kind
-        refused = list(check_provider(config))
+        refused = list(check_provider(Start(config, Path("runs/x"), here=True)))
         assert bool(refused) == (name != "local"), "paceline up is the local provider"

@@ -14,8 +14,8 @@ from paceline.prompt_tokenizer import PromptTokenizer
 from paceline.recorded.encoding import RowEncoder
 from paceline.recorded.preview import LONGEST, row_text
 from paceline_launcher.cli import app
-from paceline_launcher.preflight.inputs.input_checks import inputs
 from tests.fixtures.chat_model import FORGETFUL, PLAIN, make_chat_model
+from tests.fixtures.preflight import INPUTS, findings_of
 
 CHAT = [
     {"role": "user", "content": "2+2"},
@@ -101,7 +101,7 @@ def test_a_template_that_drops_every_row_is_found_before_the_start(tmp_path: Pat
     thought = [CHAT[0], {"role": "assistant", "content": "hm|4"}, *CHAT[2:]]
     data = tmp_path / "chats.jsonl"
     data.write_text(json.dumps({"m": thought}) + "\n")
-    checks = inputs(run_of(model, str(data), messages_field="m"))
+    checks = findings_of(run_of(model, str(data), messages_field="m"), *INPUTS)
     (found,) = [check for check in checks if check.state != "ok"]
     assert found.state == "fail"
     assert (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import json
 import re
 from collections.abc import Iterator
@@ -14,52 +13,57 @@ from paceline.config.same_tokens import difference, misread
 from paceline.config.schema import Config
 from paceline.dataset.rows import DataError, Row, prompt_of
 from paceline.errors import BadInput, seen_from
-from paceline_launcher.preflight.check import Problem
-from paceline_launcher.preflight.deadline import NoAnswer, read_in_time
-from paceline_launcher.preflight.inputs.hub import CHECK_HUB, hub_silence
+from paceline_launcher.preflight.data import CHECK_HUB, HUB_S, hub_silence
+from paceline_launcher.preflight.findings import Findings, Start, fail, ok
 
-SAME_TOKENS = "Give a critic with the tokenizer of model.path, or leave objective.critic_path out"
-SAME_TOKENS_OF_SCORER = (
-    "Give a model with the tokenizer of the run, or use a judge, which reads text"
-)
 GIVE_MODEL = "Give a model directory or a hub name"
 WEIGHTS = (".safetensors", ".bin")
 TEMPLATES = ("chat_template.jinja", "chat_template.json")
+Problem = tuple[str, str]
+"""What is wrong, and the remedy."""
+
+
+def model_findings(start: Start) -> Findings:
+    problems = list(model_problems(start.config, start.data.first_row))
+    yield from (fail(found, remedy) for found, remedy in problems)
+    if not problems:
+        yield ok(start.config.model.path)
 
 
 def model_problems(config: Config, first_row: Row | None) -> Iterator[Problem]:
     """``first_row``: of the data to train with, if it can be read."""
+    bad = False
+    for setting, path, weights in _models(config):
+        if problem := _model_problem(path, weights):
+            bad = True
+            yield f"{setting}: {path}{problem[0]}", problem[1]
+    if bad:
+        return
+    yield from _token_problems(config)
+    if _needs_template(config, first_row):
+        setting = "model.tokenizer" if config.model.tokenizer is not None else "model.path"
+        path = config.model.tokenizer or config.model.path
+        if not _has_template(path):
+            yield (
+                f"{setting}: the tokenizer of {path} has no chat template, and the prompts are chat "
+                "messages",
+                "Give a tokenizer with one (model.tokenizer), or prompts as text without data.chat",
+            )
+
+
+def _models(config: Config) -> Iterator[tuple[str, str, bool]]:
+    """(setting, path, whether its weights are read)."""
     model, train = config.model, config.train
-    used = [("model.path", model.path, True)]
+    yield "model.path", model.path, True
     if model.tokenizer is not None:
-        used.append(("model.tokenizer", model.tokenizer, False))
+        yield "model.tokenizer", model.tokenizer, False
     if train.kl_coef > 0 and train.reference_path is not None and train.reference == "model":
-        used.append(("train.reference_path", train.reference_path, True))
-    critic = config.critic_path
-    if critic is not None:
-        used.append(("objective.critic_path", critic, True))
+        yield "train.reference_path", train.reference_path, True
+    if config.critic_path is not None:
+        yield "objective.critic_path", config.critic_path, True
     for name, scorer in config.scorers.by_name.items():
         if scorer.path is not None:
-            used.append((f"scorers.{name}.path", scorer.path, True))
-    bad = False
-    for setting, path, whole in used:
-        what = f"{setting}: {path}"
-        try:
-            problem = _problem_of(what, path, whole)
-        except NoAnswer as error:
-            bad = True
-            yield error.found, error.remedy
-            continue
-        if problem is not None:
-            found, remedy = problem
-            bad = True
-            yield f"{what}{found}", remedy
-    if not bad and critic is not None:
-        yield from _critic_problem(config, critic)
-    if not bad:
-        yield from _scorer_problems(config)
-    if not bad and _needs_template(config, first_row):
-        yield from _template_problem(config)
+            yield f"scorers.{name}.path", scorer.path, True
 
 
 def check_model_config(path: str) -> None:
@@ -68,50 +72,32 @@ def check_model_config(path: str) -> None:
 
     It takes seconds if the hub does not answer. The hub's own client tries for more than a minute.
     """
-    what = f"model.path: {path}"
-    if problem := _problem_of(what, path, whole=False):
+    if problem := _model_problem(path, weights=False):
         found, remedy = problem
-        raise BadInput(f"{what}{found}. {remedy}")
+        raise BadInput(f"model.path: {path}{found}. {remedy}")
 
 
-def _problem_of(what: str, path: str, whole: bool) -> Problem | None:
-    """Of a directory or a name of the hub. Raises NoAnswer."""
-    problem = read_in_time(what, functools.partial(_model_problem, path, whole))
-    if problem is None and not Path(path).expanduser().exists():
-        return _hub_problem(path)
-    return problem
-
-
-def _critic_problem(config: Config, critic: str) -> Iterator[Problem]:
-    what = f"objective.critic_path: {critic}"
+def _token_problems(config: Config) -> Iterator[Problem]:
+    """Critics, reward models and teachers that read the run's token ids as other tokens."""
     tokens = config.model.tokenizer or config.model.path
-    try:
-        why = read_in_time(what, functools.partial(difference, tokens, critic))
-    except NoAnswer as error:
-        yield error.found, error.remedy
-        return
-    if why:
-        yield f"{what} has other tokens than model.path ({why})", SAME_TOKENS
-
-
-def _scorer_problems(config: Config) -> Iterator[Problem]:
-    """Reward models and teachers that read the run's token ids as other tokens."""
-    tokens = config.model.tokenizer or config.model.path
+    critic = config.critic_path
+    if critic is not None and (why := difference(tokens, critic)):
+        yield (
+            f"objective.critic_path: {critic} has other tokens than model.path ({why})",
+            "Give a critic with the tokenizer of model.path, or leave objective.critic_path out",
+        )
     for name, scorer in config.scorers.by_name.items():
         if scorer.kind == "judge" or scorer.path is None:
             continue
-        what = f"scorers.{name}.path: {scorer.path}"
-        try:
-            why = read_in_time(what, functools.partial(misread, tokens, scorer.path))
-        except NoAnswer as error:
-            yield error.found, error.remedy
-            continue
-        if why:
-            yield f"{what} has other tokens than the run, {tokens} ({why})", SAME_TOKENS_OF_SCORER
+        if why := misread(tokens, scorer.path):
+            yield (
+                f"scorers.{name}.path: {scorer.path} has other tokens than the run, {tokens} ({why})",
+                "Give a model with the tokenizer of the run, or use a judge, which reads text",
+            )
 
 
-def _model_problem(path: str, whole: bool) -> Problem | None:
-    """Of a directory; a name of the hub has none here. ``whole``: it needs a model's weights too."""
+def _model_problem(path: str, weights: bool) -> Problem | None:
+    """The problem of a directory or a name of the hub. ``weights``: it needs a model's weights."""
     local = Path(path).expanduser()
     if not local.exists():
         looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
@@ -119,18 +105,18 @@ def _model_problem(path: str, whole: bool) -> Problem | None:
             return f": no such directory{seen_from(path)}", GIVE_MODEL
         if local.parent.is_dir() and "/" in path:
             return f": no such directory, though {local.parent} is one", GIVE_MODEL
-        return None
+        return _hub_problem(path)
     if not local.is_dir():
         return " is not a directory", "Give the directory of a model"
     try:
         names = {entry.name for entry in local.iterdir()}
-        if whole:
+        if weights:
             json.loads((local / "config.json").read_text())
     except FileNotFoundError as error:
         return f" has no {Path(error.filename).name}: not a model directory", GIVE_MODEL
     except (OSError, ValueError) as error:
         return f" cannot be read: {error}", GIVE_MODEL
-    if whole and not any(name.endswith(WEIGHTS) for name in names):
+    if weights and not any(name.endswith(WEIGHTS) for name in names):
         return " has no weights (*.safetensors)", "Save the model there first"
     return None
 
@@ -147,7 +133,7 @@ def _hub_problem(name: str) -> Problem | None:
     if constants.HF_HUB_OFFLINE:
         return ": no such directory, nor in the hub's cache (HF_HUB_OFFLINE is set)", remedy
     try:
-        silence = hub_silence(lambda hub, limit_s: hub.model_info(name, timeout=limit_s))
+        silence = hub_silence(lambda hub: hub.model_info(name, timeout=HUB_S))
     except RepositoryNotFoundError:
         return ": no such directory, and the hub has no such model that this user may read", remedy
     except HfHubHTTPError as error:
@@ -156,21 +142,6 @@ def _hub_problem(name: str) -> Problem | None:
         found = f": no such directory, nor in the hub's cache, and {silence}"
         return found, f"{remedy} {CHECK_HUB}" if meant else CHECK_HUB
     return None
-
-
-def _template_problem(config: Config) -> Iterator[Problem]:
-    setting = "model.tokenizer" if config.model.tokenizer is not None else "model.path"
-    path = config.model.tokenizer or config.model.path
-    try:
-        if read_in_time(f"{setting}: {path}", lambda: _has_template(path)):
-            return
-    except NoAnswer as error:
-        yield error.found, error.remedy
-        return
-    yield (
-        f"{setting}: the tokenizer of {path} has no chat template, and the prompts are chat messages",
-        "Give a tokenizer with one (model.tokenizer), or prompts as text without data.chat",
-    )
 
 
 def _needs_template(config: Config, first_row: Row | None) -> bool:

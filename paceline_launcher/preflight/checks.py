@@ -1,0 +1,104 @@
+"""Checks before a run starts: each has a name, the places that need it, and what it looks at.
+
+``paceline config check``, ``paceline up``, its --dry-run, ``paceline node`` and ``paceline doctor``
+all run this one table, each with the places that it starts something at. Nothing that stays is
+started. A check that cannot be made where it is asked for says why it is skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from enum import Flag, auto
+from pathlib import Path
+
+from paceline.config.schema import Config
+from paceline_launcher.preflight import data, gpus, machine, models, network, places, user_code
+from paceline_launcher.preflight.config_warnings import config_warnings
+from paceline_launcher.preflight.earlier_run import earlier_run
+from paceline_launcher.preflight.findings import Finding, Findings, Start, skip
+
+LENGTH, FIRST_ROW, PLACEMENT = "run length", "first row", "GPU placement"
+"""Checks whose findings are shown even if all is well."""
+
+
+class Place(Flag):
+    """Where a check has something to look at."""
+
+    MACHINE = auto()
+    """Any machine, also without a run (``paceline doctor``)."""
+    ANYWHERE = auto()
+    """The settings alone, on any machine."""
+    CONTROL = auto()
+    """The machine on which Redis and the controllers start."""
+    WORKERS = auto()
+    """A machine on which workers start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    name: str
+    places: Place
+    run: Callable[[Start], Findings]
+
+
+_M, _A, _C, _W = Place
+CHECKS = (
+    Check("python", _M, lambda start: machine.packages()),
+    Check("devices", _M, lambda start: machine.devices(start.given)),
+    Check("shared memory", _M, lambda start: machine.shared_memory()),
+    Check("open files", _M, lambda start: machine.open_files()),
+    Check("memory", _M, lambda start: machine.memory()),
+    Check("cores", _M, lambda start: machine.cores(start.given)),
+    Check("disk", _M, lambda start: machine.disk(start.given, start.run_dir)),
+    Check("packages", _A | _W, lambda start: machine.shadowed_packages()),
+    Check("settings", _A, lambda start: config_warnings(start.config)),
+    Check("vllm", _M | _W, lambda start: machine.vllm(start.given)),
+    Check("provider", _C | _W, network.provider),
+    Check("GPU memory", _W, lambda start: gpus.gpu_memory(start.config)),
+    Check(PLACEMENT, _W, gpus.gpu_placement),
+    Check("run directory", _C, lambda start: machine.run_directory(start.run_dir)),
+    Check("earlier run", _C, earlier_run),
+    Check("model", _C | _W, models.model_findings),
+    Check("data", _C | _W, lambda start: iter(start.data.findings)),
+    Check(LENGTH, _C | _W, data.run_length),
+    Check(FIRST_ROW, _C | _W, user_code.first_row),
+    Check("rewards", _C | _W, lambda start: user_code.rewards(start.config)),
+    Check("engine", _C | _W, lambda start: user_code.engine(start.config)),
+    Check("objective", _C | _W, lambda start: user_code.objective(start.config)),
+    Check("judges", _C | _W, lambda start: user_code.judges(start.config)),
+    Check("access", _C, lambda start: network.access(start.config)),
+    Check("ports", _M | _C, network.ports),
+    Check("redis", _M | _C, lambda start: network.redis(start.given)),
+    Check("payloads", _C, lambda start: network.payloads(start.config)),
+    Check("controllers", _M, network.controllers),
+)
+
+
+def default_run_dir(config: Config) -> Path:
+    """The directory in which ``paceline up`` puts a run without --run-dir."""
+    return Path("runs") / config.run.name
+
+
+def run_checks(start: Start, at: Place) -> Iterator[Finding]:
+    """Yields each finding as soon as it is there: those of a start ``at`` these places.
+
+    Storage that does not answer ends them: each check would wait for it.
+    """
+    run = Place.ANYWHERE | Place.CONTROL | Place.WORKERS
+    local = start.here or start.given is None or start.config.fleet.provider in ("local", "none")
+    silent = [replace(f, name="storage") for f in places.silent(start)] if local else []
+    yield from silent
+    if silent:
+        return
+    for check in CHECKS:
+        wanted = check.places & (at if start.given is not None else at & ~run)
+        if not wanted:
+            continue
+        if not local and not wanted & (Place.MACHINE | Place.ANYWHERE):
+            provider = start.config.fleet.provider
+            why = f"fleet.provider is {provider}: this is checked where the processes start"
+            yield replace(skip(why), name=check.name)
+            continue
+        for finding in check.run(start):
+            yield replace(finding, name=check.name)

@@ -1,0 +1,91 @@
+"""Finding of a check, and the run that checks look at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from paceline.config.schema import Config
+from paceline.config.sections.services import AuthConfig
+
+if TYPE_CHECKING:
+    from paceline_launcher.preflight.data import FoundData
+
+CORRECT = "Correct the setting that this line begins with"
+"""The remedy for a finding that says what is wrong with a setting."""
+State = Literal["ok", "warn", "fail", "skip"]
+"""warn: it works, perhaps badly. fail: it will not work. skip: it is not checked here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    state: State
+    found: str
+    """Names the setting, if one is wrong."""
+    remedy: str = ""
+    name: str = ""
+    """Name of the check, from the table of checks."""
+
+    def __str__(self) -> str:
+        if not self.remedy:
+            return self.found
+        return f"{self.found}{'' if self.found.endswith(('.', '?')) else '.'} {self.remedy}"
+
+
+Findings = Iterator[Finding]
+
+
+def ok(found: str) -> Finding:
+    return Finding("ok", found)
+
+
+def warn(found: str, remedy: str) -> Finding:
+    return Finding("warn", found, remedy)
+
+
+def fail(found: str, remedy: str = CORRECT) -> Finding:
+    return Finding("fail", found, remedy)
+
+
+def skip(why: str) -> Finding:
+    return Finding("skip", why)
+
+
+def judge(found: str, remedy: str, *, warns: bool, fails: bool = False) -> Finding:
+    """A failure, else a warning, else ok. There is a remedy only if it is not ok."""
+    if fails:
+        return fail(found, remedy)
+    return warn(found, remedy) if warns else ok(found)
+
+
+@dataclass(frozen=True)
+class Start:
+    """A run that is to be checked, and what is to be done with it."""
+
+    given: Config | None
+    """None: the machine alone is checked."""
+    run_dir: Path
+    fresh: bool = False
+    """The earlier run in ``run_dir`` is to be removed."""
+    here: bool = False
+    """The fleet is to be started on this machine now."""
+    placed: bool = False
+    """The workers have places among nodes already."""
+    controllers: Sequence[str] = ()
+    """Addresses of controllers that run already."""
+    auth: AuthConfig = field(default_factory=AuthConfig)
+
+    @property
+    def config(self) -> Config:
+        assert self.given is not None
+        return self.given
+
+    @cached_property
+    def data(self) -> FoundData:
+        """The data sets of the run, opened once for all checks."""
+        from paceline_launcher.preflight.data import open_data
+
+        return open_data(self.config)

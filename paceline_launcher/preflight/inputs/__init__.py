@@ -1,1 +1,0 @@
-"""Checks of what a run reads: model, data, reward functions, objective."""
