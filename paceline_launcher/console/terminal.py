@@ -1,11 +1,13 @@
-"""Text for standard output, without control sequences and without cuts."""
+"""Text and tables for standard output, without control sequences and without cuts."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 WIDE = 240
 
@@ -16,8 +18,38 @@ def printable(text: str) -> str:
 
 
 def out_console(wide: int = WIDE) -> Console:
-    """As wide as the terminal; without one, wide enough that no table is cut."""
+    """A console as wide as the terminal; without one, wide enough that no table is cut."""
     from rich.console import Console
 
     console = Console()
     return console if console.is_terminal else Console(width=wide)
+
+
+def table(columns: str, rows: Iterable[Sequence[Any]], *, header: bool = True) -> Table:
+    """A table without lines. ``columns``: titles, separated by |; one that begins with > is aligned
+    to the right, one that begins with ~ is cut on a narrow terminal.
+
+    Cells are texts of rich, or values whose text is shown as it is: None as "-".
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(box=None, pad_edge=False, header_style="dim", show_header=header)
+    for title in columns.split("|"):
+        made.add_column(
+            title.lstrip(">~"),
+            justify="right" if title.startswith(">") else "left",
+            no_wrap=header and not title.startswith("~"),
+            style="dim" if not header and not made.columns else "",
+        )
+    for row in rows:
+        cells = (c if isinstance(c, Text) else Text(printable(short(c))) for c in row)
+        made.add_row(*cells)
+    return made
+
+
+def short(value: Any) -> str:
+    """A value as the cell of a table: numbers with three digits."""
+    if isinstance(value, float):
+        return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return "-" if value is None else str(value)

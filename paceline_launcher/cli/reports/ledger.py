@@ -14,8 +14,6 @@ from paceline.errors import BadInput
 from paceline_launcher.cli.common import JsonOption, RunDirOption, given_or_default, print_json
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from controller.ledger.views.coverage_report import CoverageReport, EpochCoverage
     from controller.store.journal_audit import Report
     from paceline.config.sections.services import RedisConfig
@@ -84,7 +82,7 @@ def _print(name: str, report: Report) -> None:
 
 
 def _print_coverage(coverage: CoverageReport) -> None:
-    from paceline_launcher.console.terminal import out_console
+    from paceline_launcher.console.terminal import out_console, table
 
     console = out_console()
     order = f"shuffled by seed {coverage.seed}" if coverage.shuffle else "in the order of the file"
@@ -94,37 +92,30 @@ def _print_coverage(coverage: CoverageReport) -> None:
     newest = _newest(coverage)
     if earlier := len(coverage.epochs) - len(newest):
         typer.echo(f"  ({earlier} earlier epochs: --json shows them)")
-    columns = ["epoch", "trained", "dropped", "on their way", "to come", "skipped", "twice"]
-    if any(epoch.unrecorded for epoch in newest):
-        columns.append("unrecorded")
-    if any(epoch.passed_over for epoch in newest):
-        columns.append("passed over")
-    if coverage.sources:
-        columns.insert(0, "source")
-    table = _table(*columns)
-    for epoch in newest:
-        cells = {
-            "source": epoch.source,
-            "epoch": epoch.epoch,
-            "trained": epoch.trained,
-            "dropped": _by_reason(epoch.dropped),
-            "on their way": _by_reason(epoch.in_flight),
-            "to come": epoch.to_come,
-            "skipped": epoch.skipped,
-            "twice": epoch.twice,
-            "unrecorded": epoch.unrecorded,
-            "passed over": epoch.passed_over,
-        }
-        table.add_row(*(str(cells[name]) for name in columns))
-    console.print(table)
-    if not coverage.compared:
-        return
-    table = _table("outcome", "groups", "share", "tokens a completion", "reward")
-    for one in coverage.compared:
-        tokens = "-" if one.completion_tokens is None else f"{one.completion_tokens:.1f}"
-        reward = "-" if one.reward is None else f"{one.reward:.3f}"
-        table.add_row(one.outcome, str(one.groups), f"{one.share:.1%}", tokens, reward)
-    console.print(table)
+    cells = {
+        "source": [epoch.source for epoch in newest] if coverage.sources else [],
+        ">epoch": [epoch.epoch for epoch in newest],
+        ">trained": [epoch.trained for epoch in newest],
+        ">dropped": [_by_reason(epoch.dropped) for epoch in newest],
+        ">on their way": [_by_reason(epoch.in_flight) for epoch in newest],
+        ">to come": [epoch.to_come for epoch in newest],
+        ">skipped": [epoch.skipped for epoch in newest],
+        ">twice": [epoch.twice for epoch in newest],
+        ">unrecorded": _unless_zero([epoch.unrecorded for epoch in newest]),
+        ">passed over": _unless_zero([epoch.passed_over for epoch in newest]),
+    }
+    columns = {title: column for title, column in cells.items() if column}
+    console.print(table("|".join(columns), zip(*columns.values(), strict=True)))
+    if coverage.compared:
+        rows = [
+            (c.outcome, c.groups, f"{c.share:.1%}", c.completion_tokens, c.reward)
+            for c in coverage.compared
+        ]
+        console.print(table("outcome|>groups|>share|>tokens a completion|>reward", rows))
+
+
+def _unless_zero(counts: list[int]) -> list[int]:
+    return counts if any(counts) else []
 
 
 def _newest(coverage: CoverageReport) -> list[EpochCoverage]:
@@ -133,15 +124,6 @@ def _newest(coverage: CoverageReport) -> list[EpochCoverage]:
     for epoch in coverage.epochs:
         of_source[epoch.source].append(epoch)
     return [epoch for epochs in of_source.values() for epoch in epochs[-EPOCHS_SHOWN:]]
-
-
-def _table(*columns: str) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=True, header_style="dim")
-    for name in columns:
-        table.add_column(name, justify="right")
-    return table
 
 
 def _by_reason(counts: Mapping[str, int]) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paceline.errors import BadInput
 from paceline_launcher.cli.common import JsonOption, print_json
-from paceline_launcher.console.terminal import out_console, printable
+from paceline_launcher.console.terminal import out_console, printable, short, table
 
 if TYPE_CHECKING:
     from paceline.observe.run_records import RunRecords
@@ -100,32 +100,20 @@ def compare(
             typer.echo(f"no plot: {error}", err=True)
     settings = settings_that_differ(run_dirs)
     if as_json:
-        rows = [{**run.to_json(), "curve": curve} for run, curve in zip(found, curves, strict=True)]
+        both = zip(found, curves, strict=True)
+        listed = [{**run.to_json(), "curve": curve} for run, curve in both]
         plot = str(target) if target else None
-        print_json({"metric": metric, "plot": plot, "settings": settings, "runs": rows})
+        print_json({"metric": metric, "plot": plot, "settings": settings, "runs": listed})
         return
     last = [f"{curve[-1][1]:.4g}" if curve else "-" for curve in curves]
     _print(found, last, f"last {metric}")
-    _print_settings(settings, labels)
+    if settings:
+        # The settings that are not the same in all runs.
+        typer.echo()
+        rows = [(name, *values) for name, values in settings.items()]
+        out_console().print(table("|".join(["setting", *labels]), rows))
     if target is not None:
         typer.echo(f"plot: {target}")
-
-
-def _print_settings(settings: dict[str, list[Any]], labels: list[str]) -> None:
-    """The settings that are not the same in all runs, one a line."""
-    if not settings:
-        return
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("setting", *labels):
-        table.add_column(column)
-    for name, values in settings.items():
-        shown = ("-" if value is None else printable(str(value)) for value in values)
-        table.add_row(name, *(Text(value) for value in shown))
-    typer.echo()
-    out_console().print(table)
 
 
 def _curve(records: RunRecords, metric: str) -> list[tuple[int, float]]:
@@ -136,39 +124,30 @@ def _curve(records: RunRecords, metric: str) -> list[tuple[int, float]]:
 
 
 def _print(found: list[Run], last: list[str], title: str = "changed") -> None:
-    from rich.table import Table
-    from rich.text import Text
-
     from paceline.observe.progress import duration
 
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("run", "state", "steps", "reward", "held out", "samples/s", "took", title):
-        table.add_column(column, justify="left" if column in ("run", "state") else "right")
-    for run, cell in zip(found, last, strict=True):
-        table.add_row(
-            Text(str(run.path)),
-            Text(run.state),
-            str(run.steps),
+    rows = [
+        (
+            run.path,
+            run.state,
+            run.steps,
             _span(run.reward_first5, run.reward_last5),
             _span(run.eval_first, run.eval_last),
-            _shown(run.samples_per_s),
-            "-" if run.wall_s is None else duration(run.wall_s),
+            run.samples_per_s,
+            None if run.wall_s is None else duration(run.wall_s),
             cell,
         )
-    out_console().print(table)
+        for run, cell in zip(found, last, strict=True)
+    ]
+    columns = f"run|state|>steps|>reward|>held out|>samples/s|>took|>{title}"
+    out_console().print(table(columns, rows))
     for run in found:
         if run.state in WITH_REASON and run.reason:
-            reason = printable(run.reason.split("\n", 1)[0])
-            shown = f"{run.path} {run.state}: {reason}"
-            out_console().print(shown, markup=False, highlight=False, soft_wrap=True)
+            typer.echo(printable(f"{run.path} {run.state}: {run.reason.partition(chr(10))[0]}"))
 
 
 def _span(first: float | None, last: float | None) -> str:
-    return "-" if first is None or last is None else f"{_shown(first)} → {_shown(last)}"
-
-
-def _shown(value: Any) -> str:
-    return "-" if value is None else f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return "-" if first is None or last is None else f"{short(first)} → {short(last)}"
 
 
 def _ago(t: float) -> str:
