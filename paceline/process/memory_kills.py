@@ -1,9 +1,7 @@
-"""Kills for lack of memory, as a process's control group (cgroup v2 and v1) and the kernel's log
-tell of them."""
+"""Kills for lack of memory, as the control group (cgroup v2 or v1) of a process counts them."""
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -11,13 +9,6 @@ from pathlib import Path, PurePosixPath
 ROOT = Path("/")
 NO_LIMIT_BYTES = 1 << 60
 """cgroup v1 writes "no limit" as a number near the largest."""
-MOST_LOG_BYTES = 1 << 22
-CLOCKS_S = 2.0
-"""The log's clock and the monotonic one differ by less."""
-_RECORD_BYTES = 1 << 14
-"""The kernel refuses to read a record of its log into less."""
-_V2_MOUNTS = ("sys/fs/cgroup", "sys/fs/cgroup/unified")
-_V1_MOUNT = "sys/fs/cgroup/memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +31,33 @@ class MemoryKills:
         return f"cgroup {self.limited}, limit {self.limit_bytes / 2**20:.0f} MiB"
 
 
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """Files of one version of control groups."""
+
+    controller: str
+    mount: str
+    events: str
+    limit: str
+
+    def count(self, root: Path, path: str) -> MemoryKills | None:
+        # In a container the path may be the machine's, and only the group's own directory is
+        # mounted.
+        for group in dict.fromkeys((path, "/")):
+            kills = _kills(root / self.mount / group.lstrip("/") / self.events)
+            if kills is not None:
+                limited, limit_bytes = _least_limit(root / self.mount, group, self.limit)
+                return MemoryKills(group, kills, limit_bytes, limited)
+        return None
+
+
+_VERSIONS = (
+    _Version("", "sys/fs/cgroup", "memory.events", "memory.max"),
+    _Version("", "sys/fs/cgroup/unified", "memory.events", "memory.max"),
+    _Version("memory", "sys/fs/cgroup/memory", "memory.oom_control", "memory.limit_in_bytes"),
+)
+
+
 def memory_kills(pid: int | None = None, root: Path = ROOT) -> MemoryKills | None:
     """Counter of the control group of process ``pid``; of this process by default.
 
@@ -51,35 +69,17 @@ def memory_kills(pid: int | None = None, root: Path = ROOT) -> MemoryKills | Non
     except OSError:
         return None
     paths = {names: path for _, names, path in (line.split(":", 2) for line in lines)}
-    if "" in paths:
-        for mount in _V2_MOUNTS:
-            if found := _count(root / mount, paths[""], "memory.events", "memory.max"):
-                return found
     for names, path in paths.items():
-        if "memory" in names.split(","):
-            return _count(root / _V1_MOUNT, path, "memory.oom_control", "memory.limit_in_bytes")
+        for version in _VERSIONS:
+            if version.controller in names.split(",") and (found := version.count(root, path)):
+                return found
     return None
 
 
 def count_again(known: MemoryKills, root: Path = ROOT) -> MemoryKills:
     """The same group now, also after its process has ended; ``known`` if the group is gone."""
-    for mount, events, limit in (
-        *((mount, "memory.events", "memory.max") for mount in _V2_MOUNTS),
-        (_V1_MOUNT, "memory.oom_control", "memory.limit_in_bytes"),
-    ):
-        if found := _count(root / mount, known.cgroup, events, limit):
-            return found
-    return known
-
-
-def _count(mount: Path, path: str, events: str, limit: str) -> MemoryKills | None:
-    # In a container the path may be the machine's, and only the group's own directory is mounted.
-    for group in dict.fromkeys((path, "/")):
-        kills = _kills(mount / group.lstrip("/") / events)
-        if kills is not None:
-            limited, limit_bytes = _least_limit(mount, group, limit)
-            return MemoryKills(group, kills, limit_bytes, limited)
-    return None
+    counts = (version.count(root, known.cgroup) for version in _VERSIONS)
+    return next(filter(None, counts), known)
 
 
 def _kills(path: Path) -> int | None:
@@ -103,38 +103,3 @@ def _least_limit(mount: Path, group: str, name: str) -> tuple[str, int | None]:
         if value < NO_LIMIT_BYTES and (least[1] is None or value < least[1]):
             least = (str(path), value)
     return least
-
-
-def kernel_log_kill(pid: int, since_s: float, log: Path = ROOT / "dev/kmsg") -> str:
-    """The kernel's own line about its kill of process ``pid``, the newest; empty if it has none, or
-    its log cannot be read. In a container process ids are others than the kernel's.
-
-    ``since_s``: seconds of the monotonic clock; an earlier process of that id is not meant.
-    """
-    try:
-        descriptor = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return ""
-    found, seen = "", b""
-    try:
-        while len(seen) < MOST_LOG_BYTES:
-            try:
-                record = os.read(descriptor, _RECORD_BYTES)
-            except BrokenPipeError:
-                continue  # records were overwritten meanwhile: the next read goes on
-            if not record:
-                break
-            seen += record
-    except OSError:
-        pass  # the end, of a log that never ends
-    finally:
-        os.close(descriptor)
-    for line in seen.decode(errors="replace").splitlines():
-        head, _, text = line.partition(";")
-        microseconds = head.split(",")[2:3]
-        if not microseconds or not microseconds[0].isdigit():
-            continue  # a further line of a record
-        late = int(microseconds[0]) / 1e6 >= since_s - CLOCKS_S
-        if late and re.search(rf"Killed process {pid}\b", text):
-            found = text
-    return found.strip()

@@ -15,8 +15,8 @@ from paceline.errors import BadInput
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 MASTER = ("MASTER_ADDR", "MASTER_PORT")
 _REMEDY = (
-    "Start every rank with torchrun, or set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT as it does; to have "
-    "Paceline start the ranks on this host, unset RANK, WORLD_SIZE and LOCAL_RANK"
+    "Start every rank with torchrun, or set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT "
+    "as it does; to have Paceline start the ranks on this host, unset RANK, WORLD_SIZE and LOCAL_RANK"
 )
 
 
@@ -33,7 +33,7 @@ class TorchrunPlace:
     master: str
     """Address of rank 0's host, the same text on every rank."""
     port: int
-    """Of the key-value store, at ``master``."""
+    """Port of the key-value store, at ``master``."""
     agent_store: bool
     """The launcher serves the store; otherwise rank 0 does."""
     attempt: str
@@ -52,30 +52,29 @@ def torchrun_place(environ: Mapping[str, str], ranks: int) -> TorchrunPlace | No
     if missing := [name for name in (*PLACE, *MASTER) if not environ.get(name)]:
         given = ", ".join(f"{n}={environ[n]}" for n in (*PLACE, *MASTER) if environ.get(n))
         raise BadInput(f"the environment has {given}, but no {' and no '.join(missing)}. {_REMEDY}")
-    rank, size, local_rank, port = (
-        _number(environ, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
-    )
-    if rank >= size:
-        raise BadInput(
-            f"RANK={rank}, but WORLD_SIZE={size}: ranks go from 0 to WORLD_SIZE - 1. {_REMEDY}"
-        )
-    if local_rank > rank:
-        raise BadInput(
-            f"LOCAL_RANK={local_rank}, but RANK={rank}: a rank's number on its host cannot be above its number among all. "
-            + _REMEDY
-        )
+    rank, size, local_rank = (whole_number(environ, name, _REMEDY) for name in PLACE)
+    local_size = size
     if environ.get("LOCAL_WORLD_SIZE"):
-        local_size = _number(environ, "LOCAL_WORLD_SIZE")
-        if not local_rank < local_size <= size:
-            raise BadInput(
-                f"LOCAL_RANK={local_rank}, LOCAL_WORLD_SIZE={local_size} and WORLD_SIZE={size} contradict one another. {_REMEDY}"
-            )
-    if not 0 < port < 65536:
-        raise BadInput(f"MASTER_PORT={port}: a port is between 1 and 65535. {_REMEDY}")
+        local_size = whole_number(environ, "LOCAL_WORLD_SIZE", _REMEDY)
+    problem = ""
+    if rank >= size:
+        problem = f"RANK={rank}, but WORLD_SIZE={size}: ranks go from 0 to WORLD_SIZE - 1"
+    elif local_rank > rank:
+        problem = (
+            f"LOCAL_RANK={local_rank}, but RANK={rank}: a rank's number on its host is not above it"
+        )
+    elif not local_rank < local_size <= size:
+        problem = (
+            f"LOCAL_RANK={local_rank}, LOCAL_WORLD_SIZE={local_size} and WORLD_SIZE={size} contradict "
+            "one another"
+        )
+    if problem:
+        raise BadInput(f"{problem}. {_REMEDY}")
+    port = port_number(environ, "MASTER_PORT", _REMEDY)
     if size != ranks:
         raise BadInput(
-            f"WORLD_SIZE={size}, but fleet.policy_ranks = {ranks}: a replica consists of that many ranks. Set fleet.policy_ranks "
-            f"= {size} for the whole run, or start {ranks} ranks"
+            f"WORLD_SIZE={size}, but fleet.policy_ranks = {ranks}: a replica consists of that many "
+            f"ranks. Set fleet.policy_ranks = {size} for the whole run, or start {ranks} ranks"
         )
     return TorchrunPlace(
         rank=rank,
@@ -96,8 +95,17 @@ def without_place(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name not in PLACE}
 
 
-def _number(environ: Mapping[str, str], name: str) -> int:
+def whole_number(environ: Mapping[str, str], name: str, remedy: str) -> int:
+    """Value of ``name``. Raises BadInput, with ``remedy``, if it is no whole number."""
     text = environ[name]
     if not (text.isascii() and text.isdigit()):
-        raise BadInput(f"{name}={text!r} is not a whole number from 0. {_REMEDY}")
+        hint = " An elastic range has no fixed number of nodes." if ":" in text else ""
+        raise BadInput(f"{name}={text!r} is not a whole number from 0.{hint} {remedy}")
     return int(text)
+
+
+def port_number(environ: Mapping[str, str], name: str, remedy: str) -> int:
+    port = whole_number(environ, name, remedy)
+    if not 0 < port < 65536:
+        raise BadInput(f"{name}={port}: a port is between 1 and 65535. {remedy}")
+    return port

@@ -20,7 +20,6 @@ from paceline.process.kernel_state import KernelState, kernel_state
 from paceline.process.memory_kills import (
     MemoryKills,
     count_again,
-    kernel_log_kill,
     memory_kills,
 )
 
@@ -57,17 +56,13 @@ class Witness:
     count: Callable[[int], MemoryKills | None] = memory_kills
     again: Callable[[MemoryKills], MemoryKills] = count_again
     state: Callable[[int], KernelState | None] = kernel_state
-    log: Callable[[int, float], str] = kernel_log_kill
     clock: Callable[[], float] = time.monotonic
-    born: float = 0.0
-    """When it was started, by ``clock``; 0: now."""
     _before: deque[tuple[float, MemoryKills]] = field(default_factory=deque)
     """Counts with their times: the newest that is older than BEFORE_S, and all since."""
     _stopped: int = 0
     """Looks in a row in which it was stopped."""
 
     def __post_init__(self) -> None:
-        self.born = self.born or self.clock()
         self._note(self.count(self.pid))
 
     def look(self) -> Finding | None:
@@ -84,8 +79,8 @@ class Witness:
         )
 
     def verdict(self, exit_code: int, *, ours: bool = False) -> Finding:
-        """What it has ended of. ``exit_code``: negative for a signal. ``ours``: its launcher has
-        sent it a signal. Blocks: it reads the kernel's log."""
+        """Cause of its end. ``exit_code``: negative for a signal. ``ours``: its launcher has
+        sent it a signal."""
         if exit_code == 0:
             return Finding(FaultCause.ASKED_TO_LEAVE, "exit status 0")
         if ours:
@@ -103,16 +98,12 @@ class Witness:
         """In words; empty if nothing says so."""
         if LAST_SIGNAL <= exit_code < 0 and exit_code != -signal.SIGKILL:
             return ""
-        now = self._before[-1][1] if self._before else None
-        if now is not None:
-            now = self.again(now)
-            if now.kills > self._before[0][1].kills:
-                return f"killed by the kernel for lack of memory: {now.words}"
-        if exit_code > 0:
+        if not self._before:
             return ""
-        said = self.log(self.pid, self.born)
-        where = f": {now.words}" if now is not None else ""
-        return f"killed by the kernel for lack of memory{where} ({said})" if said else ""
+        now = self.again(self._before[-1][1])
+        if now.kills <= self._before[0][1].kills:
+            return ""
+        return f"killed by the kernel for lack of memory: {now.words}"
 
     def _note(self, counted: MemoryKills | None) -> None:
         if counted is None:

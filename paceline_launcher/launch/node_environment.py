@@ -16,12 +16,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from paceline.errors import BadInput
+from paceline.process.torchrun_environment import port_number, whole_number
 
 REMEDY = (
-    "Start `paceline node` once on every node, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as PyTorchJob sets them, or "
-    "with --node-rank, --nodes and --master HOST:PORT"
+    "Start `paceline node` once on every node, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as "
+    "PyTorchJob sets them, or with --node-rank, --nodes and --master HOST:PORT"
 )
-_ONE_MACHINE = "127.0.0.1"
+NUMBERS = (
+    ("GROUP_RANK", "GROUP_WORLD_SIZE"),
+    ("PET_NODE_RANK", "PET_NNODES"),
+    ("RANK", "WORLD_SIZE"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,32 +53,36 @@ def node_place(
 
     Raises BadInput if something is missing, or if two of them contradict each other.
     """
-    rank, nodes = _numbers(environ, rank, nodes)
-    if nodes < 1 or not 0 <= rank < nodes:
-        raise BadInput(
-            f"the rank of this node is {rank}, but there are {nodes} nodes: ranks go from 0 to {nodes - 1}. {REMEDY}"
-        )
-    host, port = _master(environ, nodes, master)
-    return NodePlace(rank, nodes, host, port)
-
-
-def _numbers(environ: Mapping[str, str], rank: int | None, nodes: int | None) -> tuple[int, int]:
-    """Rank of this node, and number of nodes."""
     if (rank is None) != (nodes is None):
         given, missing = ("--node-rank", "--nodes") if nodes is None else ("--nodes", "--node-rank")
         raise BadInput(f"{given} is given without {missing}: give both, or neither")
-    if rank is not None and nodes is not None:
+    if rank is None or nodes is None:
+        rank, nodes = _numbers(environ)
+    if nodes < 1 or not 0 <= rank < nodes:
+        raise BadInput(
+            f"the rank of this node is {rank}, but there are {nodes} nodes: ranks go from 0 to "
+            f"{nodes - 1}. {REMEDY}"
+        )
+    return NodePlace(rank, nodes, *_master(environ, nodes, master))
+
+
+def _numbers(environ: Mapping[str, str]) -> tuple[int, int]:
+    """Rank of this node, and number of nodes."""
+    for names in NUMBERS:
+        if not any(environ.get(name) for name in names):
+            continue
+        for given, missing in (names, names[::-1]):
+            if not environ.get(missing):
+                raise BadInput(f"the environment has {given}, but no {missing}. {REMEDY}")
+        rank, nodes = (whole_number(environ, name, REMEDY) for name in names)
+        if names[0] != "PET_NODE_RANK":
+            _check_one_process(environ)
+        elif environ.get("RANK") and "LOCAL_RANK" not in environ and environ["RANK"] != str(rank):
+            raise BadInput(
+                f"PET_NODE_RANK={rank}, but RANK={environ['RANK']}: they name two different nodes. "
+                f"Unset one of them. {REMEDY}"
+            )
         return rank, nodes
-    if environ.get("GROUP_RANK") or environ.get("GROUP_WORLD_SIZE"):
-        _check_one_process(environ)
-        return _pair(environ, "GROUP_RANK", "GROUP_WORLD_SIZE")
-    if environ.get("PET_NODE_RANK") or environ.get("PET_NNODES"):
-        found = _pair(environ, "PET_NODE_RANK", "PET_NNODES")
-        _check_agree(environ, found[0])
-        return found
-    if environ.get("RANK") or environ.get("WORLD_SIZE"):
-        _check_one_process(environ)
-        return _pair(environ, "RANK", "WORLD_SIZE")
     return 0, 1
 
 
@@ -82,24 +91,10 @@ def _check_one_process(environ: Mapping[str, str]) -> None:
     local, size = environ.get("LOCAL_RANK") or "0", environ.get("LOCAL_WORLD_SIZE") or "1"
     if local != "0" or size != "1":
         raise BadInput(
-            f"LOCAL_RANK={local} and LOCAL_WORLD_SIZE={size}: the launcher starts several processes on this node, but "
-            "`paceline node` starts all processes of its node itself. Use torchrun --nproc-per-node 1"
+            f"LOCAL_RANK={local} and LOCAL_WORLD_SIZE={size}: the launcher starts several processes on "
+            "this node, but `paceline node` starts all processes of its node itself. Use torchrun "
+            "--nproc-per-node 1"
         )
-
-
-def _check_agree(environ: Mapping[str, str], rank: int) -> None:
-    """An operator that sets both gives the node the same rank twice."""
-    if environ.get("RANK") and "LOCAL_RANK" not in environ and _number(environ, "RANK") != rank:
-        raise BadInput(
-            f"PET_NODE_RANK={rank}, but RANK={environ['RANK']}: they name two different nodes. Unset one of them. {REMEDY}"
-        )
-
-
-def _pair(environ: Mapping[str, str], rank: str, nodes: str) -> tuple[int, int]:
-    for given, missing in ((rank, nodes), (nodes, rank)):
-        if not environ.get(missing):
-            raise BadInput(f"the environment has {given}, but no {missing}. {REMEDY}")
-    return _number(environ, rank), _number(environ, nodes)
 
 
 def _master(environ: Mapping[str, str], nodes: int, given: str | None) -> tuple[str, int]:
@@ -110,27 +105,16 @@ def _master(environ: Mapping[str, str], nodes: int, given: str | None) -> tuple[
         if not host or not 0 < port < 65536:
             raise BadInput(f"--master {given}: write HOST:PORT, the address of node 0")
         return host.strip("[]"), port
-    host = environ.get("MASTER_ADDR") or environ.get("PET_MASTER_ADDR") or ""
-    name = "MASTER_PORT" if environ.get("MASTER_PORT") else "PET_MASTER_PORT"
     if nodes == 1:
-        # Nobody has to find this node.
-        return _ONE_MACHINE, 0
+        return "127.0.0.1", 0  # nobody has to find this node
+    host = environ.get("MASTER_ADDR") or environ.get("PET_MASTER_ADDR")
     if not host:
         raise BadInput(f"there are {nodes} nodes, but no MASTER_ADDR names node 0. {REMEDY}")
+    name = "MASTER_PORT" if environ.get("MASTER_PORT") else "PET_MASTER_PORT"
     if not environ.get(name):
         raise BadInput(
             f"MASTER_ADDR={host}, but there is no MASTER_PORT, the first port that node 0 uses. {REMEDY}"
         )
-    port = _number(environ, name)
-    if not 0 < port < 65536:
-        raise BadInput(f"{name}={port}: a port is between 1 and 65535. {REMEDY}")
     # torchrun's own store listens on the port itself.
-    return host, port + (environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True")
-
-
-def _number(environ: Mapping[str, str], name: str) -> int:
-    text = environ[name]
-    if not (text.isascii() and text.isdigit()):
-        hint = " An elastic range has no fixed number of nodes." if ":" in text else ""
-        raise BadInput(f"{name}={text!r} is not a whole number from 0.{hint} {REMEDY}")
-    return int(text)
+    own_store = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return host, port_number(environ, name, REMEDY) + own_store

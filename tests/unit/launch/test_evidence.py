@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,14 +13,12 @@ from paceline.process.kernel_state import LOOK_S, KernelState, StallWatch
 from paceline.process.memory_kills import (
     MemoryKills,
     count_again,
-    kernel_log_kill,
     memory_kills,
 )
 from paceline_launcher.launch.child import UNSEEN
 from paceline_launcher.launch.evidence import BEFORE_S, Witness
 
 PID = 812
-LINE = "Memory cgroup out of memory: Killed process 812 (python) total-vm:1kB"
 
 
 @dataclass
@@ -30,15 +28,9 @@ class Machine:
     kills: int = 3
     now: float = 100.0
     letter: str = "R"
-    said: str = ""
-    asked: list[float] = field(default_factory=list)
 
     def counted(self, *_: object) -> MemoryKills:
         return MemoryKills("/demo", self.kills, 512 << 20, "/demo")
-
-    def log(self, pid: int, since_s: float) -> str:
-        self.asked.append(since_s)
-        return self.said
 
     def witness(self) -> Witness:
         return Witness(
@@ -46,7 +38,6 @@ class Machine:
             self.counted,
             self.counted,
             lambda pid: KernelState(self.letter),
-            self.log,
             lambda: self.now,
         )
 
@@ -79,16 +70,6 @@ def test_a_replica_that_ends_because_one_of_its_ranks_was_killed_says_so() -> No
     witness.look()
     machine.now += 1.0
     assert witness.verdict(1).cause == "out_of_memory"
-
-
-def test_the_kernels_log_is_enough_if_no_group_can_be_read() -> None:
-    machine = Machine(said=LINE)
-    witness = Witness(
-        PID, lambda pid: None, state=lambda pid: None, log=machine.log, clock=lambda: 100.0
-    )
-    found = witness.verdict(-signal.SIGKILL)
-    assert found.cause == "out_of_memory" and "Killed process 812" in found.detail
-    assert machine.asked == [100.0]
 
 
 @pytest.mark.parametrize(
@@ -172,15 +153,6 @@ def test_a_machine_without_control_groups_tells_nothing(tmp_path: Path) -> None:
     assert memory_kills(7, tmp_path) is None
     write(tmp_path / "proc/7/cgroup", "0::/demo\n")
     assert memory_kills(7, tmp_path) is None
-
-
-def test_the_kernels_log_names_a_process_and_not_one_of_that_id_before(tmp_path: Path) -> None:
-    log = tmp_path / "kmsg"
-    log.write_text(f"4,1,50000000,-;{LINE}\n SUBSYSTEM=memory\n6,2,60000000,-;other\n")
-    assert kernel_log_kill(PID, 49.0, log) == LINE
-    assert kernel_log_kill(81, 49.0, log) == "", "the beginning of another id"
-    assert kernel_log_kill(PID, 70.0, log) == "", "an earlier process of that id"
-    assert kernel_log_kill(PID, 0.0, tmp_path / "absent") == ""
 
 
 def test_a_process_that_did_not_run_is_told_from_one_that_was_busy() -> None:

