@@ -16,7 +16,7 @@ import typer
 
 from paceline.errors import UserError
 from paceline_launcher.cli import export, serve
-from paceline_launcher.cli.control import admin, node, roles, settings, up, wait
+from paceline_launcher.cli.control import admin, node, roles, up, wait
 from paceline_launcher.cli.evaluation import command as evaluation
 from paceline_launcher.cli.plan_memory import plan
 from paceline_launcher.cli.reports import events, ledger, runs, samples, status, why
@@ -76,7 +76,7 @@ for command in (
     completion.completion,
 ):
     app.command()(command)
-app.command("set")(settings.set_settings)
+app.command("set")(admin.set_settings)
 app.command("eval")(evaluation.evaluate)
 app.add_typer(ledger.ledger, name="ledger")
 app.add_typer(config.config, name="config")

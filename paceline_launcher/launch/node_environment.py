@@ -107,7 +107,7 @@ def _master(environ: Mapping[str, str], nodes: int, given: str | None) -> tuple[
         return host.strip("[]"), port
     if nodes == 1:
         return "127.0.0.1", 0  # nobody has to find this node
-    host = environ.get("MASTER_ADDR") or environ.get("PET_MASTER_ADDR")
+    host = environ.get("MASTER_ADDR") or environ.get("PET_MASTER_ADDR") or ""
     if not host:
         raise BadInput(f"there are {nodes} nodes, but no MASTER_ADDR names node 0. {REMEDY}")
     name = "MASTER_PORT" if environ.get("MASTER_PORT") else "PET_MASTER_PORT"

