@@ -37,12 +37,12 @@ def worker_name(pool: str, index: int) -> str:
 
 
 def pool_of_worker(worker_id: str) -> str:
-    """Of a name that ``worker_name`` made."""
+    """Pool of a name that ``worker_name`` made."""
     return worker_id.rpartition("-")[0].replace("-", ":", 1)
 
 
 def worker_index(worker_id: str) -> int:
-    """Of a name that ``worker_name`` made."""
+    """Number in a name that ``worker_name`` made."""
     return int(worker_id.rpartition("-")[2])
 
 

@@ -15,7 +15,7 @@ _DEVICES = Path("/dev")
 
 
 def gpus_for(device: str, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Those that workers with ``model.device`` compute on."""
+    """GPUs that workers with ``model.device`` compute on."""
     return () if device == "cpu" else visible_gpus(environ)
 
 
@@ -43,8 +43,8 @@ class MachineGpus:
         self._held: dict[str, tuple[str, ...]] = {}
 
     def take(self, worker: str, running: Collection[str]) -> tuple[str, ...] | None:
-        """Those that it had before, if nobody has them, or else the first free ones. None: too few
-        are free.
+        """GPUs that it had before, if nobody has them, or else the first free ones; None if too
+        few are free.
 
         ``running``: names of the workers that run or are about to. What others had is free.
         """
@@ -66,8 +66,7 @@ class MachineGpus:
 
 
 def machine_gpus(config: Config, environ: Mapping[str, str]) -> MachineGpus | None:
-    """Of this machine. None: there is none, or too few for the workers of [fleet], so that all see
-    what there is."""
+    """GPUs of this machine; None if there are too few for [fleet], so that all workers share them."""
     names = gpus_for(config.model.device, environ)
     return MachineGpus(config, names) if names and gpus_needed(config) <= len(names) else None
 

@@ -32,7 +32,7 @@ from paceline.worker_pools import (
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """What the nodes of a job offer. All have the same number of GPUs."""
+    """Nodes of a job. All have the same number of GPUs."""
 
     count: int
     gpus: int = 0
@@ -50,8 +50,7 @@ class WorkerPlace:
     gpus: tuple[int, ...] = ()
     """Numbers of the worker's GPUs on that node, from 0."""
     rest: tuple[WorkerPlace, ...] = ()
-    """Of a replica on several nodes: those after the first, on which rank 0 is. One GPU is one
-    rank."""
+    """Further places of a replica on several nodes; rank 0 is on the first. One GPU is one rank."""
 
     def part_on(self, node: int) -> WorkerPlace | None:
         return next((part for part in (self, *self.rest) if part.node == node), None)
@@ -202,14 +201,15 @@ class Placement:
             else ""
         )
         return (
-            f"there is no room for {name}, which needs {need} GPUs on {where_to}: the workers of [fleet] need {wanted} GPUs, and "
-            f"{there}.{where} Lower fleet.{'scorers' if role_of(pool) == SCORER else role_of(pool)}, take more nodes, or "
+            f"there is no room for {name}, which needs {need} GPUs on {where_to}: the workers of "
+            f"[fleet] need {wanted} GPUs, and {there}.{where} Lower "
+            f"fleet.{'scorers' if role_of(pool) == SCORER else role_of(pool)}, take more nodes, or "
             "let workers share the GPUs with --gpus 0"
         )
 
 
 class NoPlacement(Placement):
-    """Of a run whose workers are not started by its nodes."""
+    """Placement of a run whose workers are not started by its nodes."""
 
     def __init__(self) -> None:
         self._nodes = Nodes(1)
@@ -226,7 +226,8 @@ def parse_roles(given: list[str], nodes: int) -> dict[str, tuple[int, ...]]:
         role, equals, places = text.partition("=")
         if role not in (POLICY, ROLLOUT, SCORER) or not equals or role in found:
             raise BadInput(
-                f"--place {text}: write a role once, with its nodes: policy=0, rollout=1-3 or scorer=0,4"
+                f"--place {text}: write a role once, with its nodes: policy=0, rollout=1-3 or "
+                "scorer=0,4"
             )
         numbers: set[int] = set()
         for part in places.split(","):
@@ -239,7 +240,8 @@ def parse_roles(given: list[str], nodes: int) -> dict[str, tuple[int, ...]]:
             low, high = int(ends[0]), int(ends[1])
             if low > high or high >= nodes:
                 raise BadInput(
-                    f"--place {text}: {part} is none of the nodes, whose numbers go from 0 to {nodes - 1}"
+                    f"--place {text}: {part} is none of the nodes, whose numbers go from 0 to "
+                    f"{nodes - 1}"
                 )
             numbers.update(range(low, high + 1))
         found[role] = tuple(sorted(numbers))

@@ -13,7 +13,7 @@ NO_LIMIT_BYTES = 1 << 60
 
 @dataclass(frozen=True, slots=True)
 class MemoryKills:
-    """What the kernel counts for the control group of a process."""
+    """Kills that the kernel counts for the control group of a process."""
 
     cgroup: str
     kills: int
@@ -77,7 +77,7 @@ def memory_kills(pid: int | None = None, root: Path = ROOT) -> MemoryKills | Non
 
 
 def count_again(known: MemoryKills, root: Path = ROOT) -> MemoryKills:
-    """The same group now, also after its process has ended; ``known`` if the group is gone."""
+    """Counter of the same group now, also after its process has ended; ``known`` if the group is gone."""
     counts = (version.count(root, known.cgroup) for version in _VERSIONS)
     return next(filter(None, counts), known)
 

@@ -34,7 +34,7 @@ class Stacks:
     text: str = ""
     """Empty: the process did not answer."""
     note: str = ""
-    """Why it did not answer."""
+    """Reason why it did not answer."""
 
 
 def stacks_file(run_dir: Path, name: str, pid: int) -> Path:
@@ -109,7 +109,7 @@ def _grown(path: Path, before: int) -> str:
 
 
 def _catches(pid: int) -> bool:
-    """Whether the process has a handler for the signal."""
+    """True if the process has a handler for the signal."""
     try:
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("SigCgt:"):

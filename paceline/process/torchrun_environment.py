@@ -15,8 +15,9 @@ from paceline.errors import BadInput
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 MASTER = ("MASTER_ADDR", "MASTER_PORT")
 _REMEDY = (
-    "Start every rank with torchrun, or set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT "
-    "as it does; to have Paceline start the ranks on this host, unset RANK, WORLD_SIZE and LOCAL_RANK"
+    "Start every rank with torchrun, or set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and "
+    "MASTER_PORT as it does; to have Paceline start the ranks on this host, unset RANK, WORLD_SIZE "
+    "and LOCAL_RANK"
 )
 
 
@@ -65,8 +66,8 @@ def torchrun_place(environ: Mapping[str, str], ranks: int) -> TorchrunPlace | No
         )
     elif not local_rank < local_size <= size:
         problem = (
-            f"LOCAL_RANK={local_rank}, LOCAL_WORLD_SIZE={local_size} and WORLD_SIZE={size} contradict "
-            "one another"
+            f"LOCAL_RANK={local_rank}, LOCAL_WORLD_SIZE={local_size} and WORLD_SIZE={size} "
+            "contradict one another"
         )
     if problem:
         raise BadInput(f"{problem}. {_REMEDY}")

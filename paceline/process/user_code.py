@@ -56,7 +56,7 @@ def safe_path_for_children() -> Iterator[None]:
 
 
 def hidden_file(module: str) -> Path | None:
-    """The file or package of the start directory that an installed module of the same name hides."""
+    """File or package of the start directory that an installed module of that name hides."""
     name = module.partition(".")[0]
     here = Path.cwd()
     for path in (here / f"{name}.py", here / name):

@@ -29,7 +29,7 @@ Drain = Callable[[admin_pb2.WorkerStatus], Awaitable[None]]
 
 
 def who_scales(provider: str, run_dir: Path) -> str:
-    """Who starts and ends workers until their number is the desired one, for an answer to a user."""
+    """Sentence for users: who starts and ends workers until there are as many as desired."""
     match provider:
         case "local":
             return _who_scales_here(run_dir)
@@ -48,7 +48,8 @@ def _who_scales_here(run_dir: Path) -> str:
         return f"`paceline up` (pid {record.supervisor.pid}) starts or drains workers"
     remedy = supervisor_gone(run_dir) or (
         "The processes were started by hand: start missing workers with `paceline policy`, "
-        "`paceline rollout` or `paceline scorer`, end surplus ones with `paceline drain WORKER`, or set fleet.provider"
+        "`paceline rollout` or `paceline scorer`, end surplus ones with `paceline drain WORKER`, "
+        "or set fleet.provider"
     )
     return f"nobody starts or drains workers. {remedy}"
 
@@ -79,7 +80,7 @@ class Provider(ABC):
 
     @abstractmethod
     async def _converge_pool(self, pool: str, status: admin_pb2.StatusReply) -> str:
-        """As ``converge``, for one pool with a desired count."""
+        """Does the same for one pool with a desired count."""
 
     async def close(self) -> None:  # noqa: B027  (optional)
         """Closes connections. Workers keep running."""

@@ -68,12 +68,12 @@ class KubernetesProvider(Provider):
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise Trouble(f"the API server does not answer for {workload}: {error}") from error
         raise Trouble(
-            f"gave up after {CONFLICTS} write conflicts on {workload}: another controller (an HPA?) "
-            "is scaling it"
+            f"gave up after {CONFLICTS} write conflicts on {workload}: another controller (an "
+            "HPA?) is scaling it"
         )
 
     def workload(self, pool: str) -> str:
-        """Of each scorer there is one. Kubernetes allows no "_" in its name."""
+        """Workload of a pool; each scorer has one. Kubernetes allows no "_" in its name."""
         base = str(getattr(self._config, role_of(pool)))
         name = scorer_of(pool)
         return f"{base}-{name.replace('_', '-')}" if name else base

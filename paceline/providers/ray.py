@@ -67,7 +67,7 @@ class RayProvider(Provider):
         self._drain = drain
         self._process: asyncio.subprocess.Process | None = None
         self._placed: list[Placed] = []
-        """What the driver listed in this call."""
+        """Workers that the driver has listed in this call."""
 
     async def converge(self, status: admin_pb2.StatusReply) -> str:
         if status.phase not in (*AT_WORK, *OVER):
@@ -159,8 +159,8 @@ class RayProvider(Provider):
             if isinstance(error, TimeoutError):
                 address = self._config.ray.address
                 raise Trouble(
-                    f"Ray at {address} did not answer for {ANSWER_LIMIT_S:.0f} s: does "
-                    f"`ray status --address {address}` list the cluster?"
+                    f"Ray at {address} did not answer for {ANSWER_LIMIT_S:.0f} s: does `ray status "
+                    f"--address {address}` list the cluster?"
                 ) from None
             raise
         if not line:

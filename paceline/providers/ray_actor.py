@@ -30,7 +30,7 @@ class WorkerActor:
         environment: Mapping[str, str],
         log: str,
     ) -> None:
-        """``config``: text of the TOML file. ``log``: file to append to, if its directory exists."""
+        """``config``: text of the TOML file. ``log``: file to append to."""
         with tempfile.NamedTemporaryFile("w", suffix=".toml", delete=False) as file:
             file.write(config)
         command = [module, file.name, *arguments]

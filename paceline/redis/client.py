@@ -27,7 +27,7 @@ class SentinelUrl:
 
 
 def parse_sentinel(url: str) -> SentinelUrl | None:
-    """The parts of a Sentinel URL; None for any other scheme. Raises ValueError if it is malformed."""
+    """Parts of a Sentinel URL; None for any other scheme. Raises ValueError if it is malformed."""
     parts = urlsplit(url)
     if parts.scheme not in SENTINEL_SCHEMES:
         return None

@@ -38,8 +38,9 @@ PROBE_S = 0.02
 
 REDIS_OUT_OF_REACH = (
     "controller.host: {host} admits workers on other machines, but the Redis that Paceline starts "
-    "listens on 127.0.0.1, so they could not reach it. Set redis.url to a server that all machines reach, "
-    "set redis.host to the same address, or bind 127.0.0.1 (rest.host alone shows the dashboard to others)"
+    "listens on 127.0.0.1, so they could not reach it. Set redis.url to a server that all machines "
+    "reach, set redis.host to the same address, or bind 127.0.0.1 (rest.host alone shows the "
+    "dashboard to others)"
 )
 """The error if the embedded server would have to serve several machines. Takes ``host``."""
 
@@ -62,7 +63,7 @@ class RedisEndpoint:
     """For workers: only the keys under which they meet. The same as ``url`` for an existing server.
     """
     started: bool
-    """Whether this call started it."""
+    """True if this call started it."""
 
     def worker_url_at(self, host: str) -> str:
         """``worker_url`` for workers that reach the embedded server's machine at ``host``."""
@@ -166,8 +167,8 @@ def _probe_existing(url: str) -> RedisEndpoint:
         ) from error
     if problem:
         raise NoRedis(
-            f"redis.url {without_password(url)}: {problem}. Upgrade that server, or remove redis.url "
-            "to let Paceline start a maintained one"
+            f"redis.url {without_password(url)}: {problem}. Upgrade that server, or remove "
+            "redis.url to let Paceline start a maintained one"
         )
     return RedisEndpoint(url, None, worker_url=url, started=False)
 
@@ -176,8 +177,8 @@ def _start(home: Path, cfg: RedisConfig, port: int | None) -> RedisEndpoint:
     if cfg.port:
         if taken_ports(cfg.host, [cfg.port]):
             raise NoRedis(
-                f"redis.port: port {cfg.port} is in use on {cfg.host}: end what uses it (ss -ltnp), choose another, "
-                "or 0 for a free port"
+                f"redis.port: port {cfg.port} is in use on {cfg.host}: end what uses it (ss "
+                "-ltnp), choose another, or 0 for a free port"
             )
         port = cfg.port
     # The old port is kept, so that clients that reconnect find the restarted server.
@@ -253,13 +254,13 @@ def _wait_until_ready(home: Path, port: int, process: psutil.Process) -> None:
         # If another process started it, only its socket can be watched.
         time.sleep(PROBE_S)
     raise NoRedis(
-        f"the embedded Redis (pid {process.pid}) does not answer after {START_LIMIT_S:.0f} s: "
-        f"see {home / LOG}, or stop that process and start again"
+        f"the embedded Redis (pid {process.pid}) does not answer after {START_LIMIT_S:.0f} s: see "
+        f"{home / LOG}, or stop that process and start again"
     )
 
 
 def _answers(url: str) -> bool:
-    """Whether the server has loaded its data and accepts the password."""
+    """True if the server has loaded its data and accepts the password."""
     try:
         with connect_sync(url, timeout_s=1.0) as client:
             return bool(client.ping())
@@ -306,7 +307,7 @@ def _port(home: Path) -> int | None:
 
 
 def _write_port(home: Path, port: int) -> None:
-    """At once or not at all: without it, the next start would choose a port that no client knows."""
+    """Replaces the file at once: without it, the next start would choose a port nobody knows."""
     if _port(home) == port:
         return
     fresh = home / ".port"

@@ -57,7 +57,7 @@ class ServerVersion:
 
 
 def version_of_info(info: Mapping[str, Any]) -> ServerVersion:
-    """Version in the reply to INFO server. Valkey names itself; its redis_version is for old clients."""
+    """Version in the reply to INFO server. Valkey's redis_version is there for old clients."""
     if "valkey_version" in info:
         return ServerVersion("valkey", _number(str(info["valkey_version"])))
     return ServerVersion("redis", _number(str(info.get("redis_version", ""))))

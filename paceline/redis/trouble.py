@@ -11,18 +11,18 @@ UNWRITABLE = "paused: Redis cannot write to its disk"
 
 _REMEDIES = {
     FULL: (
-        "Give it more memory (redis.maxmemory_mb, or maxmemory of your own server); "
-        "payloads.url moves the payloads out of it"
+        "Give it more memory (redis.maxmemory_mb, or maxmemory of your own server); payloads.url "
+        "moves the payloads out of it"
     ),
     UNWRITABLE: (
-        "Free space on the disk that holds the server's files (RUN_DIR/redis for a run's own server); "
-        "the server's log names the error, and it accepts writes again by itself"
+        "Free space on the disk that holds the server's files (RUN_DIR/redis for a run's own "
+        "server); the server's log names the error, and it accepts writes again by itself"
     ),
 }
 
 
 def trouble_of(error: BaseException) -> str:
-    """Why a request to Redis failed. A server may put its own words before the code of a script's
+    """Reason why a request to Redis failed. A server may put its own words before the code of a script's
     error."""
     words = str(error)
     if "MISCONF" in words:
@@ -33,11 +33,11 @@ def trouble_of(error: BaseException) -> str:
 
 
 def log_fields(trouble: str) -> dict[str, str]:
-    """Of a log line: why, and the remedy if there is one."""
+    """Fields of a log line: the reason, and the remedy if there is one."""
     remedy = remedy_of(trouble)
     return {"why": trouble, "remedy": remedy} if remedy else {"why": trouble}
 
 
 def remedy_of(trouble: str) -> str:
-    """What a user can do; empty if the trouble has no remedy of its own."""
+    """Remedy for the user; empty if the trouble has no remedy of its own."""
     return _REMEDIES.get(trouble, "")

@@ -29,8 +29,8 @@ RULES = {
         "+info +wait +waitaof +time"
     ),
     WORKER: (
-        f"~paceline:*:rdv:* -@all {_CONNECTION} +@transaction +hset +hsetnx +hget +hmget "
-        "+hgetall +hlen +rpush +blpop +expire (~paceline:*:payload:* -@all +mset +mget +strlen +exists)"
+        f"~paceline:*:rdv:* -@all {_CONNECTION} +@transaction +hset +hsetnx +hget +hmget +hgetall "
+        "+hlen +rpush +blpop +expire (~paceline:*:payload:* -@all +mset +mget +strlen +exists)"
     ),
 }
 
@@ -45,7 +45,7 @@ def acl_lines(home: Path) -> list[str]:
 
 
 def password(home: Path, user: str) -> str:
-    """Of ``user``, from a private file that is written at the first call."""
+    """Password of ``user``, from a private file that is written at the first call."""
     path = home / ("password" if user == CONTROLLER else f"password-{user}")
     if not path.exists():
         write_private(path, secrets.token_hex(24) + "\n")

@@ -85,7 +85,7 @@ def written_by_controllers(run_dir: Path, field: str) -> list[str]:
 
 
 def _run_at(controllers: str | None) -> Path | None:
-    """The directory below ``runs/`` whose controllers wrote one of these addresses; None: none did."""
+    """Directory below ``runs/`` whose controllers wrote one of these addresses, if there is one."""
     wanted = set(parse_addresses(controllers)) if controllers else set()
     for run_dir in sorted(Path("runs").glob("*")):
         if wanted & set(written_by_controllers(run_dir, "address")):
@@ -151,7 +151,7 @@ class Target:
         return RestReader(urls, token=token, tls_ca=root)
 
     def ask(self, work: Callable[[ControlPlane], Awaitable[T]]) -> T:
-        """Runs ``work`` with a client. If the run has ended, the error says how. Raises BadInput."""
+        """Runs ``work`` with a client. If the run has ended, the error says how."""
         from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
 
         async def session() -> T:
@@ -258,5 +258,5 @@ def print_json(value: Any) -> None:
 
 
 def print_json_line(value: Any) -> None:
-    """The same on one line, for a stream of objects."""
+    """Prints ``value`` on one line, for a stream of objects."""
     typer.echo(json.dumps(finite(value), separators=(",", ":")))

@@ -31,7 +31,8 @@ class ChildSpecs:
     ports: Sequence[int]
     """Ports of the controllers."""
     master: str = ""
-    """Address of node 0, under which every node reaches the controllers; empty: there is one node."""
+    """Address of node 0, under which every node reaches the controllers; empty: there is one
+    node."""
 
     @property
     def addresses(self) -> list[str]:
@@ -74,7 +75,8 @@ class ChildSpecs:
 
 
 def controller_ports(config: Config) -> list[int]:
-    """The configured port and those after it, or free ones. A restarted controller keeps its port."""
+    """The configured port and those after it, or free ones. A restarted controller keeps its
+    port."""
     first, count = config.controller.port, config.fleet.controllers
     if first:
         return [first + index for index in range(count)]

@@ -50,7 +50,8 @@ class Finding:
 
 @dataclass(eq=False)
 class Witness:
-    """Looks at one process; ``pid`` is that very process as long as its launcher has not reaped it."""
+    """Looks at one process; ``pid`` is that very process as long as its launcher has not reaped
+    it."""
 
     pid: int
     count: Callable[[int], MemoryKills | None] = memory_kills

@@ -33,7 +33,7 @@ REDIS = "redis"
 
 @dataclass(eq=False)
 class FaultReports:
-    """Of one launcher. The controllers may be away: then a report is repeated for a while."""
+    """Reports are repeated for a while if the controllers are away."""
 
     control: ControlPlane
 
@@ -56,7 +56,7 @@ class FaultReports:
         self._send(self._report_redis(identity.pid, _status_of(identity.pid), log))
 
     async def report_exit(self, child: Child, code: int) -> None:
-        """Of a worker: it is declared dead. If it had not registered yet, its end is a fault all
+        """Reports a dead worker. If it had not registered yet, its end is a fault all
         the same."""
         found = await self._verdict(child.pid, code, ours=child.signalled)
         report = admin_pb2.ExitReport(
@@ -71,7 +71,7 @@ class FaultReports:
             await self.control.call("AdminService.ReportExit", report, timeout_s=LIMIT_S)
 
     async def report_end(self, child: Child, code: int) -> None:
-        """Of a controller."""
+        """Reports the end of a controller, or of a rank."""
         await self._report_end(child.spec.name, child.pid, code, ours=child.signalled)
 
     async def close(self) -> None:

@@ -141,7 +141,8 @@ class Fleet:
                 self._reconcile_ranks(status, wanted)
 
     def _reconcile_ranks(self, status: admin_pb2.StatusReply, replicas: Collection[str]) -> None:
-        """Starts the ranks of wanted replicas, and ends those whose replica is gone or elsewhere."""
+        """Starts the ranks of wanted replicas, and ends those whose replica is gone or
+        elsewhere."""
         ranks = self.workers.ranks(replicas)
         for name in ranks:
             self._start_missing(name)

@@ -5,7 +5,7 @@ ends.
                                         │ ├──► a worker cannot be started ──► 1
                                         │ ├──► node 0 is silent for --wait s ─► 3
                                         │ └──► SIGTERM: workers leave ──────► 130
-                                        └ node 0 is silent, or another one: workers wait, and go on with it
+                                        └ node 0 is silent, or another one: workers wait for it
 
 Every worker that it started has ended before ``run`` returns.
 """
@@ -138,8 +138,8 @@ class FollowingNode:
             limit_s = self.wait_s + (EXPORT_LIMIT_S if ended else 0.0)
             if time.monotonic() - self._heard >= limit_s:
                 raise Unreachable(
-                    f"node 0 has not answered for {limit_s:g} s (--wait): look at its log. A node that "
-                    "is started again joins the run again"
+                    f"node 0 has not answered for {limit_s:g} s (--wait): look at its log. A node "
+                    "that is started again joins the run again"
                 ) from None
             return False
         except RequestRefused as error:

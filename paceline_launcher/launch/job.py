@@ -1,7 +1,7 @@
 """Files by which the nodes of a job find one another, in ``<run_dir>/nodes``.
 
-    job.json        node 0 writes it at its start: who is node 0, and what all nodes must agree on
-    outcome.json    node 0 writes it at its end: how the run ended, which is every node's exit status
+    job.json        node 0 writes it at its start: its address, and what all nodes must agree on
+    outcome.json    node 0 writes it at its end: status of the run, the exit status of every node
 
 Both name the session: a new one for every start of node 0. The directory of the run is therefore
 one that all nodes share.
@@ -53,8 +53,8 @@ class NodeJob:
 _DIFFERENCES = {
     "run": "node 0 runs {ours!r}, and this node was started for {theirs!r}",
     "nodes": "node 0 is one of {ours} nodes, and this node one of {theirs}",
-    "gpus": "node 0 counts on {ours} GPUs on each node, and this node has {theirs}. Give --gpus the "
-    "lower number on every node",
+    "gpus": "node 0 counts on {ours} GPUs on each node, and this node has {theirs}. Give --gpus "
+    "the lower number on every node",
     "roles": "node 0 places the roles as {ours}, and this node as {theirs} (--place)",
     "settings": "the settings of node 0 are others than this node's (RUN.toml and --set)",
 }

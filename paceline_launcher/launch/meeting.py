@@ -61,7 +61,8 @@ class Meeting:
         """Since when node 0's port answers although there is no file of node 0."""
 
     async def meet(self) -> Met:
-        """Raises BadInput if this node does not fit node 0, Unreachable after ``wait_s`` seconds."""
+        """Raises BadInput if this node does not fit node 0, Unreachable after ``wait_s``
+        seconds."""
         node_0, noted_s = f"{self.place.master}:{self.place.port}", -SAY_S
         while True:
             result = await self._try(node_0)
@@ -70,8 +71,9 @@ class Meeting:
             waited = time.monotonic() - self._began
             if waited >= self.wait_s:
                 raise Unreachable(
-                    f"node 0 at {node_0} has not started within {self.wait_s:g} s (--wait): {result}. "
-                    "Start `paceline node` on node 0, and check MASTER_ADDR, MASTER_PORT and its log"
+                    f"node 0 at {node_0} has not started within {self.wait_s:g} s (--wait): "
+                    f"{result}. Start `paceline node` on node 0, and check MASTER_ADDR, "
+                    "MASTER_PORT and its log"
                 )
             if waited - noted_s >= SAY_S:
                 noted_s = waited
@@ -91,9 +93,9 @@ class Meeting:
         config = load_config(path)
         if read_token(config.auth, self.run_dir) is None:
             raise BadInput(
-                f"this node has no token for node 0: {TOKEN_VARIABLE} is not set here, and there is no "
-                f"{self.run_dir / 'token'}. Set {TOKEN_VARIABLE} on every node to the value that node 0 "
-                "has, or auth.token_file to a file that all nodes can read"
+                f"this node has no token for node 0: {TOKEN_VARIABLE} is not set here, and there "
+                f"is no {self.run_dir / 'token'}. Set {TOKEN_VARIABLE} on every node to the value "
+                "that node 0 has, or auth.token_file to a file that all nodes can read"
             )
         control = ControlPlane.from_config(config, job.addresses, self.run_dir)
         met = Met(job, config, path, control)
@@ -113,14 +115,14 @@ class Meeting:
             if error.code != "UNAUTHENTICATED":
                 raise
             raise BadInput(
-                f"node 0 refuses this node's token: give every node the same {TOKEN_VARIABLE}, or none, "
-                f"so that all read {self.run_dir / 'token'}"
+                f"node 0 refuses this node's token: give every node the same {TOKEN_VARIABLE}, or "
+                f"none, so that all read {self.run_dir / 'token'}"
             ) from None
         # The file of an earlier session says nothing; that of one that answers does.
         if problem := met.job.problem(self.own):
             raise BadInput(
-                f"{problem}. Give `paceline node` the same arguments on every node, and start all of "
-                "them anew"
+                f"{problem}. Give `paceline node` the same arguments on every node, and start all "
+                "of them anew"
             )
         return met
 
@@ -133,9 +135,9 @@ class Meeting:
         self._answered = now if self._answered is None else self._answered
         if now - self._answered >= SHARED_S:
             raise BadInput(
-                f"node 0 answers at {node_0}, but it has written nothing to {self.run_dir}: the run "
-                "directory has to be one directory that all nodes share, because checkpoints are in it. "
-                "Give --run-dir a path on a shared file system, the same on every node"
+                f"node 0 answers at {node_0}, but it has written nothing to {self.run_dir}: the "
+                "run directory has to be one directory that all nodes share, because checkpoints "
+                "are in it. Give --run-dir a path on a shared file system, the same on every node"
             )
 
 

@@ -1,10 +1,10 @@
 """Node environment: a node's place among the nodes of a job, as launchers of PyTorch jobs set it.
 
-    launcher                              rank of the node    number of nodes      address of node 0
-    options                               --node-rank         --nodes              --master
-    torchrun --nproc-per-node 1           GROUP_RANK          GROUP_WORLD_SIZE     MASTER_ADDR, MASTER_PORT
-    PyTorchJob, TrainJob (for torchrun)   PET_NODE_RANK       PET_NNODES           PET_MASTER_ADDR, PET_MASTER_PORT
-    PyTorchJob, PAI-DLC                   RANK                WORLD_SIZE           MASTER_ADDR, MASTER_PORT
+    launcher                     rank of the node   number of nodes    address of node 0
+    options                      --node-rank        --nodes            --master
+    torchrun --nproc-per-node 1  GROUP_RANK         GROUP_WORLD_SIZE   MASTER_ADDR, MASTER_PORT
+    PyTorchJob, TrainJob         PET_NODE_RANK      PET_NNODES         PET_MASTER_ADDR, ..._PORT
+    PyTorchJob, PAI-DLC          RANK               WORLD_SIZE         MASTER_ADDR, MASTER_PORT
 
 The first of these that is set counts. Without any of them the job is this machine. Imports nothing
 slow.
@@ -19,8 +19,8 @@ from paceline.errors import BadInput
 from paceline.process.torchrun_environment import port_number, whole_number
 
 REMEDY = (
-    "Start `paceline node` once on every node, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as "
-    "PyTorchJob sets them, or with --node-rank, --nodes and --master HOST:PORT"
+    "Start `paceline node` once on every node, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT "
+    "as PyTorchJob sets them, or with --node-rank, --nodes and --master HOST:PORT"
 )
 NUMBERS = (
     ("GROUP_RANK", "GROUP_WORLD_SIZE"),
@@ -91,9 +91,9 @@ def _check_one_process(environ: Mapping[str, str]) -> None:
     local, size = environ.get("LOCAL_RANK") or "0", environ.get("LOCAL_WORLD_SIZE") or "1"
     if local != "0" or size != "1":
         raise BadInput(
-            f"LOCAL_RANK={local} and LOCAL_WORLD_SIZE={size}: the launcher starts several processes on "
-            "this node, but `paceline node` starts all processes of its node itself. Use torchrun "
-            "--nproc-per-node 1"
+            f"LOCAL_RANK={local} and LOCAL_WORLD_SIZE={size}: the launcher starts several "
+            "processes on this node, but `paceline node` starts all processes of its node itself. "
+            "Use torchrun --nproc-per-node 1"
         )
 
 
@@ -113,7 +113,8 @@ def _master(environ: Mapping[str, str], nodes: int, given: str | None) -> tuple[
     name = "MASTER_PORT" if environ.get("MASTER_PORT") else "PET_MASTER_PORT"
     if not environ.get(name):
         raise BadInput(
-            f"MASTER_ADDR={host}, but there is no MASTER_PORT, the first port that node 0 uses. {REMEDY}"
+            f"MASTER_ADDR={host}, but there is no MASTER_PORT, the first port that node 0 uses. "
+            f"{REMEDY}"
         )
     # torchrun's own store listens on the port itself.
     own_store = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

@@ -6,7 +6,9 @@
 Several nodes look at the same status of the ledger and compute the same names, so that no two start
 the same worker and none is left out:
 
-    wanted numbers of a pool = the first N of: workers that are alive, then other numbers from 0 (draining ones excepted)
+    wanted numbers of a pool = the first N of: workers that are alive, then other numbers from 0
+
+Draining workers are none of them.
 """
 
 from __future__ import annotations

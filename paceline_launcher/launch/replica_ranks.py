@@ -1,6 +1,6 @@
 """Ranks of a policy replica that is on several nodes: their names, and the point where they meet.
 
-    node of rank 0 ── <run_dir>/nodes/policy-0.json: host, port ──► the other nodes start their ranks with it
+    node of rank 0 ── <run_dir>/nodes/policy-0.json: host, port ──► other nodes start their ranks
 
 A rank above 0 is no worker of the ledger: its replica is, under the name of rank 0.
 """

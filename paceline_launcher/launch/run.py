@@ -197,7 +197,8 @@ class Run:
         return [ports[name] for name in names if name in ports]
 
     async def _give_back_places(self) -> None:
-        """Ray keeps the places of workers that have ended, and no leader gives them back any more."""
+        """Ray keeps the places of workers that have ended, and no leader gives them back any
+        more."""
         if self.config.fleet.provider != "ray":
             return
 
@@ -297,7 +298,8 @@ class Run:
         return self._stop
 
     def _must_stop_now(self) -> bool:
-        """A stop that waits for nothing more: nothing has begun, the user insists, or time is up."""
+        """A stop that waits for nothing more: nothing has begun, the user insists, or time is
+        up."""
         if not self._interrupts.first.done():
             return False
         return (

@@ -23,7 +23,7 @@ OWN_ENTRIES = (
     *("tensorboard", "wandb", "mlflow"),
     *("events.jsonl", "metrics.jsonl", "summary.json", "fleet.json", "config.toml", "alerts.json"),
 )
-"""What a run makes in its directory; nothing else in there is ever removed."""
+"""Entries that a run makes in its directory; nothing else in there is ever removed."""
 PATIENCE_S = 10.0
 POLL_S = 0.05
 
@@ -78,8 +78,8 @@ def check_no_leader(config: Config) -> None:
     if leader is not None:
         raise BadInput(
             f"run {config.run.name!r} in redis.url is led by {leader.controller_id} at "
-            f"{leader.address} (pid {leader.pid} on {leader.host}): another fleet runs it. "
-            "Choose another run.name, or stop that fleet first"
+            f"{leader.address} (pid {leader.pid} on {leader.host}): another fleet runs it. Choose "
+            "another run.name, or stop that fleet first"
         )
 
 
@@ -107,7 +107,7 @@ def _signal(processes: Sequence[ProcessId], number: signal.Signals) -> None:
 
 @dataclass(frozen=True, slots=True)
 class EarlierRecord:
-    """What a start replaces before the controllers have accepted it."""
+    """Files that a start replaces before the controllers have accepted it."""
 
     run_dir: Path
     exists: bool

@@ -23,7 +23,7 @@ from testbed.patience import Patience, until
 
 Event = Mapping[str, Any]
 RUN = "tiny"
-"""As ``write_run`` names it."""
+"""Name that ``write_run`` gives it."""
 
 
 class JournalTail:
@@ -102,7 +102,7 @@ class Fleet:
         until(true, limit_s, every_s=0.05, goes_on=self.check, said=self.said)
 
     def mark(self) -> int:
-        """Where ``first`` may start to look: everything journalled so far is older."""
+        """Position at which ``first`` may start to look: everything journalled so far is older."""
         while True:
             before = len(self.tail.events)
             self.tail.read()

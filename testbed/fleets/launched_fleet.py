@@ -147,7 +147,7 @@ class LaunchedFleet(Fleet):
             self.send(name, signal.SIGCONT)
 
     def kill_everything(self) -> None:
-        """As a power cut: the supervisor, all that it started, and Redis."""
+        """Kills as a power cut does: the launcher, all that it started, and Redis."""
         self.up.close()
 
     def start_again(self) -> None:

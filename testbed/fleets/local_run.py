@@ -141,7 +141,7 @@ class Up:
         return value
 
     def pid(self, name: str) -> int:
-        """Of the newest process of that name."""
+        """Process id of the newest process of that name."""
         record = FleetRecord.read(self.run_dir)
         assert record is not None
         return next(p for p in record.processes if p.name == name).ids[-1].pid

@@ -82,7 +82,7 @@ class NamespacedFleet(Fleet):
         )
 
     def command(self, role: str, *options: str) -> list[str]:
-        """Of one process of ``role``."""
+        """Command of one process of ``role``."""
         return [sys.executable, "-m", "paceline_launcher", role, *self._common, *options]
 
     def _run(self, command: list[str]) -> None:
@@ -137,7 +137,7 @@ class NamespacedFleet(Fleet):
         )
 
     def stop(self) -> None:
-        """As a user ends the run; its processes go by themselves."""
+        """Ends the run as a user does; its processes go by themselves."""
         paceline("stop", *self._target)
 
     def phase(self) -> str:

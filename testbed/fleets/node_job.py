@@ -106,7 +106,7 @@ class NodeProcesses:
         return self._status() is not None
 
     def running_workers(self) -> set[str]:
-        """Those that the leader sees at work; empty while there is no leader."""
+        """Workers that the leader sees at work; empty while there is no leader."""
         status = self._status()
         found = status.workers if status is not None else ()
         return {w.worker_id for w in found if w.state == "running"}
@@ -121,7 +121,7 @@ class NodeProcesses:
         return {p.name for p in record.processes if p.role != "controller"} if record else set()
 
     def pid(self, rank: int, name: str) -> int:
-        """Of the newest process of that name."""
+        """Process id of the newest process of that name."""
         record = self._record(rank)
         assert record is not None
         return next(p for p in record.processes if p.name == name).ids[-1].pid
@@ -131,7 +131,7 @@ class NodeProcesses:
         return value
 
     def said(self, rank: int | None = None) -> str:
-        """What the nodes printed, and without ``rank`` the ends of all logs."""
+        """Output of the nodes, and without ``rank`` the ends of all logs."""
         if rank is not None:
             return (self.where / f"node-{rank}.out").read_text(errors="replace")
         text = "".join(f"\n--- {p.name}\n{p.read_text()}" for p in self.where.glob("node-*.out"))
@@ -158,7 +158,7 @@ class NodeProcesses:
         return [*record.survivors(), *(one for one in record.redis if one.alive())]
 
     def _status(self) -> admin_pb2.StatusReply | None:
-        """Asked in this process: polls that start a command each would take a core from the run."""
+        """Status, asked in this process: polls that start a command each would take a core from the run."""
 
         async def ask(control: ControlPlane) -> admin_pb2.StatusReply:
             request = admin_pb2.StatusRequest()

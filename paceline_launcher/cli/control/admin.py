@@ -65,8 +65,8 @@ def _counts(items: list[str], option: str = "") -> dict[str, int]:
         known = role in (POLICY, ROLLOUT) or (role_of(role) == SCORER and scorer_of(role))
         if not known or not equals or not is_number(count, 1, MOST):
             raise BadInput(
-                f"{option}{item}: write policy=COUNT, rollout=COUNT or scorer:NAME=COUNT, "
-                f"COUNT from 1 to {MOST:,}"
+                f"{option}{item}: write policy=COUNT, rollout=COUNT or scorer:NAME=COUNT, COUNT "
+                f"from 1 to {MOST:,}"
             )
         if counts.setdefault(role, int(count)) != int(count):
             raise BadInput(f"{option}{item}: {role}={counts[role]} was given as well")

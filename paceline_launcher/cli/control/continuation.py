@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def from_override(given: Path | None) -> list[str]:
-    """The override that makes a run begin with a checkpoint, or with the newest of a run directory."""
+    """Override that makes a run begin with a checkpoint, or with the newest of a directory."""
     if given is None:
         return []
     return [f"model.initial_checkpoint={json.dumps(str(_checkpoint_of(given)))}"]
@@ -34,8 +34,7 @@ def _checkpoint_of(given: Path) -> Path:
 
 
 def check_begins_elsewhere(settings: Config, directory: Path) -> str:
-    """What a run that begins with a checkpoint takes over, as a line for people; empty if it does
-    not.
+    """Sentence for users about a run that begins with a checkpoint; empty for any other.
 
     Raises BadInput if the checkpoint cannot be read, or is the run's own.
     """
@@ -50,15 +49,16 @@ def check_begins_elsewhere(settings: Config, directory: Path) -> str:
         ) from error
     if (path / VOID).exists():
         raise BadInput(
-            f"--from: {path} is void: the weights of the other replicas of its run differed. Give another checkpoint"
+            f"--from: {path} is void: the weights of the other replicas of its run differed. Give "
+            "another checkpoint"
         )
     if directory in path.resolve().parents:
         raise BadInput(
-            f"--from: {path} is a checkpoint of the run in {directory} itself. Give the new run another "
-            "directory with --run-dir, and another run.name"
+            f"--from: {path} is a checkpoint of the run in {directory} itself. Give the new run "
+            "another directory with --run-dir, and another run.name"
         )
     return (
-        f"begins with the weights of {path} (step {meta.get('step')}), and with its optimizer state if "
-        "that fits. Steps, data order, learning-rate schedule and versions begin anew; "
+        f"begins with the weights of {path} (step {meta.get('step')}), and with its optimizer "
+        "state if that fits. Steps, data order, learning-rate schedule and versions begin anew; "
         "the KL reference stays model.path"
     )

@@ -67,7 +67,7 @@ def node(
         int | None,
         typer.Option(
             min=0,
-            help="GPUs to give out on each node. 0: workers share all of them. Default: all that this node sees.",
+            help="GPUs to give out on each node. 0: workers share all. Default: those it sees.",
         ),
     ] = None,
     place: Annotated[
@@ -119,7 +119,7 @@ def _this_node(
     gpus: int | None,
     places: list[str],
 ) -> _Node:
-    """Raises BadInput if the command line, the environment or the settings contradict one another."""
+    """Raises BadInput if command line, environment and settings contradict one another."""
     from paceline.config.load import load_config
     from paceline_launcher.launch.job import NodeJob, settings_digest
     from paceline_launcher.launch.node_environment import node_place
@@ -173,7 +173,8 @@ def _workers_elsewhere(settings: Config, place: NodePlace) -> bool:
     if place.nodes > 1:
         raise BadInput(
             f'fleet.provider = "{provider}": `paceline node` starts no workers, and there are '
-            f"{place.nodes} nodes. Start it on one node (--node-rank 0 --nodes 1 --master HOST:PORT)"
+            f"{place.nodes} nodes. Start it on one node (--node-rank 0 --nodes 1 --master "
+            "HOST:PORT)"
         )
     return True
 

@@ -63,7 +63,8 @@ def controller(
     addresses = parse_addresses(controllers)
     if index >= len(addresses):
         raise BadInput(
-            f"--index {index}: --controllers names {len(addresses)} addresses; the first has index 0"
+            f"--index {index}: --controllers names {len(addresses)} addresses; the first has index "
+            "0"
         )
     directory = run_dir or Path("runs") / settings.run.name
     host, _, port = addresses[index].rpartition(":")
@@ -101,7 +102,7 @@ def _arguments(
     tensor_host: str | None,
     run_dir: Path | None,
 ) -> list[str]:
-    """Of a worker. Raises BadInput."""
+    """Arguments of a worker. Raises BadInput."""
     addresses = ",".join(parse_addresses(controllers))
     # The process id: two workers of one name would replace each other.
     host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:40]
@@ -115,7 +116,8 @@ def _arguments(
 
 policy = _worker(
     "policy",
-    "Start one policy replica, with all its ranks on this machine, or one rank of it under torchrun.\n\n"
+    "Start one policy replica, with all its ranks on this machine, or one rank of it under "
+    "torchrun.\n\n"
     "Example: paceline policy run.toml --controllers a:7000,b:7000 --id policy-2",
 )
 rollout = _worker(

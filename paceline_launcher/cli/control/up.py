@@ -41,7 +41,7 @@ def up(
         typer.Option(
             "--from",
             metavar="CHECKPOINT",
-            help="Begin a new run with the weights of this checkpoint, or of a run directory's newest.",
+            help="Begin a new run with the weights of a checkpoint, or of a run's newest one.",
         ),
     ] = None,
     dry_run: Annotated[
@@ -164,8 +164,8 @@ def _fleet_left(settings: Config, directory: Path) -> FleetRecord:
         )
     if run_config(directory) != settings:
         raise BadInput(
-            f"--attach: the fleet in {directory} runs with other settings (its config.toml). Give the "
-            "same settings. To end that fleet and continue with the new ones, remove --attach"
+            f"--attach: the fleet in {directory} runs with other settings (its config.toml). Give "
+            "the same settings. To end that fleet and continue with the new ones, remove --attach"
         )
     return record
 
@@ -209,8 +209,8 @@ def _fleet_line(settings: Config) -> str:
     fleet = settings.fleet
     ranks = f" of {fleet.policy_ranks} ranks" if fleet.policy_ranks > 1 else ""
     return (
-        f"{settings.run.name}: {fleet.controllers} controllers, {fleet.policy} policy replicas"
-        f"{ranks}, {fleet.rollout} rollout workers"
+        f"{settings.run.name}: {fleet.controllers} controllers, {fleet.policy} policy "
+        f"replicas{ranks}, {fleet.rollout} rollout workers"
     )
 
 

@@ -46,7 +46,8 @@ def wait(
     if as_json:
         print_json({**summary, "run_dir": str(directory)})
     else:
-        typer.echo(f"{summary['status']} after {summary['steps']} steps: {directory / 'summary.json'}")  # fmt: skip
+        path = directory / "summary.json"
+        typer.echo(f"{summary['status']} after {summary['steps']} steps: {path}")
         if summary["export"]:
             typer.echo(f"exported model: {summary['export']}")
     if summary["status"] != "finished":

@@ -1,4 +1,4 @@
-"""What a process has ended of, from control groups and logs that are handed in."""
+"""Causes of the end of a process, from control groups and logs that are handed in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The environment of torchrun is taken as it is or refused with a remedy, before anything starts."""
+"""The environment of torchrun is taken as it is or refused with a remedy, before anything
+starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Ray is told of a worker: everything that it needs, and no secret."""
+"""Ray gets everything that a worker needs, and no secret."""
 
 from __future__ import annotations
 
