@@ -1,1 +1,0 @@
-"""Tables of the documentation, rendered from the results of benchmarks."""
