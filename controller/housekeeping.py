@@ -44,6 +44,8 @@ HAND_OVER_S = 0.3
 """How long a leader that leaves waits for a sink in the middle of a write before it lets go."""
 
 
+ARCHIVE_S = 30.0
+"""How long the last payloads of a run are kept for the archive to read them."""
 END_ALERT_S = 12.0
 """How long the process waits at the end of a run for its last alert: a receiver that takes longer
 than the time limit of one try may miss it."""
@@ -179,6 +181,9 @@ class Housekeeping:
     async def finish(self) -> None:
         """Gives the sinks of a run that has ended their time, and deletes its last payloads."""
         if self._outcome is not None:
+            if self.exporters.archive is not None:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.exporters.archive.write(over=True), ARCHIVE_S)
             sinks = asyncio.to_thread(self.exporters.join, FINISH_S)
             await asyncio.gather(self._delete_last(), sinks)
             if self.exporters.alerts is not None:

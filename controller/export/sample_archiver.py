@@ -128,19 +128,20 @@ class SampleArchiver:
         about |= {"state": "dropped", "reason": dropped["reason"], "step": state.versions.step}
         self._steps.append(_Step({task_id: {**facts, **about}}, [], 0))
 
-    async def write(self) -> None:
-        """Writes all that has come so far, if this process still leads: its payloads may be deleted
-        then."""
+    async def write(self, *, over: bool = False) -> None:
+        """Writes all that has come so far, if this process still leads or the run is ``over``: its
+        payloads may be deleted then. What a cancelled call did not write is written by the next."""
         async with self._writing:
-            while self._steps and self._writer is not None:
+            while self._steps and self._writer is not None and (over or self._may_write()):
                 size = count = 0
                 while count < len(self._steps) and size <= FLUSH_BYTES:
                     size += self._steps[count].size
                     count += 1
-                steps, self._steps[:count] = self._steps[:count], []
+                steps = self._steps[:count]
                 await self._fill(steps)
                 rows = [row for step in steps for row in step.rows.values()]
                 await asyncio.to_thread(self._write, self._writer, rows)
+                del self._steps[:count]
 
     async def _fill(self, steps: Sequence[_Step]) -> None:
         """Adds the content of the groups whose payloads are wanted and still there."""
@@ -175,8 +176,6 @@ class SampleArchiver:
 
     def _write(self, writer: ArchiveWriter, rows: list[dict[str, Any]]) -> None:
         """A write that fails is logged once, and stops nothing."""
-        if not self._may_write():
-            return
         try:
             writer.write(rows)
         except Exception as error:

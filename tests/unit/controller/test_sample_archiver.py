@@ -82,6 +82,24 @@ async def test_a_deletion_waits_until_what_is_being_read_is_written(tmp_path: Pa
         assert archived_steps(tmp_path) == {1}
 
 
+async def test_a_write_that_is_cancelled_or_of_a_deposed_leader_loses_no_step(
+    tmp_path: Path,
+) -> None:
+    driven, payloads = trained(2), SlowPayloads()
+    archiver = archiver_of(tmp_path, payloads)
+    async with running(archiver, driven):
+        cut = asyncio.create_task(archiver.write())
+        await until(lambda: payloads.readers)
+        cut.cancel()
+        await asyncio.gather(cut, return_exceptions=True)
+    payloads.answer.set()
+    archiver._may_write = lambda: False
+    await archiver.write()
+    assert archived_steps(tmp_path) == set()
+    await archiver.write(over=True)
+    assert archived_steps(tmp_path) == {1, 2}
+
+
 class Groups:
     """Every payload is there."""
 
