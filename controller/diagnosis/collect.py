@@ -18,7 +18,7 @@ from controller.diagnosis.evidence import (
     SessionlessEvidence,
     WorkerEvidence,
 )
-from controller.fleet.flow_measurement import pace_of
+from controller.diagnosis.flow_measurement import pace_of
 from controller.leader import Leader
 from controller.ledger.state.fleet import Worker
 from controller.ledger.views.fault_report import fault_report

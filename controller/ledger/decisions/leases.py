@@ -51,50 +51,65 @@ _TASK_ID = re.compile(rf"t{_NUMBER}|e{_NUMBER}\.{_NUMBER}")
 
 @decides
 def lease(d: Decider, c: cmd.LeaseTasks, now: float) -> cmd.LeaseResult:
-    worker = d.caller(c.worker_id, c.incarnation)
-    state = d.state
+    worker, state = d.caller(c.worker_id, c.incarnation), d.state
     if c.lease_seq == worker.lease_seq and worker.lease_reply:
         return cmd.LeaseResult(worker.lease_reply)
     if c.lease_seq <= worker.lease_seq:
         raise cmd.CommandRefused(
             RefusalCode.INVALID, f"lease_seq {c.lease_seq} is older than {worker.lease_seq}"
         )
-    # The weights of a commit that Redis has lost, or of an outvoted replica, do not count: others
-    # are on their way.
-    lost = c.loaded_version > state.versions.version
-    withdrawn = c.loaded_version == worker.withdrawn_version
-    loaded = Version(-1) if lost or withdrawn else c.loaded_version
-    if state.run_spec is not None and state.run_spec.recorded:
-        loaded = state.versions.version  # a recorded row waits for no weights
-    if state.phase is not Phase.OPEN or worker.leaving:
-        return cmd.LeaseResult((), EmptyReason.STOPPED)
-    if state.paused:
-        return cmd.LeaseResult((), EmptyReason.PAUSED)
-    if worker.spare:
-        return cmd.LeaseResult((), EmptyReason.SPARE)
-    known = state.tasks.suspects
-    if known and not known.keys().isdisjoint(worker.held):
-        return cmd.LeaseResult((), EmptyReason.ISOLATED)
-    suspects = _suspects(state, loaded) if known and _takes_suspects(state, worker) else []
-    if suspects and worker.held:
-        return cmd.LeaseResult((), EmptyReason.ISOLATED)
-    if suspects:
-        tasks = suspects[:1]
-    else:
-        evals = (t for t in _pending_evals(state, loaded) if not t.suspect)
-        tasks = list(islice(evals, c.max_tasks))
-        rest = min(c.max_tasks - len(tasks), admissible(state, loaded))
-        if rest > 0:
-            tasks.extend(_train_tasks(state, rest))
-    if not tasks:
-        if loaded < 0 or admissible(state, state.versions.version) > 0:
-            return cmd.LeaseResult((), EmptyReason.WEIGHTS)
-        return cmd.LeaseResult((), EmptyReason.STALENESS)
-    leases = tuple(_lease_of(state, task) for task in tasks)
-    if state.run.curriculum_min and (passed := _passed(state, tasks)):
+    loaded = _usable_version(state, worker, c.loaded_version)
+    if reason := _not_eligible(state, worker):
+        return cmd.LeaseResult((), reason)
+    picked = _pick(state, worker, loaded, c.max_tasks)
+    if isinstance(picked, EmptyReason):
+        return cmd.LeaseResult((), picked)
+    leases = tuple(_lease_of(state, task) for task in picked)
+    if state.run.curriculum_min and (passed := _passed(state, picked)):
         d.emit(ev.RowsPassedOver(passed))
     d.emit(ev.TasksLeased(c.worker_id, c.incarnation, c.lease_seq, leases, loaded))
     return cmd.LeaseResult(leases)
+
+
+def _usable_version(state: State, worker: Worker, loaded: Version) -> Version:
+    """The version that the worker's groups will have; -1: it has to wait for weights."""
+    newest = state.versions.version
+    if state.run_spec is not None and state.run_spec.recorded:
+        return newest  # a recorded row waits for no weights
+    # The weights of a commit that Redis has lost, or of an outvoted replica, do not count: others
+    # are on their way.
+    usable = loaded <= newest and loaded != worker.withdrawn_version
+    return loaded if usable else Version(-1)
+
+
+def _not_eligible(state: State, worker: Worker) -> EmptyReason | None:
+    """Why the worker gets no task, whatever tasks there are; None: it may get some."""
+    if state.phase is not Phase.OPEN or worker.leaving:
+        return EmptyReason.STOPPED
+    if state.paused:
+        return EmptyReason.PAUSED
+    if worker.spare:
+        return EmptyReason.SPARE
+    suspects = state.tasks.suspects
+    holds_one = bool(suspects) and not suspects.keys().isdisjoint(worker.held)
+    return EmptyReason.ISOLATED if holds_one else None
+
+
+def _pick(state: State, worker: Worker, loaded: Version, most: int) -> list[Task] | EmptyReason:
+    """At most ``most`` tasks for the worker, at least one; or why there is none."""
+    if state.tasks.suspects and _takes_suspects(state, worker):
+        suspects = _suspects(state, loaded)
+        if suspects:
+            return EmptyReason.ISOLATED if worker.held else suspects[:1]
+    evals = (t for t in _pending_evals(state, loaded) if not t.suspect)
+    tasks = list(islice(evals, most))
+    rest = min(most - len(tasks), admissible(state, loaded))
+    if rest > 0:
+        tasks.extend(_train_tasks(state, rest))
+    if tasks:
+        return tasks
+    waits = loaded < 0 or admissible(state, state.versions.version) > 0
+    return EmptyReason.WEIGHTS if waits else EmptyReason.STALENESS
 
 
 def admissible(state: State, loaded_version: Version) -> int:

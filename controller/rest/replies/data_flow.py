@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from controller.diagnosis.bottleneck import bottleneck_of
-from controller.fleet.flow_measurement import pace_of
+from controller.diagnosis.flow_measurement import pace_of
 from controller.ledger.commands import Role
 from controller.ledger.role_traits import TRAITS
 from controller.ledger.state.state import State

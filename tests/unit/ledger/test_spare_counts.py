@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from controller.fleet.autoscale_policy import WorkerCounts
-from controller.fleet.autoscaler import settled
+from controller.scaling.autoscaler import settled
 from paceline.config.sections.workers import FleetConfig
 from paceline.providers.base import desired_of
 from paceline.providers.none import NoProvider

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from controller.errors import NotLeading
-from controller.fleet.autoscaler import Autoscaling
 from controller.leader import Leader
 from controller.ledger.commands import CommandRefused, Drain
 from controller.replicated_controller import Controller
+from controller.scaling.autoscaler import Autoscaling
 from controller.status import status_of
 from controller.store.journal import Deposed
 from paceline.process.structured_log import event

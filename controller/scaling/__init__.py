@@ -1,0 +1,1 @@
+"""Scaling of the fleet: loops of the leader that call the provider and the autoscaler."""
