@@ -15,3 +15,6 @@ Step = NewType("Step", int)
 
 MeshEpoch = NewType("MeshEpoch", int)
 """One formation of a process group. Only rises."""
+
+ANY = 1 << 40
+"""A limit above every number of tokens, versions and steps."""

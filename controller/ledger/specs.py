@@ -10,13 +10,9 @@ from controller.ledger.codec import TRANSIENT, stored_as
 from controller.ledger.enums import Kind, Role
 from controller.ledger.learning_rate import LearningRate
 from paceline.dataset.data_order import DataOrder, DataSource
-from paceline.ids import MeshEpoch, Step, TaskId, Version
+from paceline.ids import ANY, MeshEpoch, Step, TaskId, Version
 
 LATE_TRAIN, LATE_DROP = "train", "drop"
-AGELESS = 1 << 40
-"""More steps than any run has: recorded tokens have no age."""
-
-
 HELD_OUT = "held_out"
 """Set that a run has by ``eval_rows`` alone."""
 
@@ -152,7 +148,7 @@ class RunSpec(LiveSpec):
     def token_age(self) -> int:
         """Steps after which a token has no weight in the loss."""
         if self.recorded:
-            return AGELESS
+            return ANY  # recorded tokens have no age
         return self.max_token_age if self.trains_late else self.max_staleness
 
 

@@ -27,6 +27,7 @@ from controller.services.validation import (
 )
 from paceline.groups.completions import check_task, check_text
 from paceline.groups.invalid import Invalid
+from paceline.groups.limits import task_settings
 from paceline.ids import Version
 from paceline.payloads.store import Ref, partial_ref
 from paceline.v1 import rollout_pb2
@@ -91,15 +92,7 @@ async def _with_rows(
     room = leader.context.config.controller.max_message_mb << 19
     tasks, rows = await _fitting(leader, caller, result.leases, room - MAX_LEASED * LEASE_BYTES)
     group_size, run = leader.limits.group_size, leader.ledger.state.run
-    config = leader.settings.config
-    settings = rollout_pb2.TaskSettings(
-        max_tokens=config.rollout.max_tokens,
-        top_p=config.rollout.top_p,
-        top_k=config.rollout.top_k,
-        max_turns=config.rollout.max_turns,
-        environment_timeout_s=config.rollout.environment_timeout_s,
-        reward_timeout_s=config.reward.timeout_s,
-    )
+    settings = task_settings(leader.settings.config)
     leases = []
     for lease, row in zip(tasks, rows, strict=True):
         message = rollout_pb2.Lease(

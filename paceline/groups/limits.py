@@ -6,9 +6,7 @@ from dataclasses import dataclass
 
 from paceline.config.model_config import vocabulary_size
 from paceline.config.schema import Config
-
-ANY = 1 << 40
-"""A limit above every number of tokens and versions."""
+from paceline.v1 import rollout_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +34,16 @@ class GroupLimits:
         }
         longest = config.longest_sequence
         return cls(config.rollout.group_size, longest, vocabulary, samples, frozenset(columns))
+
+
+def task_settings(config: Config) -> rollout_pb2.TaskSettings:
+    """Settings of a task that may change during a run, as ``config`` has them now."""
+    rollout = config.rollout
+    return rollout_pb2.TaskSettings(
+        max_tokens=rollout.max_tokens,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        max_turns=rollout.max_turns,
+        environment_timeout_s=rollout.environment_timeout_s,
+        reward_timeout_s=config.reward.timeout_s,
+    )

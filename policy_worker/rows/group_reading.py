@@ -22,10 +22,10 @@ from google.protobuf.message import DecodeError
 
 from paceline.groups.group_check import check_group
 from paceline.groups.invalid import Invalid
-from paceline.groups.limits import ANY, GroupLimits
+from paceline.groups.limits import GroupLimits
 from paceline.groups.payload import decode as decode_payload
 from paceline.groups.payload import meta_digest, payload_digest
-from paceline.ids import TaskId
+from paceline.ids import ANY, TaskId
 from paceline.payloads.check_store import open_or_refuse
 from paceline.payloads.store import Payloads, PayloadStore, StoreUnavailable
 from paceline.process.structured_log import event

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from paceline.config.schema import Config
 from paceline.groups.group_check import check_group
 from paceline.groups.invalid import Invalid
-from paceline.groups.limits import ANY, GroupLimits
+from paceline.groups.limits import GroupLimits
 from paceline.groups.payload import encode, payload_digest
-from paceline.ids import TaskId
+from paceline.ids import ANY, TaskId
 from paceline.payloads.store import PayloadStore, Ref
 from paceline.v1 import common_pb2, rollout_pb2
 from rollout_worker.tasks.task_messages import returned

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from paceline.config.schema import Config
 from paceline.config.sections.evaluation import EvalSetConfig
 from paceline.groups.completions import check_logprobs, version_spans
-from paceline.groups.limits import ANY
+from paceline.groups.limits import task_settings
+from paceline.ids import ANY
 from paceline.prompt_tokenizer import Prompt
 from paceline.v1 import common_pb2, rollout_pb2
 from rollout_worker.engine.base import Completion, Finish, SamplingParams
@@ -77,17 +78,7 @@ def answer_of(row: Mapping[str, Any], config: Config) -> Any:
 
 def settings_of(lease: rollout_pb2.Lease, config: Config) -> rollout_pb2.TaskSettings:
     """Settings of the task, as its lease has them: they may change during a run."""
-    if lease.HasField("settings"):
-        return lease.settings
-    rollout = config.rollout
-    return rollout_pb2.TaskSettings(
-        max_tokens=rollout.max_tokens,
-        top_p=rollout.top_p,
-        top_k=rollout.top_k,
-        max_turns=rollout.max_turns,
-        environment_timeout_s=rollout.environment_timeout_s,
-        reward_timeout_s=config.reward.timeout_s,
-    )
+    return lease.settings if lease.HasField("settings") else task_settings(config)
 
 
 def sampling_params(config: Config, lease: rollout_pb2.Lease) -> SamplingParams:
