@@ -153,7 +153,7 @@ def train(config, warm_up: int, path: Path) -> dict[str, float]:
         add_groups(trainer, groups)
         trainer.reduce()
         trainer.digest()
-        trainer.commit(step + 1, config.train.lr)
+        trainer.commit(step + 1, config.train.optimizer.lr)
     steps = len(batches) - warm_up
     clock = {
         "steps": steps,

@@ -66,8 +66,8 @@ def common(args: argparse.Namespace) -> dict[str, object]:
     return {
         "model.path": str(runs.model_of(args.size)),
         "data.eval_path": "none",
-        "train.schedule": "constant",
-        "train.warmup_steps": 0,
+        "train.optimizer.schedule": "constant",
+        "train.optimizer.warmup_steps": 0,
         "train.checkpoint_every": 1000,
         "rollout.max_sequences": 256,
         "fleet.controllers": 1,
@@ -78,7 +78,7 @@ def common(args: argparse.Namespace) -> dict[str, object]:
 
 
 def as_is(args: argparse.Namespace) -> dict[str, Any]:
-    settings = {**common(args), "train.lr": 1e-9, "train.steps": args.steps}
+    settings = {**common(args), "train.optimizer.lr": 1e-9, "train.steps": args.steps}
     batches = runs.SCRATCH / "overlap-batches.bin"
     batches.parent.mkdir(parents=True, exist_ok=True)
     alone = {}

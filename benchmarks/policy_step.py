@@ -83,7 +83,7 @@ def packed_step(
         {
             "model": {"path": "unused"},
             "data": {"path": "unused"},
-            "train": {"lr": 1e-5, "skip_zero_advantage": skip},
+            "train": {"optimizer": {"lr": 1e-5}, "loss": {"skip_zero_advantage": skip}},
         }
     )
     model.set_attn_implementation(attention.NAME)

@@ -27,11 +27,11 @@ SAMPLES = 25_600
 LAST = 3
 """Evaluations whose mean is a run's number."""
 ALGORITHMS: dict[str, dict[str, object]] = {
-    "grpo": {"train.groups_per_step": 32, "train.lr": 3e-4, "train.max_staleness": 1},
+    "grpo": {"train.groups_per_step": 32, "train.optimizer.lr": 3e-4, "train.max_staleness": 1},
     "ppo": {
         "train.algorithm": "ppo",
         "train.groups_per_step": 8,
-        "train.lr": 1e-4,
+        "train.optimizer.lr": 1e-4,
         "train.max_staleness": 4,
         "objective.critic_lr_scale": 10.0,
         "objective.gae_lambda": 0.95,
@@ -79,8 +79,8 @@ def measure(algorithm: str, seed: int, args: argparse.Namespace) -> dict[str, An
         {
             "run.seed": seed,
             "train.steps": steps,
-            "train.schedule": "constant",
-            "train.warmup_steps": 0,
+            "train.optimizer.schedule": "constant",
+            "train.optimizer.warmup_steps": 0,
             "train.checkpoint_every": steps,
             "train.eval_every": steps // 10,
             "rollout.max_sequences": 256,

@@ -69,7 +69,7 @@ def member(arguments: argparse.Namespace) -> None:
     settings = {
         "model": {"path": arguments.path, "device": "cpu"},
         "data": {"path": "d"},
-        "train": {"tokens_per_microbatch": 100_000},
+        "train": {"memory": {"tokens_per_microbatch": 100_000}},
     }
     trainer = Trainer(Config.model_validate(settings), torch.device("cpu"))
     trainer.restore("", 0, 0)

@@ -32,7 +32,7 @@ LAST = 3
 GRPO = {
     "train.groups_per_step": 32,
     "train.steps": 100,
-    "train.lr": 3e-4,
+    "train.optimizer.lr": 3e-4,
     "train.max_staleness": 1,
     "train.eval_every": 5,
     "train.checkpoint_every": 5,
@@ -41,7 +41,7 @@ PPO = {
     "train.algorithm": "ppo",
     "train.groups_per_step": 8,
     "train.steps": 400,
-    "train.lr": 1e-4,
+    "train.optimizer.lr": 1e-4,
     "train.max_staleness": 4,
     "train.eval_every": 20,
     "train.checkpoint_every": 20,
@@ -49,10 +49,10 @@ PPO = {
     "objective.gae_lambda": 0.95,
 }
 ARMS: dict[str, dict[str, Any]] = {
-    "grpo_kl": {**GRPO, "train.kl_coef": 0.3},
-    "grpo": {**GRPO, "train.kl_coef": 0.0},
-    "ppo_kl": {**PPO, "train.kl_coef": 0.3},
-    "ppo": {**PPO, "train.kl_coef": 0.0},
+    "grpo_kl": {**GRPO, "train.loss.kl_coef": 0.3},
+    "grpo": {**GRPO, "train.loss.kl_coef": 0.0},
+    "ppo_kl": {**PPO, "train.loss.kl_coef": 0.3},
+    "ppo": {**PPO, "train.loss.kl_coef": 0.0},
 }
 
 
@@ -130,8 +130,8 @@ def measure(arm: str, seed: int, scorer: Path) -> dict[str, Any]:
             "evaluation.sets.truth.path": str(held_out),
             "evaluation.sets.truth.reward": ["examples.digit_sort.reward:sorted_exactly"],
             "evaluation.sets.truth.limit": HELD_OUT,
-            "train.schedule": "constant",
-            "train.warmup_steps": 0,
+            "train.optimizer.schedule": "constant",
+            "train.optimizer.warmup_steps": 0,
             "fleet.controllers": 1,
             "fleet.policy": 1,
             "fleet.rollout": 1,

@@ -12,7 +12,7 @@ checkpoints. Both clocks run from the end of the last warm-up step to the end of
 neither pays for imports and start-up. Held-out reward is measured afterwards, greedy, by one piece
 of code.
 
-Paceline runs twice: with its defaults, and with ``train.skip_zero_advantage = false``. By default
+Paceline runs twice: with its defaults, and with ``train.loss.skip_zero_advantage = false``. By default
 it skips samples whose gradient is exactly zero (groups of equal rewards, no KL); TRL computes them.
 The two rows show this part of the ratio.
 """
@@ -34,7 +34,7 @@ LEARNING_RATES = {"0.1M": 3e-4, "0.8M": 1e-4}
 GROUPS, GROUP_SIZE, MAX_TOKENS = 32, 8, 24
 PACELINE: dict[str, dict[str, object]] = {
     "Paceline": {},
-    "Paceline, every sample computed": {"train.skip_zero_advantage": False},
+    "Paceline, every sample computed": {"train.loss.skip_zero_advantage": False},
 }
 
 
@@ -138,9 +138,9 @@ def paceline(
         "data.eval_path": "none",
         "train.steps": args.steps,
         "train.groups_per_step": GROUPS,
-        "train.lr": args.lr or LEARNING_RATES[size],
-        "train.schedule": "constant",
-        "train.warmup_steps": 0,
+        "train.optimizer.lr": args.lr or LEARNING_RATES[size],
+        "train.optimizer.schedule": "constant",
+        "train.optimizer.warmup_steps": 0,
         "train.max_staleness": args.max_staleness,
         "train.checkpoint_every": max(50, args.steps),
         "rollout.group_size": GROUP_SIZE,

@@ -105,10 +105,10 @@ class ControllerContext:
             sources=rows.sources,
             curriculum_min=config.data.curriculum_min if config.data.curriculum else 0.0,
             lr=LearningRate(
-                config.train.lr,
-                config.train.schedule,
-                config.train.warmup_steps,
-                config.train.min_lr_ratio,
+                config.train.optimizer.lr,
+                config.train.optimizer.schedule,
+                config.train.optimizer.warmup_steps,
+                config.train.optimizer.min_lr_ratio,
             ),
         )
 

@@ -75,10 +75,11 @@ def doubts(config: Config) -> list[str]:
 def _train(config: Config) -> dict[str, Any]:
     """The settings of [train] that a toy step may have: it has no scorer, and groups of its own."""
     given = config.train.model_dump(mode="json", exclude_defaults=True)
-    return {name: value for name, value in given.items() if name not in _NOT_OF_THE_TOY}
-
-
-_NOT_OF_THE_TOY = ("algorithm", "reference", "reference_path", "filter_uninformative")
+    for name in ("algorithm", "filter_uninformative"):
+        given.pop(name, None)
+    for name in ("reference", "reference_path"):
+        given.get("loss", {}).pop(name, None)
+    return given
 
 
 if __name__ == "__main__":

@@ -71,10 +71,10 @@ class ToyStep:
         self, *parts: Groups, of: Groups | None = None, row_tokens: int = 1 << 20
     ) -> tuple[Tensor, Tensor]:
         """The gradient, and float32 [Objective.summed]."""
-        changed = {
-            "train": self.config.train.model_copy(update={"tokens_per_microbatch": row_tokens})
-        }
-        config = self.config.model_copy(update=changed)
+        train = self.config.train
+        memory = train.memory.model_copy(update={"tokens_per_microbatch": row_tokens})
+        train = train.model_copy(update={"memory": memory})
+        config = self.config.model_copy(update={"train": train})
         scalars = {
             name: torch.tensor(value, dtype=torch.float64)
             for name, value in self.objective.scalars.items()

@@ -37,7 +37,7 @@ class Recipe:
 def _recipe(
     data: Any, algorithm: str, lr: float, gate: float | None = None, **objective: Any
 ) -> Recipe:
-    settings = {"train.algorithm": algorithm, "train.lr": lr}
+    settings = {"train.algorithm": algorithm, "train.optimizer.lr": lr}
     settings |= {f"objective.{name}": value for name, value in objective.items()}
     steps = SAMPLED_STEPS if data == "sampled" else PAIRS // BATCH
     return Recipe(data, settings, steps, gate)
@@ -57,9 +57,9 @@ RECIPES: dict[str, Recipe] = {
         "reward_pairs",
         {
             "train.algorithm": "reward_model",
-            "train.lr": 1e-3,
-            "train.schedule": "linear",
-            "train.warmup_steps": 20,
+            "train.optimizer.lr": 1e-3,
+            "train.optimizer.schedule": "linear",
+            "train.optimizer.warmup_steps": 20,
         },
         REWARD_PAIRS * REWARD_EPOCHS // REWARD_BATCH,
         0.93,

@@ -53,7 +53,12 @@ TOY = Shape("toy", 64, 192, 2, 4, 2, 512)
 
 
 def run_config(
-    dtype: str, row_tokens: int, *, attention: str = "sdpa", compiled: bool = False, **train: object
+    dtype: str,
+    row_tokens: int,
+    *,
+    attention: str = "sdpa",
+    compiled: bool = False,
+    **memory: object,
 ) -> Config:
     return Config.model_validate(
         {
@@ -62,10 +67,10 @@ def run_config(
                 "dtype": dtype,
                 "attention": attention,
                 "compile": compiled,
-                "gradient_checkpointing": row_tokens > 1024 or "offload_activations" in train,
+                "gradient_checkpointing": row_tokens > 1024 or "offload_activations" in memory,
             },
             "data": {"path": "unused"},
-            "train": {"lr": 1e-6, "tokens_per_microbatch": row_tokens, **train},
+            "train": {"memory": {"tokens_per_microbatch": row_tokens, **memory}},
             "rollout": {"group_size": COMPLETIONS, "max_tokens": row_tokens},
         }
     )

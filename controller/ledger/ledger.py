@@ -21,6 +21,7 @@ from controller.ledger.enums import Phase
 from controller.ledger.events import Event
 from controller.ledger.invariants import check, check_counts
 from controller.ledger.state.moment import Moment
+from controller.ledger.state.settings import with_new_names
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import Task
 from paceline.ids import TaskId
@@ -94,7 +95,7 @@ class Ledger(Decider):
     @classmethod
     def from_snapshot(cls, data: dict[str, Any], *, checked: bool = False) -> Ledger:
         ledger = cls(checked=checked)
-        ledger.state = decode(State, data)
+        ledger.state = decode(State, {**data, "settings": with_new_names(data.get("settings", {}))})
         tasks = ledger.state.tasks
         if "coverage" not in data["tasks"]:  # saved by a release that did not record it
             tasks.coverage.recorded_from = tasks.cursor

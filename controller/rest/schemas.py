@@ -342,7 +342,7 @@ class DrainBody(RequestBody):
 
 class SettingsBody(RequestBody):
     settings: Annotated[dict[str, Any], Field(min_length=1, max_length=64)]
-    """Values by dotted name: {"train.lr": 5e-7}. 422 names a setting that is fixed, and what works.
+    """Values by dotted name: {"train.optimizer.lr": 5e-7}. 422 names a setting that is fixed, and what works.
     """
     dry_run: Annotated[bool, Field(strict=True)] = False
     """Check only, and say what would change."""

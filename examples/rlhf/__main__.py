@@ -27,7 +27,7 @@ EXAMPLES = """examples:
   python -m examples.rlhf --dry-run                          what would run, and what is done
   python -m examples.rlhf --stages reward_model,ppo          these alone, from what is there
   python -m examples.rlhf --short --dir /tmp/short           a few steps of each: does it work here?
-  python -m examples.rlhf --dir runs/hacked --set reward_model.train.steps=100 --set ppo.train.kl_coef=0
+  python -m examples.rlhf --dir runs/hacked --set reward_model.train.steps=100 --set ppo.train.loss.kl_coef=0
                                                              a weak reward model is exploited: the run warns
 
 exit status: 0 done, 1 a stage failed, 2 bad input, 130 interrupted"""
@@ -56,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="STAGE.SETTING=VALUE",
-        help="setting of a stage, such as ppo.train.kl_coef=0.1; may be repeated",
+        help="setting of a stage, such as ppo.train.loss.kl_coef=0.1; may be repeated",
     )
     made.add_argument(
         "--short", action="store_true", help="a few steps of each stage, to see that they work"

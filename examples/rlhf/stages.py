@@ -67,7 +67,12 @@ STAGES = {
             "reward_model",
             ("sft", PREFERENCES),
             {"model.path": "sft/export", **_PAIRS},
-            {"train.steps": 8, "train.warmup_steps": 2, "train.groups_per_step": 32, **_RECORDED},
+            {
+                "train.steps": 8,
+                "train.optimizer.warmup_steps": 2,
+                "train.groups_per_step": 32,
+                **_RECORDED,
+            },
             _OF_PAIRS,
         ),
         Stage(
@@ -119,7 +124,7 @@ def overrides_by_stage(given: Sequence[str], stages: Iterable[Stage]) -> dict[st
         name, dot, setting = dotted.partition(".")
         if not equals or not dot or not setting:
             raise PipelineProblem(
-                f"--set {text}: write STAGE.SETTING=VALUE, for example ppo.train.kl_coef=0.1"
+                f"--set {text}: write STAGE.SETTING=VALUE, for example ppo.train.loss.kl_coef=0.1"
             )
         if name not in names:
             raise PipelineProblem(

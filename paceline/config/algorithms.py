@@ -1,4 +1,4 @@
-"""The GRPO family: the settings of ``[train]`` that each published name stands for.
+"""The GRPO family: the settings of ``[train.loss]`` that each published name stands for.
 
 All of them are one clipped policy-gradient loss with other settings. A name gives defaults, and a
 setting of the user's own goes before them; but a name cannot be used with a setting that
@@ -18,7 +18,7 @@ class Published:
 
     source: str
     defines: Mapping[str, Any] = field(default_factory=dict)
-    """Settings without which it would be another algorithm."""
+    """Settings of [train] without which it would be another algorithm."""
     suggests: Mapping[str, Any] = field(default_factory=dict)
     """Defaults, as the source has them."""
 
@@ -28,38 +28,39 @@ class Published:
 
 
 # The importance weight is 1 on policy. Off policy it is truncated, and nothing is clipped.
-_REINFORCE = {"surrogate": "weight", "clip_low": 1.0, "clip_high": 1.0}
+_REINFORCE = {"loss.surrogate": "weight", "loss.clip_low": 1.0, "loss.clip_high": 1.0}
 
 FAMILY: dict[str, Published] = {
     "grpo": Published("Shao et al., DeepSeekMath, arXiv 2402.03300"),
     "dr_grpo": Published(
-        "Liu et al., arXiv 2503.20783", {"aggregation": "dr_grpo", "advantage_norm": False}
+        "Liu et al., arXiv 2503.20783",
+        {"loss.aggregation": "dr_grpo", "loss.advantage_norm": False},
     ),
     "dapo": Published(
         "Yu et al., arXiv 2503.14476",
-        {"aggregation": "token_mean", "filter_uninformative": True},
-        {"clip_high": 0.28, "overlong_filter": True},
+        {"loss.aggregation": "token_mean", "filter_uninformative": True},
+        {"loss.clip_high": 0.28, "loss.overlong_filter": True},
     ),
     "gspo": Published(
         "Zheng et al., arXiv 2507.18071",
-        {"importance_level": "sequence"},
-        {"aggregation": "sequence_mean", "clip_low": 3e-4, "clip_high": 4e-4},
+        {"loss.importance_level": "sequence"},
+        {"loss.aggregation": "sequence_mean", "loss.clip_low": 3e-4, "loss.clip_high": 4e-4},
     ),
     "cispo": Published(
         "MiniMax-M1, arXiv 2506.13585",
-        {"surrogate": "weight"},
-        {"aggregation": "token_mean", "clip_low": 1.0, "clip_high": 4.0},
+        {"loss.surrogate": "weight"},
+        {"loss.aggregation": "token_mean", "loss.clip_low": 1.0, "loss.clip_high": 4.0},
     ),
     "rloo": Published(
         "Ahmadian et al., arXiv 2402.14740",
-        {"advantage": "leave_one_out", "advantage_norm": False},
-        {"aggregation": "sequence_sum", **_REINFORCE},
+        {"loss.advantage": "leave_one_out", "loss.advantage_norm": False},
+        {"loss.aggregation": "sequence_sum", **_REINFORCE},
     ),
     "reinforce++": Published(
-        "Hu et al., arXiv 2501.03262", {"advantage": "step"}, {"kl_in": "reward"}
+        "Hu et al., arXiv 2501.03262", {"loss.advantage": "step"}, {"loss.kl_in": "reward"}
     ),
     "reinforce++-baseline": Published(
-        "Hu et al., arXiv 2501.03262", {"advantage": "group_step"}, {"kl_in": "reward"}
+        "Hu et al., arXiv 2501.03262", {"loss.advantage": "group_step"}, {"loss.kl_in": "reward"}
     ),
 }
 
@@ -69,15 +70,20 @@ def with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     contradicts the algorithm."""
     name = given.get("algorithm", "grpo")
     published = FAMILY.get(name) if isinstance(name, str) else None
-    if published is None:
+    loss = given.get("loss", {})
+    if published is None or not isinstance(loss, Mapping):
         return dict(given)
+    flat = {**given, **{f"loss.{setting}": value for setting, value in loss.items()}}
     for setting, value in published.defines.items():
-        if given.get(setting, value) != value:
+        if flat.get(setting, value) != value:
             raise ValueError(
                 f"train.algorithm = {name} is defined by train.{setting} = {_toml(value)} ({published.source}): remove "
                 f"train.{setting}, or set train.algorithm = grpo and each setting that you want"
             )
-    return {**published.settings, **given}
+    defaults = published.settings
+    of_loss = {n.removeprefix("loss."): v for n, v in defaults.items() if n.startswith("loss.")}
+    of_train = {n: v for n, v in defaults.items() if not n.startswith("loss.")}
+    return {**of_train, **given, "loss": {**of_loss, **loss}}
 
 
 def _toml(value: Any) -> str:

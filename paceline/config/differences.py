@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+from paceline.config.schema import RENAMED
+
 
 def differences(ours: str, theirs: str) -> str:
     """The fields that differ between two canonical configs: the run's value, then the other's."""
@@ -13,7 +15,10 @@ def differences(ours: str, theirs: str) -> str:
     except (ValueError, AttributeError):
         return "one of them cannot be read"
     names = sorted(n for n in run.keys() | other.keys() if run.get(n) != other.get(n))
-    shown = [f"{n} is {run.get(n)!r} in the run, {other.get(n)!r} here" for n in names[:8]]
+    shown = [
+        f"{RENAMED.get(n, n)} is {run.get(n)!r} in the run, {other.get(n)!r} here"
+        for n in names[:8]
+    ]
     return "; ".join(shown) or "its digest"
 
 

@@ -1,4 +1,4 @@
-"""Settings of the loss in ``[train]`` that a built-in objective does not read.
+"""Settings of ``[train.loss]`` that a built-in objective does not read.
 
 A term of the loss that would be missing without a word is refused. A detail of a term that an
 objective does not have is worth a warning: it may be left from another algorithm.
@@ -7,7 +7,7 @@ objective does not have is worth a warning: it may be left from another algorith
 from __future__ import annotations
 
 from paceline.config.sections.preference_objectives import PREFERENCES
-from paceline.config.sections.training import TrainConfig
+from paceline.config.sections.training import LossConfig, TrainConfig
 
 TERMS = ("kl_coef", "entropy_coef", "overlong_filter", "covariance")
 """Settings that add a term to the loss, or take tokens out of it."""
@@ -36,16 +36,17 @@ IGNORED: dict[str, frozenset[str]] = {
 def ignored(train: TrainConfig) -> list[str]:
     """Names of the settings that are not at their defaults, and that the objective does not read."""
     names = IGNORED.get(train.algorithm, frozenset())
-    fields = type(train).model_fields
     return [
-        name for name in fields if name in names and getattr(train, name) != fields[name].default
+        name
+        for name, field in LossConfig.model_fields.items()
+        if name in names and getattr(train.loss, name) != field.default
     ]
 
 
 def problem_of_ignored(train: TrainConfig) -> str:
     """The terms of the loss that the objective would leave out, with the remedy; empty if there is
     none."""
-    missing = [f"train.{name}" for name in ignored(train) if name in TERMS]
+    missing = [f"train.loss.{name}" for name in ignored(train) if name in TERMS]
     if not missing:
         return ""
     them = "it" if len(missing) == 1 else "them"

@@ -14,12 +14,18 @@ from typing import Any
 
 import tomli_w
 from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from paceline.config.fields import Section, meaning, table_of
+from paceline.config.fields import Section, meaning
 from paceline.config.lines import field_lines
-from paceline.config.schema import SECTIONS, Config
+from paceline.config.schema import (
+    RENAMED,
+    SECTIONS,
+    SETTINGS,
+    TABLES,
+    Config,
+    with_new_names,
+)
 from paceline.config.sections.scorers import ScorerConfig
 from paceline.config.setting_rules import Rule, values_of, with_settings
 from paceline.errors import BadInput
@@ -32,28 +38,32 @@ FLEET_SECTIONS = (
 NEWER = (
     *("rollout.source", "data.messages_field", "data.completion_field", "data.chosen_field"),
     *("data.rejected_field", "data.margin_field", "data.label_field"),
-    *("train.advantage", "train.surrogate", "train.importance_level", "train.kl_in"),
-    *("train.entropy_coef", "train.overlong_filter", "train.covariance", "train.covariance_share"),
-    *("train.covariance_range", "train.covariance_kl_coef", "train.router_aux_loss_coef"),
-    *("train.reference", "reward.overlong_buffer", "reward.overlong_penalty"),
+    *(
+        "train.loss.advantage",
+        "train.loss.surrogate",
+        "train.loss.importance_level",
+        "train.loss.kl_in",
+    ),
+    *(
+        "train.loss.entropy_coef",
+        "train.loss.overlong_filter",
+        "train.loss.covariance",
+        "train.loss.covariance_share",
+    ),
+    *(
+        "train.loss.covariance_range",
+        "train.loss.covariance_kl_coef",
+        "train.loss.router_aux_loss_coef",
+    ),
+    *("train.loss.reference", "reward.overlong_buffer", "reward.overlong_penalty"),
     *("data.sources", "data.prompt_template", "data.prompt_suffix", "data.chat_template_args"),
     *("data.long_prompts", "data.curriculum", "data.curriculum_min"),
 )
 """Settings that earlier releases did not have. At their defaults they are in no digest, so that a
 run of such a release can be continued."""
 
-FIELDS = [(section, name) for section, model in SECTIONS.items() for name in model.model_fields]
-
-TABLES = {
-    (section, name): table
-    for section, model in SECTIONS.items()
-    for name, info in model.model_fields.items()
-    if (table := table_of(info)) is not None
-}
-"""Sections of the tables [section.field.NAME], by section and field."""
-
 Field = tuple[str, ...]
-"""A section, or a section and a field; section, field, NAME and setting for one of a table."""
+"""Path of a section, a setting, or a setting in a table [SECTION.FIELD.NAME]."""
 
 
 class ConfigError(BadInput):
@@ -64,11 +74,12 @@ class ConfigError(BadInput):
     """
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+def load_config(path: str | Path, overrides: Sequence[str] = (), *, stored: bool = False) -> Config:
     """Reads ``path`` (TOML), applies overrides (``section.field=value``) and validates everything.
 
     An override's value is parsed as TOML (``3``, ``true``, ``["a", "b"]``); if that fails it is
-    plain text. Raises ConfigError.
+    plain text. ``stored``: a run wrote the file, perhaps with the names of an earlier release.
+    Raises ConfigError.
     """
     path = Path(path)
     text = _read(path)
@@ -76,6 +87,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    if stored:
+        raw = with_new_names(raw)
     overridden: dict[Field, str] = {}
     for override in overrides:
         field, value = _parse_override(override)
@@ -95,29 +108,28 @@ def to_toml(config: Config) -> str:
     TOML has no null: a field without a value is left out if that is its default, and ``"none"``
     otherwise.
     """
-    sections = {}
-    for section, fields in config.model_dump(mode="json").items():
-        known = type(getattr(config, section)).model_fields
-        sections[section] = _written(fields, known)
-        for name, tables in fields.items():
-            if (table := TABLES.get((section, name))) is not None:
-                written = {
-                    key: _written(inner, table.model_fields) for key, inner in tables.items()
-                }
-                sections[section][name] = written
-    sections["scorers"] = {
+    written = _written(config.model_dump(mode="json"), Config)
+    written["scorers"] = {
         name: scorer.model_dump(mode="json", exclude_none=True)
         for name, scorer in config.scorers.by_name.items()
     }
-    return tomli_w.dumps(sections)
+    return tomli_w.dumps(written)
 
 
-def _written(values: Mapping[str, Any], known: Mapping[str, FieldInfo]) -> dict[str, Any]:
-    return {
-        name: "none" if value is None else value
-        for name, value in values.items()
-        if value is not None or (name in known and known[name].default is not None)
-    }
+def _written(values: Mapping[str, Any], section: type[Section], path: str = "") -> dict[str, Any]:
+    """``values`` of ``section``, whose dotted name is ``path``."""
+    written: dict[str, Any] = {}
+    for name, value in values.items():
+        dotted = f"{path}.{name}" if path else name
+        if dotted in SECTIONS:
+            written[name] = _written(value, SECTIONS[dotted], dotted)
+        elif (table := TABLES.get(dotted)) is not None:
+            written[name] = {key: _written(inner, table) for key, inner in value.items()}
+        elif value is not None:
+            written[name] = value
+        elif name in section.model_fields and section.model_fields[name].default is not None:
+            written[name] = "none"
+    return written
 
 
 def fleet_digest(config: Config) -> tuple[str, str]:
@@ -127,7 +139,7 @@ def fleet_digest(config: Config) -> tuple[str, str]:
     controller. The divisor of the ``dr_grpo`` loss is: every replica reads it from its own file.
     """
     shared = _by_section(config, (Rule.FIXED, Rule.START))
-    if config.train.aggregation == "dr_grpo":
+    if config.train.loss.aggregation == "dr_grpo":
         shared["rollout"][config.length_setting] = config.longest_completion
     return _digest(shared)
 
@@ -148,10 +160,10 @@ def _by_section(config: Config, rules: Sequence[Rule]) -> dict[str, dict[str, An
     nested: dict[str, dict[str, Any]] = {section: {} for section in FLEET_SECTIONS}
     for dotted, value in values_of(config, rules).items():
         section, _, name = dotted.partition(".")
-        if dotted in NEWER and value == _default(section, name):
+        if section not in nested or (dotted in NEWER and value == _default(dotted)):
             continue
-        if section in nested:
-            nested[section][name] = value
+        # Digests of earlier releases know no tables in [train].
+        nested[section][name.rpartition(".")[2] if section == "train" else name] = value
     # As of the releases that did not know them: their runs can be continued.
     for section in ("objective", "scorers"):
         if not nested[section]:
@@ -161,8 +173,8 @@ def _by_section(config: Config, rules: Sequence[Rule]) -> dict[str, dict[str, An
     return nested
 
 
-def _default(section: str, name: str) -> Any:
-    known = SECTIONS[section].model_fields[name].get_default(call_default_factory=True)
+def _default(dotted: str) -> Any:
+    known = SETTINGS[dotted].get_default(call_default_factory=True)
     return json.loads(json.dumps(known))
 
 
@@ -183,11 +195,12 @@ def parse_setting(text: str, option: str = "--set ") -> tuple[str, Any]:
 def unknown_setting(name: str) -> str:
     """That ``name`` is no setting, with what was probably meant; empty if it is one."""
     field = tuple(name.split("."))
-    if field in FIELDS or (field[0] == "objective" and len(field) == 2):
+    _, model = _section_of(field)
+    if name in SETTINGS or (field[0] == "objective" and len(field) == 2):
         return ""
-    if field[0] == "scorers" and len(field) == 3 and field[2] in ScorerConfig.model_fields:
+    if model is ScorerConfig and len(field) == 3 and field[2] in model.model_fields:
         return ""
-    return f"{name[:128] or 'an empty name'} is not a setting. {_suggest(field)}"
+    return f"{name[:128] or 'an empty name'} {_no_setting(field)}"
 
 
 def changed_config(config: Config, settings: Mapping[str, Any]) -> Config:
@@ -267,12 +280,9 @@ def _one_per_field(errors: list[ErrorDetails]) -> Iterator[ErrorDetails]:
 
 
 def _field_of(error: ErrorDetails) -> Field:
-    """Section and field of an error, without the position inside the field's value. Of a scorer:
-    with its name between."""
+    """Path of an error's setting, without the position inside the setting's value."""
     loc = tuple(str(part) for part in error["loc"])
-    if loc[:1] == ("scorers",):
-        return loc[:3]
-    return loc[:4] if loc[:2] in TABLES else loc[:2]
+    return loc[: len(_section_of(loc)[0]) + 1]
 
 
 def _describe(error: ErrorDetails, places: _Places) -> str:
@@ -280,14 +290,14 @@ def _describe(error: ErrorDetails, places: _Places) -> str:
     field = _field_of(error)
     name = ".".join(field)
     if error["type"] == "extra_forbidden":
-        return f"{places.of(field)}: {name} is not a setting. {_suggest(field)}"
+        return f"{places.of(field)}: {name} {_no_setting(field)}"
     if error["type"] == "missing":
         return f"{places.of(field)}: {name} is missing. {_remedy_missing(field)}"
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "value_error":
-        if field[:2] in TABLES or (field[:1] == ("scorers",) and len(field) > 1):
+        if _table_of(field):
             return f"{places.of(field)}: {name}: {message}"
-        mentioned = re.findall(r"\b[a-z]+\.[a-z_]+\b", message)
+        mentioned = re.findall(r"\b[a-z]+(?:\.[a-z_]+)+\b", message)
         place = places.of(tuple(mentioned[0].split(".")) if mentioned else field)
         return f"{place}: {message}"
     message = message[0].lower() + message[1:]
@@ -296,51 +306,65 @@ def _describe(error: ErrorDetails, places: _Places) -> str:
     return f"{places.of(field)}: {name} = {shown}: {message}.{explained}"
 
 
+def _no_setting(field: Field) -> str:
+    """That ``field`` is no setting, and what was probably meant."""
+    if (now := RENAMED.get(".".join(field))) is not None:
+        return f"is now {now}"
+    return f"is not a setting. {_suggest(field)}"
+
+
 def _suggest(field: Field) -> str:
-    section, leaf = field[0], field[-1]
-    if section == "scorers" and len(field) == 3:
-        close = difflib.get_close_matches(leaf, ScorerConfig.model_fields, 1, 0.5)
-        known = f"Settings of [scorers.{field[1]}]: {', '.join(ScorerConfig.model_fields)}"
-        return f"Did you mean scorers.{field[1]}.{close[0]}?" if close else known
-    elsewhere = [known for known, name in FIELDS if name == leaf]
-    if len(field) == 1 or section not in SECTIONS:
+    path, model = _section_of(field)
+    section, leaf = ".".join(path), field[-1]
+    elsewhere = [known for known in SETTINGS if known.rpartition(".")[2] == leaf]
+    if len(field) == 1 or field[0] not in SECTIONS:
         if elsewhere:
-            return f"Did you mean {elsewhere[0]}.{leaf}? Put it under [{elsewhere[0]}]"
-        if close := difflib.get_close_matches(section, SECTIONS, 1, 0.6):
+            owner = elsewhere[0].rpartition(".")[0]
+            return f"Did you mean {elsewhere[0]}? Put it under [{owner}]"
+        if close := difflib.get_close_matches(field[0], SECTIONS, 1, 0.6):
             return f"Did you mean [{close[0]}]?"
         return f"The sections are {', '.join(SECTIONS)}"
-    siblings = list(_section_of(field).model_fields)
-    section = ".".join(field[:-1] if len(field) > 3 and field[:2] in TABLES else field[:1])
+    inner = [
+        name for name in SETTINGS if name.startswith(f"{section}.") and name.count(".") > len(path)
+    ]
+    siblings = [*model.model_fields, *(name.removeprefix(f"{section}.") for name in inner)]
+    siblings = [name for name in siblings if f"{section}.{name}" not in SECTIONS]
     close = difflib.get_close_matches(leaf, siblings, 1, 0.7)
     if not close and elsewhere:
-        return f"Did you mean {elsewhere[0]}.{leaf}?"
+        return f"Did you mean {elsewhere[0]}?"
     if close := close or difflib.get_close_matches(leaf, siblings, 1, 0.5):
         return f"Did you mean {section}.{close[0]}?"
     return f"Settings of [{section}]: {', '.join(siblings)}"
 
 
 def _remedy_missing(field: Field) -> str:
-    if field[0] == "scorers" and len(field) > 2:
-        return f"Add {field[2]} = ... under [{field[0]}.{field[1]}]. {_meaning(field)}"
     if len(field) == 1:
         fields = SECTIONS[field[0]].model_fields
         needed = [f"{name} = ..." for name, info in fields.items() if info.is_required()]
         return f"Add a section [{field[0]}] with {', '.join(needed)}"
-    return (
-        f"Add {field[-1]} = ... under [{'.'.join(field[:-1])}], or --set {'.'.join(field)}=.... "
-        f"{_meaning(field)}"
-    )
+    add = f"Add {field[-1]} = ... under [{'.'.join(field[:-1])}]"
+    override = "" if field[0] == "scorers" else f", or --set {'.'.join(field)}=..."
+    return f"{add}{override}. {_meaning(field)}"
 
 
 def _meaning(field: Field) -> str:
-    if field[0] == "scorers" and len(field) == 3:
-        info = ScorerConfig.model_fields.get(field[2])
-        return meaning(info) if info else ""
-    info = _section_of(field).model_fields.get(field[-1]) if len(field) > 1 else None
-    return meaning(info) if info else ""
+    info = _section_of(field)[1].model_fields.get(field[-1])
+    return meaning(info) if info and len(field) > 1 else ""
 
 
-def _section_of(field: Field) -> type[Section]:
-    """The section whose setting ``field`` is."""
-    section = SECTIONS[field[0]]
-    return TABLES.get((field[0], field[1]), section) if len(field) > 3 else section
+def _table_of(field: Field) -> Field:
+    """Path of the table [SECTION.FIELD.NAME] that ``field`` is in; empty if it is in none."""
+    for length in (1, 2):
+        if ".".join(field[:length]) in TABLES and len(field) > length:
+            return field[: length + 1]
+    return ()
+
+
+def _section_of(field: Field) -> tuple[Field, type[Section]]:
+    """Path and schema of the section, or table, whose setting ``field`` is."""
+    if (table := _table_of(field)) and len(field) > len(table):
+        return table, TABLES[".".join(table[:-1])]
+    for length in (2, 1):
+        if ".".join(field[:length]) in SECTIONS and len(field) > length:
+            return field[:length], SECTIONS[".".join(field[:length])]
+    return (), Config

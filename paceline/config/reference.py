@@ -7,8 +7,8 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from paceline.config.fields import Section, meaning, table_of
-from paceline.config.schema import SECTIONS
+from paceline.config.fields import Section, meaning
+from paceline.config.schema import SECTIONS, TABLES
 from paceline.config.sections.objectives import BUILT_IN
 from paceline.config.sections.scorers import ScorerConfig, ScorersConfig
 
@@ -37,10 +37,10 @@ def reference() -> str:
             parts.append(f"{model.__doc__}\n")
             continue
         parts += _table(model)
-        for name, field in model.model_fields.items():
-            if (table := table_of(field)) is not None:
-                said = " ".join((table.__doc__ or "").split())
-                parts += [f"\n### [{section}.{name}.NAME]\n\n{said}\n\n", *_table(table)]
+        for name in model.model_fields:
+            if (table := TABLES.get(f"{section}.{name}")) is not None:
+                about = " ".join((table.__doc__ or "").split())
+                parts += [f"\n### [{section}.{name}.NAME]\n\n{about}\n\n", *_table(table)]
     for algorithm, options in BUILT_IN.items():
         if options.model_fields:
             parts.append(f'\n### [objective] of train.algorithm = "{algorithm}"\n\n')
@@ -50,7 +50,10 @@ def reference() -> str:
 
 def _table(model: type[Section]) -> list[str]:
     head = "| setting | type | default | meaning |\n|---|---|---|---|\n"
-    return [head, *(_row(name, field) for name, field in model.model_fields.items())]
+    settings = {
+        n: f for n, f in model.model_fields.items() if f.annotation not in SECTIONS.values()
+    }
+    return [head, *(_row(name, field) for name, field in settings.items())]
 
 
 def _row(name: str, field: FieldInfo) -> str:

@@ -26,9 +26,9 @@ def run_steps(config: Config, rows: int) -> int:
     else:
         assert train.steps is not None
         return train.steps
-    if train.warmup_steps > steps:
+    if train.optimizer.warmup_steps > steps:
         raise BadInput(
-            f"train.warmup_steps = {train.warmup_steps} is larger than the run, which has {steps} steps ({said})"
+            f"train.optimizer.warmup_steps = {train.optimizer.warmup_steps} is larger than the run, which has {steps} steps ({said})"
         )
     return steps
 

@@ -6,14 +6,15 @@ docs/configuration.md and the comments that `paceline init` writes are generated
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import Field, model_validator
+from pydantic.fields import FieldInfo
 
 from paceline.config.algorithms import FAMILY
 from paceline.config.built_in_rewards import BUILT_IN_REWARDS
-from paceline.config.fields import Section
+from paceline.config.fields import Section, table_of
 from paceline.config.ignored_settings import problem_of_ignored
 from paceline.config.recorded import problem_of_recorded, with_group_size
 from paceline.config.sections.evaluation import EvaluationConfig, problem_of_evaluation
@@ -24,7 +25,12 @@ from paceline.config.sections.objectives import (
     problem_of,
 )
 from paceline.config.sections.preference_objectives import PREFERENCES, problem_of_preferences
-from paceline.config.sections.scorers import ScorersConfig, problem_of_scorers, workers_of
+from paceline.config.sections.scorers import (
+    ScorerConfig,
+    ScorersConfig,
+    problem_of_scorers,
+    workers_of,
+)
 from paceline.config.sections.services import (
     AlertsConfig,
     ArchiveConfig,
@@ -91,29 +97,29 @@ class Config(Section):
                 *self.reward.functions,
                 *(name for one in self.evaluation.sets.values() for name in one.reward or ()),
             ],
-            self.train.reference,
+            self.train.loss.reference,
             self.fleet.scorers,
         ):
             raise ValueError(problem)
-        if self.recorded and self.train.reference != "model":
+        if self.recorded and self.train.loss.reference != "model":
             raise ValueError(
-                "train.reference: scorers are asked about sampled completions, and rollout.source = recorded has none. Set "
-                'train.reference = "model"'
+                "train.loss.reference: scorers are asked about sampled completions, and rollout.source = recorded has none. Set "
+                'train.loss.reference = "model"'
             )
         if self.train.algorithm == "distill" and (problem := self._problem_of_distillation()):
             raise ValueError(problem)
         if problem := problem_of_evaluation(self.data, self.evaluation, recorded=self.recorded):
             raise ValueError(problem)
-        if self.train.steps is not None and self.train.warmup_steps > self.train.steps:
-            raise ValueError("train.warmup_steps is larger than train.steps")
+        if self.train.steps is not None and self.train.optimizer.warmup_steps > self.train.steps:
+            raise ValueError("train.optimizer.warmup_steps is larger than train.steps")
         if self.train.max_samples is not None and self.train.max_samples < self.samples_per_step:
             raise ValueError(
                 f"train.max_samples = {self.train.max_samples} is less than one step, which has "
                 f"{self.samples_per_step} samples (train.groups_per_step x rollout.group_size)"
             )
-        if self.train.offload_activations and not self.model.gradient_checkpointing:
+        if self.train.memory.offload_activations and not self.model.gradient_checkpointing:
             raise ValueError(
-                "train.offload_activations moves what gradient checkpointing keeps, and model.gradient_checkpointing is false. "
+                "train.memory.offload_activations moves what gradient checkpointing keeps, and model.gradient_checkpointing is false. "
                 "Set model.gradient_checkpointing = true"
             )
         if problem := problem_of_recorded(self.train.algorithm, self.data, self.rollout):
@@ -130,7 +136,7 @@ class Config(Section):
                 "to compare: remove it"
             )
         if problem := problem_of_preferences(
-            train.algorithm, group_size, train.kl_coef, train.filter_uninformative
+            train.algorithm, group_size, train.loss.kl_coef, train.filter_uninformative
         ):
             raise ValueError(problem)
         if (
@@ -141,9 +147,9 @@ class Config(Section):
             self._check_groups_of_one()
         if problem := problem_of_ignored(train):
             raise ValueError(problem)
-        if self._option("kl_controller") == "adaptive" and train.kl_coef == 0:
+        if self._option("kl_controller") == "adaptive" and train.loss.kl_coef == 0:
             raise ValueError(
-                "objective.kl_controller = adaptive: it multiplies train.kl_coef, which is 0. Set train.kl_coef above 0"
+                "objective.kl_controller = adaptive: it multiplies train.loss.kl_coef, which is 0. Set train.loss.kl_coef above 0"
             )
         if self.reward.overlong_buffer >= self.longest_completion:
             raise ValueError(
@@ -171,8 +177,8 @@ class Config(Section):
         return "max_context" if in_context else "max_tokens"
 
     def _check_groups_of_one(self) -> None:
-        compared = self.train.algorithm in FAMILY and self.train.advantage != "step"
-        if compared and self.train.kl_coef == 0:
+        compared = self.train.algorithm in FAMILY and self.train.loss.advantage != "step"
+        if compared and self.train.loss.kl_coef == 0:
             raise ValueError(
                 "rollout.group_size = 1: an advantage is relative to the other completions of the "
                 "prompt, so it is always 0 and nothing is learnt. Set it to 2 or more, or train.algorithm = ppo"
@@ -248,7 +254,51 @@ class Config(Section):
         return self.train.groups_per_step * self.rollout.group_size
 
 
-SECTIONS: dict[str, type[Section]] = {
-    name: info.annotation  # type: ignore[misc]
-    for name, info in Config.model_fields.items()
+def _sections(model: type[Section], prefix: str = "") -> Iterator[tuple[str, type[Section]]]:
+    for name, info in model.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
+            yield f"{prefix}{name}", info.annotation
+            yield from _sections(info.annotation, f"{prefix}{name}.")
+
+
+SECTIONS: dict[str, type[Section]] = dict(_sections(Config))  # type: ignore[type-abstract]
+"""Sections by dotted name, those of ``train`` after it: "train", "train.optimizer", ..."""
+
+SETTINGS: dict[str, FieldInfo] = {
+    f"{section}.{name}": info
+    for section, model in SECTIONS.items()
+    for name, info in model.model_fields.items()
+    if f"{section}.{name}" not in SECTIONS
 }
+"""Settings by dotted name. Those of scorers, sources and evaluation sets are in ``TABLES``."""
+
+TABLES: dict[str, type[Section]] = {
+    "scorers": ScorerConfig,
+    **{name: table for name, info in SETTINGS.items() if (table := table_of(info)) is not None},
+}
+"""Sections of the tables [NAME.USER'S NAME], by the dotted name of what holds them."""
+
+RENAMED: dict[str, str] = {
+    f"train.{name}": f"{section}.{name}"
+    for section, model in SECTIONS.items()
+    if section.startswith("train.")
+    for name in model.model_fields
+}
+"""Settings of [train] in earlier releases, which had no tables in it, and their names now."""
+
+
+def with_new_names(sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections that an earlier release has stored, with the names that settings have now."""
+    train = sections.get("train")
+    if not isinstance(train, Mapping):
+        return dict(sections)
+    nested: dict[str, Any] = {}
+    for name, value in train.items():
+        *tables, leaf = RENAMED.get(f"train.{name}", f"train.{name}").split(".")[1:]
+        if tables:
+            nested.setdefault(tables[0], {})[leaf] = value
+        elif isinstance(value, Mapping):
+            nested.setdefault(leaf, {}).update(value)
+        else:
+            nested[leaf] = value
+    return {**sections, "train": nested}

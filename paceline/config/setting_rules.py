@@ -13,11 +13,11 @@ A new field of the schema must be entered here; a test finds one that is not.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Any
 
-from paceline.config.schema import Config
+from paceline.config.schema import SECTIONS, Config
 
 JsonValue = Any
 
@@ -31,15 +31,16 @@ class Rule(StrEnum):
 NEW_RUN = "Start a new run with the weights of a checkpoint: paceline up CONFIG --from CHECKPOINT --set {}=..."
 
 _LIVE = {
-    "train": "lr schedule warmup_steps min_lr_ratio steps epochs max_samples max_staleness late_groups max_token_age "
+    "train": "steps epochs max_samples max_staleness late_groups max_token_age "
     "checkpoint_every keep_checkpoints eval_every eval_limit early_stop_evals eval_drop",
+    "train.optimizer": "lr schedule warmup_steps min_lr_ratio",
     "rollout": "max_tokens top_p top_k max_turns environment_timeout_s",
     "reward": "timeout_s",
 }
 _START = {
     "model": "gradient_checkpointing attention compile device",
     "data": "open_timeout_s",
-    "train": "tokens_per_microbatch gradient_sync reshard_after_forward offload_optimizer offload_frozen offload_activations offload_publishing logits_chunk_mb",
+    "train.memory": "tokens_per_microbatch gradient_sync reshard_after_forward offload_optimizer offload_frozen offload_activations offload_publishing logits_chunk_mb",
     "reward": "processes",
     "rollout": "engine engine_options max_sequences dtype on_update tensor_parallel verify verify_every weight_deltas relay_stall_s partial_every_tokens "
     "openai openai_port openai_sampling vllm",
@@ -103,30 +104,49 @@ _FIXED = {
     ),
     **dict.fromkeys(
         (
-            *("train.algorithm", "train.aggregation", "train.advantage_norm", "train.clip_low"),
             *(
-                "train.dual_clip",
-                "train.clip_high",
-                "train.proximal",
-                "train.tis_cap",
-                "train.mask_ratio_token",
+                "train.algorithm",
+                "train.loss.aggregation",
+                "train.loss.advantage_norm",
+                "train.loss.clip_low",
             ),
-            *("train.mask_ratio_sequence", "train.kl_coef", "train.kl_estimator", "train.kl_in"),
-            *("train.advantage", "train.surrogate", "train.importance_level"),
             *(
-                "train.entropy_coef",
-                "train.router_aux_loss_coef",
-                "train.overlong_filter",
-                "train.covariance",
+                "train.loss.dual_clip",
+                "train.loss.clip_high",
+                "train.loss.proximal",
+                "train.loss.tis_cap",
+                "train.loss.mask_ratio_token",
             ),
-            *("train.covariance_share", "train.covariance_range", "train.covariance_kl_coef"),
             *(
-                "train.reference",
-                "train.reference_path",
+                "train.loss.mask_ratio_sequence",
+                "train.loss.kl_coef",
+                "train.loss.kl_estimator",
+                "train.loss.kl_in",
+            ),
+            *("train.loss.advantage", "train.loss.surrogate", "train.loss.importance_level"),
+            *(
+                "train.loss.entropy_coef",
+                "train.loss.router_aux_loss_coef",
+                "train.loss.overlong_filter",
+                "train.loss.covariance",
+            ),
+            *(
+                "train.loss.covariance_share",
+                "train.loss.covariance_range",
+                "train.loss.covariance_kl_coef",
+            ),
+            *(
+                "train.loss.reference",
+                "train.loss.reference_path",
                 "train.filter_uninformative",
-                "train.skip_zero_advantage",
+                "train.loss.skip_zero_advantage",
             ),
-            *("train.weight_decay", "train.betas", "train.eps", "train.max_grad_norm"),
+            *(
+                "train.optimizer.weight_decay",
+                "train.optimizer.betas",
+                "train.optimizer.eps",
+                "train.optimizer.max_grad_norm",
+            ),
         ),
         _OBJECTIVE,
     ),
@@ -180,19 +200,23 @@ def rule_of(name: str) -> Rule:
 def values_of(config: Config, rules: Iterable[Rule]) -> dict[str, JsonValue]:
     """The settings under ``rules`` by dotted name, as JSON values."""
     wanted = set(rules)
-    dumped = config.model_dump(mode="json")
-    scorers = dumped.pop("scorers")
-    dumped["scorers"] = {
-        f"{name}.{field}": value
-        for name, fields in scorers.items()
-        for field, value in fields.items()
-    }
     return {
-        f"{section}.{name}": value
-        for section, fields in dumped.items()
-        for name, value in fields.items()
-        if rule_of(f"{section}.{name}") in wanted
+        name: value
+        for name, value in flat_settings(config.model_dump(mode="json"))
+        if rule_of(name) in wanted
     }
+
+
+def flat_settings(
+    values: Mapping[str, JsonValue], path: str = ""
+) -> Iterator[tuple[str, JsonValue]]:
+    """Settings by dotted name, from nested sections. Those of scorers are sections as well."""
+    for name, value in values.items():
+        dotted = f"{path}{name}"
+        if isinstance(value, Mapping) and (dotted in SECTIONS or path == "scorers."):
+            yield from flat_settings(value, f"{dotted}.")
+        else:
+            yield dotted, value
 
 
 def with_settings(config: Config, settings: Mapping[str, JsonValue]) -> Config:
@@ -201,9 +225,12 @@ def with_settings(config: Config, settings: Mapping[str, JsonValue]) -> Config:
     known = config.model_dump(mode="json")
     sections: dict[str, Any] = {name: getattr(config, name) for name in known}
     for dotted, value in settings.items():
-        section, _, name = dotted.partition(".")
-        if name in known.get(section, ()) and known[section][name] != value:
-            known[section][name] = value
+        section, *tables, name = dotted.split(".")
+        fields = known.get(section, {})
+        for table in tables:
+            fields = fields.get(table, {})
+        if name in fields and fields[name] != value:
+            fields[name] = value
             sections[section] = known[section]
     return Config.model_validate(sections)
 
@@ -224,11 +251,14 @@ def problem_of_change(built: Config, before: Config, now: Config) -> str:
 
 def problem_of_divisor(before: Config, now: Config) -> str:
     """Why the loss of a run cannot go on from ``before`` to ``now``; empty if it can."""
-    if now.train.aggregation != "dr_grpo" or now.longest_completion == before.longest_completion:
+    if (
+        now.train.loss.aggregation != "dr_grpo"
+        or now.longest_completion == before.longest_completion
+    ):
         return ""
     name = f"rollout.{now.length_setting}"
     return (
-        f"{name} = {now.longest_completion}: with train.aggregation = dr_grpo it is the divisor of the loss, and "
+        f"{name} = {now.longest_completion}: with train.loss.aggregation = dr_grpo it is the divisor of the loss, and "
         f"the run has {before.longest_completion}. " + NEW_RUN.format(name)
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import textwrap
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
@@ -106,7 +106,7 @@ def template(algorithm: str, size: str, out: str) -> str:
         ),
     ]
     parts = ["\n".join(head)]
-    for name, fields in settings.items():
+    for name, fields in _tables(settings):
         parts.append(_section(name, fields, known if name == "objective" else _fields_of(name)))
     return "\n\n".join(parts) + "\n"
 
@@ -125,10 +125,8 @@ def template_settings(algorithm: str, size: str) -> dict[str, dict[str, Any]]:
     if chosen.recorded:
         settings = _without_engine(settings, base.rows[chosen.rows])
     settings["train"] = {"algorithm": "grpo", **settings["train"]}
-    for own in (chosen.settings, base.algorithm.get(algorithm, {})):
-        for section, fields in own.items():
-            if fields:
-                settings[section] = settings.get(section, {}) | dict(fields)
+    for special in (chosen.settings, base.algorithm.get(algorithm, {})):
+        settings = _merged(settings, {name: fields for name, fields in special.items() if fields})
     return {name: settings[name] for name in SECTIONS if name in settings}
 
 
@@ -150,6 +148,17 @@ def _without_engine(
     return found
 
 
+def _tables(settings: Settings) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The sections that have settings by dotted name, each without the sections inside it."""
+    for section in SECTIONS:
+        fields: Mapping[str, Any] = settings
+        for name in section.split("."):
+            fields = fields.get(name, {})
+        plain = {n: value for n, value in fields.items() if f"{section}.{n}" not in SECTIONS}
+        if plain:
+            yield section, plain
+
+
 def _fields_of(section: str) -> Mapping[str, FieldInfo]:
     return SECTIONS[section].model_fields
 
@@ -157,7 +166,8 @@ def _fields_of(section: str) -> Mapping[str, FieldInfo]:
 def _section(section: str, fields: Mapping[str, Any], known: Mapping[str, FieldInfo]) -> str:
     """A section as TOML, with the meaning of each setting above it."""
     lines = []
-    for line in tomli_w.dumps({section: fields}).splitlines():
+    for line in tomli_w.dumps({"": fields}).splitlines():
+        line = line.replace('[""', f"[{section}", 1) if line.startswith('[""') else line
         name = re.match(rf"(?:\[{section}\.)?(\w+)(?: =|\]$)", line)
         if name and name[1] in known:
             lines += _comment(meaning(known[name[1]]))

@@ -86,24 +86,24 @@ def frozen_parts(config: Config) -> int:
     """Models that a rank holds without gradients: the reference, if there is one."""
     algorithm = config.train.algorithm
     paired = algorithm in ("dpo", "ipo", "kto", "online_dpo")
-    return int(paired or config.train.kl_coef > 0)
+    return int(paired or config.train.loss.kl_coef > 0)
 
 
 def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
     ranks, trained = config.fleet.policy_ranks, trained_parts(config)
     parts = {name: size * trained * shape.parameters // ranks for name, size in STATE.items()}
     host = dict[str, int]()
-    if config.train.offload_optimizer:
+    if config.train.memory.offload_optimizer:
         host["optimizer moments"] = parts.pop("optimizer moments")
         parts["moments during their update"] = MOMENTS_BUCKET
     if frozen := frozen_parts(config):
-        where = host if config.train.offload_frozen else parts
+        where = host if config.train.memory.offload_frozen else parts
         where["reference"] = frozen * 4 * shape.parameters // ranks
-        if config.train.offload_frozen and ranks == 1:
+        if config.train.memory.offload_frozen and ranks == 1:
             parts["block of the reference"] = 4 * (shape.block_parameters + shape.root_parameters)
     if ranks > 1:
         parts["gathered blocks"] = gathered_bytes(config, shape)
-        if config.train.gradient_sync == "step":
+        if config.train.memory.gradient_sync == "step":
             parts["gradients until the last row"] = 4 * trained * shape.parameters
     else:
         # Several ranks gather in the type in which they compute.
@@ -111,7 +111,7 @@ def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
     parts["activations"] = trained * activation_bytes(config, shape)
     parts["logits"] = logits_bytes(config, shape)
     if not config.recorded:
-        (host if config.train.offload_publishing else parts)["published weights"] = (
+        (host if config.train.memory.offload_publishing else parts)["published weights"] = (
             publishing_bytes(config, shape)
         )
         if ranks > 1:
@@ -121,24 +121,26 @@ def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
         remedies.insert(
             0, "model.gradient_checkpointing = true: activations of one block at a time"
         )
-    if ranks > 1 and config.train.gradient_sync == "step":
-        remedies.insert(0, 'train.gradient_sync = "row": ranks hold slices of gradients only')
-    if ranks > 1 and not config.train.reshard_after_forward:
-        remedies.insert(0, "train.reshard_after_forward = true: no whole model on a rank")
-    if frozen and not config.train.offload_frozen:
-        remedies.append("train.offload_frozen = true: the reference in host memory")
-    if config.model.gradient_checkpointing and not config.train.offload_activations:
-        remedies.append("train.offload_activations = true: inputs of blocks in host memory")
-    if not config.recorded and not config.train.offload_publishing:
-        remedies.append("train.offload_publishing = true: published weights in host memory")
-    if not config.train.offload_optimizer:
-        remedies.append("train.offload_optimizer = true: moments in host memory")
-    remedies.append("train.tokens_per_microbatch: fewer tokens in a row")
+    if ranks > 1 and config.train.memory.gradient_sync == "step":
+        remedies.insert(
+            0, 'train.memory.gradient_sync = "row": ranks hold slices of gradients only'
+        )
+    if ranks > 1 and not config.train.memory.reshard_after_forward:
+        remedies.insert(0, "train.memory.reshard_after_forward = true: no whole model on a rank")
+    if frozen and not config.train.memory.offload_frozen:
+        remedies.append("train.memory.offload_frozen = true: the reference in host memory")
+    if config.model.gradient_checkpointing and not config.train.memory.offload_activations:
+        remedies.append("train.memory.offload_activations = true: inputs of blocks in host memory")
+    if not config.recorded and not config.train.memory.offload_publishing:
+        remedies.append("train.memory.offload_publishing = true: published weights in host memory")
+    if not config.train.memory.offload_optimizer:
+        remedies.append("train.memory.offload_optimizer = true: moments in host memory")
+    remedies.append("train.memory.tokens_per_microbatch: fewer tokens in a row")
     if config.model.dtype == "float32":
         remedies.append('model.dtype = "bfloat16": about half of the activations')
     # Each rank reads its float32 slices, by way of host memory.
     host["loading"] = 4 * shape.parameters // ranks
-    if config.train.offload_activations:
+    if config.train.memory.offload_activations:
         host["activations"] = trained * block_input_bytes(config, shape)
     if not config.recorded and config.rollout.weight_deltas:
         host["encoded deltas"] = wire_bytes(config, shape) // ranks
@@ -152,7 +154,7 @@ def gathered_bytes(config: Config, shape: ModelShape) -> int:
     # Embeddings and head stay whole from a model's forward to its backward.
     roots = trained_parts(config) * shape.root_parameters
     gradients = 4 * (shape.block_parameters + roots)
-    if config.train.reshard_after_forward:
+    if config.train.memory.reshard_after_forward:
         # FSDP2 prefetches one block.
         return width * (2 * shape.block_parameters + roots) + gradients
     return trained_parts(config) * width * shape.parameters + gradients
@@ -161,9 +163,9 @@ def gathered_bytes(config: Config, shape: ModelShape) -> int:
 def activation_bytes(config: Config, shape: ModelShape) -> int:
     """What the blocks keep of one row for its backward pass, without shared prompts that attention
     copies."""
-    tokens = config.train.tokens_per_microbatch
+    tokens = config.train.memory.tokens_per_microbatch
     if config.model.gradient_checkpointing:
-        stored = 0 if config.train.offload_activations else block_input_bytes(config, shape)
+        stored = 0 if config.train.memory.offload_activations else block_input_bytes(config, shape)
         return stored + tokens * (shape.block_saved + shape.root_saved)
     return tokens * (shape.block_saved * shape.layers + shape.root_saved)
 
@@ -171,18 +173,18 @@ def activation_bytes(config: Config, shape: ModelShape) -> int:
 def block_input_bytes(config: Config, shape: ModelShape) -> int:
     """What gradient checkpointing keeps of one row."""
     # The residual stream is float32 under autocast too.
-    return config.train.tokens_per_microbatch * 4 * shape.hidden * shape.layers
+    return config.train.memory.tokens_per_microbatch * 4 * shape.hidden * shape.layers
 
 
 def logits_bytes(config: Config, shape: ModelShape) -> int:
     """Of the chunk of a row that goes through the head and log-softmax at once."""
     train = config.train
     return head_scratch_bytes(
-        train.tokens_per_microbatch,
+        train.memory.tokens_per_microbatch,
         shape.hidden,
         shape.vocabulary,
-        train.logits_chunk_mb,
-        entropy_gradient=bool(train.entropy_coef),
+        train.memory.logits_chunk_mb,
+        entropy_gradient=bool(train.loss.entropy_coef),
     )
 
 

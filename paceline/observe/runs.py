@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.config.schema import with_new_names
+from paceline.config.setting_rules import flat_settings
 from paceline.observe.json_lines import DamagedFile
 from paceline.observe.run_end import run_end
 from paceline.observe.run_records import RunRecords
@@ -66,10 +68,7 @@ def settings_that_differ(run_dirs: Sequence[Path]) -> dict[str, list[Any]]:
                 sections = tomllib.load(file)
         except (OSError, ValueError):
             return {}
-        pairs = (
-            (s, f) for s, fields in sections.items() if isinstance(fields, dict) for f in fields
-        )
-        return {f"{section}.{field}": sections[section][field] for section, field in pairs}
+        return dict(flat_settings(with_new_names(sections)))
 
     configs = [read(path) for path in run_dirs]
     names = dict.fromkeys(name for config in configs for name in config)

@@ -17,7 +17,7 @@ def config_warnings(config: Config) -> Findings:
     }
     filters = [f"rollout.{n} = {value:g}" for n, (value, applies) in limits.items() if applies]
     names = ("mask_ratio_sequence", "mask_ratio_token")
-    masks = [f"train.{name}" for name in names if getattr(train, name) is not None]
+    masks = [f"train.loss.{name}" for name in names if getattr(train.loss, name) is not None]
     yield from _without_effect(config)
     yield from _scorers(config)
     unsaved = config.data.eval_path is not None and train.eval_every % train.checkpoint_every
@@ -52,7 +52,7 @@ _ENGINE = (
 def _without_effect(config: Config) -> Findings:
     """Settings that the objective does not read, and settings of an engine in a run that has none."""
     train = config.train
-    if unread := [f"train.{name}" for name in ignored(train)]:
+    if unread := [f"train.loss.{name}" for name in ignored(train)]:
         yield warn(
             f"{', '.join(unread)}: no effect with train.algorithm = {train.algorithm}, whose loss has no such term",
             "Remove them",
@@ -74,7 +74,7 @@ def _without_effect(config: Config) -> Findings:
 
 def _scorers(config: Config) -> Findings:
     """Scorers whose answers nothing reads. An objective of a user may read the log-probs of any."""
-    named = {*config.reward.functions, config.train.reference}
+    named = {*config.reward.functions, config.train.loss.reference}
     for of in config.evaluation.sets.values():
         named |= set(of.reward or ())
     used = {name for one in named if (name := named_scorer(one)) is not None}
@@ -87,7 +87,7 @@ def _scorers(config: Config) -> Findings:
         if scorer.kind == "logprobs":
             yield warn(
                 f"scorers.{name}: it computes the log-probs of every group and nothing reads them",
-                f'Set train.reference = "scorer:{name}" or train.algorithm = "distill", or remove the section',
+                f'Set train.loss.reference = "scorer:{name}" or train.algorithm = "distill", or remove the section',
             )
         else:
             yield warn(

@@ -44,7 +44,7 @@ def earlier_run(start: Start) -> Findings:
         yield ok(f"none in {run_dir}")
         return
     try:
-        before = load_config(kept)
+        before = load_config(kept, stored=True)
     except ConfigError as error:
         yield fail(f"{kept} cannot be read: {error}", f"Start another run with {elsewhere}")
         return

@@ -67,7 +67,7 @@ def _paths(config: Config) -> Iterator[tuple[str, str]]:
         "model.path": model.path,
         "model.tokenizer": model.tokenizer,
         "model.initial_checkpoint": model.initial_checkpoint,
-        "train.reference_path": config.train.reference_path,
+        "train.loss.reference_path": config.train.loss.reference_path,
         "objective.critic_path": config.critic_path,
         "auth.token_file": auth.token_file,
         "auth.tls_cert": auth.tls_cert,

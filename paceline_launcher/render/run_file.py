@@ -9,9 +9,10 @@ from typing import Any
 
 import tomli_w
 
+from paceline.config.fields import Section
 from paceline.config.load import to_toml
-from paceline.config.schema import SECTIONS, Config
-from paceline.config.sections.scorers import ScorerConfig
+from paceline.config.schema import Config
+from paceline.config.sections.scorers import ScorerConfig, ScorersConfig
 from paceline.errors import BadInput
 
 END_OF_FILE = "END_OF_RUN_TOML"
@@ -28,21 +29,24 @@ def run_file(
     changed = without_secrets(with_changes(config, changes))
     if with_token_file:
         changed = with_changes(changed, {"auth": {"token_file": config.auth.token_file}})
-    kept = {}
-    for section, fields in tomllib.loads(to_toml(changed)).items():
-        known = SECTIONS[section].model_fields
-        values = {
-            name: value
-            for name, value in fields.items()
-            if name not in known
-            or getattr(getattr(changed, section), name)
-            != known[name].get_default(call_default_factory=True)
-        }
-        if section == "scorers":
-            values = {name: _scorer(table) for name, table in fields.items()}
-        if values:
-            kept[section] = values
-    return tomli_w.dumps(kept, multiline_strings=True)
+    sections = _not_default(tomllib.loads(to_toml(changed)), changed)
+    return tomli_w.dumps(sections, multiline_strings=True)
+
+
+def _not_default(values: Mapping[str, Any], section: Section) -> dict[str, Any]:
+    """Settings of ``section`` that differ from the defaults, without empty sections."""
+    changed: dict[str, Any] = {}
+    for name, value in values.items():
+        info, now = type(section).model_fields.get(name), getattr(section, name, None)
+        if isinstance(now, ScorersConfig):
+            value = {scorer: _scorer(table) for scorer, table in value.items()}
+        elif isinstance(now, Section):
+            value = _not_default(value, now)
+        if isinstance(now, Section):
+            changed |= {name: value} if value else {}
+        elif info is None or now != info.get_default(call_default_factory=True):
+            changed[name] = value
+    return changed
 
 
 def script_run_file(

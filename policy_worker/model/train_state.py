@@ -94,7 +94,7 @@ def reduce_next_backward(models: Iterable[nn.Module], reduce: bool) -> None:
 
 
 def slices_again(model: nn.Module) -> None:
-    """After a forward pass without a backward: its root, and with train.reshard_after_forward =
+    """After a forward pass without a backward: its root, and with train.memory.reshard_after_forward =
     false its blocks, are still gathered, and the state would no longer be slices. Of unsharded
     models nothing changes."""
     for module in model.modules():

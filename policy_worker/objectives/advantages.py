@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.config.sections.training import TrainConfig
+from paceline.config.sections.training import LossConfig
 from policy_worker.objectives.batch import Ints, StepTotals
 
 EPSILON = 1e-4
@@ -18,9 +18,9 @@ Rewards = NDArray[np.float64]
 
 
 def advantages_of(
-    reward: Rewards, sequences: Ints, totals: StepTotals, config: TrainConfig
+    reward: Rewards, sequences: Ints, totals: StepTotals, config: LossConfig
 ) -> Rewards:
-    """``train.advantage`` and ``train.advantage_norm``: reward [S], group after group -> advantages
+    """``train.loss.advantage`` and ``train.loss.advantage_norm``: reward [S], group after group -> advantages
     [S]."""
     normalise = config.advantage_norm
     if config.advantage == "group":

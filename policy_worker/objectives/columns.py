@@ -86,7 +86,7 @@ class TokenColumns(Generic[Array]):
     """The token's sequence, from 0 to sequences - 1."""
     sequences: int
     chosen: Array | None = None
-    """1 for tokens that ``train.covariance`` has chosen."""
+    """1 for tokens that ``train.loss.covariance`` has chosen."""
     reference: Array | None = None
     """Log-prob under the reference model. Of a whole batch: only if a scorer computed it."""
     scored: Mapping[str, Array] = field(default_factory=dict)
@@ -126,11 +126,11 @@ def token_weights(
     sequences). 0 for tokens that are not trained. Sources: token_mean, DAPO, arXiv 2503.14476;
     sequence_mean, GRPO, arXiv 2402.03300; dr_grpo, arXiv 2503.20783.
     """
-    if config.train.aggregation == "token_mean":
+    if config.train.loss.aggregation == "token_mean":
         return trained / np.float32(max(tokens, 1))
-    if config.train.aggregation == "sequence_sum":
+    if config.train.loss.aggregation == "sequence_sum":
         return trained / np.float32(max(sequences, 1))
-    if config.train.aggregation == "dr_grpo":
+    if config.train.loss.aggregation == "dr_grpo":
         return trained / np.float32(config.longest_completion * max(sequences, 1))
     own = np.maximum(trained_by_sequence(trained, length), 1.0)
     weights: Floats = (trained / np.repeat(own * max(sequences, 1), length)).astype(np.float32)

@@ -13,14 +13,14 @@ import zlib
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.config.sections.training import TrainConfig
+from paceline.config.sections.training import LossConfig
 from policy_worker.objectives.batch import Floats, TokenBatch
 
 
 def chosen_tokens(
-    batch: TokenBatch, advantage: Floats, trained: Floats, config: TrainConfig
+    batch: TokenBatch, advantage: Floats, trained: Floats, config: LossConfig
 ) -> Floats:
-    """advantage [C], trained [C] (1 or 0) -> float32 [C]: 1 for tokens that ``train.covariance``
+    """advantage [C], trained [C] (1 or 0) -> float32 [C]: 1 for tokens that ``train.loss.covariance``
     chooses.
 
     clip: of the tokens whose covariance is in covariance_range, at random. kl: those with the

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.config.sections.training import TrainConfig
+from paceline.config.sections.training import LossConfig
 from policy_worker.objectives.batch import StepTotals, TokenBatch
 from policy_worker.objectives.columns import TokenColumns, TokenScores
 from policy_worker.objectives.covariance import chosen_tokens
@@ -31,52 +31,52 @@ from policy_worker.objectives.token_rewards import token_advantages
 
 
 class Grpo(Objective):
-    """``train.algorithm = "grpo"`` and its family, with the settings of ``[train]``."""
+    """``train.algorithm = "grpo"`` and its family, with the settings of ``[train.loss]``."""
 
     @property
     def entropy_gradient(self) -> bool:
-        return self.config.train.entropy_coef > 0
+        return self.config.train.loss.entropy_coef > 0
 
     def advantages(self, batch: TokenBatch, totals: StepTotals) -> NDArray[np.float64]:
-        return token_advantages(batch, totals, self.config.train)
+        return token_advantages(batch, totals, self.config.train.loss)
 
     def columns(self, batch: TokenBatch, totals: StepTotals) -> TokenColumns[np.ndarray]:
         columns = super().columns(batch, totals)
-        train = self.config.train
-        if train.overlong_filter:
+        settings = self.config.train.loss
+        if settings.overlong_filter:
             # They still count in the totals: filtering gives the others no more weight.
             whole = ~np.repeat(batch.truncated, batch.length)
             columns = replace(columns, weight=columns.weight * whole.astype(np.float32))
-        if train.covariance == "none":
+        if settings.covariance == "none":
             return columns
         return replace(
-            columns, chosen=chosen_tokens(batch, columns.advantage, columns.trained, train)
+            columns, chosen=chosen_tokens(batch, columns.advantage, columns.trained, settings)
         )
 
     def contributing(
         self, batch: TokenBatch, columns: TokenColumns[np.ndarray]
     ) -> NDArray[np.bool_]:
         keep = super().contributing(batch, columns)
-        train = self.config.train
-        terms = train.kl_coef or train.entropy_coef or train.router_aux_loss_coef
-        kept = not terms and train.covariance != "kl"
+        settings = self.config.train.loss
+        terms = settings.kl_coef or settings.entropy_coef or settings.router_aux_loss_coef
+        kept = not terms and settings.covariance != "kl"
         starts = np.cumsum(batch.length) - batch.length
-        if train.overlong_filter:
+        if settings.overlong_filter:
             keep &= ~batch.truncated
-        if train.skip_zero_advantage and kept:
+        if settings.skip_zero_advantage and kept:
             keep &= np.logical_or.reduceat(columns.advantage != 0, starts)
         return keep
 
     def loss(self, scores: TokenScores, tokens: TokenColumns[Tensor]) -> Loss:
         entropy = scores.entropy if self.entropy_gradient else None
-        train = self.config.train
-        return grpo_loss(scores.logprobs, tokens, train, before=scores.before, entropy=entropy)
+        settings = self.config.train.loss
+        return grpo_loss(scores.logprobs, tokens, settings, before=scores.before, entropy=entropy)
 
 
 def grpo_loss(
     logprobs: Tensor,
     columns: TokenColumns[Tensor],
-    config: TrainConfig,
+    config: LossConfig,
     *,
     before: Tensor | None = None,
     entropy: Tensor | None = None,
@@ -136,7 +136,7 @@ def grpo_loss(
 
 
 def _ratio(
-    logprobs: Tensor, proximal: Tensor, columns: TokenColumns[Tensor], config: TrainConfig
+    logprobs: Tensor, proximal: Tensor, columns: TokenColumns[Tensor], config: LossConfig
 ) -> Tensor:
     if config.importance_level == "token":
         return ratio(logprobs, proximal)
@@ -147,7 +147,7 @@ def _ratio(
     return mean.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
-def _advantage(before: Tensor, columns: TokenColumns[Tensor], config: TrainConfig) -> Tensor:
+def _advantage(before: Tensor, columns: TokenColumns[Tensor], config: LossConfig) -> Tensor:
     if columns.reference is None or config.kl_in == "loss":
         return columns.advantage
     # REINFORCE++, Hu et al., arXiv 2501.03262: the KL is a cost of each token, and is summed to the
@@ -157,7 +157,7 @@ def _advantage(before: Tensor, columns: TokenColumns[Tensor], config: TrainConfi
     return columns.advantage - config.kl_coef * to_end
 
 
-def _clipped(r: Tensor, advantage: Tensor, config: TrainConfig) -> tuple[Tensor, dict[str, Tensor]]:
+def _clipped(r: Tensor, advantage: Tensor, config: LossConfig) -> tuple[Tensor, dict[str, Tensor]]:
     surrogate = r * advantage
     bounded = r.clamp(1.0 - config.clip_low, 1.0 + config.clip_high) * advantage
     objective = torch.minimum(surrogate, bounded)
@@ -173,7 +173,7 @@ def _clipped(r: Tensor, advantage: Tensor, config: TrainConfig) -> tuple[Tensor,
 
 
 def _weighted(
-    logprobs: Tensor, r: Tensor, advantage: Tensor, config: TrainConfig
+    logprobs: Tensor, r: Tensor, advantage: Tensor, config: LossConfig
 ) -> tuple[Tensor, dict[str, Tensor]]:
     bounded = r.clamp(1.0 - config.clip_low, 1.0 + config.clip_high)
     return bounded * advantage * logprobs, {"clip_fraction": bounded != r}

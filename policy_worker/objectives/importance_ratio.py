@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.config.sections.training import TrainConfig
+from paceline.config.sections.training import LossConfig
 from policy_worker.objectives.columns import TokenColumns
 
 LOG_RATIO_LIMIT = 20.0
@@ -30,7 +30,7 @@ class Proximal:
 
 
 def proximal_policy(
-    trainer: Tensor, behaviour: Tensor, staleness: Tensor, config: TrainConfig
+    trainer: Tensor, behaviour: Tensor, staleness: Tensor, config: LossConfig
 ) -> Proximal:
     """trainer: log-probs [C] of the policy before the step, detached; staleness float [C], in
     steps.
@@ -56,9 +56,7 @@ def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     return (numerator - denominator).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
-def ratio_mask(
-    trainer: Tensor, columns: TokenColumns[Tensor], config: TrainConfig
-) -> Tensor | None:
+def ratio_mask(trainer: Tensor, columns: TokenColumns[Tensor], config: LossConfig) -> Tensor | None:
     """bool [C], False for tokens on which ``trainer`` (log-probs [C] before the step) and engine
     disagree too much to learn from; None if no mask is configured.
 

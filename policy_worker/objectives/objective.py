@@ -96,9 +96,9 @@ class Objective(ABC):
 
     @property
     def frozen(self) -> tuple[Part, ...]:
-        """Models that are only asked. Default: the reference, if train.kl_coef is above 0."""
+        """Models that are only asked. Default: the reference, if train.loss.kl_coef is above 0."""
         train = self.config.train
-        if train.kl_coef == 0 or named_scorer(train.reference) is not None:
+        if train.loss.kl_coef == 0 or named_scorer(train.loss.reference) is not None:
             return ()
         return (reference_of(self.config),)
 
@@ -163,8 +163,8 @@ class Objective(ABC):
 
     def _remote_reference(self, batch: TokenBatch) -> Floats | None:
         """Log-probs [C] of the reference that a scorer computed; None if the run has none."""
-        name = named_scorer(self.config.train.reference)
-        if name is None or self.config.train.kl_coef == 0:
+        name = named_scorer(self.config.train.loss.reference)
+        if name is None or self.config.train.loss.kl_coef == 0:
             return None
         return scored_by(batch, name)
 
@@ -178,6 +178,6 @@ class Objective(ABC):
 
 
 def reference_of(config: Config) -> Part:
-    """The frozen model of ``train.reference_path``, by default the initial one:
+    """The frozen model of ``train.loss.reference_path``, by default the initial one:
     ``tokens.reference`` are its log-probs."""
-    return Part(REFERENCE, path=config.train.reference_path, field="train.reference_path")
+    return Part(REFERENCE, path=config.train.loss.reference_path, field="train.loss.reference_path")

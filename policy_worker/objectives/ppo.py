@@ -62,7 +62,7 @@ class Ppo(Objective):
 
     @property
     def entropy_gradient(self) -> bool:
-        return self.config.train.entropy_coef > 0
+        return self.config.train.loss.entropy_coef > 0
 
     # -- numbers of the state -----------------------------------------------------------------
 
@@ -72,7 +72,7 @@ class Ppo(Objective):
         for moments in self._moments:
             start |= moments.start
         if self._adaptive:
-            start["kl_coef"] = self.config.train.kl_coef
+            start["kl_coef"] = self.config.train.loss.kl_coef
         return start
 
     @property
@@ -155,9 +155,9 @@ class Ppo(Objective):
         if POLICY not in self.resting(scalars):
             columns = replace(tokens, advantage=advantages, reference=None)
             entropy = scores.entropy if self.entropy_gradient else None
-            train = self.config.train
+            settings = self.config.train.loss
             policy = grpo_loss(
-                scores.logprobs, columns, train, before=scores.before, entropy=entropy
+                scores.logprobs, columns, settings, before=scores.before, entropy=entropy
             )
             total = total + policy.total
             measured |= policy.measured
@@ -170,7 +170,9 @@ class Ppo(Objective):
         if tokens.reference is None:
             return tokens.advantage, {}, {}
         kl = scores.before - tokens.reference
-        coefficient = scores.scalars["kl_coef"] if self._adaptive else self.config.train.kl_coef
+        coefficient = (
+            scores.scalars["kl_coef"] if self._adaptive else self.config.train.loss.kl_coef
+        )
         rewards = tokens.advantage - coefficient * kl * tokens.trained
         measured = {"kl": kl, "kl_coef": torch.full_like(kl, coefficient)}
         if not self._adaptive:

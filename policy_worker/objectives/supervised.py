@@ -1,7 +1,7 @@
 """Supervised objectives: fine-tuning on recorded tokens, and on-policy distillation from a teacher.
 
 SFT: the loss of a step is the weighted sum of -log p over the tokens of the assistant. With
-train.aggregation = token_mean it is their mean over the whole step, as in TRL's SFTTrainer; with
+train.loss.aggregation = token_mean it is their mean over the whole step, as in TRL's SFTTrainer; with
 sequence_mean the mean of the rows' means.
 
 Distillation: the policy's own samples are pulled towards the distribution of a larger teacher. The
@@ -62,10 +62,10 @@ class Distill(Objective):
         found = grpo_loss(
             scores.logprobs,
             replace(tokens, advantage=advantage),
-            self.config.train,
+            self.config.train.loss,
             before=scores.before,
         )
         importance = ratio(scores.before, tokens.behaviour)
-        if self.config.train.tis_cap is not None:
-            importance = importance.clamp(max=self.config.train.tis_cap)
+        if self.config.train.loss.tis_cap is not None:
+            importance = importance.clamp(max=self.config.train.loss.tis_cap)
         return Loss(found.total, {**found.measured, "teacher_kl": -gap * importance})

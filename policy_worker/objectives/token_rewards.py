@@ -1,6 +1,6 @@
 """Advantages by token, of sequences whose tokens or turns have rewards of their own.
 
-- ``train.advantage`` group and leave_one_out: process supervision of GRPO. A token's advantage is
+- ``train.loss.advantage`` group and leave_one_out: process supervision of GRPO. A token's advantage is
   that of the sequence, from what is left of its reward without those of tokens, plus the sum of the
   token rewards from this token to the end, each compared with the mean of all token rewards of the
   group. Source: DeepSeekMath, arXiv 2402.03300, section 4.1.3.
@@ -13,14 +13,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.config.sections.training import TrainConfig
+from paceline.config.sections.training import LossConfig
 from policy_worker.objectives.advantages import EPSILON, advantages_of
 from policy_worker.objectives.batch import StepTotals, TokenBatch
 
 Floats64 = NDArray[np.float64]
 
 
-def token_advantages(batch: TokenBatch, totals: StepTotals, config: TrainConfig) -> Floats64:
+def token_advantages(batch: TokenBatch, totals: StepTotals, config: LossConfig) -> Floats64:
     """-> [S], or [C] if a token of the batch has a reward of its own."""
     if not len(batch.rewarded):
         return advantages_of(batch.reward, batch.sequences, totals, config)

@@ -187,7 +187,7 @@ class ReplicaPublisher(WeightPublisher):
             device=device,
             wire=wire_dtype(state),
             deltas=config.rollout.weight_deltas,
-            on_host=config.train.offload_publishing,
+            on_host=config.train.memory.offload_publishing,
             bucket_bytes=place.bucket_bytes,
             share=WeightShare(replica.rank, replica.size),
             on_link_error=on_link_error,

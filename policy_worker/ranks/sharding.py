@@ -107,10 +107,10 @@ def load_sharded(
     """The model of ``part``; of a replica with several ranks, this rank's slices. Raises
     ModelError.
 
-    With train.offload_frozen the weights of a part that is not trainable are in host memory, and
+    With train.memory.offload_frozen the weights of a part that is not trainable are in host memory, and
     come to ``device`` for their pass.
     """
-    on_host = config.train.offload_frozen and not trainable
+    on_host = config.train.memory.offload_frozen and not trainable
     if replica.mesh is None and on_host:
         model = load_part(part, config, HOST, trainable=False)
         keep_on_host(model, blocks_of(model), device)
@@ -119,7 +119,7 @@ def load_sharded(
         return load_part(part, config, device, trainable=trainable)
     mixed = config.model.dtype == "bfloat16"
     # Of a frozen part no backward comes that would let go of what a forward keeps.
-    reshard = config.train.reshard_after_forward or not trainable
+    reshard = config.train.memory.reshard_after_forward or not trainable
     offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if on_host else _STAYS
     shard = partial(
         shard_model,

@@ -45,12 +45,12 @@ class RowForwards:
         heads = [p for p in (*self.objective.trains, *self.objective.frozen) if p.head == "scalar"]
         self._at = {part.name: part.at for part in heads}
         self._last_tokens = "token" in self._at.values()
-        self._routers = self.state.config.train.router_aux_loss_coef > 0
+        self._routers = self.state.config.train.loss.router_aux_loss_coef > 0
         self.experts_per_token = experts_per_token(self.state.model)
         """Of the main part; 0 if it is dense."""
         if self._routers and not self.experts_per_token:
             raise ModelError(
-                f"train.router_aux_loss_coef: {type(self.state.model).__name__} reports no logits of routers. Set it to 0, "
+                f"train.loss.router_aux_loss_coef: {type(self.state.model).__name__} reports no logits of routers. Set it to 0, "
                 "or train a mixture of experts that does"
             )
 
@@ -61,7 +61,7 @@ class RowForwards:
     def scores(self, micro: MicroBatch) -> tuple[TokenScores, Tensor | None]:
         """Scores of the row's targets, and the reference's log-probs [C] of them."""
         temperature = self.state.config.rollout.temperature
-        chunk = self.state.config.train.logits_chunk_mb
+        chunk = self.state.config.train.memory.logits_chunk_mb
         parts, frozen = self.state.parts, self.frozen
         scalars = {name: float(number) for name, number in self.state.scalars.items()}
         resting = self.objective.resting(scalars)
@@ -102,7 +102,7 @@ class RowForwards:
 
     def _placement(self, micro: MicroBatch) -> AbstractContextManager[object]:
         """Context manager around a forward whose activations may leave the device."""
-        if not self.state.config.train.offload_activations:
+        if not self.state.config.train.memory.offload_activations:
             return nullcontext()
         return activations_on_host(micro.input_ids.shape[1])
 

@@ -120,7 +120,7 @@ class RowShares:
     def _deal(
         self, outline: Outline, keep: Ints, held: Sequence[Collection[int]] = ()
     ) -> list[list[Ints]]:
-        limit, ranks = self.config.train.tokens_per_microbatch, self.replica.size
+        limit, ranks = self.config.train.memory.tokens_per_microbatch, self.replica.size
         if ranks > 1:
             total = int(attended_tokens(outline, keep).sum())
             limit = max(1, min(limit, -(-total // ranks)))

@@ -4,7 +4,7 @@
   not depend on how groups are assigned to replicas, packed into rows, or split over calls.
 - Local gradients live in ``parameter.grad`` and are only ever added to; the mesh gets a copy.
 - The ranks of a replica reduce once for each call, in its last row's backward, or in every row's
-  (train.gradient_sync).
+  (train.memory.gradient_sync).
 - A group is added at most once: the plan of the step's next epoch names it again, and it is
   skipped.
 """
@@ -134,7 +134,7 @@ class Gradients:
         and the step has to begin again.
         """
         totals, ranks = self._totals, self.replica.size
-        every_row = self.state.config.train.gradient_sync == "row"
+        every_row = self.state.config.train.memory.gradient_sync == "row"
         for number in range(share.rounds):
             last = number == share.rounds - 1
             reduce_next_backward(self.state.parts.values(), every_row or last)
@@ -240,14 +240,14 @@ class Gradients:
         self.stats.add("loss", float(loss.total.detach()), 0.0)
 
     def _with_balance(self, loss: Loss, scores: TokenScores, tokens: TokenColumns[Tensor]) -> Loss:
-        """``loss`` and the load-balancing loss of the experts, if train.router_aux_loss_coef is
+        """``loss`` and the load-balancing loss of the experts, if train.loss.router_aux_loss_coef is
         above 0."""
         if not scores.routers or self._spec is None:
             return loss
         chosen = self.forwards.experts_per_token
         places = tokens.trained, tokens.sequence_of, tokens.sequences
         balance = balance_of_sequences(scores.routers, *places, chosen)
-        share = self.state.config.train.router_aux_loss_coef / max(self._spec.sequences, 1)
+        share = self.state.config.train.loss.router_aux_loss_coef / max(self._spec.sequences, 1)
         measured = Mean(balance.detach(), (balance > 0).float())
         means = {**loss.means, "router_balance": measured}
         return replace(loss, total=loss.total + share * balance.sum(), means=means)

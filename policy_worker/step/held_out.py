@@ -43,7 +43,7 @@ def measure_held_out(gradients: Gradients, groups: Sequence[rollout_pb2.Group]) 
     )
     columns = gradients.objective.columns(batch, totals)
     every = np.arange(len(batch.length))
-    limit, whole = state.config.train.tokens_per_microbatch, gradients.objective.whole_groups
+    limit, whole = state.config.train.memory.tokens_per_microbatch, gradients.objective.whole_groups
     rows = plan_rows(batch, every, limit, whole_groups=whole)
     stats = Stats()
     start = 0

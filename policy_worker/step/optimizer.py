@@ -29,21 +29,22 @@ def build_optimizer(
 
     ``lr_scales``: learning rate of a part as a multiple of the step's; default 1. The state
     (exp_avg, exp_avg_sq, step) exists from the start, as zeros, so that a fresh replica can be
-    restored, or receive the state, in place. With train.offload_optimizer the moments are in host
+    restored, or receive the state, in place. With train.memory.offload_optimizer the moments are in host
     memory. Source: Loshchilov and Hutter, arXiv 1711.05101.
     """
+    settings = config.optimizer
     groups: list[dict[str, object]] = []
     for name, model in parts.items():
         parameters = [p for p in model.parameters() if p.requires_grad]
         scale = (lr_scales or {}).get(name, 1.0)
         matrices = [p for p in parameters if p.ndim >= 2]
         vectors = [p for p in parameters if p.ndim < 2]
-        for params, decay in ((matrices, config.weight_decay), (vectors, 0.0)):
+        for params, decay in ((matrices, settings.weight_decay), (vectors, 0.0)):
             if params:
                 groups.append({"params": params, "weight_decay": decay, "lr_scale": scale})
-    adamw = HostMomentsAdamW if config.offload_optimizer else torch.optim.AdamW
-    optimizer = adamw(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
-    zeros = zeros_on_host if config.offload_optimizer else torch.zeros_like
+    adamw = HostMomentsAdamW if config.memory.offload_optimizer else torch.optim.AdamW
+    optimizer = adamw(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True)
+    zeros = zeros_on_host if config.memory.offload_optimizer else torch.zeros_like
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             optimizer.state[parameter] = {
@@ -80,14 +81,14 @@ def apply_update(
     It reads nothing but ``reduced``, ``norms``, ``sums``, ``lr`` and the state, all of which are
     equal on every replica. So the new weights are equal bit for bit, too (on machines of one kind).
     """
-    config = state.config.train
+    largest = state.config.train.optimizer.max_grad_norm
     if not all(map(math.isfinite, [*norms.values(), *sums.values()])):
         event(log, "gradient not finite, update skipped", logging.ERROR, version=version)
     else:
         with torch.no_grad():
             for part, where in gradients.part_slices().items():
-                if config.max_grad_norm is not None and norms[part] > config.max_grad_norm:
-                    reduced[where].mul_(config.max_grad_norm / (norms[part] + 1e-6))
+                if largest is not None and norms[part] > largest:
+                    reduced[where].mul_(largest / (norms[part] + 1e-6))
             parts = zip(gradients.parameters, gradients.views(reduced), strict=True)
             for parameter, part in parts:
                 if parameter.grad is None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import tomli_w
 
+from paceline.config.schema import with_new_names
 from paceline.observe.fleet_file import FleetRecord, ProcessId
 from paceline.observe.vocabulary import EventType
 from testbed.patience import Patience, patient, until
@@ -61,7 +62,7 @@ def write_run(where: Path, *, rows: int = 64, **sections: dict[str, Any]) -> Pat
             table = table.setdefault(name, {})
         table.update(fields)
     path = where / "run.toml"
-    path.write_text(tomli_w.dumps(settings))
+    path.write_text(tomli_w.dumps(with_new_names(settings)))
     return path
 
 

@@ -116,7 +116,7 @@ def _change_settings(world: World) -> None:
     them."""
     rng = world.rng
     settings = {
-        "train.lr": str(rng.choice([1e-4, 3e-5])),
+        "train.optimizer.lr": str(rng.choice([1e-4, 3e-5])),
         "train.max_staleness": str(rng.randrange(3)),
         "train.checkpoint_every": str(rng.randrange(1, 5)),
     }

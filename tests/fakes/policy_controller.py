@@ -345,7 +345,7 @@ class SmallController(PolicyServiceServicer, worker_pb2_grpc.WorkerServiceServic
                 **_reward_totals(groups),
                 rank=[m[0] for m in self.members].index(name),
                 size=len(self.members),
-                lr=self.train.lr,
+                lr=self.train.optimizer.lr,
                 checkpoint=(self.step + 1) % self.train.checkpoint_every == 0,
             )
         return policy_pb2.PlanReply(state=policy_pb2.PLAN_STATE_OPEN, plan=plan)

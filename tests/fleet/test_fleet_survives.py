@@ -309,7 +309,7 @@ def test_a_killed_supervisor_is_replaced_without_touching_the_fleet(fleet: Launc
     while not happened(fleet, at, "StepCommitted"):
         fleet.tail.read(0.1)
     refused = paceline("up", str(fleet.config), "--run-dir", str(fleet.run_dir), "--attach",
-                       "--set", "train.lr=1e-3")  # fmt: skip
+                       "--set", "train.optimizer.lr=1e-3")  # fmt: skip
     assert refused.returncode == 2 and "other settings" in refused.stderr
     fleet.up = Up(fleet.config, fleet.run_dir, "--attach", environment=fleet.environment)
     fleet.until(lambda: "took over 6 running processes" in fleet.up.said())

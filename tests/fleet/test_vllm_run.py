@@ -20,9 +20,9 @@ def test_a_short_run_on_vllm(tmp_path: Path) -> None:
         "rollout.max_sequences": 64,
         "train.steps": STEPS,
         # Small steps: what is left of the gap is the engine's, also for tokens of older weights.
-        "train.lr": 3e-5,
+        "train.optimizer.lr": 3e-5,
         "train.groups_per_step": 8,
-        "train.warmup_steps": 0,
+        "train.optimizer.warmup_steps": 0,
         "train.eval_every": STEPS,
         "train.eval_limit": 16,
         "train.checkpoint_every": STEPS,

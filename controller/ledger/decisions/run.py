@@ -178,7 +178,7 @@ def _nonfinite(s: State) -> str:
     return (
         f"the gradients of {count} steps in a row were not finite, from step "
         f"{s.versions.step - count + 1} on, and no weight has changed since. Look at grad_norm, rewards "
-        "and log-prob gaps before it, lower train.lr, and start again from an earlier checkpoint; "
+        "and log-prob gaps before it, lower train.optimizer.lr, and start again from an earlier checkpoint; "
         "train.max_nonfinite_steps is the limit"
     )
 

@@ -27,6 +27,7 @@ from controller.ledger.events.run import *
 from controller.ledger.events.steps import *
 from controller.ledger.events.tasks import *
 from controller.ledger.specs import GroupMeta
+from controller.ledger.state.settings import with_new_names
 
 _GROUP_FIELDS = stored_names(GroupMeta)
 
@@ -47,6 +48,8 @@ def from_json(data: Mapping[str, Any]) -> Event:
         raise ValueError(f"the journal has an event of unknown type {data['type']!r}")
     if kind is GroupAccepted:
         data = {**data, "group": {n: data[n] for n in _GROUP_FIELDS if n in data}}
+    if kind in (RunStarted, SettingsChanged):
+        data = with_new_names(data)
     return decode(kind, data)
 
 

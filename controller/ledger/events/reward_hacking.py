@@ -45,5 +45,5 @@ def hacking_in_words(metric: str, found: Exploited) -> str:
     return (
         f"the training score rises ({found.best_score:.3f} to {found.score:.3f}) while {metric} falls ({found.best_truth:.3f} after "
         f"step {found.best_step}, {found.truth:.3f} after step {found.step}): the learned reward is probably being exploited; "
-        f"begin again with a larger train.kl_coef, or stop at step {found.best_step}"
+        f"begin again with a larger train.loss.kl_coef, or stop at step {found.best_step}"
     )

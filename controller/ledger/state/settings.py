@@ -14,11 +14,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.config.schema import RENAMED
 from paceline.ids import Step
 
 JsonValue = Any
 RUN_LENGTH = ("train.steps", "train.epochs", "train.max_samples")
 """Settings of which exactly one is set."""
+
+
+NAMED = ("settings", "values", "changes", "changed", "configured")
+"""Fields of events and of the state that are settings by dotted name."""
+
+
+def with_new_names(data: Mapping[str, Any]) -> dict[str, Any]:
+    """``data``, an event's or the state's settings, with names that an earlier release did not have."""
+    return {
+        name: {RENAMED.get(n, n): v for n, v in value.items()} if name in NAMED else value
+        for name, value in data.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,7 @@ def problem_of_preferences(
         )
     if kl_coef > 0:
         return (
-            f"train.kl_coef is not used by {algorithm}: set it to 0. If the objective compares with the reference, "
+            f"train.loss.kl_coef is not used by {algorithm}: set it to 0. If the objective compares with the reference, "
             "objective.beta says how closely the policy follows it"
         )
     if algorithm == "kto" and filter_uninformative:

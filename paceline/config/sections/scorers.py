@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, model_validator
 from paceline.config.fields import LocalPath, Positive, Seconds, Section
 
 PREFIX = "scorer:"
-"""Of a scorer's name in reward.functions and train.reference."""
+"""Of a scorer's name in reward.functions and train.loss.reference."""
 NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 PLACEHOLDERS = ("prompt", "completion", "answer")
 """Names in braces that a judge's prompt may contain."""
@@ -132,7 +132,7 @@ def problem_of_scorers(
     known = ", ".join(scorers) or "there are none"
     for setting, named, scores in (
         *(("reward.functions", function, True) for function in rewards),
-        ("train.reference", reference, False),
+        ("train.loss.reference", reference, False),
     ):
         if (name := named_scorer(named)) is None:
             continue

@@ -237,25 +237,9 @@ class RewardConfig(Section):
     """What a completion loses that reaches the length limit."""
 
 
-class TrainConfig(Section):
-    algorithm: str = "grpo"
-    """What a step optimises. The GRPO family: grpo, dr_grpo, dapo, gspo, cispo, rloo, reinforce++,
-    reinforce++-baseline, whose names give other defaults to the settings below. With a critic: ppo.
-    For preferences: dpo, ipo, orpo, kto, online_dpo, reward_model. From a teacher: distill. For
-    recorded answers: sft. One of your own: package.module:Class. Options of an objective are in
-    [objective]; see docs/algorithms.md.
-    """
-    steps: Positive | None = None
-    """Optimizer steps of the run: 100 if neither epochs nor max_samples is set. Only one of the
-    three may be set."""
-    epochs: Annotated[float, Field(gt=0)] | None = None
-    """Length of the run in passes over the training data, instead of steps. The steps are rounded
-    up: the last one is filled with rows of the next pass."""
-    max_samples: Positive | None = None
-    """Length of the run in samples (completions), instead of steps. The steps are rounded down."""
-    groups_per_step: Positive = 32
-    """Global batch size in groups, independent of the number of replicas. A group is the
-    completions of one prompt."""
+class OptimizerConfig(Section):
+    """AdamW and its learning rate."""
+
     lr: Annotated[float, Field(gt=0)] = 1e-6
     """Peak learning rate of AdamW."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -273,18 +257,11 @@ class TrainConfig(Section):
     """Epsilon of AdamW."""
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
     """The global gradient norm is clipped to this value. none disables clipping."""
-    max_staleness: NonNegative = 1
-    """How far generation may be ahead of training, in steps: a prompt is handed out only if its
-    group could be trained at most this many steps after the weights that begin it. 0 makes the run
-    synchronous. A group that takes longer than expected is late: see late_groups."""
-    late_groups: Literal["train", "drop"] = "train"
-    """Groups that are older than max_staleness when they are trained, because they took long.
-    train: they are trained, with their importance weights. drop: they are dropped, and other
-    prompts take their place. That leaves out long answers and slow environments."""
-    max_token_age: NonNegative | None = None
-    """Oldest token that late_groups = "train" trains, in steps. Older tokens are masked in the
-    loss, and a group without a younger one is dropped as expired. Default: 8 x max_staleness, at
-    least 8."""
+
+
+class LossConfig(Section):
+    """The policy loss: its advantages, ratios, clips and further terms."""
+
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum", "dr_grpo"] = "token_mean"
     """How token losses become one number. token_mean: mean over all tokens of the step (DAPO).
     sequence_mean: mean over each sequence, then over sequences (GRPO). sequence_sum: sum over each
@@ -365,6 +342,27 @@ class TrainConfig(Section):
     scorer NAME, of kind logprobs, computes its log-probs, and no trainer holds it."""
     reference_path: LocalPath | None = None
     """Directory or hub name of the reference model. Default: model.path."""
+    skip_zero_advantage: bool = True
+    """Skip sequences that cannot contribute to the gradient: those with zero advantage, if there
+    is no KL term. The gradient is the same; entropy, ratio, effective sample size and log-prob gap
+    are then measured over the other sequences."""
+
+    @field_validator("mask_ratio_token", "mask_ratio_sequence", "covariance_range")
+    @classmethod
+    def _ordered(
+        cls, bounds: tuple[float, float] | None, info: ValidationInfo
+    ) -> tuple[float, float] | None:
+        if bounds is not None and bounds[0] > bounds[1]:
+            raise ValueError(
+                f"train.loss.{info.field_name} = {list(bounds)}: the lower bound is above the upper one, "
+                "so it holds no number"
+            )
+        return bounds
+
+
+class MemoryConfig(Section):
+    """Memory of the trainer: size of a row, slices of ranks, and what is kept on the host."""
+
     gradient_sync: Literal["step", "row"] = "step"
     """When the ranks of a replica (fleet.policy_ranks above 1) sum their gradients: once for all
     rows of a step, for which each rank holds a whole gradient in float32 (4 bytes a parameter), or
@@ -396,16 +394,45 @@ class TrainConfig(Section):
     """Most logits of one model held at once, in MiB of float32. Larger rows are scored in chunks of
     tokens, whose logits are computed again in the backward pass. Working memory is a few times this
     number ([performance](performance.md#memory-of-the-vocabulary))."""
+
+
+class TrainConfig(Section):
+    algorithm: str = "grpo"
+    """What a step optimises. The GRPO family: grpo, dr_grpo, dapo, gspo, cispo, rloo, reinforce++,
+    reinforce++-baseline, whose names give other defaults to the settings below. With a critic: ppo.
+    For preferences: dpo, ipo, orpo, kto, online_dpo, reward_model. From a teacher: distill. For
+    recorded answers: sft. One of your own: package.module:Class. Options of an objective are in
+    [objective]; see docs/algorithms.md.
+    """
+    steps: Positive | None = None
+    """Optimizer steps of the run: 100 if neither epochs nor max_samples is set. Only one of the
+    three may be set."""
+    epochs: Annotated[float, Field(gt=0)] | None = None
+    """Length of the run in passes over the training data, instead of steps. The steps are rounded
+    up: the last one is filled with rows of the next pass."""
+    max_samples: Positive | None = None
+    """Length of the run in samples (completions), instead of steps. The steps are rounded down."""
+    groups_per_step: Positive = 32
+    """Global batch size in groups, independent of the number of replicas. A group is the
+    completions of one prompt."""
+    max_staleness: NonNegative = 1
+    """How far generation may be ahead of training, in steps: a prompt is handed out only if its
+    group could be trained at most this many steps after the weights that begin it. 0 makes the run
+    synchronous. A group that takes longer than expected is late: see late_groups."""
+    late_groups: Literal["train", "drop"] = "train"
+    """Groups that are older than max_staleness when they are trained, because they took long.
+    train: they are trained, with their importance weights. drop: they are dropped, and other
+    prompts take their place. That leaves out long answers and slow environments."""
+    max_token_age: NonNegative | None = None
+    """Oldest token that late_groups = "train" trains, in steps. Older tokens are masked in the
+    loss, and a group without a younger one is dropped as expired. Default: 8 x max_staleness, at
+    least 8."""
     max_nonfinite_steps: Positive | None = 10
     """The run fails after this many steps in a row whose gradient is not finite. Such a step
     changes no weight. none disables the limit."""
     filter_uninformative: bool = False
     """Drop groups whose rewards are all equal, which have zero advantage, and generate others
     instead."""
-    skip_zero_advantage: bool = True
-    """Skip sequences that cannot contribute to the gradient: those with zero advantage, if there
-    is no KL term. The gradient is the same; entropy, ratio, effective sample size and log-prob gap
-    are then measured over the other sequences."""
     checkpoint_every: Positive = 50
     """Steps between checkpoints. Rollout payloads are kept until a checkpoint covers them."""
     keep_checkpoints: Positive = 2
@@ -422,6 +449,9 @@ class TrainConfig(Section):
     eval_drop: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Fraction of the best held-out reward by which a later one must be lower for the run to warn.
     0 disables the warning."""
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    loss: LossConfig = Field(default_factory=LossConfig)
+    memory: MemoryConfig = Field(default_factory=MemoryConfig)
 
     @model_validator(mode="before")
     @classmethod
@@ -451,9 +481,9 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _informative(self) -> TrainConfig:
-        if self.filter_uninformative and self.advantage == "step":
+        if self.filter_uninformative and self.loss.advantage == "step":
             raise ValueError(
-                "train.filter_uninformative = true drops groups whose rewards are equal, and with train.advantage = "
+                "train.filter_uninformative = true drops groups whose rewards are equal, and with train.loss.advantage = "
                 "step they are compared with the rest of the step: set it to false"
             )
         return self
@@ -466,15 +496,3 @@ class TrainConfig(Section):
                 f"= {self.max_staleness} allows: set it to at least {self.max_staleness}"
             )
         return self
-
-    @field_validator("mask_ratio_token", "mask_ratio_sequence", "covariance_range")
-    @classmethod
-    def _ordered(
-        cls, bounds: tuple[float, float] | None, info: ValidationInfo
-    ) -> tuple[float, float] | None:
-        if bounds is not None and bounds[0] > bounds[1]:
-            raise ValueError(
-                f"train.{info.field_name} = {list(bounds)}: the lower bound is above the upper one, "
-                "so it holds no number"
-            )
-        return bounds

@@ -24,7 +24,7 @@ class ExternalRun:
     and a fresh run of the same name gets its own. Letters, digits and dashes."""
     name: str
     settings: Mapping[str, Any]
-    """By dotted name: train.lr."""
+    """By dotted name: train.optimizer.lr."""
     directory: Path
     """The run directory."""
     options: MetricsConfig

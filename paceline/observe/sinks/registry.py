@@ -11,6 +11,7 @@ from typing import cast
 
 from paceline.config.load import FLEET_SECTIONS, ConfigError
 from paceline.config.schema import Config
+from paceline.config.setting_rules import flat_settings
 from paceline.observe.sinks.base import ExternalRun, Sink
 
 BUILT_IN = {
@@ -59,9 +60,7 @@ def external_run(config: Config, run_dir: Path, started_t: float) -> ExternalRun
     return ExternalRun(
         id=f"paceline-{digest[:16]}",
         name=name,
-        settings={
-            f"{s}.{n}": value for s, fields in sections.items() for n, value in fields.items()
-        },
+        settings=dict(flat_settings(sections)),
         directory=run_dir,
         options=config.metrics,
     )

@@ -192,7 +192,7 @@ def set_settings(
     limits and time limits can change. All replicas use the new value from the same step on, and the
     journal keeps old and new value. A setting that is fixed is refused, with the way that works.
 
-    Example: paceline set train.lr=5e-7 train.eval_every=20 --run-dir runs/demo
+    Example: paceline set train.optimizer.lr=5e-7 train.eval_every=20 --run-dir runs/demo
     """
     from paceline.config.load import parse_setting
 

@@ -92,6 +92,6 @@ def _run_config(run_dir: Path) -> Config | None:
     from paceline.config.load import ConfigError, load_config
 
     try:
-        return load_config(run_dir / "config.toml")
+        return load_config(run_dir / "config.toml", stored=True)
     except ConfigError:
         return None

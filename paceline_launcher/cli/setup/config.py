@@ -111,7 +111,7 @@ def check(
     The checks are those of `paceline up`: files, data rows, rewards, access, ports, Redis and the
     run that the directory holds already. Exit status 2 if one of them fails.
 
-    Example: paceline config check demo.toml --set train.lr=3e-4
+    Example: paceline config check demo.toml --set train.optimizer.lr=3e-4
     """
     from paceline.config.load import load_config, to_toml
     from paceline_launcher.preflight.checks import (

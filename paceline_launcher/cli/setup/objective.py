@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -30,19 +30,22 @@ def check_objective(
 
     Exit status: 0 if every property holds, 1 if one does not, 2 if the objective cannot be loaded.
 
-    Example: paceline check-objective grpo --set train.kl_coef=0.1
+    Example: paceline check-objective grpo --set train.loss.kl_coef=0.1
 
     Example: paceline check-objective my_objectives:Reinforce --set objective.baseline=false
     """
     from paceline.config.load import ConfigError, parse_setting
 
-    settings: dict[str, dict[str, object]] = {"objective": {}, "train": {}}
+    settings: dict[str, dict[str, Any]] = {"objective": {}, "train": {}}
     for text in overrides or ():
         dotted, value = parse_setting(text)
-        section, _, field = dotted.partition(".")
+        section, *tables, field = dotted.split(".")
         if section not in settings:
             raise ConfigError(f"--set {text}: name a setting of [objective] or [train]")
-        settings[section][field] = value
+        fields = settings[section]
+        for table in tables:
+            fields = fields.setdefault(table, {})
+        fields[field] = value
     from policy_worker.conformance import conformance
 
     found = conformance(name, settings["objective"], settings["train"])

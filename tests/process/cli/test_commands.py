@@ -131,7 +131,7 @@ def test_config_check_prints_what_it_reads_back(paceline: Command, config: Path)
 def test_masks_by_ratio_with_a_truncated_distribution_are_warned_of(
     paceline: Command, config: Path, filters: str
 ) -> None:
-    mask = "train.mask_ratio_sequence=[0.5, 2.0]"
+    mask = "train.loss.mask_ratio_sequence=[0.5, 2.0]"
     both = paceline("config", "check", str(config), "--set", filters, "--set", mask)
     assert both.returncode == 0
     assert filters.replace("=", " = ") in both.stderr and "mask_ratio_sequence" in both.stderr

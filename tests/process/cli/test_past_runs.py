@@ -71,7 +71,7 @@ def test_a_comparison_without_matplotlib_prints_the_numbers_and_the_settings(
     done = invoke("compare", str(one), str(two))
     assert done.exit_code == 0, done.output
     assert "no plot" in done.output and "last reward_mean" in done.output
-    assert "train.lr" in done.stdout and "0.0005" in done.stdout
+    assert "train.optimizer.lr" in done.stdout and "0.0005" in done.stdout
     assert "train.steps" not in done.stdout
     assert not list(here.glob("*.png"))
 

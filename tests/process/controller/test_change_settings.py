@@ -38,7 +38,9 @@ async def test_every_replica_uses_a_changed_setting_from_the_same_step_on_across
         shutil.copy(controllers.config, controllers.run_dir / "config.toml")
         async with working_fleet(controllers, policies=2) as (policies, rollouts):
             await until(lambda: policies[0].timings.steps >= 2)
-            dry = await command(controllers, "set", "train.lr=5e-4", "--dry-run", "--json")
+            dry = await command(
+                controllers, "set", "train.optimizer.lr=5e-4", "--dry-run", "--json"
+            )
             assert json.loads(dry.stdout)["changes"][0]["new"] == 5e-4, dry.output
             limits = ["rollout.environment_timeout_s=45", "reward.timeout_s=15"]
             done = await command(controllers, "set", *limits)
@@ -49,8 +51,8 @@ async def test_every_replica_uses_a_changed_setting_from_the_same_step_on_across
                     for r in rollouts
                 )
             )
-            done = await command(controllers, "set", "train.lr=5e-4", "rollout.top_p=0.9")
-            assert "train.lr 0.001 -> 0.0005" in done.stdout, done.output
+            done = await command(controllers, "set", "train.optimizer.lr=5e-4", "rollout.top_p=0.9")
+            assert "train.optimizer.lr 0.001 -> 0.0005" in done.stdout, done.output
             await until(lambda: all(p.rates and p.rates[max(p.rates)] == 5e-4 for p in policies))
             await until(lambda: any(r.settings.top_p == 0.9 for r in rollouts))
             controllers.started[0].kill()
@@ -61,13 +63,13 @@ async def test_every_replica_uses_a_changed_setting_from_the_same_step_on_across
                 assert policies[0].rates[step] == policies[1].rates[step]
             control = control_of(controllers)
             changed = {c.name: (c.old, c.new) for c in (await status(control)).changed}
-            assert changed["train.lr"] == ("0.001", "0.0005")
+            assert changed["train.optimizer.lr"] == ("0.001", "0.0005")
             assert changed["rollout.top_p"] == ("1.0", "0.9")
             assert changed["reward.timeout_s"][1] == "15.0"
             assert changed["rollout.environment_timeout_s"][1] == "45.0"
             await control.close()
             shown = await command(controllers, "status")
-            assert "train.lr 0.001 -> 0.0005" in shown.stdout
+            assert "train.optimizer.lr 0.001 -> 0.0005" in shown.stdout
         report = verify(controllers.redis_url, "load")
         assert report.ok, report.problems
 
@@ -81,14 +83,17 @@ async def test_what_is_fixed_is_refused_with_the_way_that_works(tmp_path: Path) 
                 ("rollout.temperature=0.7", "paceline up CONFIG --from CHECKPOINT"),
                 ("rollout.max_sequences=8", "Interrupt paceline up"),
                 ("fleet.rollout=3", "paceline scale rollout=COUNT"),
-                ("train.lr=-1", "greater than 0"),
-                ("train.warmup_steps=2000", "train.warmup_steps is larger than train.steps"),
+                ("train.optimizer.lr=-1", "greater than 0"),
+                (
+                    "train.optimizer.warmup_steps=2000",
+                    "train.optimizer.warmup_steps is larger than train.steps",
+                ),
                 ("rollout.max_tokens=64", "built for at most 16"),
             ):
                 refused = await command(controllers, "set", setting)
                 assert refused.exit_code != 0 and way in str(refused.exception), setting
             misspelt = await command(controllers, "set", "train.lrr=1")
-            assert "Did you mean train.lr" in str(misspelt.exception)
+            assert "Did you mean train.optimizer.lr" in str(misspelt.exception)
 
 
 async def test_a_continued_run_takes_over_an_edited_file_and_keeps_what_was_set(
@@ -98,7 +103,7 @@ async def test_a_continued_run_takes_over_an_edited_file_and_keeps_what_was_set(
         shutil.copy(controllers.config, controllers.run_dir / "config.toml")
         async with working_fleet(controllers) as (policies, _):
             await until(lambda: policies[0].timings.steps >= 1)
-            done = await command(controllers, "set", "train.lr=5e-4")
+            done = await command(controllers, "set", "train.optimizer.lr=5e-4")
             assert done.exit_code == 0, done.output
             earlier = policies[0].rates
         controllers.started[0].process.terminate()
@@ -115,7 +120,10 @@ async def test_a_continued_run_takes_over_an_edited_file_and_keeps_what_was_set(
             assert rates[max(rates)] == 5e-4
             control = control_of(controllers)
             changed = {c.name: (c.old, c.new) for c in (await status(control)).changed}
-            assert changed == {"train.lr": ("0.001", "0.0005"), "train.max_staleness": ("2", "3")}
+            assert changed == {
+                "train.optimizer.lr": ("0.001", "0.0005"),
+                "train.max_staleness": ("2", "3"),
+            }
             await control.close()
 
 

@@ -49,4 +49,4 @@ async def test_so_many_steps_in_a_row_as_the_default_says_fail_the_run_with_the_
         assert (
             f"the gradients of {DEFAULT} steps in a row were not finite, from step 4 on" in reason
         )
-        assert "lower train.lr" in reason and "train.max_nonfinite_steps" in reason
+        assert "lower train.optimizer.lr" in reason and "train.max_nonfinite_steps" in reason

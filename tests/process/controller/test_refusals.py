@@ -367,7 +367,7 @@ def _bad_requests(caller: common_pb2.Caller) -> list[tuple[str, object]]:
 async def test_config_that_differs_is_refused_by_the_names_of_its_fields(tmp_path: Path) -> None:
     with running_controllers(tmp_path, 1) as controllers:
         config = config_of(controllers)
-        other = with_settings(config, {"rollout.temperature": 0.5, "train.lr": 0.5})
+        other = with_settings(config, {"rollout.temperature": 0.5, "train.optimizer.lr": 0.5})
         worker = FakeRollout(other, addresses(controllers), "rollout-0")
         said = r"differs from the run's: rollout\.temperature is 1\.0 in the run, 0\.5 here\. Start"
         with pytest.raises(RequestRefused, match=said):
@@ -378,7 +378,9 @@ async def test_config_that_differs_is_refused_by_the_names_of_its_fields(tmp_pat
 async def test_config_that_differs_in_live_settings_is_accepted(tmp_path: Path) -> None:
     """Their values come with each lease and plan, whatever a worker's own file says."""
     with running_controllers(tmp_path, 1) as controllers:
-        other = with_settings(config_of(controllers), {"train.lr": 0.5, "rollout.top_p": 0.5})
+        other = with_settings(
+            config_of(controllers), {"train.optimizer.lr": 0.5, "rollout.top_p": 0.5}
+        )
         worker = FakeRollout(other, addresses(controllers), "rollout-0")
         await worker.start()
         await worker.stop()

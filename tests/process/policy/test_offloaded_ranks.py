@@ -40,7 +40,7 @@ def train(folder: Path, *names: str) -> dict[str, Any]:
         model, train = SETTINGS[name]
         base = tiny_config(folder, tokens_per_microbatch=64, kl_coef=0.1).model_dump()
         base["model"] |= model
-        base["train"] |= train
+        base["train"]["memory"] |= train
         (folder / name).mkdir()
         config = Config.model_validate(base).model_dump_json()
         arguments = {"config": config, "run_dir": str(folder / name), "steps": 2}

@@ -77,7 +77,7 @@ def undisturbed(config, steps):
         trainer.begin(StepTotals(number + 1, number, tokens, 18), keys)
         add_groups(trainer, groups)
         trainer.reduce()
-        trainer.commit(number + 1, config.train.lr)
+        trainer.commit(number + 1, config.train.optimizer.lr)
         after.append(policy_process.numbers_of(trainer.state))
     return after
 

@@ -316,10 +316,13 @@ def test_settings_are_shown_and_searched(served: Controllers, page: Any) -> None
     wait(lambda: len(rows_of(page, "settings-table")) == 1, "the settings are not searched")
     assert dict(rows_of(page, "settings-table"))["data.eval_path"] == "none"
     page.find_element("id", "settings-filter").clear()
-    page.find_element("id", "settings-filter").send_keys("train.lr")
-    wait(lambda: "train.lr" in dict(rows_of(page, "settings-table")), "the rate is not found")
+    page.find_element("id", "settings-filter").send_keys("train.optimizer.lr")
+    wait(
+        lambda: "train.optimizer.lr" in dict(rows_of(page, "settings-table")),
+        "the rate is not found",
+    )
     searched = dict(rows_of(page, "settings-table"))
-    assert float(searched["train.lr"]) == api(url, "config")["train"]["lr"]
+    assert float(searched["train.optimizer.lr"]) == api(url, "config")["train"]["optimizer"]["lr"]
     assert "data.eval_path" not in searched
 
 

@@ -280,15 +280,15 @@ async def test_settings_change_and_are_shown_and_marked(
     served: Controllers, leader: httpx.AsyncClient
 ) -> None:
     headers = bearer(served)
-    body = {"settings": {"train.lr": 5e-7}, "request_id": "set-1"}
+    body = {"settings": {"train.optimizer.lr": 5e-7}, "request_id": "set-1"}
     dry = await leader.post("/api/v1/settings", json={**body, "dry_run": True}, headers=headers)
-    assert dry.json()["changes"]["train.lr"]["new"] == 5e-7
+    assert dry.json()["changes"]["train.optimizer.lr"]["new"] == 5e-7
     assert (await get(leader, "run"))["changed"] == {}
     done = await leader.post("/api/v1/settings", json=body, headers=headers)
-    assert done.status_code == 200 and "train.lr" in done.json()["message"]
+    assert done.status_code == 200 and "train.optimizer.lr" in done.json()["message"]
     again = await leader.post("/api/v1/settings", json=body, headers=headers)
     assert again.json()["message"] == done.json()["message"]
-    change = (await get(leader, "run"))["changed"]["train.lr"]
+    change = (await get(leader, "run"))["changed"]["train.optimizer.lr"]
     assert (change["old"], change["new"]) == (1e-6, 5e-7)
 
     async def marked() -> bool:
@@ -299,7 +299,7 @@ async def test_settings_change_and_are_shown_and_marked(
     fixed = {"settings": {"rollout.temperature": 0.5}}
     refused = await leader.post("/api/v1/settings", json=fixed, headers=headers)
     assert_problem(refused, 422, "--from CHECKPOINT")
-    for name, said in (("", "an empty name"), ("train.lrr", "Did you mean train.lr?")):
+    for name, said in (("", "an empty name"), ("train.lrr", "Did you mean train.optimizer.lr?")):
         refused = await leader.post(
             "/api/v1/settings", json={"settings": {name: 1}}, headers=headers
         )

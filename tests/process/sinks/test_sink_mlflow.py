@@ -72,7 +72,7 @@ def test_one_run_is_continued_by_the_next_leader_without_a_gap(
     assert curve(tmp_path, "eval/reward_mean") == [(2, 0.75), (5, 0.75)]
     found = the_run(tmp_path)
     assert found.info.status == "FINISHED" and found.info.run_name == "arithmetic"
-    assert found.data.params["train.lr"] == "0.0001"
+    assert found.data.params["train.optimizer.lr"] == "0.0001"
 
 
 def test_a_batch_that_was_cut_short_is_written_again(

@@ -45,18 +45,23 @@ def test_overrides_are_typed_values_or_plain_text(tmp_path: Path) -> None:
     path = write(tmp_path, MINIMAL)
     config = load_config(
         path,
-        ["train.lr=1e-4", "train.steps=7", "run.name=night", 'reward.functions=["math_verify"]'],
+        [
+            "train.optimizer.lr=1e-4",
+            "train.steps=7",
+            "run.name=night",
+            'reward.functions=["math_verify"]',
+        ],
     )
-    assert config.train.lr == 1e-4
+    assert config.train.optimizer.lr == 1e-4
     assert config.train.steps == 7
     assert config.run.name == "night"
     assert config.reward.functions == ["math_verify"]
 
 
 def test_none_unsets_what_may_be_unset(tmp_path: Path) -> None:
-    unset = ["train.tis_cap=none", "data.answer_field=none", 'reward.functions=["format:x"]']
+    unset = ["train.loss.tis_cap=none", "data.answer_field=none", 'reward.functions=["format:x"]']
     config = load_config(write(tmp_path, MINIMAL), unset)
-    assert config.train.tis_cap is None
+    assert config.train.loss.tis_cap is None
     assert config.data.answer_field is None
 
 
@@ -64,8 +69,8 @@ def test_resolved_toml_reads_back_equal(tmp_path: Path) -> None:
     config = load_config(
         write(tmp_path, MINIMAL),
         [
-            "train.tis_cap=none",
-            "train.mask_ratio_token=[0.5, 2.0]",
+            "train.loss.tis_cap=none",
+            "train.loss.mask_ratio_token=[0.5, 2.0]",
             'reward.functions={exact_match = 1.0, "format:a\\"b" = 0.5}',
             'rollout.stop=["\\n", "é"]',
             "rollout.vllm={enforce_eager = true}",
@@ -78,9 +83,9 @@ def test_resolved_toml_reads_back_equal(tmp_path: Path) -> None:
     ("text", "overrides", "said"),
     [
         (MINIMAL + "[train]\nstepz = 3\n", (), "line 7: train.stepz is not a setting. Did you mean train.steps?"),
-        (MINIMAL + "[run]\nlr = 3\n", (), "line 7: run.lr is not a setting. Did you mean train.lr?"),
+        (MINIMAL + "[run]\nlr = 3\n", (), "line 7: run.lr is not a setting. Did you mean train.optimizer.lr?"),
         (MINIMAL + "[raing]\na = 1\n", (), "line 6: raing is not a setting"),
-        ("lr = 3\n" + MINIMAL, (), "line 1: lr is not a setting. Did you mean train.lr?"),
+        ("lr = 3\n" + MINIMAL, (), "line 1: lr is not a setting. Did you mean train.optimizer.lr?"),
         ('[data]\npath = "d"\n', (), "model is missing. Add a section [model] with path"),
         (MINIMAL + "[train]\n\nsteps = 0\n", (), "line 8: train.steps = 0: input should be greater"),
         (MINIMAL, ("train.steps=x",), '--set train.steps=x: train.steps = "x"'),
@@ -89,16 +94,16 @@ def test_resolved_toml_reads_back_equal(tmp_path: Path) -> None:
         (MINIMAL, ("auth.tls_cert=a",), "--set auth.tls_cert=a: auth.tls_cert and auth.tls_key go together"),
         (MINIMAL + "[fleet]\nlease_ttl_s = 0.5\n", (), "line 7: fleet.lease_ttl_s must be at least twice"),
         (MINIMAL + "[fleet\n", (), "not valid TOML"),
-        (MINIMAL + "[train]\nlr = inf\n", (), "line 7: train.lr = Infinity: input should be a finite"),
+        (MINIMAL + "[train.optimizer]\nlr = inf\n", (), "line 7: train.optimizer.lr = Infinity: input should be a finite"),
         (MINIMAL, ("rollout.temperature=inf",), "input should be a finite number"),
         (MINIMAL, ("reward.functions={exact_match=nan}",), "--set reward.functions={exact_match=nan}: "),
-        (MINIMAL, ("train.betas=[1.5, 0.9]",), "train.betas = 1.5: input should be less than 1"),
-        (MINIMAL, ("train.betas=[0.9, -0.1]",), "input should be greater than or equal to 0"),
-        (MINIMAL, ("train.mask_ratio_token=[2.0, 0.5]",), "--set train.mask_ratio_token=[2.0, 0.5]: train.mask"),
-        (MINIMAL, ("train.mask_ratio_sequence=[2.0, 0.5]",), "= [2.0, 0.5]: the lower bound is above"),
-        (MINIMAL, ("train.mask_ratio_token=[-1, 0.5]",), "input should be greater than or equal to 0"),
+        (MINIMAL, ("train.optimizer.betas=[1.5, 0.9]",), "train.optimizer.betas = 1.5: input should be less than 1"),
+        (MINIMAL, ("train.optimizer.betas=[0.9, -0.1]",), "input should be greater than or equal to 0"),
+        (MINIMAL, ("train.loss.mask_ratio_token=[2.0, 0.5]",), "--set train.loss.mask_ratio_token=[2.0, 0.5]: train.mask"),
+        (MINIMAL, ("train.loss.mask_ratio_sequence=[2.0, 0.5]",), "= [2.0, 0.5]: the lower bound is above"),
+        (MINIMAL, ("train.loss.mask_ratio_token=[-1, 0.5]",), "input should be greater than or equal to 0"),
         (MINIMAL, ("rollout.group_size=1",), "--set rollout.group_size=1: rollout.group_size = 1: an adv"),
-        (MINIMAL, ("rollout.group_size=1", "train.advantage_norm=false"), "always 0 and nothing is learnt"),
+        (MINIMAL, ("rollout.group_size=1", "train.loss.advantage_norm=false"), "always 0 and nothing is learnt"),
         (MINIMAL, ("data.answer_field=none",), "exact_match compares with the answer: set data.answer_field"),
         (MINIMAL, ('data.answer_field="none"', "reward.functions={math_verify=1}"), "math_verify compares"),
     ],
@@ -114,10 +119,10 @@ def test_a_refusal_names_field_place_and_remedy(
     [
         ("", "an empty name is not a setting. The sections are run, model"),
         ("train", "train is not a setting"),
-        ("lr", "Did you mean train.lr?"),
-        ("train.lrr", "Did you mean train.lr?"),
-        ("train.lr.x", "train.lr.x is not a setting. Settings of [train]"),
-        ("trian.lr", "Did you mean train.lr?"),
+        ("lr", "Did you mean train.optimizer.lr?"),
+        ("train.lrr", "Did you mean train.optimizer.lr?"),
+        ("train.optimizer.lr.x", "train.optimizer.lr.x is not a setting. Settings of [train]"),
+        ("trian.lr", "Did you mean train.optimizer.lr?"),
         ("trian.x", "Did you mean [train]?"),
         ("nowhere." * 1000, "The sections are run, model"),
     ],
@@ -125,7 +130,7 @@ def test_a_refusal_names_field_place_and_remedy(
 def test_a_name_that_is_no_setting_is_said_with_what_was_meant(name: str, said: str) -> None:
     why = unknown_setting(name)
     assert said in why and len(why) < 1000
-    assert not unknown_setting("train.lr")
+    assert not unknown_setting("train.optimizer.lr")
 
 
 def test_an_environment_that_scores_needs_no_answers(tmp_path: Path) -> None:
@@ -157,7 +162,7 @@ def test_a_home_directory_is_known_to_every_role(
     """Not only to those whose library happens to expand it."""
     monkeypatch.setenv("HOME", str(tmp_path))
     paths = ["model.path", "model.tokenizer", "data.path", "data.eval_path"]
-    paths += ["train.reference_path", "auth.token_file"]
+    paths += ["train.loss.reference_path", "auth.token_file"]
     config = load_config(write(tmp_path, MINIMAL), [f"{name}=~/{name}" for name in paths])
     found = {
         name: getattr(getattr(config, name.split(".")[0]), name.split(".")[1]) for name in paths
@@ -179,8 +184,8 @@ def test_digest_covers_what_the_fleet_must_share_and_nothing_else(tmp_path: Path
     path = write(tmp_path, MINIMAL)
     digest, canonical = fleet_digest(load_config(path))
     assert fleet_digest(load_config(path, ["fleet.rollout=3", "redis.url=redis://x"]))[0] == digest
-    assert fleet_digest(load_config(path, ["train.clip_low=0.1"]))[0] != digest
-    assert fleet_digest(load_config(path, ["train.lr=1e-3"]))[0] == digest
+    assert fleet_digest(load_config(path, ["train.loss.clip_low=0.1"]))[0] != digest
+    assert fleet_digest(load_config(path, ["train.optimizer.lr=1e-3"]))[0] == digest
     assert '"groups_per_step":32' in canonical and '"steps"' not in canonical
 
 

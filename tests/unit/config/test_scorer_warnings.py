@@ -54,7 +54,7 @@ def test_log_probs_that_nothing_reads_are_named() -> None:
                 }
             },
         ),
-        (LOGPROBS, {"train": {"reference": "scorer:helpful", "kl_coef": 0.1}}),
+        (LOGPROBS, {"train": {"loss": {"reference": "scorer:helpful", "kl_coef": 0.1}}}),
         (LOGPROBS, {"train": {"algorithm": "distill"}, "objective": {"teacher": "helpful"}}),
         (LOGPROBS, {"train": {"algorithm": "mine:Objective"}}),
     ],

@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from paceline.config.differences import differences
-from paceline.config.load import FIELDS, fleet_digest
-from paceline.config.schema import Config
+from paceline.config.load import fleet_digest
+from paceline.config.schema import SETTINGS, Config
 from paceline.config.sections.scorers import ScorerConfig
 from paceline.config.setting_rules import (
     RULES,
@@ -20,7 +20,7 @@ from paceline.config.setting_rules import (
     with_settings,
 )
 
-NAMES = [f"{section}.{name}" for section, name in FIELDS]
+NAMES = list(SETTINGS)
 
 
 def config(**sections: dict[str, object]) -> Config:
@@ -44,7 +44,13 @@ def test_no_rule_is_left_over_from_a_setting_that_is_gone() -> None:
 def test_what_users_change_most_is_live() -> None:
     live = {name for name, rule in RULES.items() if rule is Rule.LIVE}
     assert {
-        *("train.lr", "train.schedule", "train.steps", "train.eval_every", "train.eval_limit"),
+        *(
+            "train.optimizer.lr",
+            "train.optimizer.schedule",
+            "train.steps",
+            "train.eval_every",
+            "train.eval_limit",
+        ),
         *("train.checkpoint_every", "train.keep_checkpoints", "train.max_staleness"),
         *("reward.timeout_s", "rollout.top_p", "rollout.top_k", "rollout.max_tokens"),
     } <= live
@@ -57,16 +63,16 @@ def test_a_fixed_setting_is_refused_with_the_way_that_works() -> None:
 
 
 def test_settings_are_validated_together() -> None:
-    now = with_settings(config(), {"train.lr": 5e-7, "rollout.top_p": 0.9})
-    assert (now.train.lr, now.rollout.top_p) == (5e-7, 0.9)
+    now = with_settings(config(), {"train.optimizer.lr": 5e-7, "rollout.top_p": 0.9})
+    assert (now.train.optimizer.lr, now.rollout.top_p) == (5e-7, 0.9)
     with pytest.raises(ValidationError, match="warmup_steps is larger"):
-        with_settings(config(), {"train.warmup_steps": 101})
+        with_settings(config(), {"train.optimizer.warmup_steps": 101})
 
 
 def test_values_are_json_and_give_back_the_config() -> None:
-    one = config(train={"lr": 3e-4}, rollout={"top_k": 5})
+    one = config(train={"optimizer": {"lr": 3e-4}}, rollout={"top_k": 5})
     live = values_of(one, [Rule.LIVE])
-    assert live["train.lr"] == 3e-4 and "train.betas" not in live
+    assert live["train.optimizer.lr"] == 3e-4 and "train.optimizer.betas" not in live
     assert with_settings(config(), live) == one
 
 
@@ -74,13 +80,15 @@ def test_completions_never_get_longer_than_engines_were_built_for() -> None:
     short, long = config(rollout={"max_tokens": 512}), config(rollout={"max_tokens": 1024})
     assert "built for at most 512" in problem_of_change(short, short, long)
     assert problem_of_change(long, long, short) == ""
-    averaged = config(rollout={"max_tokens": 512}, train={"aggregation": "dr_grpo"})
+    averaged = config(rollout={"max_tokens": 512}, train={"loss": {"aggregation": "dr_grpo"}})
     assert "divisor" in problem_of_change(long, long, averaged)
 
 
 def test_replicas_agree_on_the_divisor_of_the_loss() -> None:
     def digest(aggregation: str, **rollout: object) -> str:
-        return fleet_digest(config(train={"aggregation": aggregation}, rollout=rollout))[0]
+        return fleet_digest(config(train={"loss": {"aggregation": aggregation}}, rollout=rollout))[
+            0
+        ]
 
     assert digest("dr_grpo", max_tokens=16) != digest("dr_grpo", max_tokens=512)
     assert digest("token_mean", max_tokens=16) == digest("token_mean", max_tokens=512)
@@ -99,7 +107,9 @@ def test_another_divisor_of_the_loss_is_refused_by_the_name_of_its_setting(
     name: str, more: dict[str, object]
 ) -> None:
     ours, theirs = (
-        fleet_digest(config(train={"aggregation": "dr_grpo"}, rollout={name: value, **more}))[1]
+        fleet_digest(
+            config(train={"loss": {"aggregation": "dr_grpo"}}, rollout={name: value, **more})
+        )[1]
         for value in (600, 700)
     )
     assert differences(ours, theirs) == f"rollout.{name} is 600 in the run, 700 here"

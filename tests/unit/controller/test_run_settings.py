@@ -19,7 +19,7 @@ def config(max_tokens: int, steps: int = 10) -> Config:
         {
             "model": {"path": "m"},
             "data": {"path": "d"},
-            "train": {"aggregation": "dr_grpo", "steps": steps},
+            "train": {"loss": {"aggregation": "dr_grpo"}, "steps": steps},
             "rollout": {"max_tokens": max_tokens},
         }
     )

@@ -133,7 +133,7 @@ def test_a_stage_of_other_settings_or_inputs_is_refused_with_the_remedy(
     Ran(monkeypatch)
     run_all([of(name, tmp_path) for name in PIPELINES["dpo"]], print)
     with pytest.raises(PipelineProblem, match=r"no setting of train\.lr, now it is = 1") as raised:
-        run_all([of("dpo", tmp_path, **{"train.lr": 1})], print)
+        run_all([of("dpo", tmp_path, **{"train.optimizer.lr": 1})], print)
     assert f"remove {tmp_path / 'dpo'} and {tmp_path / 'dpo.json'}" in str(raised.value)
     # SFT is done once more, and gives another model.
     (tmp_path / "sft/export/paceline.json").write_text('{"checkpoint": "another"}')
@@ -193,8 +193,8 @@ def test_progress_of_the_preferences_is_their_number(tmp_path: Path) -> None:
     [
         (["dpo", "--stages", "reward_model"], "has no stage 'reward_model'"),
         (["--stages", "ppo"], "begins with the output of sft, which is not in"),
-        (["--set", "train.lr=1"], "no stage 'train' is to run"),
-        (["--set", "ppo.train.lr"], "write STAGE.SETTING=VALUE"),
+        (["--set", "train.optimizer.lr=1"], "no stage 'train' is to run"),
+        (["--set", "ppo.train.optimizer.lr"], "write STAGE.SETTING=VALUE"),
     ],
 )
 def test_bad_input_is_named_before_anything_runs(

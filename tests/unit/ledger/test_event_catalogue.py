@@ -110,7 +110,7 @@ LISTED: dict[str, ev.Event] = {
     ),
     (
         "the training score rises (0.500 to 1.250) while truth/reward falls (0.750 after step 3, 0.250 after step 7): "
-        "the learned reward is probably being exploited; begin again with a larger train.kl_coef, or stop at step 3"
+        "the learned reward is probably being exploited; begin again with a larger train.loss.kl_coef, or stop at step 3"
     ): ev.RewardHackingSuspected(7, "truth/reward", 0.25, 3, 0.75, 1.25, 0.5),
     "evaluation after step 6: no prompt could be scored": ev.EvalRecorded(6, 6, None, 0),
     "evaluation after step 5 started over 8 prompts of math, rare": ev.EvalScheduled(
@@ -137,8 +137,8 @@ LISTED: dict[str, ev.Event] = {
     "policy-1 is asked to leave; desired counts set to policy=1": ev.Drained(
         "r", "policy-1", {"policy": 1}
     ),
-    "settings changed from step 4: train.lr 1e-06 -> 5e-07": ev.SettingsChanged(
-        "r", {"train.lr": (1e-6, 5e-7)}, {"train.lr": 5e-7}, SPEC, 4, 1.0
+    "settings changed from step 4: train.optimizer.lr 1e-06 -> 5e-07": ev.SettingsChanged(
+        "r", {"train.optimizer.lr": (1e-6, 5e-7)}, {"train.optimizer.lr": 5e-7}, SPEC, 4, 1.0
     ),
     "run extended to 20 steps": ev.RunExtended(20, 1.0),
     "run paused": ev.Paused("r", True),

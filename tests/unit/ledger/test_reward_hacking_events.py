@@ -62,7 +62,7 @@ def test_a_score_that_rises_while_the_truth_falls_is_a_warning_once() -> None:
     assert (event["metric"], event["step"], event["best_step"]) == ("truth/reward", 4, 1)
     assert (event["best_truth"], event["truth"]) == (58 / ROWS, 26 / ROWS)
     assert (event["best_score"], event["score"]) == (1.0, 3.5)
-    assert "stop at step 1" in run.trouble and "train.kl_coef" in run.trouble
+    assert "stop at step 1" in run.trouble and "train.loss.kl_coef" in run.trouble
     run.step(5.0, 0.2)
     assert len(run.warnings()) == 1, "it is known"
     run.failover()

@@ -22,7 +22,7 @@ from controller.ledger.views.coverage_report import coverage_of
 from paceline.ids import MeshEpoch, Version
 from tests.fixtures.ledgers import Driven, run_spec
 
-FILE = {"train.lr": 1e-3, "train.steps": 10, "rollout.top_p": 1.0}
+FILE = {"train.optimizer.lr": 1e-3, "train.steps": 10, "rollout.top_p": 1.0}
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def spec(run: Driven, **changes: Any) -> LiveSpec:
 
 def set_lr(run: Driven, peak: float, request_id: str = "set-1") -> str:
     changed = spec(run, lr=LearningRate(peak))
-    return str(run.do(cmd.ChangeSettings(request_id, {"train.lr": peak}, changed)))
+    return str(run.do(cmd.ChangeSettings(request_id, {"train.optimizer.lr": peak}, changed)))
 
 
 def lr_of_plan(run: Driven) -> float:
@@ -57,7 +57,7 @@ def test_the_next_step_has_the_new_learning_rate_and_the_open_one_keeps_its_own(
     run.fill("r0", 4)
     assert lr_of_plan(run) == 1e-3
     reply = set_lr(run, 5e-4)
-    assert reply == "settings changed from step 2: train.lr 0.001 -> 0.0005"
+    assert reply == "settings changed from step 2: train.optimizer.lr 0.001 -> 0.0005"
     assert lr_of_plan(run) == 1e-3
     run.train()
     run.fill("r0", 4)
@@ -121,7 +121,7 @@ def test_a_step_that_opens_again_without_a_rejected_group_keeps_its_terms_and_it
     again = run.state.steps.open
     others = tuple(task_id for task_id in opened.groups if task_id != bad)
     assert (again.step, again.groups[:3], again.settings) == (opened.step, others, opened.settings)
-    assert run.state.settings.changed["train.lr"].step == opened.step + 1
+    assert run.state.settings.changed["train.optimizer.lr"].step == opened.step + 1
 
 
 def test_a_step_that_is_left_for_a_stop_keeps_its_terms_and_groups_for_when_the_run_goes_on() -> (
@@ -137,7 +137,7 @@ def test_a_step_that_is_left_for_a_stop_keeps_its_terms_and_groups_for_when_the_
     opened = run.state.steps.open
     run.do(cmd.Suspend("stop", SuspendStage.LEAVE_STEP, "Ctrl-C"))
     run.checkpoint()
-    strict = {"train.max_staleness": 0, "train.lr": 5e-4}
+    strict = {"train.max_staleness": 0, "train.optimizer.lr": 5e-4}
     changed = spec(run, max_staleness=0, lr=LearningRate(5e-4))
     reply = run.do(cmd.ChangeSettings("strict", strict, changed))
     assert "from step 3" in reply, "step 2 keeps what it had"
@@ -174,18 +174,20 @@ def test_a_new_leader_with_the_old_file_keeps_what_was_set(run: Driven) -> None:
     kept = replace(run.state.run)
     run.do(cmd.StartRun(kept, FILE))
     assert run.names() == []
-    assert run.state.settings.values["train.lr"] == 5e-4
+    assert run.state.settings.values["train.optimizer.lr"] == 5e-4
 
 
 def test_an_edited_file_is_taken_over_when_the_run_is_continued(run: Driven) -> None:
     run.failover()
     edited = replace(run.state.run, lr=LearningRate(2e-3), max_staleness=3)
-    file = {**FILE, "train.lr": 2e-3, "train.max_staleness": 3}
+    file = {**FILE, "train.optimizer.lr": 2e-3, "train.max_staleness": 3}
     run.do(cmd.StartRun(edited, file))
     event = run.event(ev.SettingsChanged)
-    assert event.changes == {"train.lr": (1e-3, 2e-3)}  # the other was not known to the journal
+    assert event.changes == {
+        "train.optimizer.lr": (1e-3, 2e-3)
+    }  # the other was not known to the journal
     assert run.state.run.max_staleness == 3
-    assert run.state.settings.changed["train.lr"].old == 1e-3
+    assert run.state.settings.changed["train.optimizer.lr"].old == 1e-3
     run.failover()
     run.do(cmd.StartRun(edited, file))
     assert run.names() == []
@@ -193,7 +195,7 @@ def test_an_edited_file_is_taken_over_when_the_run_is_continued(run: Driven) -> 
 
 def test_back_to_the_first_value_is_no_difference_any_more(run: Driven) -> None:
     set_lr(run, 5e-4)
-    assert run.state.settings.changed["train.lr"].new == 5e-4
+    assert run.state.settings.changed["train.optimizer.lr"].new == 5e-4
     set_lr(run, 1e-3, "set-2")
     assert run.state.settings.changed == {}
 
@@ -298,7 +300,7 @@ def test_a_snapshot_of_a_release_that_forgot_suspicion_at_the_end_is_read() -> N
 def test_a_finished_run_with_as_many_steps_stays_finished(run: Driven) -> None:
     finish(run)
     run.failover()
-    run.do(cmd.StartRun(replace(run.state.run), {**FILE, "train.lr": 1.0}))
+    run.do(cmd.StartRun(replace(run.state.run), {**FILE, "train.optimizer.lr": 1.0}))
     assert run.names() == [] and run.state.phase == "finished"
 
 
@@ -323,7 +325,7 @@ def test_the_journal_of_an_earlier_release_goes_on_with_the_settings_of_the_file
     assert run.event(ev.SettingsChanged).changes == {}
     assert run.state.run.lr.peak == 1e-3 and run.state.settings.values == FILE
     set_lr(run, 5e-4)
-    assert run.state.settings.changed["train.lr"].old == 1e-3
+    assert run.state.settings.changed["train.optimizer.lr"].old == 1e-3
 
 
 def test_a_file_that_sets_another_length_takes_back_the_one_that_was_set_meanwhile() -> None:

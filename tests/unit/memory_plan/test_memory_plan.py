@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from paceline.config.schema import Config
+from paceline.config.schema import Config, with_new_names
 from paceline.errors import BadInput
 from paceline.memory_plan import memory_plan as memory_plan_module
 from paceline.memory_plan.gpus import named_gpu
@@ -47,7 +47,9 @@ QWEN25_72B = {
 def settings(**sections):
     base = {"model": {"path": "unused"}, "data": {"path": "unused"}}
     return Config.model_validate(
-        {name: {**base.get(name, {}), **sections.get(name, {})} for name in {*base, *sections}}
+        with_new_names(
+            {name: {**base.get(name, {}), **sections.get(name, {})} for name in {*base, *sections}}
+        )
     )
 
 
@@ -182,7 +184,7 @@ def test_what_is_offloaded_is_on_the_host_and_no_longer_on_the_device():
     assert there.host["reference"] == here.gpu["reference"] == 4 * shape.parameters
     assert not {"optimizer moments", "reference"} & there.gpu.keys()
     assert memory_plan_module.MOMENTS_BUCKET == 2 * 4 * moments.BUCKET
-    for remedy in ("train.offload_optimizer", "train.offload_frozen"):
+    for remedy in ("train.memory.offload_optimizer", "train.memory.offload_frozen"):
         assert any(remedy in one for one in here.remedies)
         assert not any(remedy in one for one in there.remedies)
 

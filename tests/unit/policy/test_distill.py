@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.config.schema import Config
+from paceline.config.schema import Config, with_new_names
 from policy_worker.conformance import conformance
 from policy_worker.objectives.batch import BadGroup, decode
 from policy_worker.objectives.columns import TokenScores
@@ -20,13 +20,15 @@ from policy_worker.toy_step import CPU, random_groups, totals_of
 
 def config(algorithm: str = "distill", **train: object) -> Config:
     return Config.model_validate(
-        {
-            "model": {"path": "toy"},
-            "data": {"path": "toy"},
-            "train": {"algorithm": algorithm, "max_staleness": 2, **train},
-            "rollout": {"group_size": 4, "max_tokens": 16},
-            "scorers": {"teacher": {"kind": "logprobs", "path": "toy"}},
-        }
+        with_new_names(
+            {
+                "model": {"path": "toy"},
+                "data": {"path": "toy"},
+                "train": {"algorithm": algorithm, "max_staleness": 2, **train},
+                "rollout": {"group_size": 4, "max_tokens": 16},
+                "scorers": {"teacher": {"kind": "logprobs", "path": "toy"}},
+            }
+        )
     )
 
 
@@ -52,14 +54,14 @@ def test_the_loss_is_the_policy_gradient_of_the_reverse_kl() -> None:
         policy, behaviour = float(before[i]), float(tokens.behaviour[i])
         advantage = float(tokens.scored["teacher"][i]) - policy
         ratio = math.exp(policy - behaviour)
-        low, high = 1 - train.clip_low, 1 + train.clip_high
+        low, high = 1 - train.loss.clip_low, 1 + train.loss.clip_high
         clipped = min(max(ratio, low), high) * advantage
         objective_value, slope = ratio * advantage, ratio * advantage
         if clipped < objective_value:
             objective_value, slope = clipped, 0.0
-        assert train.dual_clip is not None and train.tis_cap is not None
-        if advantage < 0 and ratio * advantage < train.dual_clip * advantage:
-            objective_value, slope = train.dual_clip * advantage, 0.0
+        assert train.loss.dual_clip is not None and train.loss.tis_cap is not None
+        if advantage < 0 and ratio * advantage < train.loss.dual_clip * advantage:
+            objective_value, slope = train.loss.dual_clip * advantage, 0.0
         weight = float(tokens.trained[i]) / totals.tokens
         total -= objective_value * weight
         gradient.append(-slope * weight)
@@ -127,4 +129,4 @@ def test_groups_without_the_teachers_numbers_are_named() -> None:
 )
 def test_settings_that_cannot_work_are_refused(change: dict[str, object], why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        Config.model_validate({**config().model_dump(exclude_none=True), **change})
+        Config.model_validate(with_new_names({**config().model_dump(exclude_none=True), **change}))

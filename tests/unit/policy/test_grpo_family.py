@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from paceline.config.algorithms import FAMILY
-from paceline.config.sections.training import TrainConfig
+from paceline.config.sections.training import LossConfig, TrainConfig
 from policy_worker.objectives.advantages import EPSILON, advantages_of
 from policy_worker.objectives.batch import StepTotals, decode
 from policy_worker.objectives.columns import TokenColumns, token_weights
@@ -57,8 +58,8 @@ def ours(train: dict[str, Any], **columns: Any) -> tuple[Tensor, Tensor]:
     """Loss, and its gradient by log-prob."""
     config = make_config(train=train, rollout={"max_tokens": 7})
     logprobs = flat("logprobs").requires_grad_()
-    entropy = flat("entropy") if config.train.entropy_coef else None
-    loss = grpo_loss(logprobs, columns_of(config, **columns), config.train, entropy=entropy)
+    entropy = flat("entropy") if config.train.loss.entropy_coef else None
+    loss = grpo_loss(logprobs, columns_of(config, **columns), config.train.loss, entropy=entropy)
     loss.total.backward()
     return loss.total.detach(), logprobs.grad
 
@@ -156,7 +157,7 @@ def totals() -> StepTotals:
 )
 def test_advantages_by_name(name: str, expected: Any) -> None:
     """Groups of three, two with a tie, and one alone."""
-    found = advantages_of(REWARD, SIZES, totals(), TrainConfig(algorithm=name))
+    found = advantages_of(REWARD, SIZES, totals(), TrainConfig(algorithm=name).loss)
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
@@ -175,15 +176,15 @@ def covariance_batch() -> Any:
 def test_the_tokens_of_the_largest_covariance_are_chosen() -> None:
     batch, advantage = covariance_batch()
     centred = (batch.behaviour - batch.behaviour.mean()) * (advantage - advantage.mean())
-    train = TrainConfig(covariance="kl", covariance_share=0.4)
-    chosen = chosen_tokens(batch, advantage, np.ones(5, np.float32), train)
+    loss = LossConfig(covariance="kl", covariance_share=0.4)
+    chosen = chosen_tokens(batch, advantage, np.ones(5, np.float32), loss)
     assert chosen.sum() == 2 and set(np.flatnonzero(chosen)) == set(np.argsort(-centred)[:2])
 
 
 def test_a_group_of_equal_rewards_has_no_tokens_of_large_covariance() -> None:
     batch, _ = covariance_batch()
-    train = TrainConfig(covariance="kl", covariance_share=1.0)
-    assert not chosen_tokens(batch, np.zeros(5, np.float32), np.ones(5, np.float32), train).any()
+    loss = LossConfig(covariance="kl", covariance_share=1.0)
+    assert not chosen_tokens(batch, np.zeros(5, np.float32), np.ones(5, np.float32), loss).any()
 
 
 def test_of_equal_covariances_no_place_is_preferred() -> None:
@@ -194,8 +195,8 @@ def test_of_equal_covariances_no_place_is_preferred() -> None:
         for n in range(200)
     ]
     advantage = np.tile(np.array([1, 1, 1, -1, -1, -1], np.float32), 200)
-    train = TrainConfig(covariance="kl", covariance_share=1 / 6)
-    chosen = chosen_tokens(decode(groups), advantage, np.ones(1200, np.float32), train)
+    loss = LossConfig(covariance="kl", covariance_share=1 / 6)
+    chosen = chosen_tokens(decode(groups), advantage, np.ones(1200, np.float32), loss)
     by_place = chosen.reshape(200, 6).mean(0)
     assert by_place.max() < 0.3, by_place
 
@@ -203,13 +204,13 @@ def test_of_equal_covariances_no_place_is_preferred() -> None:
 def test_tokens_are_chosen_from_the_range_only_and_never_untrained_ones() -> None:
     batch, advantage = covariance_batch()
     centred = (batch.behaviour - batch.behaviour.mean()) * (advantage - advantage.mean())
-    train = TrainConfig(covariance="clip", covariance_share=1.0, covariance_range=(0.5, 100.0))
-    everything = chosen_tokens(batch, advantage, np.ones(5, np.float32), train)
+    loss = LossConfig(covariance="clip", covariance_share=1.0, covariance_range=(0.5, 100.0))
+    everything = chosen_tokens(batch, advantage, np.ones(5, np.float32), loss)
     assert (everything == (centred >= 0.5)).all() and 0 < everything.sum() < 5
     first = int(np.flatnonzero(everything)[0])
     trained = np.ones(5, np.float32)
     trained[first] = 0
-    assert chosen_tokens(batch, advantage, trained, train)[first] == 0
+    assert chosen_tokens(batch, advantage, trained, loss)[first] == 0
 
 
 def test_a_small_share_is_right_over_many_groups() -> None:
@@ -220,8 +221,8 @@ def test_a_small_share_is_right_over_many_groups() -> None:
     ]
     batch = decode(groups)
     advantage = np.tile(np.array([1, 1, 1, -1, -1], np.float32), 400)
-    train = TrainConfig(covariance="kl", covariance_share=0.1)
-    share = chosen_tokens(batch, advantage, np.ones(2000, np.float32), train).mean()
+    loss = LossConfig(covariance="kl", covariance_share=0.1)
+    share = chosen_tokens(batch, advantage, np.ones(2000, np.float32), loss).mean()
     assert share == pytest.approx(0.1, abs=0.02)
 
 
@@ -234,7 +235,7 @@ def chosen_gradient(covariance: str) -> tuple[Tensor, Tensor]:
     for extra in ({}, {"chosen": chosen}):
         logprobs = flat("logprobs").requires_grad_()
         fields = {n: getattr(plain, n) for n in plain.__dataclass_fields__ if n != "chosen"}
-        grpo_loss(logprobs, TokenColumns(**fields, **extra), config.train).total.backward()
+        grpo_loss(logprobs, TokenColumns(**fields, **extra), config.train.loss).total.backward()
         gradients.append(logprobs.grad)
     return gradients[0], gradients[1]
 
@@ -258,21 +259,23 @@ def test_kl_cov_adds_a_kl_to_the_policy_that_sampled_at_a_chosen_token_and_no_ot
 
 @pytest.mark.parametrize("name", sorted(FAMILY))
 def test_a_users_setting_goes_before_what_a_name_suggests(name: str) -> None:
-    suggested = FAMILY[name].suggests
     train = TrainConfig(algorithm=name)
-    assert all(getattr(train, key) == value for key, value in FAMILY[name].settings.items())
-    if "clip_high" in suggested:
-        assert TrainConfig(algorithm=name, clip_high=0.123).clip_high == 0.123
+    for key, value in FAMILY[name].settings.items():
+        assert attrgetter(key)(train) == value
+    if "loss.clip_high" in FAMILY[name].suggests:
+        settings = TrainConfig.model_validate({"algorithm": name, "loss": {"clip_high": 0.123}})
+        assert settings.loss.clip_high == 0.123
 
 
 @pytest.mark.parametrize("name", sorted(n for n in FAMILY if FAMILY[n].defines))
 def test_a_setting_that_contradicts_a_name_is_refused_with_the_way_out(name: str) -> None:
     key, value = next(iter(FAMILY[name].defines.items()))
+    setting = key.removeprefix("loss.")
     other = {"aggregation": "sequence_mean", "advantage": "group", "surrogate": "clip"}.get(
-        key, not value if isinstance(value, bool) else "token"
+        setting, not value if isinstance(value, bool) else "token"
     )
     with pytest.raises(ValidationError, match=rf"{key} .*train\.algorithm = grpo"):
-        TrainConfig(algorithm=name, **{key: other})
+        TrainConfig.model_validate({"algorithm": name, "loss": {setting: other}})
 
 
 def test_settings_written_out_in_full_give_the_same_algorithm_again() -> None:

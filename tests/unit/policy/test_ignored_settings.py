@@ -47,7 +47,8 @@ policy does."""
 def gradient(algorithm: str, train: dict[str, Any]) -> torch.Tensor:
     """Of the toy's step, without the checks of the settings."""
     config = toy_config(algorithm, {}, {})
-    changed = config.train.model_copy(update=train)
+    loss = config.train.loss.model_copy(update=train)
+    changed = config.train.model_copy(update={"loss": loss})
     toy = ToyStep(config.model_copy(update={"train": changed}))
     for group in toy.groups[::2]:
         group.completions[0].finish_reason = rollout_pb2.FINISH_REASON_LENGTH
@@ -79,7 +80,7 @@ def written(tmp_path: Path, algorithm: str, **train: Any) -> Path:
     path = tmp_path / "run.toml"
     path.write_text(
         f'[model]\npath = "m"\n[data]\npath = "d"\n{FIELDS.get(algorithm, "")}\n[rollout]\n{recorded}\n'
-        f'[train]\nalgorithm = "{algorithm}"\n{lines}'
+        f'[train]\nalgorithm = "{algorithm}"\n[train.loss]\n{lines}'
     )
     return path
 
@@ -102,7 +103,9 @@ def test_a_term_that_the_loss_does_not_have_is_refused_with_the_remedy(
     (name,) = train
     assert name in TERMS
     path = written(tmp_path, algorithm, **train)
-    with pytest.raises(ConfigError, match=rf"line \d+: train\.{name}: .*{algorithm}.* Remove it"):
+    with pytest.raises(
+        ConfigError, match=rf"line \d+: train\.loss\.{name}: .*{algorithm}.* Remove it"
+    ):
         load_config(path)
 
 
@@ -111,4 +114,6 @@ def test_a_detail_that_nothing_reads_is_a_warning_of_the_check(tmp_path: Path) -
     done = CliRunner().invoke(app, ["config", "check", "--settings-only", str(path)])
     assert done.exit_code == 0, done.output
     said = " ".join(done.stderr.split())
-    assert "train.aggregation, train.clip_high: no effect with train.algorithm = dpo" in said
+    assert (
+        "train.loss.aggregation, train.loss.clip_high: no effect with train.algorithm = dpo" in said
+    )

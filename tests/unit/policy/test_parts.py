@@ -69,7 +69,7 @@ def train(trainer, step):
     trainer.begin(StepTotals(step, step - 1, tokens, 12), [(g.task.task_id, 1) for g in groups])
     add_groups(trainer, groups)
     stats = trainer.reduce()
-    trainer.commit(step, trainer.config.train.lr)
+    trainer.commit(step, trainer.config.train.optimizer.lr)
     return stats
 
 

@@ -33,7 +33,7 @@ class Learned:
 
 
 def train(noise: float, **changes: Any) -> Learned:
-    config = make_config(train=changes).train
+    config = make_config(train=changes).train.loss
     draw = torch.Generator().manual_seed(0)
     logits = torch.zeros(LENGTH, VOCABULARY, requires_grad=True)
     optimizer = torch.optim.Adam([logits], lr=0.1)

@@ -45,7 +45,7 @@ def columns_for(config, seed=0, dtype=torch.float64, reference=True):
 
 def reference_loss(logprobs, c, config):
     """Token by token, as docs/algorithms.md writes it. Returns the loss and d loss / d logprob."""
-    t = config.train
+    t = config.train.loss
     total, slopes = 0.0, []
     lp = logprobs.detach().tolist()
     ratios = {}
@@ -119,7 +119,7 @@ def test_loss_and_gradient_equal_the_formula_token_by_token(aggregation, changes
     config = make_config(train={"aggregation": aggregation, **changes}, rollout={"max_tokens": 16})
     for seed in range(3):
         logprobs, columns = columns_for(config, seed, reference="kl_coef" in changes)
-        loss = grpo_loss(logprobs, columns, config.train)
+        loss = grpo_loss(logprobs, columns, config.train.loss)
         loss.total.backward()
         value, slopes = reference_loss(logprobs, columns, config)
         assert loss.total.item() == pytest.approx(value, rel=1e-6)
@@ -138,7 +138,7 @@ def test_gradient_of_the_clipped_loss_by_finite_differences(dual_clip):
     config = make_config(train={"clip_low": 0.15, "clip_high": 0.3, "dual_clip": dual_clip})
     logprobs, columns = columns_for(config, seed=4, reference=False)
     assert torch.autograd.gradcheck(
-        lambda x: grpo_loss(x, columns, config.train).total, (logprobs,)
+        lambda x: grpo_loss(x, columns, config.train.loss).total, (logprobs,)
     )
 
 
@@ -151,9 +151,9 @@ def test_gradient_of_the_weighted_kl_by_finite_differences_with_a_constant_weigh
 
     def loss(x):
         kl = (weight * token_kl(x, columns.reference, estimator)).sum()
-        return grpo_loss(x, without, config.train).total + 0.3 * kl
+        return grpo_loss(x, without, config.train.loss).total + 0.3 * kl
 
-    (found,) = torch.autograd.grad(grpo_loss(logprobs, columns, config.train).total, logprobs)
+    (found,) = torch.autograd.grad(grpo_loss(logprobs, columns, config.train.loss).total, logprobs)
     (wanted,) = torch.autograd.grad(loss(logprobs), logprobs)
     torch.testing.assert_close(found, wanted)
     assert torch.autograd.gradcheck(loss, (logprobs,))
@@ -181,7 +181,7 @@ def one_token(advantage, log_ratio, **train):
         sequence_of=torch.tensor([0]),
         sequences=1,
     )
-    loss = grpo_loss(logprob, columns, make_config(train=train).train)
+    loss = grpo_loss(logprob, columns, make_config(train=train).train.loss)
     loss.total.backward()
     return loss, logprob.grad.item()
 
@@ -238,7 +238,7 @@ def test_the_kl_of_stale_tokens_is_that_of_the_policy_and_not_of_the_one_that_sa
         reference=ref,
     )
     train = {"kl_coef": 1.0, "kl_estimator": estimator, "tis_cap": None}
-    found = grpo_loss(theta, columns, make_config(train=train).train).total
+    found = grpo_loss(theta, columns, make_config(train=train).train.loss).total
     torch.testing.assert_close(found, (theta.exp() * (theta - ref)).sum())
 
 
@@ -259,7 +259,7 @@ def test_the_weighted_k2_has_the_gradient_of_the_kl_on_stale_tokens():
     )
     train = {"kl_coef": 1.0, "kl_estimator": "k2", "tis_cap": None}
     theta = torch.log_softmax(logits, 0)
-    loss = grpo_loss(theta, columns, make_config(train=train).train).total
+    loss = grpo_loss(theta, columns, make_config(train=train).train.loss).total
     (found,) = torch.autograd.grad(loss, logits, retain_graph=True)
     kl = (theta.exp() * (theta - ref)).sum()
     (wanted,) = torch.autograd.grad(kl, logits, retain_graph=True)
@@ -291,7 +291,7 @@ def test_loss_by_hand():
         sequence_of=torch.tensor([0, 1]),
         sequences=2,
     )
-    loss = grpo_loss(logprobs, columns, config.train)
+    loss = grpo_loss(logprobs, columns, config.train.loss)
     # The second: ratio 0.5, clipped 0.8; min(-0.5, -0.8) = -0.8.
     assert loss.total.item() == pytest.approx(-(1.2 - 0.8) / 2)
     assert loss.measured["clip_fraction"].tolist() == [True, True]
@@ -342,7 +342,7 @@ def test_proximal_policy_of_the_trainer_makes_the_ratio_one():
     config = make_config(train={"proximal": "trainer", "tis_cap": 1.5})
     logprobs, columns = columns_for(config)
     proximal = proximal_policy(
-        logprobs.detach(), columns.behaviour, columns.staleness, config.train
+        logprobs.detach(), columns.behaviour, columns.staleness, config.train.loss
     )
     assert torch.equal(proximal.logprobs, logprobs.detach())
     assert proximal.weight.max() <= 1.5
@@ -352,7 +352,7 @@ def test_interpolated_proximal_policy_is_the_behaviour_policy_at_staleness_one()
     config = make_config(train={"proximal": "interpolated"})
     trainer, behaviour = torch.full((4,), -1.0), torch.full((4,), -3.0)
     age = torch.tensor([0.0, 1.0, 2.0, 4.0])
-    mixed = proximal_policy(trainer, behaviour, age, config.train).logprobs
+    mixed = proximal_policy(trainer, behaviour, age, config.train.loss).logprobs
     assert mixed.tolist() == pytest.approx([-1.0, -3.0, -2.0, -1.5])
 
 
@@ -369,7 +369,7 @@ def test_ratios_outside_the_bounds_are_masked():
         sequence_of=torch.zeros(5, dtype=torch.int64),
         sequences=1,
     )
-    mask = ratio_mask(trainer, columns, config.train)
+    mask = ratio_mask(trainer, columns, config.train.loss)
     assert mask.tolist() == [False, True, True, True, False]
 
 
@@ -386,7 +386,7 @@ def test_extreme_ratios_stay_finite():
         sequences=2,
         reference=torch.tensor([-400.0, -0.1]),
     )
-    loss = grpo_loss(logprobs, columns, config.train).total
+    loss = grpo_loss(logprobs, columns, config.train.loss).total
     loss.backward()
     assert torch.isfinite(loss)
     assert torch.isfinite(logprobs.grad).all()

@@ -78,8 +78,8 @@ def by_hand(config, seed, reference):
                 "token_mean": 1 / TRAINED,
                 "sequence_mean": 1 / (own * len(TOKENS)),
                 "dr_grpo": 1 / (config.rollout.max_tokens * len(TOKENS)),
-            }[train.aggregation]
-            loss = loss + share * (train.kl_coef * kl - torch.minimum(low, high))
+            }[train.loss.aggregation]
+            loss = loss + share * (train.loss.kl_coef * kl - torch.minimum(low, high))
             seen["entropy"].append(float(-(row.exp() * row).sum().detach()))
             seen["ratio"].append(float(r.detach()))
             seen["logprob_gap"].append(abs(float(chosen.detach()) - old[j]))

@@ -85,10 +85,10 @@ def test_an_unreadable_model_is_one_line_that_names_the_field(tmp_path):
     (tmp_path / "empty").mkdir()
     for path in (str(tmp_path / "missing"), str(tmp_path / "empty")):
         with pytest.raises(ModelError) as error:
-            load_model(path, config, CPU, field="train.reference_path")
+            load_model(path, config, CPU, field="train.loss.reference_path")
         message = str(error.value)
         assert "\n" not in message
-        assert path in message and message.startswith("train.reference_path")
+        assert path in message and message.startswith("train.loss.reference_path")
 
 
 def test_a_loaded_model_trains_in_float32_without_dropout(tmp_path):

@@ -120,7 +120,7 @@ def test_nothing_trained_gives_zeros():
 
 def loss_by_hand(config, columns, logprobs, before, values, old, scalars):
     """Token by token. Returns the loss and its slopes by log-prob and value."""
-    o, t = PpoOptions(**config.objective.options), config.train
+    o, t = PpoOptions(**config.objective.options), config.train.loss
     gamma, lam, clip, coef = o.gamma, o.gae_lambda, o.value_clip, o.value_coef
     beta = scalars.get("kl_coef", t.kl_coef)
     n = len(logprobs)
@@ -376,7 +376,7 @@ def take_step(trainer, step):
     trainer.begin(StepTotals(step, step - 1, tokens, 12), [(g.task.task_id, 1) for g in groups])
     add_groups(trainer, groups)
     stats = trainer.reduce()
-    trainer.commit(step, trainer.config.train.lr)
+    trainer.commit(step, trainer.config.train.optimizer.lr)
     return {
         name: total / weight if weight else 0 for name, (total, weight, _) in stats.entries.items()
     }
@@ -468,7 +468,7 @@ def test_a_group_of_one_is_enough_for_ppo_and_not_for_grpo():
     [
         ({"gama": 1.0}, r"objective.gama is not an option of the objective ppo: .*gamma"),
         ({"gae_lambda": 1.5}, r"objective.gae_lambda: .*less than or equal to 1"),
-        ({"kl_controller": "adaptive"}, r"Set train.kl_coef above 0"),
+        ({"kl_controller": "adaptive"}, r"Set train.loss.kl_coef above 0"),
     ],
 )
 def test_options_that_cannot_be_are_named_before_anything_starts(options, why):

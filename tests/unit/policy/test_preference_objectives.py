@@ -191,7 +191,7 @@ def trained(trainer: Trainer, steps: range) -> list[dict[str, Any]]:
         trainer.begin(StepTotals(step, step - 1, 1, 8), keys)
         add_groups(trainer, groups)
         found.append(trainer.reduce().entries)
-        trainer.commit(step, trainer.config.train.lr)
+        trainer.commit(step, trainer.config.train.optimizer.lr)
     return found
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from paceline.config.schema import Config
+from paceline.config.schema import Config, with_new_names
 from paceline.ids import Step, Version
 from paceline.prompt_tokenizer import PromptTokenizer
 from paceline.recorded.encoding import RowEncoder
@@ -60,12 +60,14 @@ def made(
 ) -> tuple[Gradients, list[rollout_pb2.Group], StepTotals]:
     data, rows = FORMS[form]
     config = Config.model_validate(
-        {
-            "model": {"path": str(model), "device": "cpu"},
-            "data": {"path": "d", **data},
-            "train": {"algorithm": "sft", **train},
-            "rollout": {"source": "recorded"},
-        }
+        with_new_names(
+            {
+                "model": {"path": str(model), "device": "cpu"},
+                "data": {"path": "d", **data},
+                "train": {"algorithm": "sft", **train},
+                "rollout": {"source": "recorded"},
+            }
+        )
     )
     encoder = RowEncoder(config, PromptTokenizer(config))
     groups = [

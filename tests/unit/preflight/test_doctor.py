@@ -57,9 +57,9 @@ def test_a_machine_that_runs_the_tests_is_fit_and_every_complaint_has_a_remedy(
 def test_masks_that_truncated_sampling_misleads_are_a_warning(
     config_file: Path, tmp_path: Path
 ) -> None:
-    sets = ["rollout.top_p=0.9", "train.mask_ratio_token=[0.5, 2.0]"]
+    sets = ["rollout.top_p=0.9", "train.loss.mask_ratio_token=[0.5, 2.0]"]
     (check,) = examined(load_config(config_file, sets), tmp_path)["settings"]
-    assert check.state == "warn" and "top_p = 0.9 with train.mask_ratio_token" in check.found
+    assert check.state == "warn" and "top_p = 0.9 with train.loss.mask_ratio_token" in check.found
 
 
 def test_wrong_inputs_a_taken_port_and_a_dead_redis_fail(config_file: Path, tmp_path: Path) -> None:

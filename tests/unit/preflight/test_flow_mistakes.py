@@ -68,7 +68,7 @@ MISTAKES: list[tuple[str, dict[str, dict[str, Any]], str]] = [
     (
         "prompts",
         {"train": {"algorithm": "ppo", "covariance": "clip"}},
-        "train.covariance: train.algorithm = ppo has no such term in its loss. Remove it",
+        "train.loss.covariance: train.algorithm = ppo has no such term in its loss. Remove it",
     ),
 ]
 

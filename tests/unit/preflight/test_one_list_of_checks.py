@@ -129,7 +129,7 @@ def test_a_resume_with_another_config_is_refused_by_every_command(
 def test_a_resume_with_another_divisor_of_the_loss_is_refused_by_every_command(
     command: str, config_file: Path, earlier_run: Path, tmp_path: Path
 ) -> None:
-    config_file.write_text(config_file.read_text() + '[train]\naggregation = "dr_grpo"\n')
+    config_file.write_text(config_file.read_text() + '[train.loss]\naggregation = "dr_grpo"\n')
     kept = load_config(config_file)
     (earlier_run / "config.toml").write_text(to_toml(kept))
     words = f"the divisor of the loss, and the run has {kept.rollout.max_tokens}"
@@ -140,7 +140,7 @@ def test_a_fixed_setting_that_is_the_divisor_of_the_loss_is_named_as_any_other(
     config_file: Path, earlier_run: Path, tmp_path: Path
 ) -> None:
     environment = 'environment = "examples.environments.guess_number:guess_number"'
-    more = f'[train]\naggregation = "dr_grpo"\n[rollout]\n{environment}\nmax_context = 600\n'
+    more = f'[train.loss]\naggregation = "dr_grpo"\n[rollout]\n{environment}\nmax_context = 600\n'
     config_file.write_text(config_file.read_text() + more)
     (earlier_run / "config.toml").write_text(to_toml(load_config(config_file)))
     words = "has another config: rollout.max_context is 600 in the run, 700 here"

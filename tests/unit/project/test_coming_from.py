@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from paceline.config.schema import Config
+from paceline.config.schema import SETTINGS
 from paceline.config.sections.objectives import BUILT_IN
 from paceline.config.sections.scorers import ScorerConfig
 from paceline_launcher.cli import app
@@ -29,10 +29,9 @@ def exists(name: str) -> bool:
     section, _, field = name.partition(".")
     if section == "objective":
         return any(field in options.model_fields for options in BUILT_IN.values())
-    model = Config.model_fields[section].annotation
     if section == "scorers":
-        model, field = ScorerConfig, field.removeprefix("NAME.")
-    return field in getattr(model, "model_fields", {})
+        return field.removeprefix("NAME.") in ScorerConfig.model_fields
+    return name in SETTINGS
 
 
 def test_there_is_a_page_for_each_framework() -> None:

@@ -194,7 +194,7 @@ def config(**metrics: object) -> Config:
 def test_all_leaders_of_a_run_know_it_by_one_id_and_a_fresh_run_by_another(tmp_path: Path) -> None:
     first, second = (run_of(config(), tmp_path / str(n), 12.5) for n in range(2))
     assert first.id == second.id != run_of(config(), tmp_path, 13.0).id
-    assert first.settings["train.lr"] == 1e-6
+    assert first.settings["train.optimizer.lr"] == 1e-6
     assert not any("redis" in name or "auth" in name for name in first.settings), "no secrets"
 
 

@@ -14,7 +14,7 @@ const SPECS = [
     lines: [line("reward_mean", "train")],
     evals: [line("eval_reward_mean", "held-out")],
   },
-  // Without train.kl_coef there is no reference, and no curve.
+  // Without train.loss.kl_coef there is no reference, and no curve.
   {
     title: "KL from the reference",
     lines: [line("kl", "KL")],
