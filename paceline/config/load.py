@@ -117,14 +117,16 @@ def to_toml(config: Config) -> str:
 
 
 def _written(values: Mapping[str, Any], section: type[Section], path: str = "") -> dict[str, Any]:
-    """``values`` of ``section``, whose dotted name is ``path``."""
+    """``values`` of ``section``, or of a table, whose dotted name is ``path``."""
     written: dict[str, Any] = {}
     for name, value in values.items():
         dotted = f"{path}.{name}" if path else name
         if dotted in SECTIONS:
             written[name] = _written(value, SECTIONS[dotted], dotted)
         elif (table := TABLES.get(dotted)) is not None:
-            written[name] = {key: _written(inner, table) for key, inner in value.items()}
+            written[name] = {
+                key: _written(inner, table, f"{dotted}.{key}") for key, inner in value.items()
+            }
         elif value is not None:
             written[name] = value
         elif name in section.model_fields and section.model_fields[name].default is not None:
@@ -282,7 +284,7 @@ def _one_per_field(errors: list[ErrorDetails]) -> Iterator[ErrorDetails]:
 def _field_of(error: ErrorDetails) -> Field:
     """Path of an error's setting, without the position inside the setting's value."""
     loc = tuple(str(part) for part in error["loc"])
-    return loc[: len(_section_of(loc)[0]) + 1]
+    return loc[: len(_table_of(loc) or _section_of(loc)[0]) + 1]
 
 
 def _describe(error: ErrorDetails, places: _Places) -> str:
@@ -324,16 +326,14 @@ def _suggest(field: Field) -> str:
         if close := difflib.get_close_matches(field[0], SECTIONS, 1, 0.6):
             return f"Did you mean [{close[0]}]?"
         return f"The sections are {', '.join(SECTIONS)}"
-    inner = [
-        name for name in SETTINGS if name.startswith(f"{section}.") and name.count(".") > len(path)
-    ]
-    siblings = [*model.model_fields, *(name.removeprefix(f"{section}.") for name in inner)]
-    siblings = [name for name in siblings if f"{section}.{name}" not in SECTIONS]
+    names = [f"{section}.{name}" for name in model.model_fields]
+    inner = [name for name in SETTINGS if name.startswith(f"{section}.") and name not in names]
+    siblings = {name.rpartition(".")[2]: name for name in [*inner, *names] if name not in SECTIONS}
     close = difflib.get_close_matches(leaf, siblings, 1, 0.7)
     if not close and elsewhere:
         return f"Did you mean {elsewhere[0]}?"
     if close := close or difflib.get_close_matches(leaf, siblings, 1, 0.5):
-        return f"Did you mean {section}.{close[0]}?"
+        return f"Did you mean {siblings[close[0]]}?"
     return f"Settings of [{section}]: {', '.join(siblings)}"
 
 

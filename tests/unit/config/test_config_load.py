@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -93,13 +94,15 @@ def test_resolved_toml_reads_back_equal(tmp_path: Path) -> None:
         (MINIMAL, ("train",), "--set train: write it as section.field=value"),
         (MINIMAL, ("auth.tls_cert=a",), "--set auth.tls_cert=a: auth.tls_cert and auth.tls_key go together"),
         (MINIMAL + "[fleet]\nlease_ttl_s = 0.5\n", (), "line 7: fleet.lease_ttl_s must be at least twice"),
+        (MINIMAL + "[train]\nlr = 1\n", (), "line 7: train.lr is now train.optimizer.lr"),
+        (MINIMAL, ("train.kl_coef=1",), "--set train.kl_coef=1: train.kl_coef is now train.loss.kl_coef"),
         (MINIMAL + "[fleet\n", (), "not valid TOML"),
         (MINIMAL + "[train.optimizer]\nlr = inf\n", (), "line 7: train.optimizer.lr = Infinity: input should be a finite"),
         (MINIMAL, ("rollout.temperature=inf",), "input should be a finite number"),
         (MINIMAL, ("reward.functions={exact_match=nan}",), "--set reward.functions={exact_match=nan}: "),
         (MINIMAL, ("train.optimizer.betas=[1.5, 0.9]",), "train.optimizer.betas = 1.5: input should be less than 1"),
         (MINIMAL, ("train.optimizer.betas=[0.9, -0.1]",), "input should be greater than or equal to 0"),
-        (MINIMAL, ("train.loss.mask_ratio_token=[2.0, 0.5]",), "--set train.loss.mask_ratio_token=[2.0, 0.5]: train.mask"),
+        (MINIMAL, ("train.loss.mask_ratio_token=[2.0, 0.5]",), "--set train.loss.mask_ratio_token=[2.0, 0.5]: train.loss.mask"),
         (MINIMAL, ("train.loss.mask_ratio_sequence=[2.0, 0.5]",), "= [2.0, 0.5]: the lower bound is above"),
         (MINIMAL, ("train.loss.mask_ratio_token=[-1, 0.5]",), "input should be greater than or equal to 0"),
         (MINIMAL, ("rollout.group_size=1",), "--set rollout.group_size=1: rollout.group_size = 1: an adv"),
@@ -121,7 +124,10 @@ def test_a_refusal_names_field_place_and_remedy(
         ("train", "train is not a setting"),
         ("lr", "Did you mean train.optimizer.lr?"),
         ("train.lrr", "Did you mean train.optimizer.lr?"),
-        ("train.optimizer.lr.x", "train.optimizer.lr.x is not a setting. Settings of [train]"),
+        (
+            "train.optimizer.lr.x",
+            "train.optimizer.lr.x is not a setting. Settings of [train.optimizer]",
+        ),
         ("trian.lr", "Did you mean train.optimizer.lr?"),
         ("trian.x", "Did you mean [train]?"),
         ("nowhere." * 1000, "The sections are run, model"),
@@ -164,9 +170,7 @@ def test_a_home_directory_is_known_to_every_role(
     paths = ["model.path", "model.tokenizer", "data.path", "data.eval_path"]
     paths += ["train.loss.reference_path", "auth.token_file"]
     config = load_config(write(tmp_path, MINIMAL), [f"{name}=~/{name}" for name in paths])
-    found = {
-        name: getattr(getattr(config, name.split(".")[0]), name.split(".")[1]) for name in paths
-    }
+    found = {name: attrgetter(name)(config) for name in paths}
     assert found == {name: f"{tmp_path}/{name}" for name in paths}
     assert load_config(write(tmp_path, MINIMAL), ["model.path=org/~m"]).model.path == "org/~m"
 

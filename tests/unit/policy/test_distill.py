@@ -88,7 +88,7 @@ def test_on_policy_its_gradient_is_that_of_the_exact_reverse_kl() -> None:
 @pytest.mark.parametrize("train", [{}, {"aggregation": "sequence_mean", "proximal": "trainer"}])
 def test_distillation_keeps_what_elastic_training_rests_on(train: dict[str, object]) -> None:
     torch.set_num_threads(1)
-    assert [p for p in conformance("distill", {}, train) if p.problem] == []
+    assert [p for p in conformance("distill", {}, nested(train)) if p.problem] == []
 
 
 def test_a_remote_reference_replaces_the_model_of_the_trainer() -> None:
@@ -102,7 +102,7 @@ def test_a_remote_reference_replaces_the_model_of_the_trainer() -> None:
     found = columns.of(micro, CPU, None).reference
     assert torch.equal(found, torch.from_numpy(batch.scored["teacher"][micro.token_index]))
     remote = {"kl_coef": 0.1, "reference": "scorer:teacher"}
-    assert [p for p in conformance("grpo", {}, remote) if p.problem] == []
+    assert [p for p in conformance("grpo", {}, nested(remote)) if p.problem] == []
 
 
 def test_groups_without_the_teachers_numbers_are_named() -> None:

@@ -23,7 +23,7 @@ from policy_worker.objectives.batch import decode
 from policy_worker.objectives.load import ObjectiveError, check_options, objective_class
 from policy_worker.objectives.objective import Loss, Objective
 from policy_worker.toy_step import totals_of
-from tests.fixtures.policy_models import make_config, make_group
+from tests.fixtures.policy_models import make_config, make_group, nested
 
 EXAMPLE = "examples.own_objective.leave_one_out:LeaveOneOut"
 HERE = "tests.unit.policy.test_objectives"
@@ -31,7 +31,7 @@ HERE = "tests.unit.policy.test_objectives"
 
 def failing(name: str, **train: Any) -> dict[str, str]:
     """The properties that do not hold, with what is said of them."""
-    return {p.name: p.problem for p in conformance(name, {}, train) if p.problem}
+    return {p.name: p.problem for p in conformance(name, {}, nested(train)) if p.problem}
 
 
 @pytest.mark.parametrize(

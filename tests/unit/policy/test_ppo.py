@@ -21,7 +21,7 @@ from policy_worker.objectives.value_estimates import RunningMoments, adapted, ga
 from policy_worker.trainer import EpochMesh, Trainer
 from testbed.groups_in_hand import add as add_groups
 from testbed.tiny_model import make_tiny_model
-from tests.fixtures.policy_models import make_config, make_group, random_groups
+from tests.fixtures.policy_models import make_config, make_group, nested, random_groups
 from tests.fixtures.train_states import all_bits, assert_same_bits
 
 CPU = torch.device("cpu")
@@ -276,7 +276,7 @@ def test_rewards_of_tokens_stay_where_they_are_and_those_of_others_go_to_the_mod
     ],
 )
 def test_ppo_keeps_every_property_whatever_its_settings(train, options):
-    assert [p for p in conformance("ppo", options, train) if p.problem] == []
+    assert [p for p in conformance("ppo", options, nested(train)) if p.problem] == []
 
 
 # ---- numbers of the state
