@@ -16,6 +16,7 @@ from policy_worker.objectives.columns import TokenScores
 from policy_worker.objectives.load import load_objective
 from policy_worker.rows.packing import pack
 from policy_worker.toy_step import CPU, random_groups, totals_of
+from tests.fixtures.policy_models import nested
 
 
 def config(algorithm: str = "distill", **train: object) -> Config:
