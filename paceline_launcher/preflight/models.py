@@ -57,7 +57,11 @@ def _models(config: Config) -> Iterator[tuple[str, str, bool]]:
     yield "model.path", model.path, True
     if model.tokenizer is not None:
         yield "model.tokenizer", model.tokenizer, False
-    if train.loss.kl_coef > 0 and train.loss.reference_path is not None and train.loss.reference == "model":
+    if (
+        train.loss.kl_coef > 0
+        and train.loss.reference_path is not None
+        and train.loss.reference == "model"
+    ):
         yield "train.loss.reference_path", train.loss.reference_path, True
     if config.critic_path is not None:
         yield "objective.critic_path", config.critic_path, True
