@@ -1,4 +1,4 @@
-"""Scale of the fleet on one machine: a module for each command of ``python -m benchmarks.scale``."""
+"""Scale of the fleet on one machine, without its accelerators."""
 
 FLEET_COLUMNS = {
     "register_ms": "registration of a worker, ms",

@@ -1,26 +1,239 @@
-"""Scale of the fleet on one machine: operations of a large fleet, measured without its
-accelerators.
+"""The leader's work for a large fleet, by the size of the fleet.
 
-python -m benchmarks.scale fleet     the leader's work for 1,000 rollout workers and 64 replicas
-python -m benchmarks.scale fetch     all replicas read the payloads of a large step at once
-python -m benchmarks.scale COMMAND --help
+The ledger, sessions, directives and liveness that ship run in this process, without gRPC and Redis;
+every reporting worker has an open session. Times are CPU times of that one event loop, so other
+processes of the machine hardly change them. A publication is: the replicas' votes and the commit,
+its directives, then the report of every rollout worker that it has loaded the version, with the
+answer to each, and the journal's JSON of all events.
+
+``--snapshot-groups`` measures the longest pause of an event loop while a snapshot of so many
+uncovered groups is taken and saved, ``--mesh-members`` the Redis commands with which so many
+members form a mesh.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-from benchmarks.scale import fetch, fleet
+from benchmarks.scale import mesh_forming, snapshot
+from controller.fleet.liveness import Liveness
+from controller.fleet.sessions import ServerSession, Sessions
+from controller.ledger import Ledger
+from controller.ledger import commands as cmd
+from controller.ledger.enums import Lifecycle, Role
+from controller.ledger.events import to_json
+from controller.ledger.specs import GroupMeta
+from controller.ledger.views.directive_grounds import Grounds, directive_grounds
+from controller.ledger.views.views import owns_all
+from controller.proto_encoding import directive_of
+from paceline.config.sections.workers import FleetConfig
+from paceline.ids import MeshEpoch, TaskId, Version
+from paceline.v1 import common_pb2, worker_pb2
 
-COMMANDS = {"fetch": fetch.main, "fleet": fleet.main}
+SIZES = ((125, 8), (250, 16), (500, 32), (1000, 64))
+"""(rollout workers, policy replicas)."""
+GROUPS = 64
+REPEATS = 5
+
+
+class Fleet:
+    """A run with ``rollouts`` workers and ``policies`` replicas, as its leader has it in memory."""
+
+    def __init__(self, rollouts: int, policies: int, relay_fanout: int = 0) -> None:
+        self.ledger = Ledger()
+        self.now = 1000.0
+        self.sessions = Sessions(1, self._directive, self._grounds, self._owns)
+        self.liveness = Liveness(FleetConfig())
+        self.rollouts = [f"rollout-{n}" for n in range(rollouts)]
+        self.policies = [f"policy-{n}" for n in range(policies)]
+        self.seqs: dict[str, int] = {}
+        self.do(cmd.BeginTerm(1, "controller-0"))
+        self.do(cmd.StartRun(_spec(rollouts, policies, relay_fanout)))
+        self.liveness.begin(self.ledger, self.now)
+
+    def _directive(self, session: ServerSession) -> worker_pb2.Directive:
+        return directive_of(self.ledger.state, *session.key, session.report)
+
+    def _grounds(self) -> Callable[[ServerSession], Grounds]:
+        grounds_of = directive_grounds(self.ledger.state)
+
+        def of(session: ServerSession) -> Grounds:
+            firm, leases = grounds_of(*session.key)
+            return Grounds(firm, (leases, session.report.seq))
+
+        return of
+
+    def _owns(self, session: ServerSession) -> bool:
+        refs = ((TaskId(ref.task_id), ref.attempt) for ref in session.report.held_leases)
+        return owns_all(self.ledger.state, session.worker_id, refs)
+
+    def do(self, command: cmd.Command) -> Any:
+        """As the leader does it: the batch of this one command is closed and encoded."""
+        events, reply = self.ledger.execute(command, self.now)
+        if any(event.directs for event in events):
+            self.sessions.collect()
+        json.dumps([to_json(event) for event in events])
+        return reply
+
+    def register(self, worker_id: str, role: Role) -> None:
+        host = f"host-{worker_id}"
+        self.do(cmd.Register(worker_id, 1, role, host, 1, "10.0.0.1", 1, Version(-1)))
+        self.liveness.heard(worker_id, 1, self.now)
+
+    def report(self, worker_id: str, *, state: int = -1, loaded: int = -1) -> None:
+        """A report comes in over the worker's session, and is answered."""
+        session = self.sessions.of(worker_id, 1)
+        report = worker_pb2.Report(
+            caller=common_pb2.Caller(worker_id=worker_id, incarnation=1),
+            lifecycle=worker_pb2.LIFECYCLE_RUNNING,
+            state_version=state,
+            loaded_version=loaded,
+        )
+        if session is None:
+            session = self.sessions.open(report)
+        session.report = report
+        self.liveness.observe(report, self.now)
+        running = Lifecycle.RUNNING
+        self.do(cmd.Observe(worker_id, 1, running, Version(state), Version(loaded)))
+        self.sessions.send(session, self.sessions.refresh(session))
+
+    def lease(self, worker_id: str, tasks: int, loaded: int) -> cmd.LeaseResult:
+        seq = self.seqs[worker_id] = self.seqs.get(worker_id, 0) + 1
+        reply: cmd.LeaseResult = self.do(cmd.LeaseTasks(worker_id, 1, seq, tasks, Version(loaded)))
+        return reply
+
+    def fill_step(self) -> None:
+        """Accepts the groups of one step, so that it opens."""
+        version = self.ledger.state.versions.version
+        for lease in self.lease(self.rollouts[0], GROUPS, version).leases:
+            facts = GroupMeta(
+                lease.task_id, lease.attempt, 16, 100, 4096, version, version, 0.5, 0.5, 1.0
+            )
+            self.do(cmd.AcceptGroup(self.rollouts[0], 1, facts))
+
+    def vote_all(self) -> None:
+        step, mesh = self.ledger.state.steps.open, self.ledger.state.fleet.mesh
+        assert step is not None and mesh is not None
+        for worker_id in self.policies:
+            self.do(cmd.CastVote(worker_id, 1, step.step, MeshEpoch(mesh.epoch), "d", {}))
+
+
+def _spec(rollouts: int, policies: int, relay_fanout: int) -> cmd.RunSpec:
+    return cmd.RunSpec(
+        run_id="scale",
+        run_name="scale",
+        seed=1,
+        steps=1_000_000,
+        groups_per_step=GROUPS,
+        group_size=16,
+        max_staleness=64,
+        max_attempts=3,
+        dataset_rows=100_000,
+        eval_rows=0,
+        eval_every=1_000_000,
+        checkpoint_every=1_000_000,
+        filter_uninformative=False,
+        shuffle=True,
+        desired={"policy": policies, "rollout": rollouts},
+        relay_fanout=relay_fanout,
+    )
+
+
+def cpu_s(work: Callable[[], Any]) -> float:
+    before = time.process_time()
+    work()
+    return time.process_time() - before
+
+
+def measure(rollouts: int, policies: int, relay_fanout: int = 0) -> dict[str, float]:
+    """CPU times by the names of FLEET_COLUMNS."""
+    fleet = Fleet(rollouts, policies, relay_fanout)
+    row: dict[str, float] = {"rollouts": rollouts, "policies": policies}
+
+    def join(worker_id: str, role: Role) -> float:
+        took_s = cpu_s(lambda: fleet.register(worker_id, role))
+        fleet.report(worker_id)
+        return took_s
+
+    joined = [join(worker_id, Role.POLICY) for worker_id in fleet.policies]
+    joined += [join(worker_id, Role.ROLLOUT) for worker_id in fleet.rollouts]
+    # The last of them find the whole fleet there.
+    row["register_ms"] = 1e3 * statistics.median(joined[-50:])
+    row["mesh_s"] = cpu_s(lambda: _hold_newest(fleet))
+    version = fleet.ledger.state.versions.version
+    names = fleet.rollouts[:100]
+    row["empty_lease_us"] = 1e6 / len(names) * cpu_s(lambda: _lease_each(fleet, names, -1))
+    row["lease_us"] = 1e6 / len(names) * cpu_s(lambda: _lease_each(fleet, names, version))
+    publications, commits = [], []
+    for _ in range(REPEATS):
+        fleet.fill_step()
+        commits.append(cpu_s(fleet.vote_all))
+        newest = fleet.ledger.state.versions.version
+        reports_s = cpu_s(partial(_load_all, fleet, newest))
+        publications.append(commits[-1] + reports_s)
+    row["publish_s"] = statistics.median(publications)
+    row["of_commit_s"] = statistics.median(commits)
+    row["collect_ms"] = 1e3 * _median(fleet.sessions.collect)
+    row["tick_ms"] = 1e3 * _median(lambda: fleet.liveness.tick(fleet.ledger, fleet.now))
+    return row
+
+
+def _hold_newest(fleet: Fleet) -> None:
+    """The replicas meet in their epoch, and each reports the state that it then holds."""
+    mesh = fleet.ledger.state.fleet.mesh
+    assert mesh is not None
+    for worker_id in fleet.policies:
+        fleet.report(worker_id, state=mesh.state_version)
+
+
+def _lease_each(fleet: Fleet, names: Sequence[str], loaded: int) -> None:
+    for worker_id in names:
+        fleet.lease(worker_id, 1, loaded)
+
+
+def _load_all(fleet: Fleet, version: int) -> None:
+    for worker_id in fleet.rollouts:
+        fleet.report(worker_id, loaded=version)
+
+
+def _median(work: Callable[[], Any]) -> float:
+    return statistics.median(cpu_s(work) for _ in range(4 * REPEATS))
 
 
 def main() -> None:
-    name = sys.argv[1] if len(sys.argv) > 1 else ""
-    if name not in COMMANDS:
-        print(__doc__)
-        sys.exit(f"name a command: one of {', '.join(COMMANDS)}")
-    COMMANDS[name](sys.argv[2:])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
+    parser.add_argument("--sizes", type=int, nargs="*", default=[1, 2, 4, 8], help="eighths")
+    parser.add_argument("--relay-fanout", type=int, default=0)
+    parser.add_argument("--snapshot-groups", type=int, nargs="*", default=[20_000, 1_000_000])
+    parser.add_argument("--mesh-members", type=int, nargs="*", default=[4, 16, 64])
+    parser.add_argument("--label", default="after", help="name of these figures in the results")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/scale_fleet.json"))
+    args = parser.parse_args()
+    found: dict[str, Any] = {"operations": [], "snapshots": [], "meshes": []}
+    for eighths in args.sizes:
+        row = measure(125 * eighths, 8 * eighths, args.relay_fanout)
+        found["operations"].append(row)
+        print({name: round(value, 4) for name, value in row.items()}, flush=True)
+    for groups in args.snapshot_groups:
+        found["snapshots"].append(asyncio.run(snapshot.measure(groups)))
+        print(found["snapshots"][-1], flush=True)
+    for members in args.mesh_members:
+        found["meshes"].append(mesh_forming.measure(members))
+        print(found["meshes"][-1], flush=True)
+    found["machine"] = {"cores": os.cpu_count(), "load_average": os.getloadavg()[0]}
+    known = json.loads(args.out.read_text()) if args.out.exists() else {}
+    kept = {**known.get(args.label, {}), **{name: rows for name, rows in found.items() if rows}}
+    args.out.write_text(json.dumps({**known, args.label: kept}, indent=2) + "\n")
+    print(f"written to {args.out}")
 
 
 if __name__ == "__main__":

@@ -32,50 +32,6 @@ def test_the_control_plane_is_measured(tmp_path: Path) -> None:
     assert (row["payload"], row["clients"]) == ("16x16", 1)
 
 
-def test_reading_of_payloads_is_measured(tmp_path: Path) -> None:
-    out = tmp_path / "fetch.json"
-    short = [
-        "--replicas",
-        "2",
-        "--groups",
-        "2",
-        "--completions",
-        "2",
-        "--tokens",
-        "64",
-        "--rounds",
-        "1",
-    ]
-    command = [sys.executable, "-m", "benchmarks.scale", "fetch", *short, "--out", str(out)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT, timeout=patient(120)
-    )
-    assert done.returncode == 0, done.stderr
-    assert set(json.loads(out.read_text())["median_s"]) == {"raw", "fetch", "checked"}
-
-
-@pytest.mark.slow  # in every run: test_replica_publishing.py and test_share_exchange.py
-@pytest.mark.timeout(400)
-def test_a_rank_that_publishes_takes_its_share_and_two_buckets(tmp_path: Path) -> None:
-    out = tmp_path / "memory.json"
-    short = ["--ranks", "2", "--hidden", "512", "--layers", "16"]
-    command = [sys.executable, "-m", "benchmarks.publishing_memory", *short, "--out", str(out)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT, timeout=380
-    )
-    assert done.returncode == 0, done.stderr
-    rows = {row["how"]: row for row in json.loads(out.read_text())["rows"]}
-    two_buckets = 2 * rows["share"]["bucket_mib"]
-    for rank in rows["share"]["by_rank"]:
-        assert 40 < rank["share_mib"] < 70, "half of the model, whose buckets are few"
-        assert rank["peak_mib"] < rank["share_mib"] + two_buckets
-    for rank in rows["share_deltas"]["by_rank"]:
-        assert rank["first_peak_mib"] < rank["share_mib"] + two_buckets
-        assert rank["peak_mib"] < 2 * rank["share_mib"] + two_buckets
-    whole = rows["whole"]["by_rank"][0]
-    assert whole["peak_mib"] > whole["share_mib"] + two_buckets > 130
-
-
 @pytest.mark.long
 @pytest.mark.e2e
 @pytest.mark.timeout(300)
