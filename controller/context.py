@@ -14,6 +14,7 @@ from controller.export.run_files import RunFiles
 from controller.ledger.commands import RunSpec
 from controller.ledger.learning_rate import LearningRate
 from controller.ledger.specs import EvalSet
+from controller.projector import Projector
 from controller.store.stores import Stores
 from paceline.config.load import fleet_digest, run_digest
 from paceline.config.run_length import run_steps
@@ -42,11 +43,13 @@ class ControllerContext:
     run_json: str = field(init=False)
     texts: TextDecoder = field(init=False)
     """Of payloads that have tokens alone."""
+    projector: Projector = field(init=False)
 
     def __post_init__(self) -> None:
         self.config_digest, self.config_json = fleet_digest(self.config)
         self.run_digest, self.run_json = run_digest(self.config)
         self.texts = TextDecoder(self.config)
+        self.projector = Projector(self.run_dir)
 
     def open_exports(self) -> tuple[RunFiles, Exporters]:
         """What a term writes beside the journal, as long as it holds the lease."""

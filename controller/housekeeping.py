@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -25,8 +27,10 @@ from controller.ledger import Ledger
 from controller.ledger.enums import Phase
 from controller.ledger.events import StepCommitted, TaskDropped, from_json, record_of
 from controller.ledger.views.views import live_payloads, may_need, running_attempts, unfinished
+from controller.projector import answer_of
 from controller.store.group_commit import CommitBatch, GroupCommit
 from controller.store.journal import START, Deposed, LedgerSnapshot, Position, RedisFull
+from controller.store.totals_snapshot import encoded
 from paceline.payloads.store import Ref, partial_ref
 from paceline.process.structured_log import event
 
@@ -73,8 +77,8 @@ class Housekeeping:
         self._group_commit = group_commit
         self._snapshot_at = snapshot_at
         self._events_since_snapshot = 0
-        self._held_lines: list[CommitBatch] | None = []
-        """Batches to be written once the lines before them are; None: those are."""
+        self._held_lines: list[tuple[str, float, list[Mapping[str, Any]]]] | None = []
+        """Entries to be written once the lines before them are; None: those are."""
         self._obsolete: list[Ref] = []
         """Payloads that the newest durable entry makes needless, until they are deleted."""
         self._synced_t = 0.0
@@ -114,10 +118,13 @@ class Housekeeping:
 
     def record(self, batch: CommitBatch, *, last: bool) -> None:
         """Writes what has become durable; ``last``: the run has ended with it."""
+        records = [record_of(e, data) for e, data in zip(batch.events, batch.json, strict=True)]
+        entry = (batch.at.entry, batch.t, records)
+        self._context.projector.post(*entry)
         if self._held_lines is None:
-            self._write(batch)
+            self._write(entry)
         else:
-            self._held_lines.append(batch)
+            self._held_lines.append(entry)
         if self.exporters.archive is not None:
             self._archive(self.exporters.archive, batch)
         if last:
@@ -131,10 +138,9 @@ class Housekeeping:
             elif isinstance(done, TaskDropped):
                 archive.drop(self._ledger.state, data, batch.t)
 
-    def _write(self, batch: CommitBatch) -> None:
-        records = [record_of(e, data) for e, data in zip(batch.events, batch.json, strict=True)]
-        self.files.record(batch.at.entry, batch.t, records)
-        self.exporters.record(batch.at.entry, batch.t, records, new=True)
+    def _write(self, entry: tuple[str, float, list[Mapping[str, Any]]]) -> None:
+        self.files.record(*entry)
+        self.exporters.record(*entry, new=True)
 
     async def _write_missing_lines(self, end: Position) -> None:
         """First what earlier leaders journalled and did not write, then what waited meanwhile."""
@@ -149,8 +155,8 @@ class Housekeeping:
         except (RedisError, OSError) as error:
             event(log, "run files have a gap", why=str(error), level=logging.WARNING)
         held, self._held_lines = self._held_lines or [], None
-        for batch in held:
-            self._write(batch)
+        for held_entry in held:
+            self._write(held_entry)
         if self.over:
             await self._finish_outflow()
 
@@ -206,9 +212,17 @@ class Housekeeping:
         self._events_since_snapshot = 0
         return self._ledger.begin_snapshot()
 
-    async def save(self, snapshot: LedgerSnapshot) -> None:
-        """Saves what ``snapshot_due`` returned, and closes its moment."""
+    def begin_save(self, snapshot: LedgerSnapshot) -> None:
+        """Saves what ``snapshot_due`` returned, with the projection's totals as of the same entry,
+        and closes its moment."""
+        observed = self._context.projector.begin_ask(lambda projection: encoded(projection.totals))
+        self.chore(self._save(snapshot, observed))
+
+    async def _save(
+        self, snapshot: LedgerSnapshot, observed: Future[Mapping[str, Any] | None]
+    ) -> None:
         try:
+            snapshot = replace(snapshot, observed=await answer_of(observed))
             await self._context.stores.journal.save_snapshot(
                 snapshot, term=self._term, trim_before=self._snapshot_at
             )

@@ -392,6 +392,4 @@ class Leader:
         self.housekeeping.record(batch, last=closing.last)
         self.housekeeping.discard(closing.obsolete)
         if closing.snapshot is not None:
-            self.housekeeping.chore(
-                self.housekeeping.save(LedgerSnapshot(batch.at, closing.snapshot, batch.t))
-            )
+            self.housekeeping.begin_save(LedgerSnapshot(batch.at, closing.snapshot, batch.t))

@@ -28,13 +28,13 @@ from controller.errors import NotLeading
 from controller.fleet.without_session import WithoutSession
 from controller.leader import Leader
 from controller.ledger.commands import CommandRefused, RecordFault
-from controller.ledger.enums import FaultCause
 from controller.ledger.state.state import State
 from controller.long_poll import WakeUps
 from controller.run_settings import RunSettings
 from controller.store.journal import Deposed, JournalGap
 from controller.store.ledger_follower import LedgerFollower
 from paceline.errors import BadInput
+from paceline.observe.vocabulary import FaultCause
 from paceline.process.structured_log import event
 from paceline.redis.leader_lease import LeaderIdentity
 from paceline.redis.server import NoRedis, ensure_redis
@@ -156,7 +156,7 @@ class Controller:
     async def _stand_by(self) -> int:
         """Keeps a hot copy of the ledger until the lease is free and ours; the new term."""
         # First: a journal of another release is not to be touched.
-        self.replica = replica = await LedgerFollower.load(self.journal)
+        self.replica = replica = await LedgerFollower.load(self.journal, self.context.projector)
         stores = self.context.stores
         await stores.registry.agree(
             self.config.run.name, stores.payload_urls, self.context.run_json

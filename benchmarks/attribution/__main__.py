@@ -30,7 +30,6 @@ from benchmarks import runs
 from benchmarks.attribution.hosts import TwoHosts
 from benchmarks.attribution.injections import KINDS, Expected, Scene
 from benchmarks.attribution.verdict import attributed_share, rows
-from controller.ledger.views.fault_report import fault_report
 from testbed.faults import failpoints
 from testbed.faults.memory_group import memory_group, name_of
 from testbed.faults.network_namespaces import why_not
@@ -140,7 +139,7 @@ def _injected(scene: Scene, kind: str, calm_s: float) -> dict[str, Any]:
     scene.fleet.settled()
     whole_again_s = time.time() - began
     scene.fleet.calm(calm_s)
-    recent = scene.fleet.ledger(limit_s=LEDGER_S).faults.recent
+    recent = scene.fleet.faults(limit_s=LEDGER_S).recent
     faults = [fault for fault in recent if fault.t >= began]
     return {
         "kind": kind,
@@ -178,7 +177,7 @@ def _expected_row(one: Expected) -> dict[str, Any]:
 
 
 def _totals(fleet: TwoHosts, found: dict[str, Any], seconds: float) -> dict[str, Any]:
-    report = fault_report(fleet.ledger(limit_s=LEDGER_S).faults)
+    report = fleet.faults(limit_s=LEDGER_S).report()
     injections = found["injections"]
     # Those of the start, or that came between two injections: nobody has injected them.
     others = report.faults - sum(len(one["faults"]) for one in injections)

@@ -15,10 +15,11 @@ from urllib.parse import urlsplit
 
 import redis
 
-from controller.ledger.state.state import State
+from controller.projector import Projector
 from controller.store.journal import Journal
 from controller.store.ledger_follower import LedgerFollower
 from controller.store.redis_keys import Keys
+from paceline.observe.faults import Faults
 from paceline.observe.fleet_file import FleetRecord, ProcessId
 from paceline.redis.client import connect
 from paceline.redis.users import CONTROLLER, user_url
@@ -110,13 +111,14 @@ class TwoHosts(Fleet):
         status = self.status()
         return next(c.controller_id for c in status.controllers if c.state == "leader")
 
-    def ledger(self, limit_s: float = 0.0) -> State:
-        """The state that the journal's events make. ``limit_s``: how long Redis may be away."""
+    def faults(self, limit_s: float = 0.0) -> Faults:
+        """The faults that the journal tells of. ``limit_s``: how long Redis may be away."""
 
-        async def load() -> State:
-            client = connect(self.url)
+        async def load() -> Faults:
+            client, projector = connect(self.url), Projector(Path(), inline=True)
             try:
-                return (await LedgerFollower.load(Journal(client, Keys(RUN)))).ledger.state
+                await LedgerFollower.load(Journal(client, Keys(RUN)), projector)
+                return await projector.ask(lambda run: run.totals.faults)
             finally:
                 await client.aclose()
 

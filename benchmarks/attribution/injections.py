@@ -17,7 +17,7 @@ from pathlib import Path
 import redis
 
 from benchmarks.attribution.hosts import CONTROLLERS, LEASE_S, REDIS, WORKERS, TwoHosts
-from controller.ledger.enums import FaultCause
+from paceline.observe.vocabulary import FaultCause
 from paceline.rpc.client import ControlPlaneUnavailable
 from testbed.faults.memory_group import enter
 
@@ -70,7 +70,7 @@ class Scene:
 
     def _known(self) -> set[tuple[str, int]]:
         try:
-            faults = self.fleet.ledger().faults.recent
+            faults = self.fleet.faults().recent
         except (redis.RedisError, OSError, TimeoutError, ValueError):
             return set()
         return {(fault.name, fault.pid) for fault in faults if fault.t >= self.since}

@@ -94,13 +94,13 @@ class RunTimes:
 
 def read_run(run_dir: Path) -> RunTimes:
     """Means over the steps of a run, without its first ones. Raises BadInput."""
-    from paceline.observe.run_records import RunRecords
+    from paceline.observe.projection import Projection
     from paceline_launcher.cli.common import run_config
 
     config = run_config(run_dir)
     if config.recorded:
         raise BadInput(f"--from-run {run_dir}: its data is recorded, so it has no engines to plan")
-    metrics = RunRecords.read(run_dir).metrics
+    metrics = Projection.read(run_dir).metrics
     steps = len(metrics) - WARM_UP_STEPS
     if steps < LEAST_STEPS:
         raise BadInput(

@@ -21,7 +21,6 @@ from controller.diagnosis.evidence import (
 from controller.diagnosis.flow_measurement import pace_of
 from controller.leader import Leader
 from controller.ledger.state.fleet import Worker
-from controller.ledger.views.fault_report import fault_report
 from controller.proto_encoding import ROLES
 from controller.replicated_controller import Controller
 from controller.status import trouble_of
@@ -59,7 +58,7 @@ def why_of(controller: Controller) -> admin_pb2.WhyReply:
         leads=controller.leader is not None,
         bottleneck=pace.kind if pace is not None else "",
         pace=pace.sentence if pace is not None else "",
-        faults=fault_report(controller.state.faults).sentence,
+        faults=faults.sentence if (faults := controller.context.projector.glance.faults) else "",
     )
 
 

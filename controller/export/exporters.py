@@ -17,7 +17,7 @@ from controller.rest.replies.group_replies import FillTexts
 from paceline.config.schema import Config
 from paceline.observe.drain import Drain
 from paceline.observe.event_history import is_listed
-from paceline.observe.run_file_writer import finite, metrics_row
+from paceline.observe.json_lines import finite, metrics_row
 from paceline.observe.sinks.registry import external_run, sink_maker
 from paceline.observe.sinks.sink_thread import SinkThread
 from paceline.payloads.store import PayloadStore

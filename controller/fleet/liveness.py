@@ -30,10 +30,10 @@ from functools import cache
 
 from controller.ledger import Ledger
 from controller.ledger.commands import Command, DeclareDead, ExpireLease, FormMesh
-from controller.ledger.enums import DeathCause, FaultCause
 from controller.ledger.state.state import State
 from paceline.config.sections.workers import FleetConfig
 from paceline.ids import TaskId
+from paceline.observe.vocabulary import DeathCause, FaultCause
 from paceline.v1 import worker_pb2
 
 FORM_DELAY_S = 0.05

@@ -11,9 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from controller.ledger.enums import (
-    DeathCause,
     EmptyReason,
-    FaultCause,
     GroupFault,
     Lifecycle,
     ReturnKind,
@@ -30,6 +28,7 @@ from controller.ledger.specs import LiveSpec as LiveSpec
 from controller.ledger.specs import RunSpec as RunSpec
 from controller.ledger.specs import StatValue as StatValue
 from paceline.ids import MeshEpoch, Step, TaskId, Version
+from paceline.observe.vocabulary import DeathCause, FaultCause
 from paceline.refusal_code import RefusalCode
 
 

@@ -79,51 +79,6 @@ class DesiredLifecycle(StrEnum):
     REJOIN = "rejoin"  # this incarnation is dead for the ledger: register as a new one
 
 
-class DeathCause(StrEnum):
-    """Evidence on which a worker was declared dead."""
-
-    EXIT = "exit"  # its launcher saw the process end
-    LEASE = "lease"  # no report for longer than its lease
-    SUSPECT = "suspect"  # its session broke, and a peer's collective with it failed
-    WEDGED = "wedged"  # its main loop made no progress for too long
-    REPLACED = "replaced"  # a new process registered under the same name
-
-
-class FaultCause(StrEnum):
-    """Cause of a fault, as far as the evidence goes. Later evidence may change it."""
-
-    KILLED = "killed"  # by a signal that no launcher of the run has sent
-    OUT_OF_MEMORY = "out_of_memory"  # killed by the kernel for lack of memory
-    CRASHED = "crashed"  # by a signal of its own fault, such as SIGSEGV
-    ERROR = "error"  # it exited by itself, with an error
-    STOPPED = "stopped"  # it did not run: SIGSTOP, a debugger, a freezer
-    LATE = "late"  # it ran, but Redis or its machine was too slow for it to keep the lead
-    HOST_LOST = "host_lost"  # all workers of its host went silent at once
-    NETWORK_PARTITION = "network_partition"  # it ran all the time, and could not be reached
-    WEDGED = "wedged"  # its main loop made no progress
-    COLLECTIVE_ERROR = "collective_error"  # a peer's collective with it failed
-    ASKED_TO_LEAVE = "asked_to_leave"
-    REPLACED = "replaced"  # another process has taken its name
-    HEARTBEAT_SILENCE = "heartbeat_silence"  # a symptom: nothing more is known
-    UNATTRIBUTED = "unattributed"
-
-
-ATTRIBUTED = frozenset(FaultCause) - {FaultCause.HEARTBEAT_SILENCE, FaultCause.UNATTRIBUTED}
-"""A symptom counts as no cause."""
-NO_FAULT = frozenset({FaultCause.ASKED_TO_LEAVE, FaultCause.REPLACED})
-
-
-class MeshEnd(StrEnum):
-    """Reason for which a mesh epoch ended."""
-
-    PEER_ERROR = "peer_error"  # a member reported a failed collective
-    MEMBER_DIED = "member_died"  # a member left the fleet
-    DIVERGED = "diverged"  # the members' weights were not equal
-    LOST_COMMIT = "lost_commit"  # a member holds a version whose commit Redis has lost
-    MEMBERSHIP = "membership"  # a replica joins or leaves between two steps
-    GROUP_LEFT_OUT = "group_left_out"  # a group left the step: the gradients start over
-
-
 class VoteOutcome(StrEnum):
     COMMITTED = "committed"  # apply the reduced gradients
     RETRY = "retry"  # the epoch ended first: keep local gradients, discard the reduced ones

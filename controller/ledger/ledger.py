@@ -96,9 +96,6 @@ class Ledger(Decider):
     def from_snapshot(cls, data: dict[str, Any], *, checked: bool = False) -> Ledger:
         ledger = cls(checked=checked)
         ledger.state = decode(State, {**data, "settings": with_new_names(data.get("settings", {}))})
-        tasks = ledger.state.tasks
-        if "coverage" not in data["tasks"]:  # saved by a release that did not record it
-            tasks.coverage.recorded_from = tasks.cursor
         return ledger
 
     def fingerprint(self) -> str:

@@ -18,7 +18,6 @@ from controller.rest.replies.step_rate import StepRate
 from controller.rest.routes import command as routes_command
 from controller.rest.routes import query as routes_query
 from controller.rest.routes import why as routes_why
-from controller.rest.run_index import RunIndex
 from controller.rest.sse import EventStreams
 from controller.status import trouble_of
 
@@ -33,14 +32,13 @@ answers 307 with the leader's URL. Errors are RFC 9457 problem details.
 class Rest:
     """Application of one controller, with access control: writes must present ``token``.
 
-    ``asgi`` answers requests. ``close`` ends streams and the index.
+    ``asgi`` answers requests. ``close`` ends the streams.
     """
 
     def __init__(self, controller: Controller, *, token: str, loopback: bool) -> None:
         self._controller = controller
-        self.index = RunIndex(controller)
-        self.rate = StepRate(controller, self.index)
-        self.streams = EventStreams(self.index, controller)
+        self.rate = StepRate(controller)
+        self.streams = EventStreams(controller)
         self.api = self._api()
         self.asgi = RestAuth(
             self.api,
@@ -52,7 +50,6 @@ class Rest:
 
     def close(self) -> None:
         self.streams.close()
-        self.index.close()
 
     def _other_urls(self) -> list[str]:
         """REST URLs of the other controllers, silent ones included."""
@@ -81,7 +78,7 @@ class Rest:
         )
         problem_details.install(api)
         api.include_router(sse.router(self.streams))
-        api.include_router(routes_query.router(controller, self.index, self.rate))
+        api.include_router(routes_query.router(controller, self.rate))
         api.include_router(routes_why.router(controller))
         routes_command.install(api, controller)
         exposition = PrometheusMetrics(controller, self.rate)

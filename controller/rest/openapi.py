@@ -38,7 +38,7 @@ EXAMPLES: dict[str, Any] = {
     "run_id": "demo",
     "run_name": "demo",
     "series": {"reward_mean": [0.62]},
-    "severity": "fault",
+    "severity": "warning",
     "response_tokens": {"all": 212.5, "late": 640.0},
     "staleness": {"0": 4, "1": 3},
     "state": "trained",
@@ -62,7 +62,7 @@ TEXTS: dict[str, Any] = {
     "/readyz": {"status": "leader"},
     "/metrics": "# TYPE paceline_step gauge\npaceline_step 48.0\n",
     "/api/v1/config": {"train": {"steps": 200, "groups_per_step": 4}},
-    "/api/v1/events/stream": f'id: {EVENT_ID}\nevent: fault\ndata: {{"type":"WorkerDied"}}\n\n',
+    "/api/v1/events/stream": f'id: {EVENT_ID}\nevent: warning\ndata: {{"type":"WorkerDied"}}\n\n',
 }
 """Replies without a model, by path."""
 TYPES: dict[str, tuple[type, Any]] = {
@@ -104,7 +104,9 @@ def _example(schema: dict[str, Any], named: dict[str, Any], name: str = "") -> A
     if "properties" in schema:
         return {k: _example(v, named, k) for k, v in schema["properties"].items()}
     if "$ref" in schema:
-        return _example(named[schema["$ref"].rpartition("/")[2]], named)
+        return _example(named[schema["$ref"].rpartition("/")[2]], named, name)
+    if "enum" in schema:
+        return EXAMPLES[name] if EXAMPLES.get(name) in schema["enum"] else schema["enum"][0]
     if "anyOf" in schema:
         return _example(schema["anyOf"][0], named, name)
     if name == "since":  # a step, or an event

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 
 from controller.ledger.state.settings import SettingChange
 from controller.ledger.views.views import StatusView, TaskCounts
@@ -215,8 +215,8 @@ class CompletionReply(Reply):
     finish_reason: str
     reward: float
     reward_components: dict[str, float]
-    advantage: float
-    """(reward - mean of the group) / standard deviation of the group."""
+    relative_reward: float = Field(validation_alias=AliasChoices("relative_reward", "advantage"))
+    """(reward - mean of the group) / standard deviation of the group; 0 if all rewards are equal."""
 
 
 class GroupsReply(Reply):

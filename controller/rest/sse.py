@@ -15,9 +15,8 @@ from starlette.responses import Response, StreamingResponse
 from controller.replicated_controller import Controller
 from controller.rest.problem_details import Problem, documented
 from controller.rest.routes.query import dumps, parse_id
-from controller.rest.run_index import RunIndex
 from paceline.observe.event_history import Key
-from paceline.observe.run_records import RunRecords
+from paceline.observe.projection import Projection
 
 HEARTBEAT_S = 5.0
 LAG_S = 0.25
@@ -30,7 +29,6 @@ AT_ONCE = 500
 class EventStreams:
     """The open streams of one controller. ``close`` ends them all."""
 
-    index: RunIndex
     controller: Controller
     _closing: asyncio.Event = field(default_factory=asyncio.Event)
     _open: int = 0
@@ -49,7 +47,7 @@ class EventStreams:
             yield b"retry: 1000\n\n"
             spoken = time.monotonic()
             while not self._closing.is_set():
-                found = await self.index.ask(partial(_lines, key=key))
+                found = await self.controller.context.projector.ask(partial(_lines, key=key))
                 for _, block in found:
                     yield block
                 if found:
@@ -78,8 +76,8 @@ class EventStreams:
             closing.cancel()
 
 
-def _lines(records: RunRecords, key: Key | None) -> list[tuple[Key, bytes]]:
-    found = records.history.after(key, limit=AT_ONCE)
+def _lines(run: Projection, key: Key | None) -> list[tuple[Key, bytes]]:
+    found = run.history.after(key, limit=AT_ONCE)
     return [
         (e.key, f"id: {e.id}\nevent: {e.severity}\ndata: ".encode() + dumps(e.to_json()) + b"\n\n")
         for e in found

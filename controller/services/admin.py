@@ -22,7 +22,7 @@ from controller.ledger.commands import (
     Stop,
     Suspend,
 )
-from controller.ledger.enums import DeathCause, FaultCause, SuspendStage
+from controller.ledger.enums import SuspendStage
 from controller.ledger.events import from_json, record_of
 from controller.proto_encoding import wire_values
 from controller.replicated_controller import Controller
@@ -31,6 +31,7 @@ from controller.set_settings import set_settings
 from controller.status import setting_changes, status_of
 from paceline.groups.completions import check_text
 from paceline.groups.invalid import Invalid
+from paceline.observe.vocabulary import DeathCause, FaultCause
 from paceline.providers.base import who_scales
 from paceline.v1 import admin_pb2, common_pb2
 from paceline.worker_pools import ROLES, role_of
@@ -210,6 +211,7 @@ async def stop(controller: Controller, request: admin_pb2.StopRequest) -> admin_
 
 async def why(controller: Controller, request: admin_pb2.WhyRequest) -> admin_pb2.WhyReply:
     """Any controller answers, with what it can see."""
+    await controller.context.projector.look()
     return why_of(controller)
 
 

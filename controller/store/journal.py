@@ -133,6 +133,8 @@ class LedgerSnapshot:
     at: Position
     state: Mapping[str, Any]
     t: float
+    observed: Mapping[str, Any] | None = None
+    """A cache of what a projection has counted by then; None: an earlier release wrote it."""
 
 
 class Journal:
@@ -191,7 +193,8 @@ class Journal:
             return None
         raw = json.loads(data)
         check_format(raw.get("format"))
-        return LedgerSnapshot(Position(*raw["at"]), raw["state"], raw["t"])
+        at = Position(*raw["at"])
+        return LedgerSnapshot(at, raw["state"], raw["t"], raw.get("observed"))
 
     async def save_snapshot(self, snapshot: LedgerSnapshot, *, term: int, trim_before: str) -> None:
         """Stores ``snapshot`` and drops entries before stream id ``trim_before`` (empty: none).
@@ -204,6 +207,7 @@ class Journal:
             "at": [at.entry, at.number, at.batch],
             "state": snapshot.state,
             "t": snapshot.t,
+            "observed": snapshot.observed,
         }
         staged = f"{term}.{at.number}"
         last, length = "", 0

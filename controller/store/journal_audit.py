@@ -29,16 +29,24 @@ from controller.ledger import BrokenInvariant, Ledger
 from controller.ledger.codec import known_fields
 from controller.ledger.enums import Kind
 from controller.ledger.events import RowsPassedOver, TasksLeased, from_json
-from controller.ledger.state.coverage import Spans, contains
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import ordinal_of
-from controller.ledger.views.coverage_report import CoverageReport, coverage_of
-from controller.ledger.views.fault_report import fault_report
 from controller.ledger.views.views import counts, live_payloads
-from controller.store.journal import START, Entry, check_format, decode_entry, order
+from controller.store.journal import (
+    START,
+    Entry,
+    LedgerSnapshot,
+    Position,
+    check_format,
+    decode_entry,
+    order,
+)
 from controller.store.redis_keys import Keys
 from controller.store.run_registry import urls_of
+from controller.store.totals_snapshot import coverage_of, totals_of
 from paceline.ids import Step, TaskId
+from paceline.observe.coverage import CoverageReport, Spans, contains, remove
+from paceline.observe.projection import Totals
 from paceline.observe.vocabulary import EventType
 from paceline.payloads.open_store import open_payloads
 from paceline.payloads.store import PayloadStore, Ref, Refs
@@ -57,7 +65,7 @@ class Report:
     """dispatched, pending, leased, ready, in_step, trained, dropped (by reason), duplicates, lost,
     steps, events, entries, terms, failovers, mesh_rebuilds, rollbacks."""
     faults: dict[str, Any] = field(default_factory=dict)
-    """Causes, hosts and time lost, as in views.fault_report."""
+    """Causes, hosts and time lost, as in paceline.observe.faults."""
     coverage: CoverageReport = field(default_factory=CoverageReport)
     problems: list[str] = field(default_factory=list)
     """One line for each broken promise."""
@@ -133,18 +141,24 @@ class _Replay:
         self._open: tuple[Step, tuple[TaskId, ...]] = (Step(0), ())
         self._trained: dict[Step, tuple[TaskId, ...]] = {}
         """Groups of each committed step that no rollback undid, by step, from the events."""
+        self.totals = Totals()
         self._covered: Spans = []
         """Groups that were trained under a checkpoint before the replay began."""
 
     def begin_at(self, snapshot: Mapping[str, Any]) -> None:
-        self.ledger = Ledger.from_snapshot(snapshot["state"], checked=True)
-        self.after, self._number, _ = snapshot["at"]
+        at, saved = Position(*snapshot["at"]), snapshot["state"]
+        self.ledger = Ledger.from_snapshot(saved, checked=True)
+        self.totals = totals_of(LedgerSnapshot(at, saved, 0.0, snapshot.get("observed")))
+        self.after, self._number = at.entry, at.number
         state = self.ledger.state
         self._term = state.term
         self._version = state.versions.version
         self._epoch = state.fleet.mesh_epoch
         self._trained = dict(state.steps.history)
-        self._covered = list(state.tasks.coverage.trained)
+        self._covered = list(self.totals.coverage.trained)
+        for task_ids in self._trained.values():
+            for task_id in task_ids:
+                remove(self._covered, ordinal_of(task_id))
         if state.steps.open is not None:
             self._open = (state.steps.open.step, state.steps.open.groups)
 
@@ -165,6 +179,7 @@ class _Replay:
                 if isinstance(event, RowsPassedOver):
                     self._check_passed(event)
                 self.ledger.apply(event)
+                self.totals.take(entry.t, raw)
                 if isinstance(event, TasksLeased):
                     self._check_rows(event)
             except (BrokenInvariant, AssertionError, KeyError, ValueError) as error:
@@ -248,7 +263,7 @@ class _Replay:
             self.report.problem(f"{lost} tasks are nowhere")
         if not self.broken:
             self._check_payloads(client, keys, redis_url)
-            self.report.coverage = coverage_of(state)
+            self.report.coverage = coverage_of(self.totals, state)
             for line in self.report.coverage.problems():
                 self.report.problem(line)
         self.report.counts = {
@@ -263,7 +278,7 @@ class _Replay:
             "mesh_rebuilds": state.fleet.mesh_rebuilds,
             "rollbacks": state.versions.rollbacks,
         }
-        self.report.faults = fault_report(state.faults).to_json()
+        self.report.faults = self.totals.faults.report().to_json()
 
     def _check_payloads(self, client: Any, keys: Keys, redis_url: str) -> None:
         refs = sorted(live_payloads(self.ledger.state))

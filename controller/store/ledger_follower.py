@@ -3,29 +3,41 @@ it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
-from controller.ledger.events import from_json
+from controller.ledger.events import from_json, record_of
 from controller.ledger.ledger import Ledger
 from controller.store.journal import Entry, Journal, JournalGap, LedgerSnapshot, Position
 
 
+class Observer(Protocol):
+    """A projector: it takes what the ledger is made from."""
+
+    def begin(self, snapshot: LedgerSnapshot | None) -> None: ...
+    def post(self, position: str, t: float, records: Sequence[Mapping[str, Any]]) -> None: ...
+
+
 @dataclass(slots=True)
 class LedgerFollower:
-    """``ledger`` is the state at journal position ``at``."""
+    """``ledger`` is the state at journal position ``at``; ``observer`` takes the entries, too."""
 
     ledger: Ledger
     at: Position
     snapshot_at: str = ""
     """Stream id of the snapshot that was loaded; empty: none."""
+    observer: Observer | None = None
 
     @classmethod
-    async def load(cls, journal: Journal) -> LedgerFollower:
+    async def load(cls, journal: Journal, observer: Observer | None = None) -> LedgerFollower:
         """Loads the newest snapshot and applies the journal after it."""
         while True:
             snapshot = await journal.load_snapshot()
             replica = cls.of_snapshot(snapshot)
+            if observer is not None:
+                observer.begin(snapshot)
+                replica.observer = observer
             try:
                 await replica.catch_up(journal)
                 return replica
@@ -57,8 +69,12 @@ class LedgerFollower:
 
     def apply(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
-            for event in entry.events:
-                self.ledger.apply(from_json(event))
+            events = [from_json(event) for event in entry.events]
+            for event in events:
+                self.ledger.apply(event)
             self.at = entry.at
+            if self.observer is not None:
+                records = [record_of(e, data) for e, data in zip(events, entry.events, strict=True)]
+                self.observer.post(entry.at.entry, entry.t, records)
         # Only the leader deletes payloads.
         self.ledger.take_garbage()

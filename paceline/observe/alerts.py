@@ -20,7 +20,7 @@ from statistics import fmean
 from typing import Any
 
 from paceline.config.sections.services import AlertKind, AlertsConfig
-from paceline.observe.run_end import ENDS
+from paceline.observe.event_history import ENDS
 from paceline.observe.vocabulary import EventType
 
 QUIET_S = 300.0

@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc.aio
 
-from paceline.observe.run_end import ENDS
+from paceline.observe.event_history import ENDS
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
 from paceline.v1 import admin_pb2
 

@@ -1,4 +1,5 @@
-"""Listed events of a run: bounded, in order, with the time that each fault took to repair."""
+"""Listed events of a run: bounded, in order, with the time that each fault took to repair, and what
+follows from them for checkpoints and for the end of the run."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from paceline.observe.vocabulary import EventType
+from paceline.observe.vocabulary import NOTICED, EventType, Severity
 
 Key = tuple[tuple[int, ...], int]
 """Journal position and number within it: orders records."""
@@ -25,18 +26,14 @@ STEERED = frozenset(
     {EventType.SCALED, EventType.DRAINED, EventType.SETTINGS_CHANGED, EventType.RUN_EXTENDED}
 )
 """Besides faults and checkpoints, the events that learning curves carry a mark for."""
-NOTICED = {
-    "exit": "its launcher saw the process exit",
-    "lease": "it did not report for longer than its lease",
-    "suspect": "its connection broke, and a peer's collective with it failed",
-    "wedged": "its main loop made no progress for too long",
-    "replaced": "a new process of the same name came up",
-    "peer_error": "a member reported a failed collective",
-    "member_died": "a member was declared dead",
-    "diverged": "the members' weights were not equal",
-    "lost_commit": "a member held a version whose commit is lost",
-    "group_left_out": "a member could not train a group, or died with it too often",
+Status = Literal["", "finished", "failed", "interrupted"]
+ENDS: Mapping[str, Status] = {EventType.RUN_FINISHED: "finished", EventType.RUN_FAILED: "failed"}
+"""Status of a run after each event that ends it for good."""
+_PAUSES: Mapping[str, Status] = {
+    EventType.RUN_SUSPENDED: "interrupted",
+    EventType.RUN_CONTINUED: "",
 }
+_NOTICED: Mapping[str, str] = {str(evidence): words for evidence, words in NOTICED.items()}
 NEW_LEADER = "the previous leader handed over, or did not renew its lease in time"
 _HEAD = frozenset({"position", "n", "t", "type", "after", "counts", "severity", "text"})
 
@@ -47,7 +44,7 @@ def position_key(position: str) -> tuple[int, ...]:
 
 
 def is_listed(event: Mapping[str, Any]) -> bool:
-    """Whether the event is shown to people. Events that happen many times a step carry no text."""
+    """Whether people are shown the event. Those that happen many times a step carry no text."""
     return "text" in event
 
 
@@ -69,7 +66,8 @@ class ListedEvent:
     type: str
     step: int
     """Committed steps when it happened."""
-    severity: Literal["fault", "change", "routine"]
+    severity: Severity
+    """Warnings and errors are faults."""
     text: str
     fields: dict[str, Any]
     noticed: str
@@ -86,7 +84,7 @@ class ListedEvent:
 
     @property
     def is_fault(self) -> bool:
-        return self.severity == "fault"
+        return self.severity.is_fault
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -129,8 +127,15 @@ class EventHistory:
     """When a leader began without a failover: at the start of the run, and each time a run that had
     been stopped was resumed. Unix seconds, ascending."""
     checkpoints: list[SavedCheckpoint] = field(default_factory=list)
-    best: BestCheckpoint | None = None
     """On the surviving line, oldest first."""
+    best: BestCheckpoint | None = None
+    status: Status = ""
+    """Empty while the run goes on, or if it was killed."""
+    reason: str = ""
+    """Why the run has ended, or was stopped for now."""
+    took_s: float | None = None
+    """Time of all sessions, without the pauses between them; None without any event."""
+    _newest_t: float = 0.0
     drops: deque[ListedEvent] = field(default_factory=lambda: deque(maxlen=500))
     _last: Key = ((), -1)
     _events: deque[ListedEvent] = field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
@@ -141,17 +146,17 @@ class EventHistory:
     _open: list[ListedEvent] = field(default_factory=list)
     """Faults after which no step has been committed yet."""
 
-    def add(self, record: Mapping[str, Any]) -> None:
-        """Takes the next record of events.jsonl. One that is known already changes nothing."""
+    def add(self, record: Mapping[str, Any]) -> bool:
+        """Takes the next line of events.jsonl. False, with nothing changed, if it is known already."""
         key = (position_key(str(record["position"])), int(record["n"]))
         if key <= self._last:
-            return
+            return False
         self._last, self.position = key, str(record["position"])
         event = self._listed(key[1], record)
         self._fold(event, record)
         if event.type == EventType.STEP_COMMITTED:
             self._commits.append(event)
-            return
+            return True
         self._events.append(event)
         if event.type == EventType.CHECKPOINT_RECORDED:
             self._saved.append(event)
@@ -159,6 +164,7 @@ class EventHistory:
             self.drops.append(event)
         elif event.is_fault or event.type in STEERED:
             self._marks.append(event)
+        return True
 
     def _listed(self, n: int, record: Mapping[str, Any]) -> ListedEvent:
         kind = str(record.get("type", ""))
@@ -169,25 +175,28 @@ class EventHistory:
             fields = {"step": record["step"], "reward_mean": reward}
         elif kind == EventType.RUN_STARTED:
             fields = {}
-        fault = record.get("severity", "info") != "info"
-        noticed = NOTICED.get(str(record.get("how") or record.get("reason") or ""), "")
+        # Earlier releases had no word for what happens at every step.
+        severity = Severity(record.get("severity") or Severity.INFO)
+        severity = Severity.ROUTINE if kind == EventType.STEP_COMMITTED else severity
+        noticed = _NOTICED.get(str(record.get("how") or record.get("reason") or ""), "")
+        took_over = severity.is_fault and kind == EventType.TERM_BEGUN
         return ListedEvent(
             id=f"{record['position']}/{n}",
             t=float(record["t"]),
             type=kind,
             step=int(record["step"]) if kind == EventType.STEP_COMMITTED else self.step,
-            severity="fault"
-            if fault
-            else "routine"
-            if kind == EventType.STEP_COMMITTED
-            else "change",
+            severity=severity,
             text=self.clean(text_of(record)),
             fields=self.clean(fields),
-            noticed=NEW_LEADER if fault and kind == EventType.TERM_BEGUN else noticed,
+            noticed=NEW_LEADER if took_over else noticed,
         )
 
     def _fold(self, event: ListedEvent, record: Mapping[str, Any]) -> None:
-        """What follows from the event for the state of the run."""
+        """Follows up on the event for the state of the run."""
+        self._time(event, begins=event.type == EventType.TERM_BEGUN and not record.get("failover"))
+        if event.type in ENDS or event.type in _PAUSES:
+            self.status = ENDS[event.type] if event.type in ENDS else _PAUSES[event.type]
+            self.reason = str(record.get("reason") or "") if self.status else ""
         if event.type == EventType.STEP_COMMITTED:
             self.step = event.step
             for fault in self._open:
@@ -218,6 +227,14 @@ class EventHistory:
         if event.is_fault and event.type != EventType.TASK_DROPPED:
             self._open.append(event)
             del self._open[:-MOST_OPEN]
+
+    def _time(self, event: ListedEvent, *, begins: bool) -> None:
+        """``begins``: a leader begins a session, without a failover."""
+        if self.took_s is None:
+            self.took_s = 0.0
+        elif not begins:
+            self.took_s += max(0.0, event.t - self._newest_t)
+        self._newest_t = event.t
 
     def _save(self, record: Mapping[str, Any], path: str, t: float) -> None:
         step, version = int(record["step"]), int(record.get("version", 0))

@@ -1,15 +1,18 @@
-"""JSON-lines files that survive the death of the process that writes them."""
+"""JSON-lines files that survive the death of the process that writes them, and the rows of
+metrics.jsonl."""
 
 from __future__ import annotations
 
 import io
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import BadInput
+from paceline.observe.vocabulary import EventType
 
 
 class DamagedFile(BadInput, ValueError):
@@ -78,3 +81,34 @@ def _complete_lines(path: Path) -> bytes:
     except FileNotFoundError:
         return b""
     return data[: data.rfind(b"\n") + 1]
+
+
+def metrics_row(event: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The row of metrics.jsonl for a committed step or an evaluation; None for other events."""
+    head = {"step": int(event.get("step", 0)), "version": int(event.get("version", 0))}
+    if event.get("type") == EventType.STEP_COMMITTED:
+        values = {
+            k: float(v)
+            for k, v in (event.get("metrics") or {}).items()
+            if k not in head and v is not None
+        }
+        return {"kind": "step", **head, **finite(values)}
+    if event.get("type") == EventType.EVAL_RECORDED:
+        mean = event.get("reward_mean")
+        scores = {"eval_reward_mean": mean, "eval_count": float(event.get("count", 0))}
+        # Of recorded data.
+        scores |= {f"eval_{name}": v for name, v in (event.get("measured") or {}).items()}
+        for result in event.get("sets") or ():
+            named = {"count": float(result["count"]), **result["metrics"]}
+            scores |= {f"eval_{result['name']}/{name}": value for name, value in named.items()}
+        return {"kind": "eval", **head, **finite(scores)}
+    return None
+
+
+def finite(value: Any) -> Any:
+    """JSON has no infinity and no NaN: they become null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(name): finite(inner) for name, inner in value.items()}
+    return [finite(inner) for inner in value] if isinstance(value, list | tuple) else value

@@ -13,7 +13,6 @@ committed step carries the counts since the step before it.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 
 from paceline.observe import checkpoint_links
 from paceline.observe.event_history import Key, is_listed, position_key
-from paceline.observe.json_lines import JsonLinesFile, read_lines
+from paceline.observe.json_lines import JsonLinesFile, finite, metrics_row, read_lines
 from paceline.observe.vocabulary import EventType
 
 
@@ -82,33 +81,6 @@ class RunFileWriter:
     def close(self) -> None:
         self._events.close()
         self._metrics.close()
-
-
-def metrics_row(event: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The row of metrics.jsonl for a committed step or an evaluation; None for other events."""
-    head = {"step": int(event.get("step", 0)), "version": int(event.get("version", 0))}
-    if event.get("type") == EventType.STEP_COMMITTED:
-        values = {k: float(v) for k, v in (event.get("metrics") or {}).items() if k not in head}
-        return {"kind": "step", **head, **finite(values)}
-    if event.get("type") == EventType.EVAL_RECORDED:
-        mean = event.get("reward_mean")
-        scores = {"eval_reward_mean": mean, "eval_count": float(event.get("count", 0))}
-        # Of recorded data.
-        scores |= {f"eval_{name}": v for name, v in (event.get("measured") or {}).items()}
-        for result in event.get("sets") or ():
-            named = {"count": float(result["count"]), **result["metrics"]}
-            scores |= {f"eval_{result['name']}/{name}": value for name, value in named.items()}
-        return {"kind": "eval", **head, **finite(scores)}
-    return None
-
-
-def finite(value: Any) -> Any:
-    """JSON has no infinity and no NaN: they become null."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {str(name): finite(inner) for name, inner in value.items()}
-    return [finite(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _last_line(path: Path) -> tuple[Key, str | None]:

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.observe.event_follower import GONE_S, answers, follow_events
-from paceline.observe.event_history import is_listed, text_of
+from paceline.observe.event_history import ENDS, is_listed, text_of
 from paceline.observe.progress import Progress
-from paceline.observe.run_end import ENDS
-from paceline.observe.run_records import RunRecords
+from paceline.observe.projection import Projection
 from paceline.observe.summary import read_summary
 from paceline.observe.vocabulary import EventType
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
@@ -153,7 +152,7 @@ def _status_in_summary(run_dir: Path | None) -> str:
 
 
 def _past_from_files(run_dir: Path) -> RunPicture:
-    records = RunRecords.read(run_dir)
+    records = Projection.read(run_dir)
     picture = RunPicture(Progress(records.metrics), reached=records.history.position)
     for event in records.history.after(None, limit=EVENTS_KEPT, kinds="notable", newest=True):
         picture.events.append((event.t, event.text))

@@ -12,8 +12,7 @@ from typing import Any
 from paceline.config.schema import with_new_names
 from paceline.config.setting_rules import flat_settings
 from paceline.observe.json_lines import DamagedFile
-from paceline.observe.run_end import run_end
-from paceline.observe.run_records import RunRecords
+from paceline.observe.projection import Projection
 from paceline.observe.summary import read_summary, summarise
 
 DEPTH = 3
@@ -88,12 +87,12 @@ def read_run(path: Path) -> Run:
     """The run in a directory. Raises OSError and DamagedFile if it cannot be read."""
     summary = read_summary(path)
     if summary is None:
-        # Killed or still running: its records say what its summary would.
-        journal = run_end(path)
+        # Killed or still running: its events say what its summary would.
+        run = Projection.read(path)
         # The controllers of a run that was started by hand stay after its end.
-        state = journal.status or ("running" if _is_running(path) else "ended")
-        records = RunRecords.read(path)
-        summary = summarise(records, status=state, reason=journal.reason, wall_s=journal.took_s)
+        state = run.history.status or ("running" if _is_running(path) else "ended")
+        reason, took_s = run.history.reason, run.history.took_s
+        summary = summarise(run, status=state, reason=reason, wall_s=took_s)
     return Run(
         name=path.name,
         path=path,

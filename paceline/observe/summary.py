@@ -14,14 +14,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from paceline.observe.run_records import RunRecords
+from paceline.observe.projection import Projection
 
 FIRST_LAST = 5
 TIME_SPLIT = ("generate", "reward", "wait", "compute", "reduce", "commit", "publish")
 
 
 def summarise(
-    records: RunRecords,
+    run: Projection,
     *,
     status: str,
     reason: str = "",
@@ -39,14 +39,14 @@ def summarise(
     """
 
     def column(name: str) -> list[float]:
-        return [value for _, value in records.metrics.column(name)]
+        return [value for _, value in run.metrics.column(name)]
 
-    checkpoints, best = records.history.checkpoints, records.history.best
+    checkpoints, best = run.history.checkpoints, run.history.best
     rewards = column("reward_mean")
     # Recorded data has a held-out loss in the place of a reward.
-    scores = [row.get("eval_loss", row["eval_reward_mean"]) for row in records.evals]
+    scores = [row.get("eval_loss", row["eval_reward_mean"]) for row in run.evals]
     scored = [
-        (row, score) for row, score in zip(records.evals, scores, strict=True) if score is not None
+        (row, score) for row, score in zip(run.evals, scores, strict=True) if score is not None
     ]
 
     def counted(name: str, times: int = 1) -> int | None:
@@ -55,17 +55,17 @@ def summarise(
     return {
         "status": status,
         "reason": reason,
-        "steps": records.history.step,
+        "steps": run.history.step,
         "checkpoint_step": checkpoints[-1].step if checkpoints else 0,
         "reward_first5": _mean(rewards[:FIRST_LAST]),
         "reward_last5": _mean(rewards[-FIRST_LAST:]),
         "eval_first": scored[0][1] if scored else None,
         "eval_last": scored[-1][1] if scored else None,
-        "eval_sets": _newest_of_sets(records.evals),
+        "eval_sets": _newest_of_sets(run.evals),
         "eval_last_count": scored[-1][0]["eval_count"] if scored else None,
         "best_checkpoint_step": best.step if best else None,
         "best_checkpoint_eval": best.reward_mean if best else None,
-        "evals_without_scores": sum(not _has_score(row) for row in records.evals),
+        "evals_without_scores": sum(not _has_score(row) for row in run.evals),
         "samples_trained": counted("trained", group_size),
         "groups_dropped": None if counts is None else dict(counts.get("dropped", {})),
         "prompts_truncated": int(sum(column("prompts_truncated"))),
@@ -78,8 +78,8 @@ def summarise(
         "masked_share": _mean(column("masked_share")),
         "dropped_share": _mean(column("dropped_share")),
         "ess": _mean(column("ess")),
-        "samples_per_s": _rate(records, "samples"),
-        "tokens_per_s": _rate(records, "tokens"),
+        "samples_per_s": _rate(run, "samples"),
+        "tokens_per_s": _rate(run, "tokens"),
         "controller_failovers": counted("failovers"),
         "mesh_rebuilds": counted("mesh_rebuilds"),
         "rollbacks": counted("rollbacks"),
@@ -139,15 +139,15 @@ def can_extend(summary: Mapping[str, Any] | None, steps: Callable[[], int]) -> b
     return steps() > int(summary.get("steps") or 0)
 
 
-def _rate(records: RunRecords, name: str) -> float | None:
+def _rate(run: Projection, name: str) -> float | None:
     """Units per second between the first commit and the last, without start-up and without the
     time that a run was stopped before it was resumed."""
-    rows = records.metrics.rows(0, len(records.metrics))
+    rows = run.metrics.rows(0, len(run.metrics))
     if not rows:
         return None
     units = elapsed = 0.0
     for before, row in pairwise(rows):
-        if not any(before["t"] < t <= row["t"] for t in records.history.resumed):
+        if not any(before["t"] < t <= row["t"] for t in run.history.resumed):
             units += row.get(name) or 0
             elapsed += row["t"] - before["t"]
     if elapsed <= 0:

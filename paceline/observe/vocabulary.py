@@ -1,5 +1,8 @@
-"""Types of the events that readers of a run tell apart: values of ``type`` in a journal and in
-events.jsonl."""
+"""Vocabulary of events: their types, their severity, and the evidence and causes of faults.
+
+The ledger journals these words; readers of the journal and of the run files tell events apart by
+them.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,33 @@ from enum import StrEnum
 
 
 class EventType(StrEnum):
-    """Names of event classes of ``controller.ledger.events``, which has all of them and what each
-    means."""
+    """Every kind of event. The ledger has a class of each name, which says what the event means."""
 
     BEST_CHECKPOINT_CHOSEN = "BestCheckpointChosen"
+    BOUNDS_SET = "BoundsSet"
     CHECKPOINT_RECORDED = "CheckpointRecorded"
+    CHECKPOINT_REQUESTED = "CheckpointRequested"
     CHECKPOINT_VOIDED = "CheckpointVoided"
     DRAINED = "Drained"
     EVAL_RECORDED = "EvalRecorded"
+    EVAL_SCHEDULED = "EvalScheduled"
     EVAL_TASK_DONE = "EvalTaskDone"
+    FAULT_EXPLAINED = "FaultExplained"
     GROUP_ACCEPTED = "GroupAccepted"
+    GROUP_LOST = "GroupLost"
+    GROUP_TRIED = "GroupTried"
+    GROUPS_BLAMED = "GroupsBlamed"
     HELD_OUT_FELL = "HeldOutFell"
+    HOST_BLAMED = "HostBlamed"
+    LINK_ASSIGNED = "LinkAssigned"
+    MESH_BROKEN = "MeshBroken"
     MESH_FORMED = "MeshFormed"
+    PARITY_FAILED = "ParityFailed"
+    PAUSED = "Paused"
+    PROCESS_FAULT = "ProcessFault"
     REWARD_HACKING_SUSPECTED = "RewardHackingSuspected"
     ROLLED_BACK = "RolledBack"
+    ROWS_PASSED_OVER = "RowsPassedOver"
     RUN_CONTINUED = "RunContinued"
     RUN_EXTENDED = "RunExtended"
     RUN_FAILED = "RunFailed"
@@ -29,12 +45,93 @@ class EventType(StrEnum):
     RUN_SUSPENDED = "RunSuspended"
     SCALED = "Scaled"
     SETTINGS_CHANGED = "SettingsChanged"
+    SPARE_SET = "SpareSet"
     STEP_ABORTED = "StepAborted"
     STEP_COMMITTED = "StepCommitted"
     STEP_OPENED = "StepOpened"
     STEP_RESHARDED = "StepResharded"
+    STOP_REQUESTED = "StopRequested"
+    SUSPEND_REQUESTED = "SuspendRequested"
     TASK_DROPPED = "TaskDropped"
     TASK_RELEASED = "TaskReleased"
     TASKS_LEASED = "TasksLeased"
     TERM_BEGUN = "TermBegun"
     VOTE_CAST = "VoteCast"
+    WEIGHTS_NOT_LOADED = "WeightsNotLoaded"
+    WEIGHTS_WITHDRAWN = "WeightsWithdrawn"
+    WORKER_CHANGED = "WorkerChanged"
+    WORKER_DIED = "WorkerDied"
+    WORKER_REGISTERED = "WorkerRegistered"
+
+
+class Severity(StrEnum):
+    """Severity of an event, of a diagnosis, or of an alert."""
+
+    ROUTINE = "routine"  # happens at every step
+    INFO = "info"  # the run goes on as planned
+    WARNING = "warning"  # something was lost, is slow or has to be repeated, and the run goes on
+    ERROR = "error"  # the run has failed, or stands still
+
+    @property
+    def is_fault(self) -> bool:
+        return self in (Severity.WARNING, Severity.ERROR)
+
+
+class DeathCause(StrEnum):
+    """Evidence on which a worker was declared dead."""
+
+    EXIT = "exit"  # its launcher saw the process end
+    LEASE = "lease"  # no report for longer than its lease
+    SUSPECT = "suspect"  # its session broke, and a peer's collective with it failed
+    WEDGED = "wedged"  # its main loop made no progress for too long
+    REPLACED = "replaced"  # a new process registered under the same name
+
+
+class MeshEnd(StrEnum):
+    """Reason for which a mesh epoch ended."""
+
+    PEER_ERROR = "peer_error"  # a member reported a failed collective
+    MEMBER_DIED = "member_died"  # a member left the fleet
+    DIVERGED = "diverged"  # the members' weights were not equal
+    LOST_COMMIT = "lost_commit"  # a member holds a version whose commit Redis has lost
+    MEMBERSHIP = "membership"  # a replica joins or leaves between two steps
+    GROUP_LEFT_OUT = "group_left_out"  # a group left the step: the gradients start over
+
+
+NOTICED: dict[DeathCause | MeshEnd, str] = {
+    DeathCause.EXIT: "its launcher saw the process exit",
+    DeathCause.LEASE: "it did not report for longer than its lease",
+    DeathCause.SUSPECT: "its connection broke, and a peer's collective with it failed",
+    DeathCause.WEDGED: "its main loop made no progress for too long",
+    DeathCause.REPLACED: "a new process of the same name came up",
+    MeshEnd.PEER_ERROR: "a member reported a failed collective",
+    MeshEnd.MEMBER_DIED: "a member was declared dead",
+    MeshEnd.DIVERGED: "the members' weights were not equal",
+    MeshEnd.LOST_COMMIT: "a member held a version whose commit is lost",
+    MeshEnd.GROUP_LEFT_OUT: "a member could not train a group, or died with it too often",
+}
+"""Evidence of a fault in words."""
+
+
+class FaultCause(StrEnum):
+    """Cause of a fault, as far as the evidence goes. Later evidence may change it."""
+
+    KILLED = "killed"  # by a signal that no launcher of the run has sent
+    OUT_OF_MEMORY = "out_of_memory"  # killed by the kernel for lack of memory
+    CRASHED = "crashed"  # by a signal of its own fault, such as SIGSEGV
+    ERROR = "error"  # it exited by itself, with an error
+    STOPPED = "stopped"  # it did not run: SIGSTOP, a debugger, a freezer
+    LATE = "late"  # it ran, but Redis or its machine was too slow for it to keep the lead
+    HOST_LOST = "host_lost"  # all workers of its host went silent at once
+    NETWORK_PARTITION = "network_partition"  # it ran all the time, and could not be reached
+    WEDGED = "wedged"  # its main loop made no progress
+    COLLECTIVE_ERROR = "collective_error"  # a peer's collective with it failed
+    ASKED_TO_LEAVE = "asked_to_leave"
+    REPLACED = "replaced"  # another process has taken its name
+    HEARTBEAT_SILENCE = "heartbeat_silence"  # a symptom: nothing more is known
+    UNATTRIBUTED = "unattributed"
+
+
+ATTRIBUTED = frozenset(FaultCause) - {FaultCause.HEARTBEAT_SILENCE, FaultCause.UNATTRIBUTED}
+"""A symptom counts as no cause."""
+NO_FAULT = frozenset({FaultCause.ASKED_TO_LEAVE, FaultCause.REPLACED})

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from paceline.errors import BadInput
-from paceline.observe.run_file_writer import finite
+from paceline.observe.json_lines import finite
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config

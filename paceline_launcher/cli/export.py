@@ -75,7 +75,7 @@ def export(
 
 def _checkpoint(source: Path, *, best: bool) -> Path:
     from paceline.observe.checkpoint_links import complete
-    from paceline.observe.run_records import RunRecords
+    from paceline.observe.projection import Projection
 
     if not source.is_dir():
         raise BadInput(f"{source}: no such directory. Give a run directory or a checkpoint in one")
@@ -91,7 +91,7 @@ def _checkpoint(source: Path, *, best: bool) -> Path:
                 "events.jsonl and no complete checkpoint). Give one of them; `paceline runs` lists runs"
             )
         return found
-    history = RunRecords.read(source).history
+    history = Projection.read(source).history
     if not history.checkpoints:
         raise BadInput(f"{source}: the run has no checkpoint yet")
     if best and history.best is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.config.schema import Config
-from paceline.observe.run_records import RunRecords
+from paceline.observe.projection import Projection
 from paceline.observe.summary import summarise
 from paceline.process.user_code import python_module
 from paceline_launcher.launch.child import Child, ChildSpec
@@ -30,7 +30,7 @@ async def export_newest(
 
     None if there is no checkpoint, or it failed, or took EXPORT_LIMIT_S, or ``give_up`` was done.
     """
-    checkpoints = RunRecords.read(run_dir).history.checkpoints
+    checkpoints = Projection.read(run_dir).history.checkpoints
     if not checkpoints:
         note("no checkpoint to export")
         return None
@@ -69,7 +69,7 @@ def replay(redis_url: str, run_id: str) -> Report | None:
 
 def summary_of(
     config: Config,
-    records: RunRecords,
+    records: Projection,
     status: str,
     reason: str,
     *,

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from controller.ledger.enums import FaultCause
+from paceline.observe.vocabulary import FaultCause
 from paceline.process.kernel_state import KernelState, kernel_state
 from paceline.process.memory_kills import (
     MemoryKills,

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from controller.ledger.enums import FaultCause
 from paceline.observe.fleet_file import ProcessId
+from paceline.observe.vocabulary import FaultCause
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.v1 import admin_pb2
 from paceline_launcher.launch.child import UNSEEN, Child, until_gone

@@ -30,8 +30,7 @@ from paceline.observe.event_follower import leader_status
 from paceline.observe.event_history import text_of
 from paceline.observe.file_tail import FileTail
 from paceline.observe.fleet_file import FleetRecord, ProcessId
-from paceline.observe.run_end import run_end
-from paceline.observe.run_records import RunRecords
+from paceline.observe.projection import Projection
 from paceline.observe.summary import write_summary
 from paceline.observe.vocabulary import EventType
 from paceline.providers.base import Trouble
@@ -94,7 +93,7 @@ class Run:
         self._began = time.monotonic()
         self._interrupts = Interrupts(self._on_first_signal, self._on_second_signal)
         self._before = EarlierRecord.take(self.run_dir)
-        self._earlier_s = run_end(self.run_dir).took_s or 0.0
+        self._earlier_s = Projection.read(self.run_dir).history.took_s or 0.0
         """Time of the earlier sessions of the run."""
         self._redis_url = ""
         self._dashboard = ""
@@ -355,7 +354,7 @@ class Run:
     ) -> Outcome:
         summary = summary_of(
             self.config,
-            RunRecords.read(self.run_dir),
+            Projection.read(self.run_dir),
             status,
             reason,
             wall_s=self._earlier_s + time.monotonic() - self._began,

@@ -16,8 +16,7 @@ from typing import Any
 
 from paceline.config.schema import Config
 from paceline.observe.event_follower import leader_status
-from paceline.observe.run_end import run_end
-from paceline.observe.run_records import RunRecords
+from paceline.observe.projection import Projection
 from paceline.observe.summary import write_summary
 from paceline.redis.server import embedded_pid, ensure_redis
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
@@ -56,7 +55,7 @@ class RunWait:
             records,
             status,
             reason,
-            wall_s=run_end(self.run_dir).took_s,
+            wall_s=Projection.read(self.run_dir).history.took_s,
             report=replay(self._redis_url(), self.config.run.name),
             export=export,
         )
@@ -76,7 +75,7 @@ class RunWait:
                 silent = True
                 # Its controllers may have ended with it before anybody waited. A failed run may be
                 # going on again.
-                end = run_end(self.run_dir)
+                end = Projection.read(self.run_dir).history
                 if end.status == "finished" and not self.extends_to:
                     return end.status, end.reason
             else:
@@ -105,19 +104,19 @@ class RunWait:
         except ControlPlaneUnavailable:
             return []  # its controllers end with the run: nobody knows better
 
-    async def _records(self, status: str) -> RunRecords:
+    async def _records(self, status: str) -> Projection:
         """The run's files, once they tell of the end."""
         try:
             async with asyncio.timeout(FILES_S):
                 # Another process writes them, perhaps on another machine.
-                while run_end(self.run_dir).status != status:  # noqa: ASYNC110
+                while Projection.read(self.run_dir).history.status != status:  # noqa: ASYNC110
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
             self.note(
                 f"{self.run_dir} does not tell of the end of the run: do the controllers have the "
                 "same --run-dir?"
             )
-        return RunRecords.read(self.run_dir)
+        return Projection.read(self.run_dir)
 
     def _redis_url(self) -> str:
         """URL of the journal's server; empty if it is not known here."""

@@ -13,7 +13,7 @@ from paceline.config.sections.training import LENGTHS
 from paceline.config.setting_rules import problem_of_divisor
 from paceline.errors import BadInput
 from paceline.observe.json_lines import DamagedFile
-from paceline.observe.run_records import RunRecords
+from paceline.observe.projection import Projection
 from paceline.observe.summary import can_extend, read_summary
 from paceline_launcher.preflight.data import steps_of
 from paceline_launcher.preflight.findings import Findings, Start, fail, ok, skip
@@ -66,7 +66,7 @@ def earlier_run(start: Start) -> Findings:
 def _fewer_steps(config: Config, run_dir: Path) -> tuple[str, str]:
     """That the run has trained more steps than it may have, and the remedy; empty if it has not."""
     try:
-        trained, steps = RunRecords.read(run_dir).history.step, steps_of(config)
+        trained, steps = Projection.read(run_dir).history.step, steps_of(config)
     except (DamagedFile, BadInput):
         # Readers of the events say what is damaged, and the check of the data what is wrong.
         return "", ""

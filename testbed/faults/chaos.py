@@ -102,22 +102,22 @@ def _recovery(run_dir: Path, over: Any) -> float | None:
 
 
 def _newest_step(run_dir: Path) -> int:
-    from paceline.observe.run_records import RunRecords
+    from paceline.observe.projection import Projection
 
-    return RunRecords.read(run_dir).history.step
+    return Projection.read(run_dir).history.step
 
 
 def _judge(run_dir: Path) -> dict[str, Any]:
     """Ledger, digests and held-out reward, from the journal and the run files."""
     from controller.store.journal_audit import verify
-    from paceline.observe.run_records import RunRecords
+    from paceline.observe.projection import Projection
     from paceline_launcher.cli.reports.ledger import redis_of
 
     name = run_config(run_dir).run.name
     with redis_of(run_dir) as url:
         report = verify(url, name)
         unequal, compared = _digests(url, name)
-    records = RunRecords.read(run_dir)
+    records = Projection.read(run_dir)
     evals = {str(row["step"]): row["eval_reward_mean"] for row in records.evals}
     return {
         "ledger_ok": report.ok and not report.counts["lost"] and not report.counts["duplicates"],

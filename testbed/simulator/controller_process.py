@@ -21,6 +21,7 @@ from controller.errors import NotLeading
 from controller.leader import Leader
 from controller.ledger.commands import CommandRefused, LiveSpec, RunSpec
 from controller.ledger.specs import values
+from controller.projector import Projector
 from controller.replicated_controller import Controller
 from controller.services import worker as worker_service
 from controller.services.grpc_server import final_error
@@ -69,6 +70,10 @@ class NoExporters:
 
 class SimulatedContext(ControllerContext):
     spec: RunSpec
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.projector = Projector(self.run_dir, inline=True)
 
     def run_spec(self, rows: DatasetRows, config: Config) -> RunSpec:
         now = super().run_spec(rows, config)

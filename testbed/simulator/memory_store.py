@@ -70,7 +70,7 @@ class MemoryRedis:
     lost: set[Ref] = field(default_factory=set)
     """Payloads that a failover has lost."""
     landed: Callable[[Landed], None] = lambda landed: None
-    saved: Callable[[int, str], None] = lambda number, state: None
+    saved: Callable[[int, str, Any], None] = lambda number, state, observed: None
     _deleted: list[tuple[int, Ref, int]] = field(default_factory=list)
     _readers: list[tuple[Process, asyncio.Future[list[Landed]]]] = field(default_factory=list)
 
@@ -144,7 +144,8 @@ class MemoryRedis:
         if term != self.term:
             return False
         raw = json.loads(data)
-        self.saved(raw["at"][1], json.dumps(raw["state"], separators=(",", ":")))
+        state = json.dumps(raw["state"], separators=(",", ":"))
+        self.saved(raw["at"][1], state, raw["observed"])
         self.snapshots.append(data)
         while trim_before and self.entries[self.first].id < order(trim_before):
             self.first += 1

@@ -8,8 +8,9 @@ told before.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,9 +21,11 @@ from controller.ledger.enums import DropReason, GroupFault
 from controller.ledger.specs import EvalSet, LiveSpec, SetResult, values
 from controller.ledger.state.evals import MIXED
 from controller.ledger.state.tasks import SUSPECT_DEATHS
-from controller.ledger.views.coverage_report import EpochCoverage, coverage_of
 from controller.store.ledger_follower import LedgerFollower
+from controller.store.totals_snapshot import coverage_of, encoded
 from paceline.evaluation.set_scores import RowScore
+from paceline.observe.coverage import EpochCoverage
+from paceline.observe.projection import Totals
 from paceline.payloads.store import Ref
 from paceline.v1 import policy_pb2, rollout_pb2
 from testbed.simulator.age_oracle import (
@@ -49,7 +52,7 @@ def next_state(before: str, groups: frozenset[str], lr: float) -> str:
 
 
 def _accounted(epoch: EpochCoverage) -> int:
-    return epoch.trained + epoch.passed_over + epoch.dropped.total()
+    return epoch.trained + epoch.passed_over + sum(epoch.dropped.values())
 
 
 class Oracle:
@@ -79,6 +82,7 @@ class Oracle:
         self.lost_payloads = lost_payloads
         self.checked = checked
         self.ledger = Ledger(checked=checked)
+        self.totals = Totals()
         self.term = 0
         self.versions: dict[int, int] = {0: 0}
         """Step that a version stands after."""
@@ -153,8 +157,9 @@ class Oracle:
         if term < self.term:
             raise Violation(f"term {term} wrote after term {self.term} had begun")
         self.term = term
-        for event in landed.events:
+        for event, raw in zip(landed.events, landed.entry.events, strict=True):
             self.counts["events"] += 1
+            self.totals.take(landed.entry.t, raw)
             look = getattr(self, f"_on_{type(event).__name__}", None)
             if look is not None:
                 look(event)
@@ -621,10 +626,15 @@ class Oracle:
         if before != value:
             raise Violation(f"{key} was told {before}, and later {value}")
 
-    def saved(self, number: int, state: str) -> None:
+    def saved(self, number: int, state: str, observed: Mapping[str, Any]) -> None:
         """A snapshot is the leader's memory at an entry: it must be what the journal says."""
-        if number == len(self.entries) and state != self.ledger.fingerprint():
+        if number != len(self.entries):
+            return
+        if state != self.ledger.fingerprint():
             raise Violation(f"the snapshot at entry {number} differs from the journal")
+        counted = json.loads(json.dumps(encoded(self.totals)))
+        if any(observed[name] != counted[name] for name in ("coverage", "faults")):
+            raise Violation(f"the totals at entry {number} differ from the journal's")
 
     def check_replica(self, name: str, replica: LedgerFollower) -> None:
         """Of a controller that is about to lead."""
@@ -711,7 +721,7 @@ class Oracle:
             raise Violation(f"rows were skipped: {sorted(skipped)}")
         if twice := [row for row, many in rows.items() if many > 1]:
             raise Violation(f"rows were finished twice: {sorted(twice)}")
-        report = coverage_of(self.ledger.state)
+        report = coverage_of(self.totals, self.ledger.state)
         if problems := list(report.problems()):
             raise Violation("; ".join(problems))
         if sum(epoch.trained for epoch in report.epochs) != len(trained):

@@ -6,8 +6,9 @@ from __future__ import annotations
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider, decides
-from controller.ledger.enums import ATTRIBUTED, NO_FAULT, DeathCause, FaultCause, Phase
+from controller.ledger.enums import Phase
 from controller.ledger.state.fleet import Worker
+from paceline.observe.vocabulary import ATTRIBUTED, NO_FAULT, DeathCause, FaultCause
 
 BLAME_WINDOW_S = 600.0
 BLAME_FAULTS = 3

@@ -25,11 +25,8 @@ from controller.ledger.decisions.rejections import blame, drop_from_step
 from controller.ledger.decisions.standby_workers import desired_spares
 from controller.ledger.enums import (
     LIFECYCLE_TRANSITIONS,
-    DeathCause,
-    FaultCause,
     GroupFault,
     Lifecycle,
-    MeshEnd,
     Phase,
     ReleaseReason,
     Role,
@@ -39,6 +36,7 @@ from controller.ledger.scale_limits import bounds_of, setting_of
 from controller.ledger.specs import WorkerSpec, values
 from controller.ledger.state.fleet import Worker
 from paceline.ids import Version
+from paceline.observe.vocabulary import DeathCause, FaultCause, MeshEnd
 from paceline.refusal_code import RefusalCode
 
 

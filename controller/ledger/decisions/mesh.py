@@ -14,10 +14,11 @@ from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider, decides
 from controller.ledger.decisions.steps import reshard
-from controller.ledger.enums import DropReason, MeshEnd, Phase, Role
+from controller.ledger.enums import DropReason, Phase, Role
 from controller.ledger.specs import Member
 from controller.ledger.state.fleet import Worker
 from paceline.ids import MeshEpoch, Version
+from paceline.observe.vocabulary import MeshEnd
 
 
 @decides

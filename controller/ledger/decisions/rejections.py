@@ -20,9 +20,10 @@ from collections.abc import Sequence
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider, decides
-from controller.ledger.enums import GroupFault, MeshEnd
+from controller.ledger.enums import GroupFault
 from controller.ledger.state.fleet import Worker
 from controller.ledger.state.tasks import Task
+from paceline.observe.vocabulary import MeshEnd
 
 PAYLOAD_FAULTS = (GroupFault.PAYLOAD_LOST, GroupFault.PAYLOAD_INVALID)
 MOST_REJECTIONS = 20

@@ -14,7 +14,7 @@ from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider, decides
 from controller.ledger.decisions.links import take_back
-from controller.ledger.enums import MeshEnd, Phase, Role, VoteOutcome
+from controller.ledger.enums import Phase, Role, VoteOutcome
 from controller.ledger.specs import GroupMeta, StepSettings
 from controller.ledger.state.fleet import Mesh, Worker
 from controller.ledger.state.state import State
@@ -23,6 +23,7 @@ from controller.ledger.state.token_ages import too_old
 from controller.ledger.state.versions import Checkpoint
 from controller.ledger.views.metrics import step_metrics
 from paceline.ids import Step, TaskId, Version
+from paceline.observe.vocabulary import MeshEnd
 from paceline.refusal_code import RefusalCode
 
 

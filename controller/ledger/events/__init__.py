@@ -18,7 +18,6 @@ from typing import Any
 from controller.ledger.codec import decode, encode, stored_names
 from controller.ledger.events.event import TYPES as TYPES
 from controller.ledger.events.event import Event as Event
-from controller.ledger.events.event import Severity as Severity
 from controller.ledger.events.event import Topic as Topic
 from controller.ledger.events.faults import *
 from controller.ledger.events.fleet import *

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any, TypeVar, dataclass_transform
 
 from controller.ledger.state.state import State
+from paceline.observe.vocabulary import EventType, Severity
 
 
 class Topic(StrEnum):
@@ -20,12 +21,6 @@ class Topic(StrEnum):
     )
     PLAN = "plan"  # the plan of a replica may have changed
     VOTE = "vote"  # the outcome of a vote may be known
-
-
-class Severity(StrEnum):
-    INFO = "info"  # the run goes on as planned
-    WARNING = "warning"  # something was lost or has to be repeated, and the run goes on
-    ERROR = "error"  # the run itself has failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +57,7 @@ class Event(ABC):
 LEASES = frozenset({Topic.LEASE, Topic.ISOLATED})
 
 TYPES: dict[str, type[Event]] = {}
-"""Every kind of event by the name that the journal has for it."""
+"""Every kind of event by its name in the journal, an EventType."""
 
 _E = TypeVar("_E", bound=type[Event])
 
@@ -71,7 +66,7 @@ _E = TypeVar("_E", bound=type[Event])
 def event(kind: _E) -> _E:
     """Class decorator: a frozen dataclass that is entered in ``TYPES``."""
     made: Any = dataclass(frozen=True, slots=True)(kind)
-    TYPES[made.__name__] = made
+    TYPES[EventType(made.__name__)] = made
     found: _E = made
     return found
 

@@ -3,10 +3,10 @@ hosts."""
 
 from __future__ import annotations
 
-from controller.ledger.enums import NO_FAULT, FaultCause
-from controller.ledger.events.event import Event, Severity, event, reason_in_words
-from controller.ledger.state.faults import Fault
+from controller.ledger.events.event import Event, event, reason_in_words
 from controller.ledger.state.state import State
+from paceline.observe.faults import Fault
+from paceline.observe.vocabulary import NO_FAULT, FaultCause, Severity
 
 
 @event

@@ -5,21 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field, replace
 
-from controller.ledger.enums import ATTRIBUTED, NO_FAULT, DeathCause, FaultCause, Lifecycle, MeshEnd
+from controller.ledger.enums import Lifecycle
 from controller.ledger.events.event import (
     LEASES,
     Event,
-    Severity,
     Topic,
     counts_in_words,
     event,
     reason_in_words,
 )
 from controller.ledger.specs import LinkSpec, MeshSpec, WorkerSpec, values
-from controller.ledger.state.faults import Fault
 from controller.ledger.state.fleet import Failures, Mesh, Worker
 from controller.ledger.state.state import State
 from paceline.ids import MeshEpoch, Version
+from paceline.observe.faults import Fault
+from paceline.observe.vocabulary import (
+    ATTRIBUTED,
+    NO_FAULT,
+    DeathCause,
+    FaultCause,
+    MeshEnd,
+    Severity,
+)
 
 
 @event

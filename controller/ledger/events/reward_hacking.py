@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from controller.ledger.events.event import Event, Severity, event
+from controller.ledger.events.event import Event, event
 from controller.ledger.state.state import State
 from paceline.evaluation.reward_hacking import Exploited
 from paceline.ids import Step
+from paceline.observe.vocabulary import Severity
 
 
 @event

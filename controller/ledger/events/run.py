@@ -9,10 +9,11 @@ from typing import Any
 
 from controller.ledger.codec import stored_as
 from controller.ledger.enums import Phase, SuspendStage
-from controller.ledger.events.event import LEASES, Event, Severity, Topic, counts_in_words, event
+from controller.ledger.events.event import LEASES, Event, Topic, counts_in_words, event
 from controller.ledger.specs import LiveSpec, RunSpec, values
 from controller.ledger.state.state import State
 from paceline.ids import Step
+from paceline.observe.vocabulary import Severity
 
 _ALL = frozenset(Topic)
 STALENESS = ("max_staleness", "late_groups", "max_token_age")
@@ -57,8 +58,6 @@ class TermBegun(Event):
     def apply(self, s: State) -> None:
         if self.failover:
             s.faults.fail_over(self.t, s.leader)
-        else:
-            s.faults.resume()
         s.term = self.term
         s.leader = self.controller_id
         s.terms += 1
@@ -245,7 +244,6 @@ class RunContinued(Event):
 
     def apply(self, s: State) -> None:
         s.enter(Phase.OPEN)
-        s.faults.resume()
         s.remember(self.request_id, "the run goes on")
 
     def text(self) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from controller.ledger.enums import DropReason
-from controller.ledger.events.event import LEASES, Event, Severity, Topic, event
+from controller.ledger.events.event import LEASES, Event, Topic, event
 from controller.ledger.specs import Ballot, StepSpec, values
 from controller.ledger.state.fleet import Failures
 from controller.ledger.state.state import State
@@ -15,6 +15,7 @@ from controller.ledger.state.steps import Blame, Commit, OpenStep, Vote
 from controller.ledger.state.tasks import TaskState
 from controller.ledger.state.versions import Checkpoint
 from paceline.ids import MeshEpoch, Step, TaskId, Version
+from paceline.observe.vocabulary import Severity
 
 
 @event
@@ -76,6 +77,7 @@ class StepCommitted(Event):
     t: float
 
     wakes = LEASES | {Topic.VOTE}
+    severity = Severity.ROUTINE
 
     def apply(self, s: State) -> None:
         step, mesh = s.steps.open, s.fleet.mesh
@@ -84,7 +86,6 @@ class StepCommitted(Event):
         members = tuple((m.worker_id, m.incarnation) for m in mesh.members)
         commit = Commit(self.step, self.version, step.mesh_epoch, members)
         s.steps.commit(commit, self.t, self.metrics)
-        s.faults.commit(self.t)
         if (reward := self.metrics.get("reward_mean")) is not None:
             deviation = self.metrics.get("reward_std", 0.0)
             s.evals.training.add(reward, deviation, len(step.groups))
@@ -201,7 +202,6 @@ class RolledBack(Event):
 
     def apply(self, s: State) -> None:
         s.versions.roll_back(self.step, self.version)
-        s.faults.lose_steps(self.from_step - self.step)
         # The lost groups are kept for the same steps again.
         s.tasks.move_all(s.steps.roll_back(self.step), TaskState.IN_STEP)
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from controller.ledger.enums import ROUTINE_DROPS, GroupFault, Kind, VerdictCode
-from controller.ledger.events.event import LEASES, Event, Severity, Topic, event, reason_in_words
+from controller.ledger.events.event import LEASES, Event, Topic, event, reason_in_words
 from controller.ledger.specs import HELD_OUT, EvalSet, GroupMeta, LeasedTask, SetResult
-from controller.ledger.state.coverage import passed_key
 from controller.ledger.state.evals import EvalRound
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import Task, TaskState
 from paceline.evaluation.set_scores import RowScore, row_score
 from paceline.ids import Step, TaskId, Version
+from paceline.observe.vocabulary import Severity
 
 
 @event
@@ -59,10 +59,7 @@ class RowsPassedOver(Event):
     listed = False
 
     def apply(self, s: State) -> None:
-        order = s.run.order
-        for ordinal in self.ordinals:
-            epoch, row = order.place(ordinal)
-            s.tasks.pass_over(ordinal, passed_key(epoch, order.source_of(row)))
+        s.tasks.pass_over(len(self.ordinals))
 
     def text(self) -> str:
         return f"{len(self.ordinals)} rows passed over by the curriculum"
@@ -197,7 +194,7 @@ class TaskDropped(Event):
         s.steps.suspects.pop(self.task_id, None)
         if task.state is TaskState.IN_STEP:
             s.steps.leave_out(self.task_id)
-        s.tasks.drop(task, self.reason, self.detail, self.verdict, self.group)
+        s.tasks.drop(task, self.reason, self.detail, self.verdict)
 
     def text(self) -> str:
         lengths = self.group.whole_lengths if self.group and self.reason in set(GroupFault) else ()

@@ -12,9 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from controller.ledger.codec import TRANSIENT, stored_as
-from controller.ledger.enums import FaultCause, Lifecycle, Role
+from controller.ledger.enums import Lifecycle, Role
 from controller.ledger.specs import LeasedTask, LinkSpec, Member, MeshSpec
 from paceline.ids import MeshEpoch, TaskId, Version
+from paceline.observe.vocabulary import FaultCause
 from paceline.worker_pools import pool_of
 
 _RETIRED_KEPT = 64

@@ -8,14 +8,13 @@ from controller.ledger.codec import TRANSIENT, stored_as
 from controller.ledger.enums import PHASE_TRANSITIONS, Phase
 from controller.ledger.specs import RunSpec
 from controller.ledger.state.evals import Evals
-from controller.ledger.state.faults import Faults
 from controller.ledger.state.fleet import Fleet
 from controller.ledger.state.settings import Settings
 from controller.ledger.state.steps import StepBook
 from controller.ledger.state.tasks import TaskBook
-from controller.ledger.state.token_ages import masked_groups
 from controller.ledger.state.versions import Versions
 from paceline.ids import Step, TaskId, Version
+from paceline.observe.faults import FaultLog
 
 _REQUESTS_KEPT = 256
 
@@ -46,7 +45,8 @@ class State:
     versions: Versions = field(default_factory=Versions)
     evals: Evals = field(default_factory=Evals)
     settings: Settings = field(default_factory=Settings)
-    faults: Faults = field(default_factory=Faults)
+    faults: FaultLog = field(default_factory=FaultLog)
+    """Evidence about the next causes; what faults have cost is no part of the ledger."""
     staleness_changed: bool = False
     """max_staleness or the age of tokens was another one earlier: groups of that time may be in
     steps."""
@@ -89,8 +89,6 @@ class State:
 
     def cover(self, step: Step) -> None:
         """No rollback can need the groups of steps up to ``step`` any more."""
-        for group, tokens in masked_groups(self, step):
-            self.tasks.coverage.mask(group, tokens)
         covered = self.steps.cover(step)
         self.garbage.extend((task_id, self.tasks.records[task_id].attempt) for task_id in covered)
         self.tasks.cover(covered)

@@ -18,15 +18,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from controller.ledger.codec import TRANSIENT
-from controller.ledger.enums import (
-    DROPPED_FOR_AGE,
-    DropReason,
-    GroupFault,
-    Kind,
-    VerdictCode,
-)
+from controller.ledger.enums import DROPPED_FOR_AGE, DropReason, GroupFault, Kind, VerdictCode
 from controller.ledger.specs import GroupMeta, LeasedTask
-from controller.ledger.state.coverage import Coverage
 from controller.ledger.state.curriculum import Curriculum
 from controller.ledger.state.moment import Moment
 from paceline.ids import Step, TaskId
@@ -147,8 +140,6 @@ class TaskBook:
     curriculum: Curriculum = field(default_factory=Curriculum)
     outcomes: dict[TaskId, tuple[int, VerdictCode]] = field(default_factory=dict)
     """Of tasks that left the memory: the newest attempt, and the verdict on a repeat of it."""
-    coverage: Coverage = field(default_factory=Coverage)
-    """Outcomes of all training tasks that left the memory."""
     unfinished: list[Unfinished] = field(default_factory=list)
     """An extended run does them first."""
 
@@ -181,11 +172,10 @@ class TaskBook:
         if task.suspect:
             self.suspects[task.task_id] = None
 
-    def pass_over(self, ordinal: int, key: str) -> None:
-        """The curriculum leaves out the row of ``ordinal``, which would have been a new task."""
-        self.cursor += 1
-        self.passed_over += 1
-        self.coverage.pass_over(ordinal, key)
+    def pass_over(self, rows: int) -> None:
+        """The curriculum leaves out so many rows, which would have been new tasks."""
+        self.cursor += rows
+        self.passed_over += rows
 
     def count_dropped(self, reason: str, group: GroupMeta) -> None:
         before = self.dropped_groups.get(reason, GroupSizes())
@@ -193,20 +183,11 @@ class TaskBook:
             before.groups + 1, before.sequences + group.sequences, before.tokens + group.tokens
         )
 
-    def drop(
-        self,
-        task: Task,
-        reason: str,
-        detail: str,
-        verdict: VerdictCode,
-        group: GroupMeta | None = None,
-    ) -> None:
-        """``group``: what had been generated for it, if anything had."""
+    def drop(self, task: Task, reason: str, detail: str, verdict: VerdictCode) -> None:
         self.move(task, None)
         self.forget(task, verdict)
         if task.kind is Kind.EVAL:
             return
-        self.coverage.drop(ordinal_of(task.task_id), reason, task.group or group)
         self.dropped[reason] += 1
         if reason == DropReason.RUN_ENDED:
             known = (task.attempt, task.failures, task.deaths)
@@ -228,7 +209,6 @@ class TaskBook:
             if task.suspect:
                 self.suspects[task.task_id] = None
             self.dropped[DropReason.RUN_ENDED] -= 1
-            self.coverage.take_back(left.ordinal, DropReason.RUN_ENDED)
         self.unfinished.clear()
         self.dropped += Counter()
 
@@ -238,7 +218,6 @@ class TaskBook:
             task = self.records[task_id]
             self.move(task, None)
             self.forget(task, VerdictCode.DUPLICATE)
-            self.coverage.cover(ordinal_of(task_id), task.group)
 
     def forget(self, task: Task, verdict: VerdictCode) -> None:
         """Takes a finished task out of memory; ``verdict``: on a repeated submission of it."""

@@ -15,7 +15,6 @@ from.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from controller.ledger.enums import DropReason
@@ -60,16 +59,6 @@ def trained_sequences(s: State, group: GroupMeta, step: Step) -> int:
         for versions, n in group.sequence_versions
         if any(s.versions.staleness(version, step) <= oldest for version in versions)
     )
-
-
-def masked_groups(s: State, until: Step) -> Iterator[tuple[GroupMeta, int]]:
-    """Groups of the committed steps in memory up to ``until`` that lost tokens to their age, and
-    how many."""
-    for step, task_ids in s.steps.history.items():
-        for task_id in task_ids if step <= until else ():
-            group = s.tasks.records[task_id].group
-            if group is not None and (masked := group.tokens - trained_tokens(s, group, step)):
-                yield group, masked
 
 
 def is_late(s: State, group: GroupMeta, step: Step) -> bool:

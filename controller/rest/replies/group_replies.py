@@ -84,7 +84,7 @@ def _completions(message: rollout_pb2.Group) -> list[dict[str, Any]]:
             "finish_reason": FINISH.get(completion.finish_reason, "unknown"),
             "reward": completion.reward,
             "reward_components": dict(completion.reward_components),
-            "advantage": (completion.reward - mean) / spread if spread > 0 else 0.0,
+            "relative_reward": (completion.reward - mean) / spread if spread > 0 else 0.0,
         }
         for completion in message.completions
     ]

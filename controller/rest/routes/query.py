@@ -24,15 +24,13 @@ from controller.rest import samples, schemas
 from controller.rest.problem_details import Problem, documented
 from controller.rest.redaction import Redactor
 from controller.rest.replies.data_flow import bottleneck, flow
-from controller.rest.replies.dropped_groups import DroppedGroups
 from controller.rest.replies.step_rate import StepRate
 from controller.rest.routes.query_parameters import MOST_STEP, SearchText, StepNumber, WholeNumber
-from controller.rest.run_index import RunIndex
 from controller.rest.samples import ArchivedGroups
 from controller.status import controllers_of, status_of, status_view
 from paceline.ids import Version
 from paceline.observe.event_history import Key, SavedCheckpoint, position_key
-from paceline.observe.run_records import RunRecords
+from paceline.observe.projection import Projection
 from paceline.rpc.messages import as_dict
 
 EVENT_ID = r"^(\d{1,20}(-\d{1,20})?(/\d{1,9})?)?$"
@@ -54,16 +52,16 @@ def parse_id(text: str) -> Key | None:
     return position_key(position), int(number) if number else 1 << 62
 
 
-def router(controller: Controller, index: RunIndex, rate: StepRate) -> APIRouter:
+def router(controller: Controller, rate: StepRate) -> APIRouter:
     routes = APIRouter(prefix="/api/v1", responses=documented(401, 403, 422, 429, 500))
     redactor = Redactor(controller.run_dir)
-    drops = DroppedGroups(controller)
+    projector = controller.context.projector
     archive = ArchivedGroups(controller.run_dir)
 
-    async def answered(question: Callable[[RunRecords], Any]) -> Response:
-        """The answer, computed and written as JSON in the index's thread. Its schema is checked by
-        tests, not per request."""
-        body = await index.ask(lambda records: dumps(question(records)))
+    async def answered(question: Callable[[Projection], Any]) -> Response:
+        """The answer, computed and written as JSON in the projection's thread. Its schema is checked
+        by tests, not per request."""
+        body = await projector.ask(lambda projection: dumps(question(projection)))
         return Response(body, media_type="application/json")
 
     @routes.get("/run", summary="State of the run", tags=["run"])
@@ -93,8 +91,8 @@ def router(controller: Controller, index: RunIndex, rate: StepRate) -> APIRouter
         ] = -1,
         limit: Annotated[WholeNumber, Query(ge=1, le=1000)] = 100,
     ) -> Response:
-        def answer(records: RunRecords) -> dict[str, Any]:
-            rows = records.metrics.rows(since, limit)
+        def answer(run: Projection) -> dict[str, Any]:
+            rows = run.metrics.rows(since, limit)
             return {"steps": rows, "next": rows[-1]["step"] if rows else max(since, 0)}
 
         return await answered(answer)
@@ -114,17 +112,17 @@ def router(controller: Controller, index: RunIndex, rate: StepRate) -> APIRouter
     ) -> Response:
         asked = list(dict.fromkeys(n for n in names.split(",") if n))[:64]
 
-        def answer(records: RunRecords) -> dict[str, Any]:
-            found = records.metrics.curves(asked, since=since, until=until, points=points)
-            evals = [e for e in records.evals if since <= e["step"] <= until]
+        def answer(run: Projection) -> dict[str, Any]:
+            found = run.metrics.curves(asked, since=since, until=until, points=points)
+            evals = [e for e in run.evals if since <= e["step"] <= until]
             stride = -(-len(evals) // points) or 1
-            return {**found, "evals": evals[::-1][::stride][::-1], "names": records.metrics.names}
+            return {**found, "evals": evals[::-1][::stride][::-1], "names": run.metrics.names}
 
         return await answered(answer)
 
     @routes.get("/tasks", summary="Tasks by state, and those that failed", tags=["flow"])
     async def tasks() -> schemas.TasksReply:
-        newest = await index.ask(lambda records: [*records.history.drops][:-101:-1])
+        newest = await projector.ask(lambda run: [*run.history.drops][:-101:-1])
         failing = [
             schemas.FailingTask(
                 task_id=task.task_id,
@@ -162,8 +160,9 @@ def router(controller: Controller, index: RunIndex, rate: StepRate) -> APIRouter
             kept = samples.kept_groups(controller.state)
             found = await asyncio.to_thread(archive.beside, kept, dropped=chosen.row is not None)
         else:
-            dropped = await drops.recent(reason)
-            found = [group for group in dropped if group.sequences or not chosen.by_content]
+            dropped = await projector.ask(lambda run: run.totals.dropped.for_reason(reason))
+            named = (schemas.GroupSummary.model_validate(redactor.value(g)) for g in dropped)
+            found = [group for group in named if group.sequences or not chosen.by_content]
         if grep is not None:
             found = await asyncio.to_thread(archive.with_text, found, grep)
         return samples.listed(found, chosen, sort, limit)
@@ -185,7 +184,7 @@ def router(controller: Controller, index: RunIndex, rate: StepRate) -> APIRouter
             archived = await asyncio.to_thread(archive.group, group_id)
             if archived is not None and archived.completions:
                 return archived
-            reason = await drops.reason_of(group_id)
+            reason = await projector.ask(lambda run: run.totals.dropped.reason_of(group_id))
             if reason is None:
                 raise
             raise Problem(
@@ -211,9 +210,9 @@ def router(controller: Controller, index: RunIndex, rate: StepRate) -> APIRouter
         # A client that pages on with the id of the last answer must not miss any.
         last = key is None if newest is None else newest
 
-        def answer(records: RunRecords) -> dict[str, Any]:
+        def answer(run: Projection) -> dict[str, Any]:
             steps = (since_step, until_step)
-            found = records.history.after(key, limit=limit, kinds=kind, newest=last, steps=steps)
+            found = run.history.after(key, limit=limit, kinds=kind, newest=last, steps=steps)
             return {
                 "events": [e.to_json() for e in found],
                 "next": found[-1].id if found else since,
@@ -232,7 +231,7 @@ def router(controller: Controller, index: RunIndex, rate: StepRate) -> APIRouter
 
     @routes.get("/checkpoints", summary="Checkpoints on disk, newest first", tags=["run"])
     async def checkpoints() -> schemas.CheckpointsReply:
-        saved = await index.ask(lambda records: list(records.history.checkpoints))
+        saved = await projector.ask(lambda run: list(run.history.checkpoints))
         known = {(c.step, c.version): (c.t, c.size_bytes) for c in saved}
         kept = kept_checkpoints(controller.state, controller.settings.config.train.keep_checkpoints)
         return [

@@ -186,12 +186,12 @@ def run_to_end(
     from rich.console import Console
 
     from paceline.observe.progress import Progress
-    from paceline.observe.run_records import RunRecords
+    from paceline.observe.projection import Projection
     from paceline_launcher.console.live_view import open_console
     from paceline_launcher.launch.run import Outcome, Run
 
     # The view of a continued run begins with the rewards so far.
-    console = open_console(Console(stderr=as_json), Progress(RunRecords.read(directory).metrics))
+    console = open_console(Console(stderr=as_json), Progress(Projection.read(directory).metrics))
     console.note(line)
 
     async def run() -> Outcome:

@@ -17,7 +17,7 @@ import typer
 from paceline.errors import BadInput
 from paceline.evaluation.estimators import pass_at_k, reported_ks
 from paceline.evaluation.set_scores import RowScore, SetScores
-from paceline.observe.run_file_writer import finite
+from paceline.observe.json_lines import finite
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config

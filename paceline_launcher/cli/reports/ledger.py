@@ -14,9 +14,9 @@ from paceline.errors import BadInput
 from paceline_launcher.cli.common import JsonOption, RunDirOption, given_or_default, print_json
 
 if TYPE_CHECKING:
-    from controller.ledger.views.coverage_report import CoverageReport, EpochCoverage
     from controller.store.journal_audit import Report
     from paceline.config.sections.services import RedisConfig
+    from paceline.observe.coverage import CoverageReport, EpochCoverage
 
 EPOCHS_SHOWN = 10
 

@@ -13,7 +13,7 @@ from paceline_launcher.cli.common import JsonOption, print_json
 from paceline_launcher.console.terminal import out_console, printable, short, table
 
 if TYPE_CHECKING:
-    from paceline.observe.run_records import RunRecords
+    from paceline.observe.projection import Projection
     from paceline.observe.runs import Run
 
 PLOT = Path("compare.png")
@@ -68,7 +68,7 @@ def compare(
 
     Example: paceline compare runs/a runs/b --metric eval_reward_mean --out rewards.png
     """
-    from paceline.observe.run_records import RunRecords
+    from paceline.observe.projection import Projection
     from paceline.observe.runs import is_run, read_run, settings_that_differ
 
     if len(run_dirs) < 2:
@@ -78,10 +78,10 @@ def compare(
             raise BadInput(f"{path}: no such directory")
         if not is_run(path):
             raise BadInput(f"{path} is not the directory of a run")
-    records = [RunRecords.read(path) for path in run_dirs]
+    records = [Projection.read(path) for path in run_dirs]
     curves = [_curve(one, metric) for one in records]
     if not any(curves):
-        known = sorted(set().union(*(one.names for one in records)))
+        known = sorted(set().union(*(one.metric_names for one in records)))
         raise BadInput(
             f"--metric {metric}: no run has it. Choose from: {', '.join(known) or 'none'}"
         )
@@ -116,7 +116,7 @@ def compare(
         typer.echo(f"plot: {target}")
 
 
-def _curve(records: RunRecords, metric: str) -> list[tuple[int, float]]:
+def _curve(records: Projection, metric: str) -> list[tuple[int, float]]:
     """(step, value) in order of steps, on the surviving line."""
     if not metric.startswith("eval_"):
         return records.metrics.column(metric)

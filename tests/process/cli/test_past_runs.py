@@ -12,7 +12,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from paceline.errors import BadInput
-from paceline.observe.run_end import run_end
+from paceline.observe.projection import Projection
 from paceline.observe.runs import read_run
 from paceline_launcher.cli import app
 
@@ -83,7 +83,7 @@ def test_a_run_without_a_supervisor_has_its_state_and_the_time_of_all_sessions(h
     assert (run.state, run.steps) == ("finished", 3)
     assert run.wall_s == pytest.approx(20.0)
     going_on = write_run(here / "other", end="RunContinued")
-    assert run_end(going_on).status == ""
+    assert Projection.read(going_on).history.status == ""
 
 
 def test_a_long_reason_does_not_fill_the_table(here: Path) -> None:

@@ -446,7 +446,7 @@ def test_what_happened_on_another_day_says_on_which(served: Controllers, page: A
     open_page(page, rest_url(served), "events")
     shown = (
         "const [t, done] = arguments; import('/static/views/events.js').then(({ eventItem }) =>"
-        " done(eventItem({ t, severity: 'change', text: '', noticed: '', mesh_s: null,"
+        " done(eventItem({ t, severity: 'info', text: '', noticed: '', mesh_s: null,"
         " commit_s: null }).textContent))"
     )
     assert "Jan" in page.execute_async_script(shown, 864000)

@@ -21,14 +21,16 @@ from controller.fleet.autoscale_policy import Proposal, WorkerCounts
 from controller.ledger.state.state import State
 from controller.ledger.state.versions import Checkpoint
 from controller.ledger.views import views
+from controller.projector import Projector
 from controller.rest import schemas
 from controller.rest.prometheus import PrometheusMetrics
 from controller.rest.redaction import Redactor
 from controller.rest.routes import why as routes_why
 from controller.rest.routes.query import kept_checkpoints, provider_trouble_of
-from controller.rest.run_index import RunIndex
 from controller.store.journal import Journal
+from controller.store.ledger_follower import LedgerFollower
 from controller.store.redis_keys import Keys
+from paceline.observe import faults, vocabulary
 from paceline.redis.client import connect
 from testbed.fleets.controller_processes import Controllers
 from testbed.fleets.controllers import addresses, control_of, status, until
@@ -116,11 +118,10 @@ async def _at_step(client: httpx.AsyncClient, step: int) -> bool:
 async def test_curves_and_steps_are_those_of_the_run_files(
     served: Controllers, leader: httpx.AsyncClient
 ) -> None:
-    async def written() -> bool:
-        return (await get(leader, "steps?limit=1"))["next"] == (await get(leader, "run"))["step"]
-
-    await until(written)
-    lines = (served.run_dir / "metrics.jsonl").read_text().splitlines()
+    path = served.run_dir / "metrics.jsonl"
+    step = (await get(leader, "run"))["step"]
+    await until(lambda: path.is_file() and len(path.read_text().splitlines()) == step)
+    lines = path.read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     curves = await get(leader, "metrics?names=reward_mean,tokens_per_s,nothing")
     assert curves["x"] == [row["step"] for row in rows]
@@ -137,9 +138,10 @@ async def test_without_run_files_the_journal_tells_the_same(
 ) -> None:
     redis, keys = connect(served.redis_url), Keys("load")
     journal = Journal(redis, keys)
-    index = RunIndex(SimpleNamespace(run_dir=tmp_path, journal=journal))  # type: ignore[arg-type]
-    rows = await index.ask(lambda i: i.metrics.rows(0, 1000))
-    told = await index.ask(lambda i: [e.text for e in i.history.after(None, limit=1000)])
+    projector = Projector(tmp_path)
+    await LedgerFollower.load(journal, projector)
+    rows = await projector.ask(lambda run: run.metrics.rows(0, 1000))
+    told = await projector.ask(lambda run: [e.text for e in run.history.after(None, limit=1000)])
     assert rows and [r["step"] for r in rows] == list(range(1, len(rows) + 1))
 
     async def same() -> bool:
@@ -147,7 +149,7 @@ async def test_without_run_files_the_journal_tells_the_same(
         return [e["text"] for e in events] == told
 
     await until(same)
-    index.close()
+    projector.close()
     await redis.aclose()
 
 
@@ -159,7 +161,7 @@ async def test_completions_are_handed_out_as_they_were_written(leader: httpx.Asy
     assert [c["text"] for c in group["completions"]] == [f"{n} {HTML}" for n in range(4)]
     assert len(group["completions"][0]["tokens"]) == 16
     assert group["completions"][1]["reward_components"] == {"exact_match": 1.0}
-    assert group["completions"][1]["advantage"] == pytest.approx(1.0)
+    assert group["completions"][1]["relative_reward"] == pytest.approx(1.0)
     answer = await leader.get(f"/api/v1/groups/{group['group_id']}")
     assert answer.headers["content-type"] == "application/json"
     assert answer.headers["x-content-type-options"] == "nosniff"
@@ -528,8 +530,9 @@ async def test_the_description_of_the_interface_is_complete(leader: httpx.AsyncC
             assert "example" in media or _examples(named, media["schema"]), where
     for name, model in named.items():
         for example in model["examples"]:
-            place = routes_why if hasattr(routes_why, name) else schemas
-            model_class = getattr(place, {"Problem": "ProblemModel"}.get(name, name))
+            name = {"Problem": "ProblemModel"}.get(name, name)
+            place = next(p for p in (schemas, routes_why, faults, vocabulary) if hasattr(p, name))
+            model_class = getattr(place, name)
             TypeAdapter(model_class).validate_python(example)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.ledger.enums import FaultCause
+from paceline.observe.vocabulary import FaultCause
 from paceline.process.kernel_state import LOOK_S, KernelState, StallWatch
 from paceline.process.memory_kills import (
     MemoryKills,

@@ -3,15 +3,16 @@ to come."""
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 
 import pytest
 
 from controller.ledger import Ledger
-from controller.ledger.state.coverage import add, contains, count
 from controller.ledger.state.state import State
-from controller.ledger.views.coverage_report import coverage_of
+from controller.store.totals_snapshot import coverage_of, totals_of
 from paceline.dataset.row_sampler import task_row
+from paceline.observe.coverage import add, contains, count
+from paceline.observe.projection import Totals
 from tests.fixtures.ledgers import Driven
 
 
@@ -40,7 +41,7 @@ def test_every_row_is_trained_dropped_on_its_way_or_still_to_come(run: Driven) -
     run.return_task("r0", first, "drop", "prompt_too_long")
     run.submit("r0", second, 1)
     run.lease("r0")
-    (epoch,) = coverage_of(run.state).epochs
+    (epoch,) = run.coverage().epochs
     assert (epoch.trained, epoch.dropped) == (4, {"prompt_too_long": 1})
     assert epoch.in_flight == {"ready": 1, "leased": 1}
     assert (epoch.to_come, epoch.skipped, epoch.twice) == (3, 0, 0)
@@ -49,7 +50,7 @@ def test_every_row_is_trained_dropped_on_its_way_or_still_to_come(run: Driven) -
 def test_an_epoch_ends_within_a_batch(run: Driven) -> None:
     for _ in range(3):
         run.train()
-    first, second = coverage_of(run.state).epochs
+    first, second = run.coverage().epochs
     assert (first.trained, first.to_come) == (10, 0)
     assert (second.trained, second.to_come) == (2, 8)
 
@@ -63,10 +64,10 @@ def test_a_row_that_is_trained_in_a_lost_step_and_again_in_its_replay_counts_onc
     run.die("p0")
     run.policy("p0")
     assert run.state.versions.rollbacks == 1
-    report = coverage_of(run.state)
+    report = run.coverage()
     assert (report.epochs[0].trained, report.epochs[0].in_flight) == (4, {"in_step": 4})
     run.train()
-    report = coverage_of(run.state)
+    report = run.coverage()
     assert report.epochs[0].trained == 8
     assert list(report.problems()) == []
 
@@ -76,17 +77,39 @@ def test_rows_that_a_checkpoint_covers_are_accounted_for_after_a_trimmed_journal
 ) -> None:
     run.train()
     run.checkpoint(digest="")
-    before = coverage_of(run.state)
+    before = run.coverage()
     assert before.epochs[0].trained == 4 and not run.state.tasks.records
-    again = Ledger.from_snapshot(json.loads(json.dumps(run.ledger.to_snapshot())))
-    assert coverage_of(again.state) == before
+    assert coverage_of(totals_of(run.snapshot()), run.state) == before
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_totals_go_on_from_a_snapshot_as_if_the_whole_journal_had_been_folded(
+    run: Driven, steps: int
+) -> None:
+    """Also through a rollback of steps that were committed before it."""
+    run.train()
+    run.checkpoint(digest="")
+    for _ in range(steps):
+        run.train()
+    slow = run.lease("r0").leases[0]
+    run.fill("r0", 2)
+    position, restored = len(run.journal), totals_of(run.snapshot())
+    run.die("p0")
+    run.policy("p0")
+    run.train()
+    run.submit("r0", slow, 0)
+    run.train()
+    for event in run.journal[position:]:
+        restored.take(run.now, event)
+    assert coverage_of(restored, run.state) == run.coverage()
+    assert restored.faults == run.totals.faults and restored.faults.count == 1
 
 
 def test_a_cursor_that_ran_ahead_is_reported_with_the_rows_it_skipped(run: Driven) -> None:
     run.train()
     state: State = run.state
     state.tasks.cursor += 2
-    report = coverage_of(state)
+    report = run.coverage()
     assert report.skipped == 2
     rows = [task_row(1, ordinal, 10, True) for ordinal in (4, 5)]
     assert report.skipped_rows == rows
@@ -97,35 +120,35 @@ def test_a_cursor_that_ran_ahead_is_reported_with_the_rows_it_skipped(run: Drive
 def test_a_row_that_is_finished_twice_is_reported(run: Driven) -> None:
     run.train()
     run.checkpoint(digest="")
-    run.state.tasks.coverage.drop(2, "stale", None)
-    report = coverage_of(run.state)
+    again = {"type": "TaskDropped", "task_id": "t2", "attempt": 1, "reason": "stale"}
+    run.totals.take(run.now, again)
+    report = run.coverage()
     assert report.twice == 1 and report.repeated_rows == [task_row(1, 2, 10, True)]
 
 
 def test_rows_of_a_release_that_did_not_record_them_are_not_called_skipped(run: Driven) -> None:
     run.train()
     run.checkpoint(digest="")
-    old = run.ledger.to_snapshot()
-    del old["tasks"]["coverage"]
-    report = coverage_of(Ledger.from_snapshot(old).state)
+    state, totals = of_earlier_release(run)
+    report = coverage_of(totals, state)
     assert (report.epochs[0].unrecorded, report.skipped) == (4, 0)
 
 
-def of_earlier_release(run: Driven, **tasks: int) -> State:
-    """The state as a release read it that was the first to record coverage."""
-    old = json.loads(json.dumps(run.ledger.to_snapshot()))
-    del old["tasks"]["coverage"]
-    old["tasks"].update(tasks)
-    again = Ledger.from_snapshot(old).to_snapshot()
-    return Ledger.from_snapshot(json.loads(json.dumps(again))).state
+def of_earlier_release(run: Driven, **tasks: int) -> tuple[State, Totals]:
+    """The state, and the totals that follow from it, of a release that did not record coverage."""
+    snapshot = run.snapshot()
+    totals = totals_of(replace(snapshot, observed=None))
+    raw = dict(snapshot.state)
+    raw["tasks"] = {**raw["tasks"], **tasks}
+    return Ledger.from_snapshot(raw).state, totals
 
 
 def test_rows_that_are_skipped_after_an_upgrade_are_reported(run: Driven) -> None:
     run.train()
     run.checkpoint(digest="")
-    state = of_earlier_release(run)
+    state, totals = of_earlier_release(run)
     state.tasks.cursor += 5
-    report = coverage_of(state)
+    report = coverage_of(totals, state)
     assert (report.epochs[0].unrecorded, report.skipped) == (4, 5)
     assert report.skipped_rows == [task_row(1, ordinal, 10, True) for ordinal in range(4, 9)]
 
@@ -133,7 +156,9 @@ def test_rows_that_are_skipped_after_an_upgrade_are_reported(run: Driven) -> Non
 def test_more_missing_rows_than_an_earlier_release_finished_are_reported(run: Driven) -> None:
     run.train()
     run.checkpoint(digest="")
-    report = coverage_of(of_earlier_release(run, cursor=6))
+    state, totals = of_earlier_release(run, cursor=6)
+    totals.coverage.recorded_from = 6
+    report = coverage_of(totals, state)
     assert (report.epochs[0].unrecorded, report.skipped) == (4, 2)
     assert list(report.problems()) == [
         "2 rows were skipped, under a release that did not record which"
@@ -150,7 +175,7 @@ def test_lengths_and_rewards_of_what_was_dropped_stand_beside_those_of_what_was_
     run.submit("r0", slow, 0, tokens=200, reward_mean=0.9)
     lost = run.lease("r0").leases[0]
     run.return_task("r0", lost, "drop", "prompt_too_long")
-    trained, long_prompt, stale = coverage_of(run.state).compared
+    trained, long_prompt, stale = run.coverage().compared
     assert (trained.outcome, trained.groups, trained.completion_tokens) == ("trained", 12, 10.0)
     assert (stale.outcome, stale.groups, stale.completion_tokens) == ("stale", 1, 100.0)
     assert (trained.reward, stale.reward) == (0.5, 0.9)
@@ -171,7 +196,7 @@ def test_groups_whose_oldest_tokens_are_masked_are_compared_too(covered: bool) -
     run.train()
     if covered:
         run.checkpoint(digest="")
-    trained, partly = coverage_of(run.state).compared
+    trained, partly = run.coverage().compared
     assert partly.outcome == "trained in part, 30.0% of the tokens"  # 150 of 500
     assert (partly.groups, partly.completion_tokens, partly.reward) == (1, 100.0, 0.9)
     assert trained.groups == 16

@@ -13,7 +13,6 @@ from controller.ledger import events as ev
 from controller.ledger.enums import Kind
 from controller.ledger.specs import LeasedTask
 from controller.ledger.state.curriculum import Curriculum
-from controller.ledger.views.coverage_report import coverage_of
 from tests.fixtures.ledgers import Driven, group
 
 SEED = 11
@@ -108,7 +107,7 @@ def test_rows_that_teach_nothing_are_drawn_less_and_all_rows_are_accounted_for(r
     often = [drawn.count(row) for row in range(8)]
     assert max(often[:4]) < min(often[4:]) / 2
     assert min(often[:4]) >= 2, "no row is left out for good"
-    report = coverage_of(run.state)
+    report = run.coverage()
     assert list(report.problems()) == []
     assert sum(e.trained for e in report.epochs) == 160
     assert sum(e.passed_over for e in report.epochs) == run.state.tasks.passed_over > 50
@@ -140,9 +139,9 @@ def test_what_was_passed_over_needs_no_memory_for_each_row(run: Driven) -> None:
     trained(
         run, 1, solved=set()
     )  # its votes agree on the weights of the checkpoint, which then covers the steps
-    coverage = run.state.tasks.coverage
+    coverage = run.totals.coverage
     assert before > 50 and len(coverage.trained) <= 2 * (1 + run.state.tasks.passed_over - before)
-    assert len(coverage.passed) <= len(coverage_of(run.state).epochs)
+    assert len(coverage.passed) <= len(run.coverage().epochs)
 
 
 def test_without_a_curriculum_nothing_is_measured_or_passed_over() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from controller.ledger.views.coverage_report import coverage_of
 from paceline.dataset.data_order import DataSource
 from tests.fixtures.ledgers import Driven
 
@@ -41,13 +40,13 @@ def test_each_source_has_epochs_of_its_own_in_the_proof() -> None:
         dropped += 1
         run.train()
         run.observe("r0", loaded=run.state.versions.version)
-    report = coverage_of(run.state)
+    report = run.coverage()
     assert list(report.problems()) == [] and report.sources == ["code", "math"]
     for name, rows in (("code", 3), ("math", 9)):
         epochs = [epoch for epoch in report.epochs if epoch.source == name]
         assert [epoch.epoch for epoch in epochs] == list(range(len(epochs)))
         for epoch in epochs:
-            assert epoch.trained + epoch.dropped.total() + epoch.to_come == epoch.rows == rows
+            assert epoch.trained + sum(epoch.dropped.values()) + epoch.to_come == epoch.rows == rows
         assert all(epoch.to_come == 0 for epoch in epochs[:-1])
-    assert sum(e.dropped["prompt_too_long"] for e in report.epochs) == dropped
+    assert sum(e.dropped.get("prompt_too_long", 0) for e in report.epochs) == dropped
     assert sum(e.trained for e in report.epochs) == 80

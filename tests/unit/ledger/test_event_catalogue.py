@@ -10,18 +10,15 @@ import pytest
 
 from controller.ledger import events as ev
 from controller.ledger.enums import (
-    DeathCause,
-    FaultCause,
     GroupFault,
     Kind,
     Lifecycle,
-    MeshEnd,
     ReleaseReason,
     Role,
     SuspendStage,
     VerdictCode,
 )
-from controller.ledger.events import Severity, Topic
+from controller.ledger.events import Topic
 from controller.ledger.specs import (
     EvalSet,
     LeasedTask,
@@ -30,7 +27,7 @@ from controller.ledger.specs import (
     StatValue,
 )
 from paceline.evaluation.set_scores import RowScore
-from paceline.observe.vocabulary import EventType
+from paceline.observe.vocabulary import DeathCause, EventType, FaultCause, MeshEnd, Severity
 from tests.fixtures.ledgers import group, run_spec
 
 MEMBER = Member("policy-0", 7, "10.0.0.1", False)

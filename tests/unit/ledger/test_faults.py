@@ -7,9 +7,8 @@ import pytest
 from controller.ledger import Ledger
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
-from controller.ledger.enums import ATTRIBUTED, DeathCause, FaultCause
-from controller.ledger.state.faults import Fault, Faults
-from controller.ledger.views.fault_report import fault_report
+from paceline.observe.faults import Fault, Faults
+from paceline.observe.vocabulary import ATTRIBUTED, DeathCause, FaultCause
 from tests.fixtures.ledgers import Driven
 
 
@@ -43,7 +42,7 @@ def die(
 
 
 def causes(run: Driven) -> dict[str, int]:
-    return dict(run.state.faults.by_cause)
+    return dict(run.totals.faults.by_cause)
 
 
 def stopped(run: Driven, name: str, pid: int, request: str = "r1") -> None:
@@ -66,7 +65,7 @@ def test_a_worker_that_was_asked_to_leave_is_no_fault() -> None:
     run.do(cmd.Drain("q", "r0", replace=True))
     die(run, "r0", "exit", FaultCause.KILLED)
     assert run.event(ev.WorkerDied).cause is FaultCause.ASKED_TO_LEAVE
-    assert run.state.faults.count == 0
+    assert run.totals.faults.count == 0
 
 
 def test_a_silent_worker_that_its_launcher_saw_stopped_is_one_fault() -> None:
@@ -108,7 +107,7 @@ def test_a_process_that_comes_back_had_been_cut_off() -> None:
     run = Driven()
     join(run, "r0", pid=7)
     die(run, "r0")
-    assert causes(run) == {"heartbeat_silence": 1} and run.state.faults.attributed == 0
+    assert causes(run) == {"heartbeat_silence": 1} and run.totals.faults.attributed == 0
     join(run, "r0", pid=7)
     assert run.event(ev.FaultExplained).cause is FaultCause.NETWORK_PARTITION
     assert causes(run) == {"network_partition": 1}
@@ -150,7 +149,7 @@ def test_a_leader_that_is_succeeded_is_a_fault_whose_launcher_tells_the_cause() 
     assert causes(run) == {"unattributed": 1}
     run.do(cmd.RecordFault("k", "controller-0", "a", 5, FaultCause.KILLED, "signal 9"))
     assert causes(run) == {"killed": 1}
-    assert run.state.faults.by_host == {"a": 1}
+    assert run.totals.faults.by_host == {"a": 1}
 
 
 def ended(run: Driven, name: str, pid: int, cause: FaultCause = FaultCause.KILLED) -> None:
@@ -233,7 +232,7 @@ def test_several_faults_of_different_workers_name_their_host_once() -> None:
     join(run, "r1", host="b", pid=50)
     die(run, "r1", "exit", FaultCause.KILLED)
     assert "HostBlamed" not in run.names()
-    report = fault_report(run.state.faults)
+    report = run.totals.faults.report()
     assert report.suspected_hosts == ["b"] and "host b is suspected (4 faults)" in report.sentence
 
 
@@ -271,8 +270,12 @@ def test_faults_that_are_old_or_spread_over_hosts_name_none() -> None:
 def paced(commits: int = 10, every_s: float = 1.0) -> Faults:
     faults = Faults()
     for number in range(commits):
-        faults.commit(100.0 + number * every_s)
+        commit(faults, 100.0 + number * every_s)
     return faults
+
+
+def commit(faults: Faults, t: float) -> None:
+    faults.take("StepCommitted", {"t": t})
 
 
 def fault(t: float, name: str = "p0") -> Fault:
@@ -284,11 +287,11 @@ def test_a_late_commit_costs_what_it_has_more_than_usual_and_the_fault_is_over_a
 ):
     faults = paced()  # the last commit at 109
     faults.add(fault(109.5))
-    faults.commit(115.0)
+    commit(faults, 115.0)
     assert faults.recent[0].lost_s == pytest.approx(5.0) and faults.recent[0].recovered_s < 0
-    faults.commit(116.0)
+    commit(faults, 116.0)
     assert faults.recent[0].recovered_s < 0, "one commit in time may be chance"
-    faults.commit(117.0)
+    commit(faults, 117.0)
     assert faults.recent[0].recovered_s == pytest.approx(5.5)
     assert faults.training_share == pytest.approx(12 / 17)
 
@@ -297,7 +300,7 @@ def test_a_loss_is_shared_by_the_faults_of_the_time() -> None:
     faults = paced()
     faults.add(fault(109.2))
     faults.add(fault(109.4, "r0"))
-    faults.commit(114.0)
+    commit(faults, 114.0)
     assert [f.lost_s for f in faults.recent] == pytest.approx([2.0, 2.0])
     assert faults.lost_by_cause == pytest.approx({"killed": 4.0})
 
@@ -306,7 +309,7 @@ def test_a_fault_that_delays_no_commit_costs_nothing() -> None:
     faults = paced()
     faults.add(fault(109.5))
     for t in (110.0, 111.0, 112.0):
-        faults.commit(t)
+        commit(faults, t)
     assert faults.recent[0].lost_s == 0 and faults.recent[0].recovered_s >= 0
     assert faults.training_share == 1.0
 
@@ -314,25 +317,25 @@ def test_a_fault_that_delays_no_commit_costs_nothing() -> None:
 def test_steps_that_a_rollback_undoes_are_lost_time() -> None:
     faults = paced()
     faults.add(fault(109.5))
-    faults.lose_steps(4)
+    faults.take("RolledBack", {"from_step": 9, "step": 5})
     assert faults.recent[0].lost_s == pytest.approx(4.0)
     assert faults.training_share == pytest.approx(5 / 9)
 
 
 def test_the_time_in_which_a_run_was_stopped_is_not_lost() -> None:
     faults = paced()
-    faults.resume()
-    faults.commit(5000.0)
-    faults.commit(5001.0)
+    faults.take("RunContinued", {})
+    commit(faults, 5000.0)
+    commit(faults, 5001.0)
     assert faults.training_share == 1.0
 
 
 def test_a_cause_that_is_found_later_takes_the_lost_time_along() -> None:
     faults = paced()
     faults.add(Fault(109.5, "p0", "a", 1, FaultCause.HEARTBEAT_SILENCE, 7))
-    faults.commit(115.0)
+    commit(faults, 115.0)
     faults.explain("p0", 7, FaultCause.NETWORK_PARTITION)
-    report = fault_report(faults)
+    report = faults.report()
     assert report.causes["network_partition"].lost_s == pytest.approx(5.0)
     assert report.attributed_share == 1.0 and list(report.causes) == ["network_partition"]
 
@@ -350,7 +353,7 @@ def test_a_leader_that_was_late_explains_its_failover_once() -> None:
     late(run, first)
     late(run, first)
     assert causes(run) == {"late": 1}
-    assert run.state.faults.by_host == {"a": 1}
+    assert run.totals.faults.by_host == {"a": 1}
 
 
 def test_the_word_of_a_launcher_goes_before_that_of_a_late_leader() -> None:
@@ -374,13 +377,13 @@ def test_a_late_leader_that_nobody_has_succeeded_is_no_fault() -> None:
     run = Driven()
     join(run, "p0")
     late(run, run.state.leader)
-    assert run.state.faults.count == 0
+    assert run.totals.faults.count == 0
 
 
 def test_a_symptom_is_no_cause() -> None:
     assert FaultCause.HEARTBEAT_SILENCE not in ATTRIBUTED
     assert FaultCause.UNATTRIBUTED not in ATTRIBUTED
-    assert fault_report(Faults()).sentence == ""
+    assert Faults().report().sentence == ""
 
 
 def test_a_death_that_an_earlier_release_recorded_is_read_and_has_no_cause() -> None:
@@ -389,4 +392,4 @@ def test_a_death_that_an_earlier_release_recorded_is_read_and_has_no_cause() -> 
     run = Driven()
     who = join(run, "r0")
     run.ledger.apply(ev.from_json({**old, "incarnation": who}))
-    assert run.state.faults.count == 0 and not run.state.fleet.workers["r0"].alive
+    assert run.totals.faults.count == 0 and not run.state.fleet.workers["r0"].alive

@@ -18,7 +18,6 @@ from controller.ledger.state.settings import Settings
 from controller.ledger.state.tasks import Unfinished
 from controller.ledger.state.token_ages import oldest_step, trained_tokens
 from controller.ledger.views import views
-from controller.ledger.views.coverage_report import coverage_of
 from paceline.ids import MeshEpoch, Version
 from tests.fixtures.ledgers import Driven, run_spec
 
@@ -253,7 +252,7 @@ def test_a_finished_run_goes_on_with_more_steps_and_skips_no_row() -> None:
     run.train()
     run.train()
     run.checkpoint(digest="")
-    report = coverage_of(run.state)
+    report = run.coverage()
     assert sum(e.trained for e in report.epochs) == 16 and list(report.problems()) == []
     assert run.state.phase == "finished"
 

@@ -7,7 +7,6 @@ import pytest
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from controller.ledger.enums import SuspendStage
-from controller.ledger.events import Severity
 from controller.ledger.views import views
 from tests.fixtures.ledgers import Driven
 
@@ -35,7 +34,7 @@ def directive(run: Driven, worker_id: str) -> views.DirectiveView:
 
 def faults(run: Driven) -> list[str]:
     events = [ev.from_json(e) for e in run.journal]
-    return [e.text() for e in events if e.listed and e.severity is not Severity.INFO]
+    return [e.text() for e in events if e.listed and e.severity.is_fault]
 
 
 def test_a_stop_commits_the_open_step_and_waits_for_its_checkpoint() -> None:

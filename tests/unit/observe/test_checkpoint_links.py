@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from paceline.observe.checkpoint_links import complete, unlink
+from paceline.observe.projection import Projection
 from paceline.observe.run_file_writer import RunFileWriter
-from paceline.observe.run_records import RunRecords
 
 
 def written(run_dir: Path, name: str) -> Path:
@@ -63,6 +63,6 @@ def test_neither_the_newest_nor_the_best_checkpoint_of_a_run_is_a_voided_one(
     told = [("CheckpointRecorded", 1, good), ("CheckpointRecorded", 2, bad)]
     told += [("BestCheckpointChosen", 2, bad), ("CheckpointVoided", 2, bad)]
     tell(tmp_path, *told)
-    history = RunRecords.read(tmp_path).history
+    history = Projection.read(tmp_path).history
     assert [Path(c.path).name for c in history.checkpoints] == [good.name]
     assert history.best is None

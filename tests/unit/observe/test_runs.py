@@ -22,16 +22,14 @@ def make_run(
 ) -> Path:
     """A run directory whose steps had ``rewards``; ``changed``: Unix seconds of its last line."""
     where.mkdir(parents=True)
-    metrics, events = [], []
+    events = []
     for step, reward in enumerate(rewards, start=1):
         place = {"position": f"{step}-0", "n": 0, "t": float(step)}
-        metrics.append({**place, "kind": "step", "step": step, "reward_mean": reward})
-        events.append({**place, "type": "StepCommitted", "step": step, "metrics": {}})
-    metrics.append({"position": "1-0", "n": 1, "t": 1.0, "kind": "eval", "step": 0})
-    metrics[-1]["eval_reward_mean"] = rewards[0]
-    for name, lines in (("metrics", metrics), ("events", events)):
-        text = "".join(json.dumps(line) + "\n" for line in lines)
-        (where / f"{name}.jsonl").write_text(text)
+        metrics = {"reward_mean": reward}
+        events.append({**place, "type": "StepCommitted", "step": step, "metrics": metrics})
+    place = {"position": f"{len(rewards) + 1}-0", "n": 0, "t": float(len(rewards))}
+    events.append({**place, "type": "EvalRecorded", "step": 0, "reward_mean": rewards[0]})
+    (where / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in events))
     if summary is not None:
         (where / "summary.json").write_text(json.dumps(summary))
     for path in where.iterdir():
@@ -125,7 +123,10 @@ def test_the_plot_is_a_png(runs: Path, tmp_path: Path) -> None:
         (["a"], "two runs"),
         (["a", "nowhere"], "no such directory"),
         (["a", "notes"], "not the directory of a run"),
-        (["a", "b", "--metric", "reward_men"], "Choose from: eval_reward_mean, reward_mean"),
+        (
+            ["a", "b", "--metric", "reward_men"],
+            "Choose from: eval_count, eval_reward_mean, reward_mean",
+        ),
     ],
 )
 def test_what_cannot_be_compared_is_refused(runs: Path, arguments: list[str], said: str) -> None:
@@ -151,5 +152,5 @@ def test_one_damaged_run_hides_none_of_the_others(runs: Path) -> None:
         "c": "ended",
         "d": "damaged",
     }
-    assert "events.jsonl: line 3 is damaged" in listed[-1]["reason"]
+    assert "events.jsonl: line 4 is damaged" in listed[-1]["reason"]
     assert "damaged: " in invoke("runs", str(runs)).output

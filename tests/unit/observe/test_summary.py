@@ -6,14 +6,31 @@ import json
 from pathlib import Path
 from typing import Any
 
-from paceline.observe.run_records import RunRecords
+from paceline.observe.projection import Projection
 from paceline.observe.summary import summarise
 
 
-def write(run_dir: Path, events: list[dict], metrics: list[dict]) -> RunRecords:
-    for name, rows in (("events.jsonl", events), ("metrics.jsonl", metrics)):
-        (run_dir / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return RunRecords.read(run_dir)
+def write(run_dir: Path, events: list[dict], metrics: list[dict]) -> Projection:
+    """``metrics``: of the committed steps, by their number, and evaluations."""
+    steps = {row["step"]: row for row in metrics if row["kind"] == "step"}
+    lines = []
+    for event in events:
+        row = steps.get(event.get("step"), {}) if event["type"] == "StepCommitted" else {}
+        values = {name: value for name, value in row.items() if name not in ("kind", "t")}
+        lines.append({**event, **({"t": row["t"], "metrics": values} if row else {})})
+    lines += [
+        {
+            "type": "EvalRecorded",
+            "step": row["step"],
+            "t": row["t"],
+            "reward_mean": row["eval_reward_mean"],
+            "count": row.get("eval_count", 0),
+        }
+        for row in metrics
+        if row["kind"] == "eval"
+    ]
+    (run_dir / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return Projection.read(run_dir)
 
 
 def step(number: int, reward: float, **more: float) -> dict:
@@ -24,7 +41,7 @@ def committed(number: int) -> dict:
     return {"type": "StepCommitted", "step": number}
 
 
-def summary_of(records: RunRecords, counts: dict[str, Any] | None = None) -> dict:
+def summary_of(records: Projection, counts: dict[str, Any] | None = None) -> dict:
     return summarise(
         records,
         status="finished",
@@ -124,7 +141,7 @@ def test_steps_that_were_rolled_back_do_not_count(tmp_path: Path) -> None:
 
 
 def test_a_run_that_failed_before_its_first_step_has_a_summary(tmp_path: Path) -> None:
-    found = summary_of(RunRecords.read(tmp_path))
+    found = summary_of(Projection.read(tmp_path))
     assert found["steps"] == 0
     assert found["samples_lost"] is None
     assert found["reward_first5"] is None

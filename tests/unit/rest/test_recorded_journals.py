@@ -81,7 +81,7 @@ async def standby_of(entries: list[Entry], run_dir: Path) -> Controller:
     identity = LeaderIdentity("controller-9", "host:1", "host", 1, "nonce")
     context = ControllerContext(config_of(entries), run_dir, identity, stores)
     controller = Controller(context)
-    controller.replica = await LedgerFollower.load(journal)
+    controller.replica = await LedgerFollower.load(journal, context.projector)
     return controller
 
 

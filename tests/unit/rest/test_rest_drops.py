@@ -1,28 +1,23 @@
-"""Dropped groups are found in the journal, with what it said of them before."""
+"""Dropped groups are folded from the journal, with what it said of them before."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-from controller.rest.replies.dropped_groups import MOST, DroppedGroups
-from controller.store.journal import Entry, Position
+from paceline.observe.dropped_groups import MOST, DroppedGroups
 
 
 class Journal:
-    """Entries in memory, handed out a few at a time."""
+    """Dropped groups of a journal whose entries are a second apart."""
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
+        self.entries = 0
+        self.drops = DroppedGroups()
 
     def append(self, *events: dict[str, Any]) -> None:
-        number = len(self.entries) + 1
-        self.entries.append(Entry(Position(f"{number}-0", number), 1, float(number), events))
-
-    async def scan(self, after: str) -> list[Entry]:
-        start = int(after.split("-")[0])
-        return self.entries[start : start + 3]
+        self.entries += 1
+        for event in events:
+            self.drops.take(float(self.entries), event["type"], event)
 
 
 def leased(*task_ids: str) -> dict[str, Any]:
@@ -42,45 +37,40 @@ def dropped(task_id: str, reason: str, detail: str = "") -> dict[str, Any]:
     return {**head, "reason": reason, "detail": detail}
 
 
-async def test_a_group_that_grew_stale_is_told_with_its_facts_and_others_with_none() -> None:
-    journal = Journal()
-    drops = DroppedGroups(SimpleNamespace(journal=journal, run_dir=Path("/srv/run")))  # type: ignore[arg-type]
+def test_a_group_that_grew_stale_is_told_with_its_facts_and_others_with_none() -> None:
+    journal, drops = (it := Journal()), it.drops
     journal.append(leased("t1", "t2", "t3"))
     journal.append(accepted("t1"), accepted("t3"))
     journal.append({"type": "StepOpened", "groups": ["t3"]})
-    assert await drops.recent(None) == []
+    assert drops.for_reason(None) == []
     journal.append(dropped("t1", "stale", "3 steps"))
-    journal.append(dropped("t2", "quarantined", "cannot open /home/me/rewards.py"))
+    journal.append(dropped("t2", "quarantined", "cannot open rewards.py"))
     journal.append(dropped("e0.1", "quarantined"))
-    (stale,) = await drops.recent("stale")
-    assert (stale.group_id, stale.owner, stale.dropped_t) == ("t1", "rollout-1", 4.0)
-    assert (stale.tokens, stale.reward_mean, stale.max_version) == (90, 0.25, 4)
-    (given_up,) = await drops.recent("quarantined")
-    assert (given_up.sequences, given_up.owner) == (0, "rollout-1")
-    assert given_up.detail == "cannot open …/rewards.py"
-    assert await drops.reason_of("t2") == "quarantined" and await drops.reason_of("t3") is None
+    (stale,) = drops.for_reason("stale")
+    assert (stale["group_id"], stale["owner"], stale["dropped_t"]) == ("t1", "rollout-1", 4.0)
+    assert (stale["tokens"], stale["reward_mean"], stale["max_version"]) == (90, 0.25, 4)
+    (given_up,) = drops.for_reason("quarantined")
+    assert "sequences" not in given_up and given_up["owner"] == "rollout-1"
+    assert drops.reason_of("t2") == "quarantined" and drops.reason_of("t3") is None
 
 
-async def test_a_group_that_left_its_step_is_told_with_its_lengths() -> None:
-    journal = Journal()
-    drops = DroppedGroups(SimpleNamespace(journal=journal, run_dir=Path("/srv/run")))  # type: ignore[arg-type]
+def test_a_group_that_left_its_step_is_told_with_its_lengths() -> None:
+    journal, drops = (it := Journal()), it.drops
     journal.append(leased("t1", "t2"), accepted("t1"), accepted("t2"))
     journal.append({"type": "StepOpened", "groups": ["t1", "t2"]})
     large = {"sequences": 2, "tokens": 90, "prompt_tokens": 30, "lengths": [10, 870]}
     journal.append({**dropped("t1", "out_of_memory", "p0: 80 GiB"), "group": large})
     journal.append({"type": "StepOpened", "groups": ["t2"]}, {"type": "StepCommitted"})
     journal.append(dropped("t2", "run_ended"))
-    (told,) = await drops.recent("out_of_memory")
-    assert (told.tokens, told.lengths, told.owner) == (90, [40, 900], "rollout-1")
-    (late,) = await drops.recent("run_ended")
-    assert late.sequences == 0, "trained: nothing is remembered of it"
+    (told,) = drops.for_reason("out_of_memory")
+    assert (told["tokens"], told["lengths"], told["owner"]) == (90, [40, 900], "rollout-1")
+    (late,) = drops.for_reason("run_ended")
+    assert "sequences" not in late, "trained: nothing is remembered of it"
 
 
-async def test_one_reason_does_not_crowd_out_another_and_memory_is_bounded() -> None:
-    journal = Journal()
-    drops = DroppedGroups(SimpleNamespace(journal=journal, run_dir=Path("/srv/run")))  # type: ignore[arg-type]
+def test_one_reason_does_not_crowd_out_another_and_memory_is_bounded() -> None:
+    journal, drops = (it := Journal()), it.drops
     journal.append(dropped("t0", "stale"))
     journal.append(*(dropped(f"t{n}", "run_ended") for n in range(1, MOST + 50)))
-    found = await drops.recent(None)
-    assert len(found) == MOST + 1 and len(await drops.recent("stale")) == 1
-    assert not drops._accepted and not drops._owners
+    assert len(drops.for_reason(None)) == MOST + 1 and len(drops.for_reason("stale")) == 1
+    assert not drops.accepted and not drops.owners

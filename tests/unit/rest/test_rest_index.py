@@ -1,18 +1,17 @@
-"""The index of run files: incremental, bounded, exact, and quick for long runs."""
+"""The projection of long runs: incremental, bounded, exact and quick."""
 
 from __future__ import annotations
 
 import json
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from controller.projector import Projector
 from controller.rest.redaction import Redactor
-from controller.rest.run_index import RunIndex
 from paceline.observe.curves import MetricStore
 from paceline.observe.event_history import MOST_COMMITS, MOST_EVENTS, EventHistory
 from paceline.observe.file_tail import FileTail
@@ -46,12 +45,7 @@ def rendered(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_long_run(directory: Path, steps: int) -> None:
-    """Run files of a long run, with a spike and a fault in them."""
-    with (directory / "metrics.jsonl").open("w") as file:
-        for row in rows(steps):
-            if row["step"] == steps // 3:
-                row["loss"] = 99.0
-            file.write(json.dumps(row, separators=(",", ":")) + "\n")
+    """The file of a long run, with a spike and a fault in it."""
     with (directory / "events.jsonl").open("w") as file:
         for step in range(1, steps + 1):
             head = {"position": f"{1000 + step}-0", "n": 1, "t": 1000.0 + step}
@@ -60,8 +54,10 @@ def write_long_run(directory: Path, steps: int) -> None:
                 "type": "StepCommitted",
                 "step": step,
                 "version": step,
-                "metrics": {"reward_mean": step / steps, "pad": "x" * 300},
+                "metrics": dict.fromkeys(NAMES, step / steps),
             }
+            if step == steps // 3:
+                event["metrics"]["loss"] = 99.0
             file.write(json.dumps(event, separators=(",", ":")) + "\n")
             if step == steps // 3:
                 died = {**head, "n": 2, "type": "WorkerDied", "worker_id": "r", "how": "lease"}
@@ -77,16 +73,13 @@ def committed(history: EventHistory, position: str, n: int, t: float, step: int)
     add(history, position, n, t, {"type": "StepCommitted", "step": step, "metrics": metrics})
 
 
-def index_of(directory: Path) -> RunIndex:
-    return RunIndex(SimpleNamespace(run_dir=directory, journal=None))  # type: ignore[arg-type]
-
-
 @pytest.mark.heavy
 async def test_a_hundred_thousand_steps_are_read_once_and_answered_at_once(tmp_path: Path) -> None:
     assert np.__version__  # loaded, as in a controller: its import is no part of the answer
     write_long_run(tmp_path, 100_000)
-    index = index_of(tmp_path)
+    index = Projector(tmp_path)
     began = time.perf_counter()
+    index.begin(None)
     await index.ask(lambda i: len(i.metrics))
     loading_s = time.perf_counter() - began
     began = time.perf_counter()

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from controller.projector import Projector
 from controller.rest.replies.data_flow import bottleneck
 from controller.rest.replies.step_rate import STALLED_S, StepRate
-from paceline.observe.curves import MetricStore
 from tests.fixtures.ledgers import Driven
-
-
-class Index:
-    def __init__(self) -> None:
-        self.metrics = MetricStore()
-
-    async def ask(self, question: Any) -> Any:
-        return question(self)
 
 
 def controller_of(run: Driven, suspects: set[str]) -> Any:
@@ -27,28 +20,43 @@ def controller_of(run: Driven, suspects: set[str]) -> Any:
     leader = SimpleNamespace(trouble="", liveness=liveness)
     train = SimpleNamespace(max_staleness=1, groups_per_step=4, steps=10)
     config = SimpleNamespace(train=train)
-    return SimpleNamespace(leader=leader, state=run.state, config=config)
+    projector = Projector(Path("run"), inline=True)
+    context = SimpleNamespace(projector=projector)
+    return SimpleNamespace(leader=leader, state=run.state, config=config, context=context)
 
 
 async def test_an_interruption_says_nothing_of_the_time_left() -> None:
-    run, index = Driven(), Index()
+    run = Driven()
     controller = controller_of(run, set())
-    rate = StepRate(controller, index)  # type: ignore[arg-type]
+    projector, rate = controller.context.projector, StepRate(controller)
+
+    def commit(step: int, t: float, step_s: float) -> None:
+        metrics = {"reward_mean": 0.5, "step_s": step_s}
+        event = {"type": "StepCommitted", "step": step, "metrics": metrics, "t": t, "text": "x"}
+        post(t, event)
+
+    def post(t: float, event: dict[str, Any]) -> None:
+        positions.append(f"{len(positions) + 1}-0")
+        projector.post(positions[-1], t, [event])
+
+    positions: list[str] = []
+
     await rate.refresh()
     assert rate.time_left_s is None and rate.last_commit_t is None and rate.stalled_s == 0
     now = time.time()
     for step, seconds in ((1, 2.0), (2, 2.0), (3, 30_000.0), (4, 2.5), (5, 99.0)):
-        index.metrics.append({"step": step, "t": now - 20 + step, "step_s": seconds})
+        commit(step, now - 20 + step, seconds)
+    post(now - 15, {"type": "RolledBack", "step": 4, "from_step": 5, "version": 6, "text": "x"})
     run.state.versions.step = 4
     await rate.refresh()
-    # Step 5 was undone by a rollback; step 3 waited out a night.
+    # Step 3 waited out a night.
     assert rate.time_left_s == pytest.approx(6 * 2.25)
     assert rate.last_commit_t == now - 16
     assert 16 <= rate.stalled_s < 60
     run.state.versions.step = 6
     assert rate.stalled_s == 0, "files that are behind were taken for a run that stands"
     run.state.versions.step = 5
-    index.metrics.append({"step": 5, "t": now, "step_s": STALLED_S})
+    commit(5, now, STALLED_S)
     await rate.refresh()
     assert rate.stalled_s == 0
 

@@ -17,8 +17,8 @@ import pytest
 
 from controller.ledger import Ledger
 from controller.ledger import events as ev
-from controller.ledger.enums import FaultCause
 from paceline.ids import Step
+from paceline.observe.vocabulary import FaultCause
 from testbed.simulator.crash_points import run_crash_points
 from testbed.simulator.faults import (
     draw_shape,

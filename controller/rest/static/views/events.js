@@ -6,6 +6,8 @@ import { $, make } from "../dom.js";
 import { seconds } from "../format.js";
 import { state } from "../state.js";
 
+export const isFault = (e) => e.severity === "warning" || e.severity === "error";
+
 export function eventItem(e) {
   const item = make("li", e.severity);
   const at = new Date(e.t * 1000);
@@ -16,7 +18,7 @@ export function eventItem(e) {
   if (at.toDateString() !== new Date().toDateString())
     time.prepend(`${at.toLocaleDateString("en-GB", { day: "numeric", month: "short" })} `);
   item.append(time);
-  if (e.severity === "fault") item.append(make("span", "sev", "fault"));
+  if (isFault(e)) item.append(make("span", "sev", "fault"));
   item.append(make("span", "what", e.text));
   const more = [];
   if (e.noticed) more.push(`Noticed because ${e.noticed}.`);

@@ -6,6 +6,7 @@ import { $, make, put } from "../dom.js";
 import { short, whole } from "../format.js";
 import { state } from "../state.js";
 import { Table } from "../table.js";
+import { isFault } from "./events.js";
 
 const line = (name, label) => ({ name, label });
 const SPECS = [
@@ -311,7 +312,7 @@ function markOf(event) {
   else if (["Scaled", "Drained"].includes(event.type)) kind = "scale";
   else if (["SettingsChanged", "RunExtended"].includes(event.type)) kind = "setting";
   const step = event.step || event.fields.step || 0;
-  return { step, kind, fault: event.severity === "fault" };
+  return { step, kind, fault: isFault(event) };
 }
 
 function zoomToTyped() {

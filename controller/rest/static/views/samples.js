@@ -17,7 +17,7 @@ const FILTERS = {
 };
 const SHADINGS = {
   logprob: "by log-prob: strongest where least likely",
-  advantage: "by advantage",
+  relative: "by relative reward",
   none: "nothing",
 };
 const MOST_TOKENS = 2000;
@@ -162,7 +162,7 @@ function showGroup(g) {
 function completion(c, n) {
   const box = make("section", "completion");
   const title = make("h3");
-  const look = c.advantage > 0 ? "good" : c.advantage < 0 ? "bad" : "";
+  const look = c.relative_reward > 0 ? "good" : c.relative_reward < 0 ? "bad" : "";
   title.append(
     make("span", "", `Completion ${n + 1}`),
     make("span", look, `reward ${number(c.reward)}`),
@@ -206,10 +206,10 @@ function versionEdges(c) {
 
 function partsText(c) {
   const versions = c.versions.map(([version]) => version);
-  const advantage = `${c.advantage >= 0 ? "+" : "−"}${Math.abs(c.advantage).toFixed(2)}`;
+  const relative = `${c.relative_reward >= 0 ? "+" : "−"}${Math.abs(c.relative_reward).toFixed(2)}`;
   return [
     ...Object.entries(c.reward_components).map(([name, v]) => `${name} ${number(v)}`),
-    unbroken(`advantage ${advantage}`),
+    unbroken(`relative reward ${relative}`),
     unbroken(`${whole(c.token_count)} tokens`),
     c.finish_reason,
     versions.length > 1
@@ -219,7 +219,7 @@ function partsText(c) {
 }
 
 function shadeOf(c, i) {
-  if (shading === "advantage") return c.advantage > 0 ? "p1" : c.advantage < 0 ? "n1" : "";
+  if (shading === "relative") return c.relative_reward > 0 ? "p1" : c.relative_reward < 0 ? "n1" : "";
   const logprob = c.logprobs[i];
   if (shading !== "logprob" || logprob >= -0.1) return "";
   if (logprob < -4) return "h4";

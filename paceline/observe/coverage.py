@@ -1,0 +1,470 @@
+"""Coverage of the data: what became of every row in every pass over the data, and how the groups
+that were dropped compare with those that were trained.
+
+Finished tasks are kept as spans of their ordinals, so that every row can be accounted for after the
+journal was trimmed. Neighbouring ordinals merge: a snapshot holds about 16 bytes for each drop,
+whatever the number of trained tasks. A rollback takes the steps back that no checkpoint covers.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from paceline.dataset.data_order import DataOrder, DataSource
+from paceline.observe.vocabulary import EventType
+
+Spans = list[int]
+"""Ascending and flat: [start, end, start, end, ...]; an end is not part of its span."""
+RUN_ENDED = "run_ended"
+TRAINED = "trained"
+MASKED = "trained in part"
+"""Outcome of groups that were trained without their oldest tokens. They count as trained, too."""
+IN_FLIGHT = ("pending", "leased", "ready", "in_step")
+ROWS_NAMED = 20
+_NOT_STORED = {"transient": True}
+"""Part of the ledger's own snapshot, from which ``restore`` takes it."""
+
+
+def add(spans: Spans, ordinal: int) -> bool:
+    """Adds ``ordinal``; False, with nothing changed, if it is there already."""
+    at = bisect_right(spans, ordinal)
+    if at % 2:
+        return False
+    joins_left = at > 0 and spans[at - 1] == ordinal
+    joins_right = at < len(spans) and spans[at] == ordinal + 1
+    if joins_left and joins_right:
+        del spans[at - 1 : at + 1]
+    elif joins_left:
+        spans[at - 1] += 1
+    elif joins_right:
+        spans[at] -= 1
+    else:
+        spans[at:at] = [ordinal, ordinal + 1]
+    return True
+
+
+def remove(spans: Spans, ordinal: int) -> None:
+    at = bisect_right(spans, ordinal) - 1
+    start, end = spans[at], spans[at + 1]
+    left = [start, ordinal] if start < ordinal else []
+    right = [ordinal + 1, end] if ordinal + 1 < end else []
+    spans[at : at + 2] = left + right
+
+
+def contains(spans: Spans, ordinal: int) -> bool:
+    return bisect_right(spans, ordinal) % 2 == 1
+
+
+def pairs(spans: Spans) -> Iterator[tuple[int, int]]:
+    return zip(spans[::2], spans[1::2], strict=True)
+
+
+def count(spans: Spans) -> int:
+    return sum(end - start for start, end in pairs(spans))
+
+
+def order_of(facts: Mapping[str, Any]) -> DataOrder:
+    """``facts``: the run's spec as it is journalled."""
+    sources = tuple(DataSource(*source) for source in facts.get("sources") or ())
+    return DataOrder(facts["seed"], facts["dataset_rows"], facts["shuffle"], sources)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The part of an accepted group's facts that is counted."""
+
+    sequences: int
+    tokens: int
+    """Completion tokens that could be trained."""
+    reward_mean: float
+    versions: Sequence[Sequence[int]]
+    """(version, tokens)."""
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> Group:
+        """``facts``: as journalled with the group."""
+        versions = facts.get("token_versions") or ((facts["max_version"], facts["tokens"]),)
+        return cls(facts["sequences"], facts["tokens"], facts["reward_mean"], versions)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums over groups whose completions are known."""
+
+    compact = True
+
+    groups: int = 0
+    sequences: int = 0
+    tokens: int = 0
+    reward_sum: float = 0.0
+    """Over sequences."""
+
+    def add(self, group: Group, sign: int = 1) -> None:
+        self.groups += sign
+        self.sequences += sign * group.sequences
+        self.tokens += sign * group.tokens
+        self.reward_sum += sign * group.reward_mean * group.sequences
+
+
+@dataclass(slots=True)
+class Step:
+    """A step that is open, or committed and not certain to survive."""
+
+    ordinals: list[int]
+    token_age: int | None
+    """Steps after which its tokens are masked; None: not recorded."""
+
+
+@dataclass(slots=True)
+class Coverage:
+    trained: Spans = field(default_factory=list)
+    """On the surviving line."""
+    dropped: dict[str, Spans] = field(default_factory=dict)
+    """By reason."""
+    repeated: list[int] = field(default_factory=list)
+    """Tasks that were finished more than once. Always empty unless a promise is broken."""
+    trained_tally: Tally = field(default_factory=Tally)
+    dropped_tally: dict[str, Tally] = field(default_factory=dict)
+    masked_tally: Tally = field(default_factory=Tally)
+    """Trained groups that lost tokens to their age: whole groups."""
+    masked_tokens: int = 0
+    passed: dict[str, int] = field(default_factory=dict)
+    """Rows that the curriculum left out, by "PASS.SOURCE". Their spans are among the trained ones,
+    with which they merge: memory grows with the passes, not with the rows that are left out."""
+    recorded_from: int = 0
+    """Tasks before this ordinal may have finished under a release that did not record which."""
+    order: DataOrder | None = field(default=None, metadata=_NOT_STORED)
+    groups: dict[int, Group] = field(default_factory=dict, metadata=_NOT_STORED)
+    """Accepted groups that are not finished for good, by ordinal."""
+    steps: dict[int, Step] = field(default_factory=dict, metadata=_NOT_STORED)
+    """Committed steps that a rollback may undo, and the open one."""
+    open: int = field(default=0, metadata=_NOT_STORED)
+    """Number of the open step; 0: none."""
+    version_epochs: list[tuple[int, int]] = field(
+        default_factory=lambda: [(0, 0)], metadata=_NOT_STORED
+    )
+    """(first version, version minus step from there on), oldest first."""
+    checkpoints: list[int] = field(default_factory=list, metadata=_NOT_STORED)
+    """Steps of the checkpoints that are not void."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes what the ledger's state, as it is in a snapshot, says of tasks under way."""
+        if state.get("facts") is not None:
+            self.order = order_of(state["facts"])
+        book, versions = state["steps"], state["versions"]
+        for task_id, _, ordinal, _, _, _, _, _, group, *_ in state["tasks"]["records"].values():
+            if task_id.startswith("t") and group is not None:
+                self.groups[ordinal] = Group.of(group)
+        terms = {step: found[1] for step, found in book.get("terms") or ()}
+        for step, task_ids in book["history"]:
+            self.steps[step] = Step([int(x[1:]) for x in task_ids], terms.get(step))
+        if (spec := book["open"]) is not None:
+            self._open_step(spec)
+        self.version_epochs = [(first, offset) for first, offset in versions["epochs"]]
+        self.checkpoints = [checkpoint[0] for checkpoint in versions["checkpoints"]]
+
+    def restore_old(self, state: Mapping[str, Any]) -> None:
+        """Takes the snapshot of a release that counted coverage in the ledger, or did not count it."""
+        if "coverage" not in state["tasks"]:
+            self.recorded_from = state["tasks"]["cursor"]
+        for step, kept in self.steps.items():
+            if step != self.open:
+                self._train(step, kept)
+
+    def take(self, kind: str, event: Mapping[str, Any]) -> None:
+        """Takes the next event of the journal. Those that say nothing of tasks change nothing."""
+        if kind == EventType.GROUP_ACCEPTED:
+            if event["task_id"].startswith("t"):
+                self.groups[int(event["task_id"][1:])] = Group.of(event)
+        elif kind == EventType.STEP_OPENED:
+            self._open_step(event)
+        elif kind == EventType.STEP_COMMITTED:
+            if (step := self.steps.get(self.open)) is not None:
+                self._train(self.open, step)
+            self.open = 0
+        elif kind == EventType.STEP_ABORTED:
+            if self.open == event["step"]:
+                self.steps.pop(self.open, None)
+                self.open = 0
+        elif kind == EventType.TASK_DROPPED:
+            if event["task_id"].startswith("t"):
+                self._drop(int(event["task_id"][1:]), str(event["reason"]), event.get("group"))
+        elif kind == EventType.GROUP_LOST:
+            self.groups.pop(int(event["task_id"][1:]), None)
+        elif kind == EventType.ROLLED_BACK:
+            self._roll_back(event)
+        elif kind == EventType.ROWS_PASSED_OVER:
+            self._pass_over(event["ordinals"])
+        elif kind == EventType.CHECKPOINT_RECORDED:
+            self._cover(int(event["step"]))
+        elif kind == EventType.CHECKPOINT_VOIDED:
+            self.checkpoints = [step for step in self.checkpoints if step != event["step"]]
+        elif kind == EventType.RUN_EXTENDED:
+            # They are leased again. Their lengths and rewards stay in the tally: those groups were
+            # lost.
+            self.dropped.pop(RUN_ENDED, None)
+        elif kind == EventType.RUN_STARTED:
+            self.order = order_of(event["facts"])
+
+    def _open_step(self, spec: Mapping[str, Any]) -> None:
+        terms = spec.get("terms")
+        self.open = spec["step"]
+        ordinals = [int(task_id[1:]) for task_id in spec["groups"]]
+        self.steps[self.open] = Step(ordinals, None if terms is None else terms[1])
+
+    def _train(self, step: int, spec: Step) -> None:
+        for ordinal in spec.ordinals:
+            if not add(self.trained, ordinal):
+                self.repeated.append(ordinal)
+        self._count(step, spec, 1)
+
+    def _count(self, step: int, spec: Step, sign: int) -> None:
+        for ordinal in spec.ordinals:
+            if (group := self.groups.get(ordinal)) is None:
+                continue
+            self.trained_tally.add(group, sign)
+            if masked := self._masked(group, step, spec.token_age):
+                self.masked_tally.add(group, sign)
+                self.masked_tokens += sign * masked
+
+    def _masked(self, group: Group, step: int, token_age: int | None) -> int:
+        """Tokens of the group that are too old for the step."""
+        if token_age is None:
+            return 0
+        oldest = step - 1 - token_age
+        return sum(n for version, n in group.versions if self._step_of(version) < oldest)
+
+    def _step_of(self, version: int) -> int:
+        for first, offset in reversed(self.version_epochs):
+            if version >= first:
+                return version - offset
+        return 0
+
+    def _drop(self, ordinal: int, reason: str, facts: Mapping[str, Any] | None) -> None:
+        if not add(self.dropped.setdefault(reason, []), ordinal):
+            self.repeated.append(ordinal)
+        group = self.groups.pop(ordinal, None)
+        if group is None and facts:
+            group = Group.of(facts)
+        if group is not None:
+            self.dropped_tally.setdefault(reason, Tally()).add(group)
+
+    def _roll_back(self, event: Mapping[str, Any]) -> None:
+        for step in [n for n in self.steps if n > event["step"]]:
+            undone = self.steps.pop(step)
+            if step != self.open:
+                for ordinal in undone.ordinals:
+                    remove(self.trained, ordinal)
+                self._count(step, undone, -1)
+        self.open = 0
+        self.version_epochs.append((event["version"], event["version"] - event["step"]))
+
+    def _pass_over(self, ordinals: Iterable[int]) -> None:
+        for ordinal in ordinals:
+            if not add(self.trained, ordinal):
+                self.repeated.append(ordinal)
+            if self.order is not None:
+                epoch, row = self.order.place(ordinal)
+                key = f"{epoch}.{self.order.source_of(row)}"
+                self.passed[key] = self.passed.get(key, 0) + 1
+
+    def _cover(self, step: int) -> None:
+        """A checkpoint of ``step`` is recorded. The replicas have agreed on the one before it, so no
+        rollback goes behind that."""
+        self.checkpoints = [*(n for n in self.checkpoints if n < step), step][-2:]
+        if len(self.checkpoints) > 1:
+            for covered in [n for n in self.steps if n <= self.checkpoints[0]]:
+                for ordinal in self.steps.pop(covered).ordinals:
+                    self.groups.pop(ordinal, None)
+
+    def count(self) -> int:
+        """Tasks that are finished."""
+        return count(self.trained) + sum(map(count, self.dropped.values()))
+
+    def finished(self) -> Iterator[tuple[int, int, str]]:
+        """(start, end, outcome) of every span; the outcome is ``trained`` or the reason of a drop."""
+        yield from ((start, end, TRAINED) for start, end in pairs(self.trained))
+        for reason, spans in self.dropped.items():
+            yield from ((start, end, reason) for start, end in pairs(spans))
+
+    def report(
+        self,
+        *,
+        cursor: int,
+        trained: int,
+        dropped: Mapping[str, int],
+        in_flight: Iterable[tuple[int, str]],
+    ) -> CoverageReport:
+        """The last three as the ledger has them: tasks dispatched, trained and dropped so far, and
+        (ordinal, state) of those on their way."""
+        if self.order is None:
+            return CoverageReport()
+        order = self.order
+        report = CoverageReport(order.rows, order.shuffle, order.seed)
+        under_way = ((ordinal, ordinal + 1, state) for ordinal, state in in_flight)
+        spans = sorted([*self.finished(), *under_way])
+        end = max([cursor, *(stop for _, stop, _ in spans)])
+        begun = _Begun(order, end)
+        report.epochs = [begun.epochs[key] for key in sorted(begun.epochs)]
+        report.sources = [source.name for source in order.sources]
+        passed = sum(self.passed.values())
+        unrecorded = trained + passed + sum(dropped.values())
+        unrecorded -= self.count() + len(self.repeated)
+        position = 0
+        for start, stop, outcome in [*spans, (end, end, "")]:
+            if start > position:
+                unrecorded -= self._gap(begun, report, position, start, unrecorded)
+            if start < (again := min(stop, position)):
+                begun.repeat(report, start, again)
+            for epoch, many in begun.split(max(start, position), stop):
+                if outcome == TRAINED:
+                    epoch.trained += many
+                else:
+                    counts = epoch.in_flight if outcome in IN_FLIGHT else epoch.dropped
+                    counts[outcome] = counts.get(outcome, 0) + many
+            position = max(position, stop)
+        for ordinal in self.repeated:
+            begun.repeat(report, ordinal, ordinal + 1)
+        for key, many in self.passed.items():
+            number, source = map(int, key.split("."))
+            begun.epochs[number, source].trained -= many
+            begun.epochs[number, source].passed_over += many
+        report.compared = list(self._compared(trained, dropped))
+        return report
+
+    def _gap(
+        self, begun: _Begun, report: CoverageReport, start: int, stop: int, unrecorded: int
+    ) -> int:
+        """Rows without an outcome are skipped, but for ``unrecorded`` ones that an earlier release
+        has finished. Returns how many of those are here."""
+        upgrade = min(max(start, self.recorded_from), stop)
+        known = min(upgrade - start, max(0, unrecorded))
+        for epoch, many in begun.split(start, start + known):
+            epoch.unrecorded += many
+        for epoch, many in begun.split(start + known, stop):
+            epoch.skipped += many
+        begun.name(report.skipped_rows, upgrade, stop)
+        return known
+
+    def _compared(self, trained: int, dropped: Mapping[str, int]) -> Iterator[Comparison]:
+        if total := trained + sum(dropped.values()):
+            yield _comparison(TRAINED, trained, total, self.trained_tally)
+        if self.masked_tally.groups:
+            share = self.masked_tokens / self.trained_tally.tokens
+            outcome = f"{MASKED}, {share:.1%} of the tokens"
+            yield _comparison(outcome, self.masked_tally.groups, total, self.masked_tally)
+        for reason, groups in sorted(dropped.items()):
+            yield _comparison(reason, groups, total, self.dropped_tally.get(reason, Tally()))
+
+
+@dataclass(slots=True)
+class EpochCoverage:
+    """One pass over a source: each of its rows is counted in exactly one of these, unless it was
+    repeated."""
+
+    epoch: int
+    rows: int
+    source: str = ""
+    """Empty: the run has one source, without a name."""
+    trained: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    in_flight: dict[str, int] = field(default_factory=dict)
+    """By state: pending, leased, ready, in_step."""
+    to_come: int = 0
+    """Rows that were not dispatched yet."""
+    passed_over: int = 0
+    """Rows that the curriculum left out."""
+    skipped: int = 0
+    """Rows that are passed by, and neither trained nor dropped nor on their way."""
+    twice: int = 0
+    """Rows that were finished or held more than once."""
+    unrecorded: int = 0
+    """Rows that were finished under a release that did not record which."""
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Groups with one outcome beside those that were trained."""
+
+    outcome: str
+    """trained, trained in part (tokens were masked for their age), or the reason of a drop."""
+    groups: int
+    share: float
+    """Share of all finished groups."""
+    measured: int
+    """Number of them whose completions are known: the means are over these."""
+    completion_tokens: float | None
+    reward: float | None
+
+
+@dataclass(slots=True)
+class CoverageReport:
+    rows: int = 0
+    shuffle: bool = True
+    seed: int = 0
+    epochs: list[EpochCoverage] = field(default_factory=list)
+    """Those that were begun."""
+    compared: list[Comparison] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    """Names of the sources, in the order of their rows."""
+    skipped_rows: list[tuple[int, int]] = field(default_factory=list)
+    """(epoch, row) of the first that were skipped, and those that were finished twice."""
+    repeated_rows: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def skipped(self) -> int:
+        return sum(e.skipped for e in self.epochs)
+
+    @property
+    def twice(self) -> int:
+        return sum(e.twice for e in self.epochs)
+
+    def problems(self) -> Iterator[str]:
+        for many, what, named in (
+            (self.skipped, "skipped", self.skipped_rows),
+            (self.twice, "counted twice", self.repeated_rows),
+        ):
+            rows = ", ".join(f"row {row} of epoch {epoch}" for epoch, row in named[:5])
+            if many:
+                unknown = ", under a release that did not record which"
+                yield f"{many} rows were {what}{f': {rows}' if rows else unknown}"
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "skipped": self.skipped, "twice": self.twice}
+
+
+class _Begun:
+    """The passes over each source that were begun by the task before ``end``."""
+
+    def __init__(self, order: DataOrder, end: int) -> None:
+        self.order = order
+        self.epochs: dict[tuple[int, int], EpochCoverage] = {}
+        for (epoch, number), many in order.count(0, end).items():
+            rows = order.rows_of(number)
+            found = EpochCoverage(epoch, rows, order.names[number], to_come=rows - many)
+            self.epochs[epoch, number] = found
+
+    def split(self, start: int, stop: int) -> Iterator[tuple[EpochCoverage, int]]:
+        """The tasks of the span, by epoch."""
+        if start < stop:
+            for key, many in self.order.count(start, stop).items():
+                yield self.epochs[key], many
+
+    def repeat(self, report: CoverageReport, start: int, stop: int) -> None:
+        for epoch, many in self.split(start, stop):
+            epoch.twice += many
+        self.name(report.repeated_rows, start, stop)
+
+    def name(self, named: list[tuple[int, int]], start: int, stop: int) -> None:
+        for ordinal in range(start, min(stop, start + ROWS_NAMED - len(named))):
+            named.append(self.order.place(ordinal))
+
+
+def _comparison(outcome: str, groups: int, total: int, tally: Tally) -> Comparison:
+    means: tuple[float | None, float | None] = None, None
+    if tally.sequences:
+        means = tally.tokens / tally.sequences, tally.reward_sum / tally.sequences
+    return Comparison(outcome, groups, groups / total, tally.groups, *means)

@@ -1,0 +1,141 @@
+"""Projection of a run: what its journal says to people, folded once.
+
+    journal entry ──► take ──┐
+    events.jsonl  ──► read ──┴─► history, metrics, evals ──► REST, CLI, console, summary, export
+                                 totals (coverage, faults, dropped groups)
+
+The leader hands over each entry once it is durable, a standby each entry that it follows, an audit
+each entry that it replays. ``read`` takes the run's file instead: the same code, with the same
+result for all that is listed for people. Events that happen many times a step are in no file, so
+coverage and dropped groups need the journal; a cache of ``totals`` lies beside the ledger's snapshot
+and bounds its replay.
+
+A record is an event as it is journalled, with ``severity`` and ``text`` if it is listed. A line is
+the record of a listed event with ``position``, ``n`` (its number within the entry) and ``t``, as in
+events.jsonl.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.observe.coverage import Coverage
+from paceline.observe.curves import MetricStore
+from paceline.observe.dropped_groups import DroppedGroups
+from paceline.observe.event_history import EventHistory, is_listed, position_key
+from paceline.observe.faults import Faults
+from paceline.observe.json_lines import DamagedFile, finite, metrics_row, read_lines
+from paceline.observe.vocabulary import EventType
+
+MOST_EVALS = 20_000
+
+
+@dataclass(slots=True)
+class Totals:
+    """What is counted over the whole run. A snapshot of the ledger is saved with its encoding."""
+
+    coverage: Coverage = field(default_factory=Coverage)
+    faults: Faults = field(default_factory=Faults)
+    dropped: DroppedGroups = field(default_factory=DroppedGroups)
+
+    def take(self, t: float, record: Mapping[str, Any]) -> None:
+        """Takes the next event of the journal, journalled at ``t`` (Unix seconds)."""
+        kind = record["type"]
+        self.coverage.take(kind, record)
+        self.faults.take(kind, record)
+        self.dropped.take(t, kind, record)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes what the ledger's state, as it is in a snapshot, says of tasks under way."""
+        self.coverage.restore(state)
+        self.dropped.restore(state)
+
+    def restore_old(self, state: Mapping[str, Any]) -> None:
+        """Completes totals that an earlier release had in the ledger's state."""
+        self.coverage.restore_old(state)
+        self.faults.restore_old(state)
+
+
+class Projection:
+    """``clean`` is applied to the words of events before they are kept. Not thread-safe."""
+
+    def __init__(self, clean: Callable[[Any], Any] = lambda value: value) -> None:
+        self.history = EventHistory(clean)
+        self.metrics = MetricStore()
+        """Of the committed steps on the surviving line."""
+        self.evals: list[dict[str, Any]] = []
+        """step, version, t, eval_reward_mean, eval_count and eval_SET/METRIC of each evaluation, by
+        step."""
+        self.totals = Totals()
+        self._counted: tuple[int, ...] = ()
+        """Journal position of the newest entry in ``totals``."""
+
+    @classmethod
+    def read(cls, run_dir: Path) -> Projection:
+        """The run in ``run_dir``, by its file. Raises DamagedFile."""
+        projection = cls()
+        for number, line in enumerate(read_lines(run_dir / "events.jsonl")):
+            line = {"type": "", "position": "", "n": number, "t": 0.0, **line}
+            projection.add_line(line)
+            projection.totals.faults.take(line["type"], line)
+        return projection
+
+    def read_history(self, run_dir: Path) -> bool:
+        """Takes the lines of a run that goes on, up to the first damaged one; False without any.
+        Its totals come from the ledger's snapshot."""
+        try:
+            for line in read_lines(run_dir / "events.jsonl"):
+                if "position" in line:
+                    self.add_line(line)
+        except (DamagedFile, OSError):
+            pass
+        return bool(self.history.position)
+
+    def restore(self, totals: Totals, position: str) -> None:
+        """Goes on from ``totals``, as of the entry at ``position``."""
+        self.totals, self._counted = totals, position_key(position)
+
+    def take(self, position: str, t: float, records: Iterable[Mapping[str, Any]]) -> None:
+        """Takes a journal entry, appended at ``t`` (Unix seconds). What is known of it already
+        changes nothing."""
+        key = position_key(position)
+        fresh, self._counted = key > self._counted, max(key, self._counted)
+        for n, record in enumerate(records):
+            if fresh:
+                self.totals.take(t, record)
+            if is_listed(record):
+                self.add_line({"position": position, "n": n, "t": round(t, 3), **finite(record)})
+
+    def add_line(self, line: Mapping[str, Any]) -> None:
+        """Takes a line of events.jsonl. One that is known already changes nothing."""
+        if not self.history.add(line):
+            return
+        if line.get("type") == EventType.ROLLED_BACK:
+            self.metrics.cut(int(line["step"]))
+        elif (row := metrics_row(line)) is not None:
+            row = {"t": line["t"], **row}
+            if row["kind"] == "step":
+                self.metrics.append(row)
+            else:
+                self._add_eval(row)
+
+    def _add_eval(self, row: Mapping[str, Any]) -> None:
+        found = {name: value for name, value in row.items() if name != "kind"}
+        if self.evals and self.evals[-1]["step"] >= row["step"]:
+            self.evals = [e for e in self.evals if e["step"] != row["step"]]
+        self.evals.append(found)
+        self.evals.sort(key=lambda e: int(e["step"]))
+        del self.evals[:-MOST_EVALS]
+
+    @property
+    def metric_names(self) -> set[str]:
+        """Metrics of steps and evaluations that have a value."""
+        evals = {n for e in self.evals for n, v in e.items() if n[:5] == "eval_" and v is not None}
+        return evals.union(self.metrics.names)
+
+    def newest_steps(self, count: int) -> Sequence[Mapping[str, Any]]:
+        """Rows of the newest committed steps, oldest first."""
+        return self.metrics.rows(-1, count)
