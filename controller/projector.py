@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from controller.rest.redaction import Redactor
 from controller.store.journal import LedgerSnapshot
 from controller.store.totals_snapshot import totals_of
 from paceline.observe.faults import FaultReport
 from paceline.observe.progress import RATE_STEPS
 from paceline.observe.projection import Projection
+from paceline.observe.redaction import Redactor
 
 T = TypeVar("T")
 

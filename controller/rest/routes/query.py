@@ -22,7 +22,6 @@ from controller.ledger.views import views
 from controller.replicated_controller import Controller
 from controller.rest import samples, schemas
 from controller.rest.problem_details import Problem, documented
-from controller.rest.redaction import Redactor
 from controller.rest.replies.data_flow import bottleneck, flow
 from controller.rest.replies.step_rate import StepRate
 from controller.rest.routes.query_parameters import MOST_STEP, SearchText, StepNumber, WholeNumber
@@ -31,6 +30,7 @@ from controller.status import controllers_of, status_of, status_view
 from paceline.ids import Version
 from paceline.observe.event_history import Key, SavedCheckpoint, position_key
 from paceline.observe.projection import Projection
+from paceline.observe.redaction import Redactor
 from paceline.rpc.messages import as_dict
 
 EVENT_ID = r"^(\d{1,20}(-\d{1,20})?(/\d{1,9})?)?$"

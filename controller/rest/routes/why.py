@@ -8,9 +8,9 @@ from fastapi import APIRouter
 from controller.diagnosis.collect import why_of
 from controller.replicated_controller import Controller
 from controller.rest.problem_details import documented
-from controller.rest.redaction import Redactor
 from controller.rest.schemas import Reply
 from paceline.observe.faults import FaultReport
+from paceline.observe.redaction import Redactor
 from paceline.rpc.messages import as_dict
 
 

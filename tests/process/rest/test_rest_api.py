@@ -24,13 +24,13 @@ from controller.ledger.views import views
 from controller.projector import Projector
 from controller.rest import schemas
 from controller.rest.prometheus import PrometheusMetrics
-from controller.rest.redaction import Redactor
 from controller.rest.routes import why as routes_why
 from controller.rest.routes.query import kept_checkpoints, provider_trouble_of
 from controller.store.journal import Journal
 from controller.store.ledger_follower import LedgerFollower
 from controller.store.redis_keys import Keys
 from paceline.observe import faults, vocabulary
+from paceline.observe.redaction import Redactor
 from paceline.redis.client import connect
 from testbed.fleets.controller_processes import Controllers
 from testbed.fleets.controllers import addresses, control_of, status, until

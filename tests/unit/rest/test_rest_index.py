@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from controller.projector import Projector
-from controller.rest.redaction import Redactor
 from paceline.observe.curves import MetricStore
 from paceline.observe.event_history import MOST_COMMITS, MOST_EVENTS, EventHistory
 from paceline.observe.file_tail import FileTail
 from paceline.observe.json_lines import JsonLinesFile
+from paceline.observe.redaction import Redactor
 
 NAMES = ("reward_mean", "loss", "kl", "entropy", "grad_norm", "clip_fraction", "tokens_per_s")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.rest.redaction import Redactor
+from paceline.observe.redaction import Redactor
 
 
 @pytest.mark.parametrize(
