@@ -214,7 +214,9 @@ class PromptTokenizer:
 
     def decode_many(self, completions: Sequence[NDArray[np.int32]]) -> list[str]:
         """The texts of several completions, without special tokens."""
-        return list(self._tokenizer.batch_decode(completions, skip_special_tokens=True))
+        # Lists: transformers converts an array number by number.
+        lists = [tokens.tolist() for tokens in completions]
+        return list(self._tokenizer.batch_decode(lists, skip_special_tokens=True))
 
     def decode_all(self, tokens: Sequence[int]) -> str:
         """Text with special tokens: a stop string may name one."""

@@ -11,7 +11,7 @@ from paceline.process.structured_log import event
 from paceline.rpc.session import WorkerSession
 from paceline.v1 import worker_pb2
 from rollout_worker.engine.base import EngineError
-from rollout_worker.tasks.held_tasks import HeldTasks, Stage
+from rollout_worker.held_tasks import HeldTasks, Stage
 from rollout_worker.tasks.task_runner import TaskRunner
 
 log = logging.getLogger(__name__)

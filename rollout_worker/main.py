@@ -56,21 +56,20 @@ from rollout_worker.engine import make_engine
 from rollout_worker.engine.base import EngineError
 from rollout_worker.engine.model import pick_device
 from rollout_worker.engine.no_engine import NoEngine
-from rollout_worker.environments.environment_runner import EnvironmentRunner
+from rollout_worker.held_tasks import HeldTasks
 from rollout_worker.lifecycle import WorkerLifecycle
 from rollout_worker.rewards.scoring import Scorer
 from rollout_worker.scorers.group_scores import GroupScores
+from rollout_worker.tasks.environment_runner import EnvironmentRunner
 from rollout_worker.tasks.group_producer import GroupProducer
 from rollout_worker.tasks.group_upload import GroupUpload
-from rollout_worker.tasks.held_tasks import HeldTasks
 from rollout_worker.tasks.lease_loop import LeaseLoop, tasks_wanted
-from rollout_worker.tasks.outbox import Outbox
 from rollout_worker.tasks.partial_rollouts import PartialRollouts
 from rollout_worker.tasks.recorded_producer import RecordedProducer
 from rollout_worker.tasks.task_runner import Producer, TaskRunner
 from rollout_worker.weight_loading import WeightLoader
 from rollout_worker.weight_receiver import WeightReceiver
-from rollout_worker.worker_report import EngineRates, RolloutReport
+from rollout_worker.worker_report import RolloutReport
 
 log = logging.getLogger(__name__)
 
@@ -169,8 +168,8 @@ class RolloutWorker:
         loops: tuple[Callable[[], Awaitable[None]], ...] = (
             self.session.run,
             self.leasing.run,
-            self.outbox.run,
-            self.partials.run,
+            self.tasks.outbox.run,
+            self.tasks.partials.run,
             partial(self.lifecycle.drain, self.session),
             self.engine.until_failure,
         )
@@ -185,8 +184,8 @@ class RolloutWorker:
         self.admitted = True
         store = open_payloads(reply.payload_urls, reply.run_id, reply.rendezvous_url)
         texts = not reply.decodes_texts
-        self.outbox.upload = GroupUpload.of(self.config, store, texts=texts)
-        self.partials.store = store
+        self.tasks.outbox.upload = GroupUpload.of(self.config, store, texts=texts)
+        self.tasks.partials.store = store
         if self.side is not None:
             self.side.registered()
         self.lifecycle.state = worker_pb2.LIFECYCLE_RUNNING
@@ -240,8 +239,6 @@ class RolloutWorker:
 
     def connect_parts(self) -> None:
         config, engine, held = self.config, self.engine, self.held
-        self.partials = PartialRollouts(held)
-        self.rates = EngineRates(engine, config.rollout.max_sequences)
         if config.scorers.by_name:
             self.group_scores = GroupScores(config, self._run_dir)
         self.producer = self.make_producer()
@@ -255,26 +252,15 @@ class RolloutWorker:
         )
         self.session.on_directive(self.converge)
         self.session.on_rejoin(self.rejoin)
-        self.outbox = Outbox(self.session, held)
-        partial_every = config.rollout.partial_every_tokens
-        if partial_every:
-            engine.watch(partial_every, self.partials.note)
         self.tasks = TaskRunner(
-            held, engine, self.producer, self.outbox, self.partials, self.lifecycle.engine_died
+            self.session, held, engine, self.producer, self.lifecycle.engine_died
         )
-        self.loading = WeightLoader(
-            engine, self.session, held, self.tasks, self.lifecycle, self.loop
-        )
+        if every := config.rollout.partial_every_tokens:
+            engine.watch(every, self.tasks.partials.note)
+        self.loading = WeightLoader(self.session, self.tasks, self.lifecycle, self.loop)
         self.leasing = LeaseLoop(self.session, engine, held.room, self.tasks_to_lease, self.take)
         self.reports = RolloutReport(
-            self.lifecycle,
-            engine,
-            self.rates,
-            self.producer,
-            held,
-            self.outbox,
-            self.leasing,
-            self.loading,
+            self.lifecycle, self.tasks, self.leasing, self.loading, config.rollout.max_sequences
         )
 
     def make_producer(self) -> Producer:
@@ -286,15 +272,15 @@ class RolloutWorker:
             *parts,
             set_scorers=self.set_scorers,
             group_scores=self.group_scores,
-            partials=self.partials,
+            partials=PartialRollouts(self.held),
         )
 
     async def close(self) -> None:
         for task in self.held:
             self.tasks.drop(task)
         if self.receiver is not None:
-            # In a thread: the receiver's may be handing weights over, and waits for this loop.
-            await asyncio.to_thread(self.receiver.close)
+            self.loading.close()
+            self.receiver.close()
         if self.environments is not None:
             await self.environments.close()
         await self.engine.close()
@@ -302,8 +288,8 @@ class RolloutWorker:
             await scorer.close()
         if self.group_scores is not None:
             await self.group_scores.close()
-        if self.admitted and self.outbox.upload is not None:
-            await self.outbox.upload.store.close()
+        if self.admitted and self.tasks.outbox.upload is not None:
+            await self.tasks.outbox.upload.store.close()
         await self.control.close()
 
     async def guard(self, loop: Callable[[], Awaitable[None]]) -> None:
@@ -329,9 +315,9 @@ class RolloutWorker:
         if self.group_scores is not None:
             self.group_scores.directed(directive.scorers)
         # The leader may be another one, on a host without the tokenizer.
-        upload = self.outbox.upload
+        upload = self.tasks.outbox.upload
         if upload is not None and upload.texts == directive.decodes_texts:
-            self.outbox.upload = replace(upload, texts=not directive.decodes_texts)
+            self.tasks.outbox.upload = replace(upload, texts=not directive.decodes_texts)
         for ref in directive.cancelled:
             if self.tasks.cancel(ref):
                 event(log, "task cancelled", task=ref.task_id, attempt=ref.attempt)
@@ -386,9 +372,9 @@ class RolloutWorker:
             slots=rollout.max_sequences,
             group_size=rollout.group_size,
             generating=self.held.unfinished(),
-            sequences_per_s=self.rates.sequences_per_s,
+            sequences_per_s=self.reports.rates.sequences_per_s,
             round_trip_s=round_trip_s,
-            unsent=len(self.outbox),
+            unsent=len(self.tasks.outbox),
         )
 
     def take(self, lease: rollout_pb2.Lease) -> None:

@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+import threading
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, field
 
+from paceline.mesh.elastic_mesh import EpochCancelled
 from paceline.process.structured_log import event
 from paceline.rpc.session import WorkerSession
 from paceline.weights.weight_transfer import StagedWeights
 from rollout_worker.engine.base import (
-    Engine,
     EngineError,
     ParametersDiffer,
     SwapFailed,
     WeightMismatch,
 )
+from rollout_worker.failures import NotLoaded, described
+from rollout_worker.held_tasks import Stage
 from rollout_worker.lifecycle import WorkerLifecycle
-from rollout_worker.load_failure import NotLoaded, described
-from rollout_worker.tasks.held_tasks import HeldTasks, Stage
 from rollout_worker.tasks.task_runner import TaskRunner
 
 log = logging.getLogger(__name__)
@@ -36,9 +38,7 @@ memory, device or engine does not keep what is written to it."""
 
 @dataclass
 class WeightLoader:
-    engine: Engine
     session: WorkerSession
-    held: HeldTasks
     tasks: TaskRunner
     lifecycle: WorkerLifecycle
     loop: asyncio.AbstractEventLoop
@@ -55,21 +55,39 @@ class WeightLoader:
     failure_detail: str = ""
     """Of the newest of them."""
     reported_from: tuple[int, int] = (0, 0)
-    """Of parity failures and failures, those that earlier incarnations have reported."""
+    """Parity failures and failures that earlier incarnations have reported."""
+    _handed: Future[None] | None = None
+    """The newest load that the receiver's thread has asked for."""
+    _closed: bool = False
+    _handing_over: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def unwanted(self) -> str:
         """Why no task can be worked on now; empty if tasks can."""
         if self.replacing:
             return "weights_withdrawn"
-        return "weights_differ" if self.parity_detail and self.engine.version < 0 else ""
+        return "weights_differ" if self.parity_detail and self.tasks.engine.version < 0 else ""
 
     def on_weights(self, staged: StagedWeights) -> None:
-        """In the receiver's thread: returns once the engine serves them."""
+        """In the receiver's thread: returns once the engine serves them. Raises NotLoaded, or
+        EpochCancelled once the loader is closed."""
+        with self._handing_over:
+            if self._closed:
+                raise EpochCancelled("the worker ends")
+            self._handed = asyncio.run_coroutine_threadsafe(self.load(staged), self.loop)
         try:
-            asyncio.run_coroutine_threadsafe(self.load(staged), self.loop).result()
+            self._handed.result()
+        except CancelledError as error:
+            raise EpochCancelled("the worker ends") from error
         except Exception as error:
             raise NotLoaded(str(error) or type(error).__name__) from error
+
+    def close(self) -> None:
+        """Frees the receiver's thread, whether or not the event loop still runs."""
+        with self._handing_over:
+            self._closed = True
+            if self._handed is not None:
+                self._handed.cancel()
 
     def on_staging_failure(self, error: Exception) -> None:
         """In the receiver's thread: weights that came could not be kept."""
@@ -79,12 +97,12 @@ class WeightLoader:
         self.reported_from = self.parity_failures, self.failures
 
     async def load(self, staged: StagedWeights) -> None:
-        self.replacing = staged.version <= self.engine.version
+        self.replacing = staged.version <= self.tasks.engine.version
         if self.replacing:
             # Tokens tagged with this version would be taken for those of the new weights.
             self.tasks.hand_back("weights_withdrawn", Stage.GENERATING)
         try:
-            pause_s = await self.engine.load_weights(staged.version, staged.tensors)
+            pause_s = await self.tasks.engine.load_weights(staged.version, staged.tensors)
             self._failed = 0
         except ParametersDiffer as error:
             self._distrust(error)
@@ -108,7 +126,7 @@ class WeightLoader:
             transfer_ms=staged.seconds * 1e3,
         )
         self.session.poke()
-        self.held.room.set()
+        self.tasks.held.room.set()
 
     def _failure(self, what: str, error: Exception) -> None:
         """The link is replaced and brings the weights again; until then the old ones serve on."""

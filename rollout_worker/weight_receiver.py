@@ -1,9 +1,9 @@
 """Weight receiver: stages new versions beside the running engine.
 
-    sources ──► link thread ── StagedWeights ──► on_weights (the engine swaps at a token boundary)
-                     └── buckets ──► relay, if this worker hands weights on
+    links ──► receiver thread, one after another ── StagedWeights ──► on_weights (the engine swaps at
+                     └── buckets ──► relay                             a token boundary)
 
-One link at a time. Its thread waits for the next version, until another link replaces it. Each rank
+A link is served until another one replaces it. Each rank
 of a replica that publishes is a source of the link: it sends its share of the buckets. The next
 link goes on with an interrupted transfer at the buckets that are missing. A relay that has nothing
 to say says so; one that is silent while a newer version than the one here is known has failed, and
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import queue
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -32,7 +31,7 @@ from paceline.weights.weight_snapshot import BUCKET_BYTES
 from paceline.weights.weight_transfer import Reception, StagedWeights, receive_snapshot
 from paceline.weights.wire.link_greeting import RECEIVER, acknowledge, say_hello
 from paceline.weights.wire.weight_manifest import WeightsRefused
-from rollout_worker.load_failure import NotLoaded
+from rollout_worker.failures import NotLoaded
 from rollout_worker.weight_relay import WeightRelay
 
 HOLD_CHECK_S = 0.05
@@ -62,10 +61,10 @@ class WeightReceiver(LinkEnd):
         stall_s: float = 30.0,
         **ends: Any,
     ) -> None:
-        """``on_weights``: called from the link's thread with each new version, in rising order; the
+        """``on_weights``: called from the receiver's thread with each new version, in rising order; the
         next transfer starts after it returns. ``evaluating``: while it is true, a version that has
         come waits, because an evaluated completion is of one version. ``on_staging_failure``:
-        called from the link's thread if this worker, not the link, is why a version could not be
+        called from that thread if this worker, not the link, is why a version could not be
         staged. ``deltas``: keep the newest weights in host memory, so that the next version may
         come as what changed. ``relays``: links may lead from one receiver to another; then weights
         pass through host memory, and the newest stay there. ``stall_s``: silence after which a
@@ -76,10 +75,8 @@ class WeightReceiver(LinkEnd):
         self._evaluating = evaluating
         self._on_staging_failure = on_staging_failure
         self._stall_s = stall_s
-        self._handing_over = threading.Lock()
-        self._receiving = threading.Lock()
-        """Held while buckets arrive: the next link goes on with them once the thread before has let
-        go."""
+        self._new_links: queue.SimpleQueue[WeightLink | None] = queue.SimpleQueue()
+        """Links to serve; None: no more."""
         self.version = -1
         """Newest version handed to on_weights; -1 for none."""
         self._base: ReceiverBase | None = None
@@ -91,7 +88,10 @@ class WeightReceiver(LinkEnd):
         if relays:
             life = LifeSign(stall_s / _SIGNS, self._listens)
             self.relay = WeightRelay(**ends, life=life, through_host=True)
-        self._reception = Reception(keep_deltas=relays)
+        self._reception = Reception(
+            keep_deltas=relays, began=self._relayed, heard=self._heard, paid=self._paid
+        )
+        """Outlives a link, with what the link has left of a transfer."""
 
     def set_link(self, link: worker_pb2.WeightsLink | None, newest: int | None = None) -> None:
         """Converges to this link; another epoch replaces the present one. Does not block.
@@ -122,6 +122,20 @@ class WeightReceiver(LinkEnd):
             self.relay.close()
         super().close()
 
+    def _begin(self, link: WeightLink) -> None:
+        self._new_links.put(link)
+        if not self._threads:
+            self._threads = [threads.start(self._serve_links, self.thread_name)]
+
+    def _withdraw(self) -> None:
+        super()._withdraw()
+        self._new_links.put(None)
+
+    def _serve_links(self) -> None:
+        for link in iter(self._new_links.get, None):
+            if not link.withdrawn.is_set():
+                self._serve(link)
+
     def fault_of(self, link: WeightLink) -> str:
         now = time.monotonic()
         owing = list(link.owing.items())
@@ -143,16 +157,18 @@ class WeightReceiver(LinkEnd):
         super()._failed(link, error)
 
     def transfer(self, link: WeightLink, mesh: ProcessMesh) -> NoReturn:
-        # Behind the lock: a hand-over by the previous link's thread counts.
-        with self._handing_over:
-            if link.reload or (link.newest is not None and link.newest < self.version):
-                self.version = -1
-            version = self.version
+        self._link = link
+        if link.reload or (link.newest is not None and link.newest < self.version):
+            self.version = -1
         sources = [mesh]
         try:
-            self._join_others(link, sources, say_hello(mesh, version))
-            self._formed(link, has=version, sources=len(sources))
-            self._follow(link, sources)
+            self._join_others(link, sources, say_hello(mesh, self.version))
+            self._formed(link, has=self.version, sources=len(sources))
+            self._reception.tree = link.tree
+            if self.relay is not None:
+                self.relay.confirm(link.tree, link.newest, reload=link.reload)
+            while True:
+                self._receive_next(link, sources)
         finally:
             for other in sources[1:]:
                 other.abandon()
@@ -178,81 +194,48 @@ class WeightReceiver(LinkEnd):
             if isinstance(error, Exception):
                 raise error
 
-    def _follow(self, link: WeightLink, sources: Sequence[ProcessMesh]) -> NoReturn:
-        with self._receiving:
-            reception = self._reception_over(link)
-        base = self._base
-        while True:
-            staged = self._receive(sources, link, base, reception)
-            base = self._base = staged.base if self._deltas else None
-            if self.version >= 0 and self._evaluating():
-                with waiting(WaitKind.ENGINE, "generating for an evaluation of the loaded version"):
-                    while self._evaluating() and not link.withdrawn.wait(HOLD_CHECK_S):
-                        pass
-            with waiting(WaitKind.WEIGHTS, f"loading weights {staged.version} into the engine"):
-                self._hand_over(link, staged)
-            for mesh in sources:
-                acknowledge(mesh, staged.version)
-            self.last_transfer_s = staged.seconds
-            event(
-                _log,
-                "weights staged",
-                epoch=link.epoch,
-                version=staged.version,
-                ms=staged.seconds * 1e3,
-            )
-            # The engine owns them now: do not keep them until the next version comes.
-            del staged
+    def _receive_next(self, link: WeightLink, sources: Sequence[ProcessMesh]) -> None:
+        """Receives one version and loads it into the engine."""
+        staged = self._receive(link, sources)
+        self._base = staged.base if self._deltas else None
+        if self.version >= 0 and self._evaluating():
+            with waiting(WaitKind.ENGINE, "generating for an evaluation of the loaded version"):
+                while self._evaluating() and not link.withdrawn.wait(HOLD_CHECK_S):
+                    pass
+        if link.withdrawn.is_set():
+            raise EpochCancelled("the link was replaced")
+        with waiting(WaitKind.WEIGHTS, f"loading weights {staged.version} into the engine"):
+            self._on_weights(staged)
+        self.version = staged.version
+        for mesh in sources:
+            acknowledge(mesh, staged.version)
+        self.last_transfer_s = staged.seconds
+        ms = staged.seconds * 1e3
+        event(_log, "weights staged", epoch=link.epoch, version=staged.version, ms=ms)
 
-    def _reception_over(self, link: WeightLink) -> Reception:
-        """A reception for this link's thread alone, with what the link before has left of a
-        transfer."""
-        if self.relay is not None:
-            self.relay.confirm(link.tree, link.newest, reload=link.reload)
-        before = self._reception
+    def _heard(self, source: int) -> None:
+        if source:
+            self._link.owing[source] = time.monotonic()
+        else:
+            self._link.heard_t = time.monotonic()
 
-        def heard(source: int) -> None:
-            if source:
-                link.owing[source] = time.monotonic()
-            else:
-                link.heard_t = time.monotonic()
-
-        def paid(source: int) -> None:
-            link.owing.pop(source, None)
-
-        self._reception = Reception(
-            before.begun,
-            link.tree,
-            before.keep_deltas,
-            began=self._relayed,
-            heard=heard,
-            paid=paid,
-        )
-        before.begun = None
-        heard(0)
-        return self._reception
+    def _paid(self, source: int) -> None:
+        self._link.owing.pop(source, None)
 
     def _relayed(self, weights: ArrivingWeights) -> None:
         if self.relay is not None:
             self.relay.hold(weights)
 
-    def _receive(
-        self,
-        sources: Sequence[ProcessMesh],
-        link: WeightLink,
-        base: ReceiverBase | None,
-        reception: Reception,
-    ) -> StagedWeights:
-        what = f"waiting for weights from {link.peer}"
-        reception.heard(0)
+    def _receive(self, link: WeightLink, sources: Sequence[ProcessMesh]) -> StagedWeights:
+        self._heard(0)
         try:
-            with self._receiving, waiting(WaitKind.WEIGHTS, what, link.peer):
+            with waiting(WaitKind.WEIGHTS, f"waiting for weights from {link.peer}", link.peer):
                 return receive_snapshot(
                     sources,
                     newer_than=self.version,
-                    base=base,
+                    base=self._base,
                     device=self.device,
-                    reception=reception,
+                    reception=self._reception,
                 )
         except WeightsRefused:
             # It may be the base that is damaged: the next link brings whole buckets.
@@ -263,15 +246,6 @@ class WeightReceiver(LinkEnd):
                 link.heard_t = None
 
     def _listens(self) -> bool:
-        """Whether this worker is ready for the next version: what it does not hand on has not come."""
+        """True if this worker is ready for the next version: what it does not hand on has not come."""
         with self._changed:
             return all(link.heard_t is not None for link in self._links.values())
-
-    def _hand_over(self, link: WeightLink, staged: StagedWeights) -> None:
-        with self._handing_over:
-            if link.withdrawn.is_set():
-                raise EpochCancelled("the link was replaced")
-            if staged.version <= self.version:
-                raise WeightsRefused(f"version {staged.version} is not newer than {self.version}")
-            self._on_weights(staged)
-            self.version = staged.version

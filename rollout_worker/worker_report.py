@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 
 from paceline.process.worker_resources import Resources
 from paceline.v1 import rollout_pb2, worker_pb2
 from rollout_worker.engine.base import Engine, EngineStats
+from rollout_worker.held_tasks import Stage
 from rollout_worker.lifecycle import WorkerLifecycle
-from rollout_worker.tasks.held_tasks import HeldTasks, Stage
 from rollout_worker.tasks.lease_loop import LeaseLoop
-from rollout_worker.tasks.outbox import Outbox
-from rollout_worker.tasks.task_runner import Producer
+from rollout_worker.tasks.task_runner import TaskRunner
 from rollout_worker.weight_loading import WeightLoader
 from rollout_worker.weight_receiver import WeightReceiver
 
@@ -62,24 +61,25 @@ class EngineRates:
 @dataclass
 class RolloutReport:
     lifecycle: WorkerLifecycle
-    engine: Engine
-    rates: EngineRates
-    producer: Producer
-    held: HeldTasks
-    outbox: Outbox
+    tasks: TaskRunner
     leasing: LeaseLoop
     loading: WeightLoader
+    slots: InitVar[int]
     receiver: WeightReceiver | None = None
     """None until the worker is registered."""
 
+    def __post_init__(self, slots: int) -> None:
+        self.rates = EngineRates(self.tasks.engine, slots)
+
     def message(self) -> worker_pb2.Report:
-        stats = self.engine.stats()
+        engine, held, outbox = self.tasks.engine, self.tasks.held, self.tasks.outbox
+        stats = engine.stats()
         in_engine = stats.running + stats.waiting
         gauges = self.rates.read()
-        gauges["unsent"] = float(len(self.outbox))
-        gauges["continued_tokens"] = float(self.producer.continued_tokens)
-        gauges["scoring"] = float(len(self.held.in_stage(Stage.SCORING)))
-        gauges["scoring_capacity"] = float(self.producer.scoring_capacity)
+        gauges["unsent"] = float(len(outbox))
+        gauges["continued_tokens"] = float(self.tasks.partials.continued_tokens)
+        gauges["scoring"] = float(len(held.in_stage(Stage.SCORING)))
+        gauges["scoring_capacity"] = float(self.tasks.producer.scoring_capacity)
         gauges["lease_s"] = self.leasing.round_trip_s
         if self.receiver is not None:
             gauges["transfer_s"] = self.receiver.last_transfer_s
@@ -87,12 +87,12 @@ class RolloutReport:
                 gauges["relayed_bytes"] = float(self.receiver.relay.sent_bytes)
         return worker_pb2.Report(
             lifecycle=self.lifecycle.state,
-            progress=stats.tokens + stats.samples + stats.swaps + self.outbox.submitted,
+            progress=stats.tokens + stats.samples + stats.swaps + outbox.submitted,
             # Waiting for rewards or for the controller has limits of its own.
             busy=in_engine > 0,
-            held_leases=self.held.refs(),
+            held_leases=held.refs(),
             state_version=-1,
-            loaded_version=self.engine.version,
+            loaded_version=engine.version,
             link_epochs=self._link_epochs(),
             gauges=gauges,
             activity=self._activity(in_engine),
@@ -109,11 +109,11 @@ class RolloutReport:
         return self.receiver.formed_epochs() + (relay.formed_epochs() if relay else [])
 
     def _activity(self, in_engine: int) -> str:
-        if self.engine.version < 0:
+        if self.tasks.engine.version < 0:
             return "waiting for weights"
         if in_engine:
             return f"generating {in_engine} sequences"
-        if len(self.held):
+        if len(self.tasks.held):
             return "scoring and submitting"
         reason = rollout_pb2.EmptyReason.Name(self.leasing.empty_reason)
         why = reason.removeprefix("EMPTY_REASON_").lower()

@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from paceline.config.schema import Config
 from scorer_worker.batched_scorer import BatchedScorer
-from scorer_worker.judge_reply import request_about, score_in
-from scorer_worker.models import dtype_of, from_pretrained, frozen, pick_device
+from scorer_worker.model_scorers import dtype_of, from_pretrained, frozen, pick_device
 from scorer_worker.scorer import Item, NoScore, Score
+from scorer_worker.url_judge import request_about, score_in
 
 
 class LocalJudge(BatchedScorer):

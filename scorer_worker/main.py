@@ -29,7 +29,7 @@ from paceline.rpc.client import ControlPlane, RequestRefused
 from paceline.rpc.session import WorkerSession
 from paceline.rpc.side_channel import SideChannel
 from paceline.v1 import common_pb2, worker_pb2
-from scorer_worker.make_scorer import make_scorer
+from scorer_worker.scorer import make_scorer
 from scorer_worker.server import ScorerServer
 
 log = logging.getLogger(__name__)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.config.schema import Config
 from paceline.errors import BadInput
 
 Tokens = NDArray[np.int32]
@@ -64,3 +65,29 @@ class CompletionScorer(ABC):
 
     async def close(self) -> None:  # noqa: B027  (optional)
         """Ends what ``start`` began."""
+
+
+def make_scorer(config: Config, name: str) -> CompletionScorer:
+    """Raises ScorerError. Imports only what the kind needs."""
+    known = config.scorers.by_name
+    if name not in known:
+        raise ScorerError(
+            f"--scorer {name}: the config has no section [scorers.{name}] ({', '.join(known) or 'none'})"
+        )
+    match known[name].kind:
+        case "reward_model":
+            from scorer_worker.model_scorers import RewardModelScorer
+
+            return RewardModelScorer(config, name)
+        case "logprobs":
+            from scorer_worker.model_scorers import TokenLogprobs
+
+            return TokenLogprobs(config, name)
+        case "judge" if known[name].url is not None:
+            from scorer_worker.url_judge import UrlJudge
+
+            return UrlJudge(config, name)
+        case "judge":
+            from scorer_worker.local_judge import LocalJudge
+
+            return LocalJudge(config, name)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
@@ -17,9 +19,41 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from paceline.config.schema import Config
-from scorer_worker.judge_reply import request_about, score_in
-from scorer_worker.scorer import CompletionScorer, Item, NoScore, Score, ScorerError, Unavailable
+from paceline.config.sections.scorers import ScorerConfig
+from paceline.errors import UserError
+from scorer_worker.scorer import (
+    BadCompletion,
+    CompletionScorer,
+    Item,
+    NoScore,
+    Score,
+    ScorerError,
+    Unavailable,
+)
+
+
+def request_about(item: Item, config: ScorerConfig) -> str:
+    return config.prompt.format(prompt=item.prompt, completion=item.text, answer=item.answer)
+
+
+def score_in(reply: str, config: ScorerConfig) -> float:
+    """The first group of the last match. Raises NoScore."""
+    found = list(re.finditer(config.pattern, reply))
+    shown = repr(reply[-SHOWN:])
+    if not found or found[-1][1] is None:
+        raise NoScore(f"the judge's reply has no score (pattern {config.pattern!r}): {shown}")
+    try:
+        score = float(found[-1][1])
+    except ValueError:
+        raise NoScore(f"the judge's score {found[-1][1]!r} is no number: {shown}") from None
+    low, high = config.score_range
+    if not low <= score <= high:
+        raise NoScore(f"the judge's score {score:g} is not from {low:g} to {high:g}: {shown}")
+    return score
+
 
 KEY_VARIABLE = "PACELINE_JUDGE_KEY"
 OVERLOADED = (408, 425, 429)
@@ -97,7 +131,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 _WITHOUT_REDIRECTS = urllib.request.build_opener(_NoRedirects)
 SHOWN = 300
-"""Bytes of a refusal in an error."""
+"""Characters of a reply, or bytes of a refusal, in an error."""
 
 
 def _content(answer: bytes) -> str:
@@ -123,3 +157,24 @@ def _key(name: str, path: str | None) -> str:
         raise ScorerError(
             f"scorers.{name}.api_key_file {path} cannot be read ({error.strerror}): create it, or set {KEY_VARIABLE}"
         ) from error
+
+
+def main() -> int:
+    """Asks for one score: ``python -m scorer_worker.url_judge NAME SETTINGS_JSON``. The exit status is
+    0 if the judge gave one; else 1, with one line on standard error."""
+    name, settings = sys.argv[1], json.loads(sys.argv[2])
+    config = Config.model_validate(
+        {"model": {"path": "m"}, "data": {"path": "d"}, "scorers": {name: settings}}
+    )
+    token = np.zeros(1, np.int32)
+    item = Item(token, token, prompt="What is 2 + 2?", text="4", answer="4")
+    try:
+        asyncio.run(UrlJudge(config, name).score([item]))
+    except (UserError, BadCompletion, NoScore, Unavailable) as error:
+        print(f"check: scorers.{name}: {error}".splitlines()[0], file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -29,8 +29,7 @@ from controller.replicated_controller import Controller
 from controller.services.validation import check_caller, check_request_id
 from controller.set_settings import set_settings
 from controller.status import setting_changes, status_of
-from paceline.groups.completions import check_text
-from paceline.groups.invalid import Invalid
+from paceline.groups.invalid import Invalid, check_text
 from paceline.observe.vocabulary import DeathCause, FaultCause
 from paceline.providers.base import who_scales
 from paceline.v1 import admin_pb2, common_pb2

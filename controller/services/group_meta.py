@@ -11,8 +11,7 @@ import re
 from collections.abc import Sequence
 
 from controller.ledger.specs import GroupMeta
-from paceline.groups.completions import check_task, check_text
-from paceline.groups.invalid import Invalid
+from paceline.groups.invalid import Invalid, check_task, check_text
 from paceline.groups.limits import GroupLimits
 from paceline.groups.payload import meta_digest
 from paceline.ids import Version

@@ -25,8 +25,7 @@ from controller.services.validation import (
     check_count,
     check_wait,
 )
-from paceline.groups.completions import check_task, check_text
-from paceline.groups.invalid import Invalid
+from paceline.groups.invalid import Invalid, check_task, check_text
 from paceline.groups.limits import task_settings
 from paceline.ids import Version
 from paceline.payloads.store import Ref, partial_ref

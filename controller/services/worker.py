@@ -17,8 +17,7 @@ from controller.replicated_controller import Controller
 from controller.services.validation import MAX_TASKS, check_caller
 from paceline.config.differences import differences
 from paceline.config.schema import Config
-from paceline.groups.completions import check_text
-from paceline.groups.invalid import Invalid
+from paceline.groups.invalid import Invalid, check_text
 from paceline.ids import MeshEpoch, Version
 from paceline.process.waits import MOST_TEXT
 from paceline.refusal_code import RefusalCode

@@ -5,22 +5,69 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from paceline.groups.completions import (
-    check_numbers,
-    check_task,
-    check_text,
-    each_sequence,
-    token_count,
-    version_spans,
-)
-from paceline.groups.invalid import Invalid
+from paceline.groups.invalid import Invalid, check_task, check_text
 from paceline.groups.limits import GroupLimits
 from paceline.rpc.wire_limits import MAX_REWARD, usable_reward
 from paceline.v1 import common_pb2, rollout_pb2
+
+T = TypeVar("T")
+
+LOGPROB_CEILING = 1e-3
+"""Log-probabilities are at most 0; rounding may lift them by this much."""
+
+
+def token_count(buffer: bytes, field: str, limits: GroupLimits) -> int:
+    count, rest = divmod(len(buffer), 4)
+    if rest or not count:
+        raise Invalid(f"{field}: {len(buffer)} bytes are not one or more int32 tokens")
+    if count > limits.max_sequence_tokens:
+        raise Invalid(f"{field}: {count} tokens, at most {limits.max_sequence_tokens} allowed")
+    return count
+
+
+def version_spans(
+    completion: rollout_pb2.Completion | rollout_pb2.PartialCompletion, tokens: int, newest: int
+) -> list[tuple[int, int]]:
+    """(version, length) of each span. Spans and log-probs must fit the number of tokens."""
+    if len(completion.logprobs) != 4 * tokens:
+        raise Invalid(f"{tokens} tokens but {len(completion.logprobs) / 4:g} log-probs")
+    versions = completion.versions
+    # Checked before the list is built: a message may contain a million spans.
+    if len(versions) > tokens:
+        raise Invalid(f"{len(versions)} version spans, {tokens} tokens")
+    spans = [(span.version, span.length) for span in versions]
+    last = covered = 0
+    for version, length in spans:
+        if not last <= version <= newest:
+            raise Invalid(f"version {version} after {last}, newest is {newest}")
+        if length < 1:
+            raise Invalid("an empty version span")
+        last = version
+        covered += length
+    if covered != tokens:
+        raise Invalid(f"version spans cover {covered} of {tokens} tokens")
+    return spans
+
+
+def check_numbers(group: rollout_pb2.Group, limits: GroupLimits) -> None:
+    """Checks all completions in one pass, which is several times faster than one pass for each."""
+    tokens = b"".join([group.prompt_tokens, *[c.tokens for c in group.completions]])
+    # Read as unsigned, a negative id is huge: one comparison finds negative and too large ids.
+    if np.frombuffer(tokens, dtype="<u4").max() >= (limits.vocabulary or 1 << 31):
+        raise Invalid(f"a token id is negative or not below {limits.vocabulary}, the vocabulary")
+    check_logprobs(np.frombuffer(b"".join([c.logprobs for c in group.completions]), dtype="<f4"))
+
+
+def check_logprobs(logprobs: NDArray[np.float32]) -> None:
+    # A NaN makes both comparisons false.
+    if len(logprobs) and not (logprobs.max() <= LOGPROB_CEILING and logprobs.min() > -math.inf):
+        raise Invalid("log-probs must be finite and at most 0")
+
 
 MAX_COMPONENTS = 64
 MAX_TEXT = 1 << 20
@@ -45,7 +92,7 @@ def check_group(
         raise Invalid("generate_s and reward_s must be finite and not negative")
     if len(group.prompt_text) > MAX_TEXT:
         raise Invalid(f"prompt_text is longer than {MAX_TEXT} characters")
-    sequences = each_sequence(group, limits, newest_version, _check_finished)
+    sequences = _check_sequences(group, limits, newest_version)
     trainable = sum(sequence.trainable for sequence in sequences)
     if train and (missing := [c for c in group.completions if limits.columns - c.columns.keys()]):
         names = ", ".join(sorted(limits.columns - missing[0].columns.keys()))
@@ -80,6 +127,22 @@ class _Finished(NamedTuple):
     """(version, number of these tokens); may name a version twice, or with 0 tokens."""
     oldest: int
     newest: int
+
+
+def _check_sequences(group: rollout_pb2.Group, limits: GroupLimits, newest: int) -> list[_Finished]:
+    count, train = len(group.completions), group.task.task_id[0] == "t"
+    if train and count != limits.group_size:
+        raise Invalid(f"{count} completions; {limits.group_size} were requested")
+    if not train and not 1 <= count <= limits.eval_samples:
+        raise Invalid(f"{count} completions; an evaluation takes 1 to {limits.eval_samples}")
+    token_count(group.prompt_tokens, "prompt_tokens", limits)
+    finished = []
+    for number, completion in enumerate(group.completions):
+        try:
+            finished.append(_check_finished(completion, limits, newest))
+        except Invalid as error:
+            raise Invalid(f"completions[{number}]: {error}") from None
+    return finished
 
 
 def _check_finished(

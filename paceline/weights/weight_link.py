@@ -122,9 +122,12 @@ class LinkEnd(ABC):
                 self._links.pop(key).withdrawn.set()
             for key in desired.keys() - self._links.keys():
                 link = self._links[key] = desired[key]
-                thread = threads.start(self._serve, f"{self.thread_name}-{link.epoch}", [link])
-                self._threads = [t for t in self._threads if t.is_alive()] + [thread]
+                self._begin(link)
             self._changed.notify_all()
+
+    def _begin(self, link: WeightLink) -> None:
+        thread = threads.start(self._serve, f"{self.thread_name}-{link.epoch}", [link])
+        self._threads = [t for t in self._threads if t.is_alive()] + [thread]
 
     def _withdraw(self) -> None:
         self._converge({})

@@ -96,7 +96,7 @@ def judges(config: Config) -> Findings:
     for name, scorer in config.scorers.by_name.items():
         if scorer.url is not None:
             settings = scorer.model_dump_json(exclude_none=True)
-            if problem := try_import("scorer_worker.check", name, settings).problem:
+            if problem := try_import("scorer_worker.url_judge", name, settings).problem:
                 yield fail(problem, "Start the server, or correct the section of the scorer")
 
 

@@ -11,12 +11,14 @@ share and that is not the worker's. Waiting is free; computing delays the other 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from paceline.dataset.rows import Message
 from paceline.errors import BadInput
+from paceline.process.user_code import NotFound, find
 from paceline.prompt_tokenizer import PromptTokenizer
 from rollout_worker.engine.base import Finish
 from rollout_worker.failures import AttemptFailed
@@ -152,3 +154,23 @@ class TurnRewards:
 
 Environment = Callable[[EnvironmentTask, Sample], Awaitable[Any]]
 """Returns None (the reward functions score), a number, numbers by component, or TurnRewards."""
+
+
+def load(name: str) -> Environment:
+    """Raises BadEnvironment, with what is wrong with the name or with what it names."""
+    try:
+        target: Any = find(name)
+    except NotFound as error:
+        raise _bad(name, str(error)) from error
+    call = target if inspect.isroutine(target) else getattr(target, "__call__", None)  # noqa: B004
+    if not inspect.iscoroutinefunction(call):
+        raise _bad(name, "it must be an async function of (task, sample)")
+    try:
+        inspect.signature(target).bind(None, None)
+    except (TypeError, ValueError):
+        raise _bad(name, "it must take two arguments, (task, sample)") from None
+    return cast(Environment, target)
+
+
+def _bad(name: str, why: str) -> BadEnvironment:
+    return BadEnvironment(f"rollout.environment = {name!r}: {why}")

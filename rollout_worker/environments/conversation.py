@@ -30,7 +30,7 @@ from rollout_worker.engine.base import (
     SamplingParams,
     bad_stop,
 )
-from rollout_worker.engine.transformers.rng import sample_keys
+from rollout_worker.engine.transformers.sampler import sample_keys
 from rollout_worker.environments.base import (
     BadTurn,
     EnvironmentFailed,
@@ -39,7 +39,7 @@ from rollout_worker.environments.base import (
     TranscriptOver,
     Turn,
 )
-from rollout_worker.tasks.task_messages import text_of
+from rollout_worker.generated_group import text_of
 
 FULL = "context_length_exceeded"
 TURNS = "max_turns_exceeded"

@@ -26,7 +26,7 @@ from starlette.types import Receive, Scope, Send
 
 from paceline.prompt_tokenizer import BadPrompt
 from rollout_worker.engine.base import Aborted, EngineError, SamplingParams
-from rollout_worker.engine.transformers.rng import sample_keys
+from rollout_worker.engine.transformers.sampler import sample_keys
 from rollout_worker.environments.base import (
     BadTurn,
     EnvironmentFailed,

@@ -14,9 +14,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from paceline.process.user_code import python_module
-from rollout_worker.rewards.child import BEAT, BadMessage, encode_message, read_message
+from rollout_worker.rewards.child import (
+    BEAT,
+    BadMessage,
+    RewardOutput,
+    encode_message,
+    read_message,
+)
 from rollout_worker.rewards.functions import RewardError
-from rollout_worker.rewards.output import RewardOutput
 from rollout_worker.rewards.score import Job, ScoringFailed, Values
 
 START_S = 120.0

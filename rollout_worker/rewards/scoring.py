@@ -15,7 +15,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import fsum
 
 from paceline.config.sections.scorers import named_scorer
@@ -190,3 +190,27 @@ def _placed(
         if isinstance(found := values[name], list)
     ]
     return [fsum(at) for at in zip(*lists, strict=True)]
+
+
+COMPONENT = "overlong"
+
+
+def penalised(scores: Scores, tokens: Sequence[int], limit: int, config: RewardConfig) -> Scores:
+    """``tokens``: of each completion; ``limit``: the most that one may have. The penalty is a
+    component of its own."""
+    if not config.overlong_buffer:
+        return scores
+    losses = [config.overlong_penalty * _share(n, limit, config.overlong_buffer) for n in tokens]
+    return replace(
+        scores,
+        rewards=[reward + loss for reward, loss in zip(scores.rewards, losses, strict=True)],
+        components=[
+            {**values, COMPONENT: loss}
+            for values, loss in zip(scores.components, losses, strict=True)
+        ],
+    )
+
+
+def _share(tokens: int, limit: int, buffer: int) -> float:
+    """0 up to the buffer, -1 from the limit on."""
+    return max(-1.0, min(0.0, (limit - buffer - tokens) / buffer))

@@ -16,11 +16,11 @@ from paceline.config.schema import Config
 from paceline.config.sections.scorers import PREFIX, named_scorer
 from paceline.rpc.wire_limits import usable_reward
 from paceline.v1 import scorer_pb2, worker_pb2
+from rollout_worker.generated_group import GeneratedGroup
 from rollout_worker.rewards.functions import weights_of
 from rollout_worker.rewards.scoring import Scores
 from rollout_worker.scorers.living_scorers import LivingScorers
 from rollout_worker.scorers.score_call import ScoreCall, ScorerFailed
-from rollout_worker.tasks.task_messages import GeneratedGroup
 
 REQUEST_BYTES = 4 << 20
 """Of a request, about. A group of long completions is scored in several, by several scorers at

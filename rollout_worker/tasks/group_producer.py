@@ -18,36 +18,26 @@ from paceline.config.sections.scorers import named_scorer
 from paceline.process.waits import WaitKind, waiting
 from paceline.prompt_tokenizer import BadPrompt, Prompt, PromptTokenizer
 from paceline.v1 import rollout_pb2
-from rollout_worker.engine.base import (
-    Completion,
-    Engine,
-    GenerationFailed,
-    Request,
-    token_count,
-)
-from rollout_worker.environments.environment_runner import EnvironmentRunner
+from rollout_worker.engine.base import Engine, GenerationFailed, Request
 from rollout_worker.environments.environment_thread import LOST
 from rollout_worker.failures import AttemptFailed
-from rollout_worker.rewards.overlong import penalised
-from rollout_worker.rewards.score import Job
-from rollout_worker.rewards.scoring import Scorer, Scores
-from rollout_worker.scorers.group_scores import GroupScores
-from rollout_worker.tasks.held_tasks import HeldTask, Stage
-from rollout_worker.tasks.partial_rollouts import PartialRollouts
-from rollout_worker.tasks.task_messages import (
-    GeneratedGroup,
-    add_columns,
+from rollout_worker.generated_group import GeneratedGroup, add_columns, group_message, text_of
+from rollout_worker.held_tasks import HeldTask, HeldTasks, Stage
+from rollout_worker.leases import (
     answer_of,
     eval_set_of,
-    group_message,
     in_data_fields,
     is_evaluation,
     returned,
     row_of,
     sampling_params,
     settings_of,
-    text_of,
 )
+from rollout_worker.rewards.score import Job
+from rollout_worker.rewards.scoring import Scorer, Scores, penalised
+from rollout_worker.scorers.group_scores import GroupScores
+from rollout_worker.tasks.environment_runner import EnvironmentRunner
+from rollout_worker.tasks.partial_rollouts import PartialRollouts
 
 _KINDS = {
     # No other attempt can do better.
@@ -68,17 +58,15 @@ class GroupProducer:
     environments: EnvironmentRunner | None = None
     """Makes the completions instead of the engine alone."""
     set_scorers: Mapping[str, Scorer] = field(default_factory=dict)
-    """Of evaluation sets with rewards of their own, by name."""
+    """Scorers of evaluation sets that have their own rewards, by name."""
     group_scores: GroupScores | None = None
-    """Scores of the scorers; None: there are none."""
-    partials: PartialRollouts | None = None
-    """What earlier attempts have left; None: every attempt begins again."""
-    continued_tokens: int = 0
-    """Tokens that other workers had generated and that were not generated again."""
+    """Scorers of the config; None: there are none."""
+    partials: PartialRollouts = field(default_factory=lambda: PartialRollouts(HeldTasks()))
+    """What earlier attempts have left."""
 
     @property
     def scoring_capacity(self) -> int:
-        """Groups that are scored at once."""
+        """Number of groups that can be scored at once."""
         return self.scorer.capacity
 
     async def produce(self, held: HeldTask) -> rollout_pb2.Group | rollout_pb2.ReturnedTask:
@@ -99,7 +87,7 @@ class GroupProducer:
             made = await generate(held, row)
         generate_s = time.monotonic() - held.since
         held.stage, held.completions = Stage.SCORING, made.completions
-        of = eval_set_of(lease, self.config)
+        eval_set = eval_set_of(lease, self.config)
         answer = answer_of(row, self.config)
         shared = {
             "prompt": made.prompt.text,
@@ -110,12 +98,15 @@ class GroupProducer:
             "evaluation": is_evaluation(lease),
         }
         # A set's own rewards replace those of the environment, too.
-        own = of is not None and of.reward is not None
-        scores = (None if own else made.scores) or await self._scores(lease, made, shared, of)
+        has_own_reward = eval_set is not None and eval_set.reward is not None
+        scores = None if has_own_reward else made.scores
+        scores = scores or await self._scores(lease, made, shared, eval_set)
         if not is_evaluation(lease):
             tokens = [len(completion.tokens) for completion in made.completions]
             scores = penalised(scores, tokens, self._most_tokens(lease, made), self.config.reward)
-        vote = of.votes(self.config.reward) if of is not None and of.samples > 1 else ""
+        vote = ""
+        if eval_set is not None and eval_set.samples > 1:
+            vote = eval_set.votes(self.config.reward)
         group = group_message(lease, made, scores, generate_s=generate_s, vote=vote)
         if self.group_scores is not None and not is_evaluation(lease):
             add_columns(group, await self.group_scores.columns(made, answer))
@@ -126,13 +117,13 @@ class GroupProducer:
         lease: rollout_pb2.Lease,
         made: GeneratedGroup,
         shared: dict[str, Any],
-        of: EvalSetConfig | None,
+        eval_set: EvalSetConfig | None,
     ) -> Scores:
-        """Of the reward functions, then of the scorers: a group that a function fails costs no
+        """Asks the reward functions, then the scorers: a group that a function fails costs no
         scorer."""
-        own = of is not None and of.reward is not None
-        scorer = self.set_scorers[lease.eval_set] if own else self.scorer
-        functions = of.reward if of and of.reward else self.config.reward.functions
+        scorer, functions = self.scorer, self.config.reward.functions
+        if eval_set is not None and eval_set.reward is not None:
+            scorer, functions = self.set_scorers[lease.eval_set], eval_set.reward
         names = ", ".join(name for name in functions if named_scorer(name) is None)
         limit_s = settings_of(lease, self.config).reward_timeout_s
         with waiting(WaitKind.REWARD, f"scoring with {names}", names, limit_s=limit_s):
@@ -142,7 +133,7 @@ class GroupProducer:
         return await self.group_scores.rewards(made, shared["answer"], scores, functions)
 
     def _most_tokens(self, lease: rollout_pb2.Lease, made: GeneratedGroup) -> int:
-        """Of a completion; with an environment, of the transcript after the prompt."""
+        """Token limit of a completion; with an environment, of the transcript after the prompt."""
         room = self.engine.max_context - len(made.prompt.tokens)
         if self.environments:
             return room
@@ -173,10 +164,7 @@ class GroupProducer:
         params = sampling_params(self.config, lease)
         room = self.engine.max_context - len(prompt.tokens)
         params = replace(params, max_tokens=min(params.max_tokens, room))
-        prefixes: tuple[Completion | None, ...] = ()
-        if self.partials is not None and lease.task.attempt > 1:
-            prefixes = await self.partials.prefixes(
-                lease, prompt.tokens, max_tokens=params.max_tokens, version=self.engine.version
-            )
-            self.continued_tokens += sum(map(token_count, prefixes))
+        prefixes = await self.partials.prefixes(
+            lease, prompt.tokens, max_tokens=params.max_tokens, version=self.engine.version
+        )
         return Request(held.request_id, prompt.tokens, params, lease.group_size, prefixes)

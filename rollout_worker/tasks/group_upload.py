@@ -18,7 +18,7 @@ from paceline.groups.payload import encode, payload_digest
 from paceline.ids import ANY, TaskId
 from paceline.payloads.store import PayloadStore, Ref
 from paceline.v1 import common_pb2, rollout_pb2
-from rollout_worker.tasks.task_messages import returned
+from rollout_worker.leases import returned
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,16 +17,17 @@ from paceline.recorded.group import recorded_group
 from paceline.v1 import rollout_pb2
 from rollout_worker.engine.no_engine import NoEngine
 from rollout_worker.failures import AttemptFailed
-from rollout_worker.tasks.held_tasks import HeldTask
-from rollout_worker.tasks.task_messages import returned, row_of
+from rollout_worker.held_tasks import HeldTask, HeldTasks
+from rollout_worker.leases import returned, row_of
+from rollout_worker.tasks.partial_rollouts import PartialRollouts
 
 
 @dataclass
 class RecordedProducer:
     encoder: RowEncoder
     engine: NoEngine
-    continued_tokens: int = 0
-    """As of a producer with an engine; always 0."""
+    partials: PartialRollouts = field(default_factory=lambda: PartialRollouts(HeldTasks()))
+    """None: a row is encoded at once."""
     _one: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Tokenizers are not made for several threads."""
 

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from paceline.errors import one_line
+from paceline.rpc.session import WorkerSession
 from paceline.v1 import common_pb2, rollout_pb2
 from rollout_worker.engine.base import Aborted, Engine, EngineError
-from rollout_worker.tasks.held_tasks import HeldTask, HeldTasks, Stage, request_id_of
+from rollout_worker.held_tasks import HeldTask, HeldTasks, Stage, request_id_of
+from rollout_worker.leases import returned
 from rollout_worker.tasks.outbox import Outbox
 from rollout_worker.tasks.partial_rollouts import PartialRollouts
-from rollout_worker.tasks.task_messages import returned
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +27,8 @@ log = logging.getLogger(__name__)
 class Producer(Protocol):
     """Makes the group of a lease: GroupProducer by sampling, RecordedProducer from the row itself."""
 
-    continued_tokens: int
-    """Tokens that other workers had generated and that were not generated again."""
+    partials: PartialRollouts
+    """What other workers have left of the tasks, and what this one leaves."""
 
     @property
     def scoring_capacity(self) -> int:
@@ -37,14 +38,19 @@ class Producer(Protocol):
         """Raises Aborted if the request was aborted, EngineError if the engine has failed."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class TaskRunner:
+    """``engine_died``: called if the engine fails while it works on a task."""
+
+    session: WorkerSession
     held: HeldTasks
     engine: Engine
     producer: Producer
-    outbox: Outbox
-    partials: PartialRollouts
     engine_died: Callable[[EngineError], None]
+
+    def __post_init__(self) -> None:
+        self.outbox = Outbox(self.session, self.held)
+        self.partials = self.producer.partials
 
     def take(self, lease: rollout_pb2.Lease, unwanted: str = "") -> None:
         """``unwanted``: why this worker hands it back at once; empty: it works on it."""

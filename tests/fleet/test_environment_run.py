@@ -113,7 +113,7 @@ async def test_groups_with_masks_are_accepted_and_trained_on(tmp_path: Path) -> 
         handed_in: dict[str, rollout_pb2.Group] = {}
         try:
             await until(lambda: worker.lifecycle.state == worker_pb2.LIFECYCLE_RUNNING)
-            put = worker.outbox.put
+            put = worker.tasks.outbox.put
 
             def note(outcome: rollout_pb2.Group | rollout_pb2.ReturnedTask) -> None:
                 if isinstance(outcome, rollout_pb2.Group):
@@ -123,7 +123,7 @@ async def test_groups_with_masks_are_accepted_and_trained_on(tmp_path: Path) -> 
                     assert outcome.reason == "worker_leaving", outcome
                 put(outcome)
 
-            worker.outbox.put = note  # type: ignore[method-assign]
+            worker.tasks.outbox.put = note  # type: ignore[method-assign]
             weights = AutoModelForCausalLM.from_pretrained(model).state_dict()
             await worker.loading.load(StagedWeights(0, weights))
             await until(lambda: policy.timings.steps >= 2)

@@ -31,10 +31,10 @@ from paceline.v1 import common_pb2, rollout_pb2
 from paceline_launcher.cli.evaluation.settings import SET
 from rollout_worker.engine import make_engine
 from rollout_worker.engine.base import Aborted
-from rollout_worker.environments.environment_runner import EnvironmentRunner
+from rollout_worker.held_tasks import HeldTask
 from rollout_worker.rewards.scoring import Scorer
+from rollout_worker.tasks.environment_runner import EnvironmentRunner
 from rollout_worker.tasks.group_producer import GroupProducer
-from rollout_worker.tasks.held_tasks import HeldTask
 
 
 @dataclass(slots=True)

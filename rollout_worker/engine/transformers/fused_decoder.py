@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rollout_worker.engine.transformers.decoder import Prefilled
-from rollout_worker.engine.transformers.kv_cache import CacheShape, SlotCache
+from rollout_worker.engine.transformers.decoder import CacheShape, Prefilled, SlotCache
 
 _CLASSES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 _STATIC_ROPE = {"default", "linear", "llama3", "yarn"}

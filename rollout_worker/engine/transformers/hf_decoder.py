@@ -11,8 +11,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
 
 from rollout_worker.engine.base import EngineError
-from rollout_worker.engine.transformers.decoder import Prefilled
-from rollout_worker.engine.transformers.kv_cache import CacheShape, SlotCache
+from rollout_worker.engine.transformers.decoder import CacheShape, Prefilled, SlotCache
 
 _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 

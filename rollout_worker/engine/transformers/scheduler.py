@@ -16,11 +16,9 @@ from numpy.typing import NDArray
 from rollout_worker.engine.base import Completion, Finish, Request
 from rollout_worker.engine.stopping import TokenTexts, ended_by
 from rollout_worker.engine.transformers import sampler
-from rollout_worker.engine.transformers.admission import Admission
-from rollout_worker.engine.transformers.batch import Ended, RunningBatch, SequenceRow
-from rollout_worker.engine.transformers.decoder import Decoder
-from rollout_worker.engine.transformers.kv_cache import SlotCache
-from rollout_worker.engine.transformers.rng import sample_keys
+from rollout_worker.engine.transformers.batch import Admission, Ended, RunningBatch, SequenceRow
+from rollout_worker.engine.transformers.decoder import Decoder, SlotCache
+from rollout_worker.engine.transformers.sampler import sample_keys
 
 _PREFILL_TOKENS = 16384
 """Padded tokens of one prefill forward; bounds its memory and how long decoding waits for it."""

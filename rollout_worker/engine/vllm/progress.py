@@ -15,8 +15,7 @@ from rollout_worker.engine.base import Completion, Finish, GenerationFailed, OnP
 from rollout_worker.engine.stopping import Decode
 from rollout_worker.engine.vllm import internals
 from rollout_worker.engine.vllm.client import VLLMClient
-from rollout_worker.engine.vllm.outputs import join
-from rollout_worker.engine.vllm.request import GroupRequest
+from rollout_worker.engine.vllm.outputs import GroupRequest, join
 
 _LEAST_S, _MOST_S = 0.01, 0.05
 """Limits of the interval between two counts of tokens. The upper one bounds the delay of a report

@@ -174,7 +174,7 @@ async def test_a_task_leased_twice_by_a_repeated_reply_is_generated_once(play: P
 async def test_texts_are_sent_to_a_leader_that_cannot_decode_and_to_no_other(play: Play) -> None:
     """After a failover the leader may be on another host, without the tokenizer."""
     async with play() as scene:
-        controller, outbox = scene.controller, scene.worker.outbox
+        controller, outbox = scene.controller, scene.worker.tasks.outbox
         assert outbox.upload is not None and outbox.upload.texts
         controller.decodes_texts = True
         await until(lambda: outbox.upload is not None and not outbox.upload.texts)
@@ -687,7 +687,7 @@ async def test_lost_replies_and_a_lost_leader_lose_and_double_nothing(
             await worker.loading.load(StagedWeights(0, weights))
             await until(lambda: policy.timings.steps >= 3 and len(lost) == 3)
             controllers.started[0].kill()
-            await until(lambda: len(worker.outbox))
+            await until(lambda: len(worker.tasks.outbox))
             kept = {item.request_id for item in worker.held}
             assert kept, "held through the outage"
             before = policy.timings.steps
@@ -708,29 +708,15 @@ async def test_lost_replies_and_a_lost_leader_lose_and_double_nothing(
 def lose_first_replies(worker: RolloutWorker, count: int) -> list[str]:
     """The worker's first ``count`` submissions take effect, and their replies never arrive."""
     lost: list[str] = []
-    attempt = worker.control.attempt
+    attempt = worker.control._attempt
 
-    class LostReply:
-        def __init__(self, call: Any) -> None:
-            self.call = call
+    async def losing(address: str, method: str, *request: Any) -> Any:
+        reply = await attempt(address, method, *request)
+        if method != "RolloutService.SubmitGroups" or len(lost) >= count:
+            return reply
+        lost.append(reply.results[0].task.task_id)
+        nothing = grpc.aio.Metadata()
+        raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, "lost")
 
-        def __await__(self) -> Any:
-            return self._lose().__await__()
-
-        async def _lose(self) -> None:
-            reply = await self.call
-            lost.append(reply.results[0].task.task_id)
-            raise grpc.aio.AioRpcError(
-                grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "lost"
-            )
-
-        def cancel(self) -> Any:
-            return self.call.cancel()
-
-    def losing(address: str, method: str, request: Any, timeout_s: float) -> Any:
-        call = attempt(address, method, request, timeout_s)
-        wanted = method == "RolloutService.SubmitGroups" and len(lost) < count
-        return LostReply(call) if wanted else call
-
-    worker.control.attempt = losing  # type: ignore[method-assign]
+    worker.control._attempt = losing  # type: ignore[method-assign]
     return lost

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from paceline.config.sections.training import RewardConfig
+from rollout_worker.rewards.child import BYTES
 from rollout_worker.rewards.functions import RewardError, load
-from rollout_worker.rewards.output import BYTES
 from rollout_worker.rewards.process import ScoringProcess
 from rollout_worker.rewards.score import Job, ScoringFailed
 from rollout_worker.rewards.scoring import Scorer
@@ -345,7 +345,7 @@ async def test_what_a_reward_prints_is_bounded_in_the_log(
 WORKER = """
 import asyncio, sys
 from paceline.config.sections.training import RewardConfig
-from rollout_worker.rewards.output import BYTES
+from rollout_worker.rewards.child import BYTES
 from rollout_worker.rewards.score import Job
 from rollout_worker.rewards.scoring import Scorer
 

@@ -26,8 +26,7 @@ from paceline.weights.weight_transfer import StagedWeights
 from rollout_worker.engine import make_engine
 from rollout_worker.engine.base import Completion, Finish, Request, SamplingParams
 from rollout_worker.main import RolloutWorker
-from rollout_worker.tasks.partial_rollouts import GROWTH
-from rollout_worker.tasks.task_messages import partial_group, prefixes_of
+from rollout_worker.tasks.partial_rollouts import GROWTH, partial_group, prefixes_of
 from testbed.fleets.controllers import addresses, config_of, running_controllers, until
 from testbed.patience import patient
 from testbed.tiny_model import make_endless_model
@@ -135,7 +134,7 @@ async def test_a_worker_killed_late_in_a_sample_costs_little_of_it(
             (payload,) = await payloads.get([("t0", 2)])
             assert payload is not None
             group = rollout_pb2.Group.FromString(payload)
-            twice = generated - survivor.producer.continued_tokens // 2
+            twice = generated - survivor.tasks.partials.continued_tokens // 2
             assert 0 <= twice < lost
             prompt = np.frombuffer(group.prompt_tokens, "<i4")
             params = SamplingParams(length, seed=task_seed(config.run.seed, "t0"))

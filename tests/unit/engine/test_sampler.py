@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from rollout_worker.engine.transformers.rng import sample_keys, uniforms
-from rollout_worker.engine.transformers.sampler import SamplerRows, sample
+from rollout_worker.engine.transformers.sampler import SamplerRows, sample, sample_keys, uniforms
 
 N = 20_000
 P = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05, 0.0])

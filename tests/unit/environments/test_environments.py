@@ -24,9 +24,9 @@ from rollout_worker.environments.base import (
     EnvironmentTask,
     Sample,
     TranscriptFull,
+    load,
 )
-from rollout_worker.environments.load import load
-from rollout_worker.tasks.held_tasks import HeldTask
+from rollout_worker.held_tasks import HeldTask
 from testbed.fleets.controllers import until
 from tests.fixtures.chat_model import END, FORGETFUL, make_chat_model
 from tests.fixtures.environment_fixture import (
@@ -611,7 +611,7 @@ async def test_a_port_that_is_taken_is_said_to_be(model: Path) -> None:
 
 
 def test_the_endpoint_needs_a_chat_template(tmp_path: Path) -> None:
-    from rollout_worker.environments.environment_runner import EnvironmentRunner
+    from rollout_worker.tasks.environment_runner import EnvironmentRunner
 
     bare = make_chat_model(tmp_path, None)
     config = stage_config(bare, openai=True)

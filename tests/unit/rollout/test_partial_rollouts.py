@@ -16,9 +16,8 @@ from paceline.ids import TaskId
 from paceline.payloads.store import Payloads, Ref, StoreFull, partial_ref
 from paceline.v1 import common_pb2, rollout_pb2
 from rollout_worker.engine.base import Completion, Finish, Request, SamplingParams
-from rollout_worker.tasks.held_tasks import HeldTasks
-from rollout_worker.tasks.partial_rollouts import PartialRollouts
-from rollout_worker.tasks.task_messages import partial_group, prefixes_of
+from rollout_worker.held_tasks import HeldTasks
+from rollout_worker.tasks.partial_rollouts import PartialRollouts, partial_group, prefixes_of
 from tests.fixtures.ledgers import Driven
 
 PROMPT = np.array([13, 5, 8, 14], np.int32)

@@ -15,9 +15,8 @@ from paceline.groups.invalid import Invalid
 from paceline.groups.limits import GroupLimits
 from paceline.v1 import rollout_pb2
 from rollout_worker.environments.base import EnvironmentTask, Sample, TurnRewards
-from rollout_worker.rewards.overlong import penalised
 from rollout_worker.rewards.score import Job, ScoringFailed
-from rollout_worker.rewards.scoring import Scorer, Scores
+from rollout_worker.rewards.scoring import Scorer, Scores, penalised
 from tests.fixtures.chat_model import make_chat_model
 from tests.fixtures.environment_fixture import lease_of, mask_of, staged
 from tests.fixtures.group_meta import accepted

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +16,8 @@ from paceline.mesh.elastic_mesh import EpochCancelled
 from paceline.v1 import common_pb2, rollout_pb2
 from paceline.weights.weight_link import WeightLink
 from rollout_worker import weight_receiver
-from rollout_worker.tasks.held_tasks import HeldTasks, Stage
+from rollout_worker.held_tasks import HeldTasks, Stage
+from rollout_worker.weight_loading import WeightLoader
 from rollout_worker.weight_receiver import WeightReceiver
 
 
@@ -96,3 +100,22 @@ def test_the_first_weights_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     receiving = Receiving(monkeypatch, version=-1)
     receiving.thread.join(60)
     assert receiving.loaded == [1]
+
+
+@pytest.mark.parametrize("first", ["hand over", "close"])
+def test_a_worker_that_ends_frees_the_thread_that_hands_weights_over(first: str) -> None:
+    """Its event loop runs no more."""
+    loop = asyncio.new_event_loop()
+    part: Any = SimpleNamespace(version=-1)
+    loader = WeightLoader(part, part, part, loop)
+    staged: Any = SimpleNamespace(version=1, tensors={}, seconds=0.1)
+    if first == "close":
+        loader.close()
+    with ThreadPoolExecutor(1) as pool:
+        handing_over = pool.submit(loader.on_weights, staged)
+        while first == "hand over" and loader._handed is None:
+            time.sleep(0.001)
+        loader.close()
+        assert isinstance(handing_over.exception(60), EpochCancelled)
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from paceline.config.schema import Config
-from scorer_worker.make_scorer import make_scorer
-from scorer_worker.scorer import Item, NoScore, Unavailable
+from scorer_worker.scorer import Item, NoScore, Unavailable, make_scorer
 from scorer_worker.url_judge import KEY_VARIABLE
 from testbed.tiny_model import make_tiny_model
 

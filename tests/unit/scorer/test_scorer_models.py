@@ -12,8 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from paceline.config.schema import Config
-from scorer_worker.make_scorer import make_scorer
-from scorer_worker.scorer import BadCompletion, Item, ScorerError
+from scorer_worker.scorer import BadCompletion, Item, ScorerError, make_scorer
 from testbed.tiny_model import make_tiny_model, make_tiny_reward_model
 
 PAD = 0

@@ -22,11 +22,15 @@ from paceline.errors import one_line
 from paceline.prompt_tokenizer import Prompt, PromptTokenizer
 from paceline.v1 import rollout_pb2
 from rollout_worker.engine.base import Engine
-from rollout_worker.engine.transformers.rng import sample_keys
-from rollout_worker.environments.base import EnvironmentFailed, EnvironmentTask, TranscriptFull
+from rollout_worker.engine.transformers.sampler import sample_keys
+from rollout_worker.environments.base import (
+    EnvironmentFailed,
+    EnvironmentTask,
+    TranscriptFull,
+    load,
+)
 from rollout_worker.environments.conversation import FULL, TURNS, Conversation
 from rollout_worker.environments.environment_thread import EnvironmentThread
-from rollout_worker.environments.load import load
 from rollout_worker.environments.reward_conversion import scores_of
 from rollout_worker.environments.transcript import (
     common_prompt,
@@ -34,15 +38,10 @@ from rollout_worker.environments.transcript import (
     readable,
     turn_ends,
 )
+from rollout_worker.generated_group import GeneratedGroup
+from rollout_worker.held_tasks import HeldTask
+from rollout_worker.leases import answer_of, is_evaluation, sampling_params, settings_of
 from rollout_worker.openai_server.server import ChatServer
-from rollout_worker.tasks.held_tasks import HeldTask
-from rollout_worker.tasks.task_messages import (
-    GeneratedGroup,
-    answer_of,
-    is_evaluation,
-    sampling_params,
-    settings_of,
-)
 
 
 class EnvironmentRunner:

@@ -1,0 +1,235 @@
+"""Scorers with a model of their own over token ids: log-probs of each token, and reward models."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+)
+from transformers.utils import logging as transformers_logging
+
+from paceline.config.schema import Config
+from paceline.config.sections.scorers import ScorerConfig
+from paceline.errors import one_line
+from scorer_worker.batched_scorer import BatchedScorer
+from scorer_worker.scorer import Item, NoScore, Score, ScorerError
+
+
+def pick_device(config: Config) -> torch.device:
+    desired = config.model.device
+    if desired == "cuda" and not torch.cuda.is_available():
+        raise ScorerError(
+            "model.device = 'cuda', but torch finds no CUDA device: use 'auto' or 'cpu'"
+        )
+    if desired == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def from_pretrained(load: Callable[..., Any], config: Config, name: str, **arguments: Any) -> Any:
+    """Calls a ``from_pretrained`` on the scorer's path. Raises ScorerError."""
+    transformers_logging.disable_progress_bar()
+    path = str(config.scorers.by_name[name].path)
+    try:
+        return load(path, trust_remote_code=config.model.trust_remote_code, **arguments)
+    except Exception as error:  # whatever makes a user's files unreadable
+        missing = path.startswith(("/", ".")) and not Path(path).is_dir()
+        why = "no such directory" if missing else one_line(error)
+        raise ScorerError(
+            f"scorers.{name}.path = {path!r} cannot be loaded ({why}): name a model's directory or a hub name"
+        ) from error
+
+
+def dtype_of(config: Config, scorer: ScorerConfig) -> torch.dtype:
+    name = config.model.dtype if scorer.dtype == "auto" else scorer.dtype
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def frozen(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
+    return model.to(device).eval().requires_grad_(False)
+
+
+def longest(config: ScorerConfig, model: PreTrainedModel) -> int:
+    """Tokens of prompt and completion that the model takes."""
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    limits = [limit for limit in (config.max_context, positions) if limit]
+    return min(limits, default=1 << 30)
+
+
+def check_tokenizer(config: Config, name: str, model: PreTrainedModel) -> None:
+    """Raises ScorerError if token ids of the run mean something else to ``model``."""
+    ours = config.model.tokenizer or config.model.path
+    path = str(config.scorers.by_name[name].path)
+    remedy = "Give a model with the tokenizer of the run, or use a judge, which reads text"
+    vocabulary = _vocabulary(ours, config)
+    rows = model.get_input_embeddings().weight.shape[0]
+    if max(vocabulary.values(), default=0) >= rows:
+        raise ScorerError(
+            f"scorers.{name}.path: {path} knows {rows} tokens, and the tokenizer of the run ({ours}) has ids up to "
+            f"{max(vocabulary.values())}. {remedy}"
+        )
+    theirs = _vocabulary(path, config)
+    # A model that was saved without its tokenizer says nothing about it.
+    differing = [t for t, i in vocabulary.items() if theirs.get(t) != i] if len(theirs) > 8 else []
+    if differing:
+        raise ScorerError(
+            f"scorers.{name}.path: the tokenizer of {path} is not that of the run ({ours}): {len(differing)} tokens "
+            f"differ, such as {differing[0]!r}. {remedy}"
+        )
+
+
+def _vocabulary(path: str, config: Config) -> dict[str, int]:
+    """Empty if there is no tokenizer."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            path, trust_remote_code=config.model.trust_remote_code
+        )
+    except Exception:  # transformers raises anything for a directory without one
+        return {}
+    return dict(tokenizer.get_vocab())
+
+
+def padded(items: Sequence[Item], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Token ids and attention mask, int64 [B, L]: prompt and completion of each item, padded on the
+    right."""
+    longest = max(len(item) for item in items)
+    ids = torch.zeros((len(items), longest), dtype=torch.int64)
+    mask = torch.zeros_like(ids)
+    for row, item in enumerate(items):
+        split = len(item.prompt_tokens)
+        ids[row, :split] = torch.from_numpy(item.prompt_tokens.astype("int64"))
+        ids[row, split : len(item)] = torch.from_numpy(item.tokens.astype("int64"))
+        mask[row, : len(item)] = 1
+    return ids.to(device), mask.to(device)
+
+
+LOGITS_AT_ONCE = 1 << 25
+"""Logits held at once: 128 MiB of float32, and a few copies of it."""
+
+
+class ModelScorer(BatchedScorer):
+    """Base class of scorers that read the hidden states of one forward pass over token ids."""
+
+    def __init__(self, config: Config, name: str) -> None:
+        self._config, self._name = config, name
+        self._scorer = config.scorers.by_name[name]
+        super().__init__(self._scorer.batch_size)
+
+    @abstractmethod
+    def open_model(self) -> PreTrainedModel:
+        """Raises ScorerError."""
+
+    @abstractmethod
+    def scores(self, items: Sequence[Item], ids: Tensor, hidden: Tensor) -> list[Score]:
+        """``ids`` int64 [B, L], ``hidden`` [B, L, D]: of prompt and completion, padded on the right."""
+
+    def from_pretrained(self, model_class: Any, **arguments: Any) -> Any:
+        dtype = dtype_of(self._config, self._scorer)
+        load = model_class.from_pretrained
+        return from_pretrained(load, self._config, self._name, dtype=dtype, **arguments)
+
+    def load(self) -> None:
+        self._device = pick_device(self._config)
+        model = self.open_model()
+        check_tokenizer(self._config, self._name, model)
+        self.limit = longest(self._scorer, model)
+        self.rows = model.get_input_embeddings().weight.shape[0]
+        self._model = frozen(model, self._device)
+
+    def compute(self, items: Sequence[Item]) -> list[Score]:
+        with torch.inference_mode():
+            ids, mask = padded(items, self._device)
+            hidden = self._model.base_model(input_ids=ids, attention_mask=mask, use_cache=False)[0]
+            return self.scores(items, ids, hidden)
+
+
+class TokenLogprobs(ModelScorer):
+    """float32, one for each token: log softmax(logits / rollout.temperature) of the token after
+    those before it. The trainer computes its own log-probs in the same way, so that the two can be
+    compared."""
+
+    def open_model(self) -> PreTrainedModel:
+        return self.from_pretrained(AutoModelForCausalLM)
+
+    def scores(self, items: Sequence[Item], ids: Tensor, hidden: Tensor) -> list[Score]:
+        # The last hidden state before a token predicts it. A prompt is never empty.
+        before = torch.cat(
+            [hidden[i, len(x.prompt_tokens) - 1 : len(x) - 1] for i, x in enumerate(items)]
+        )
+        targets = torch.cat([ids[i, len(x.prompt_tokens) : len(x)] for i, x in enumerate(items)])
+        rows = max(1, LOGITS_AT_ONCE // self._model.config.get_text_config().vocab_size)
+        found = [
+            self._of_chunk(h, t)
+            for h, t in zip(before.split(rows), targets.split(rows), strict=True)
+        ]
+        together = torch.cat(found).cpu().numpy().astype(np.float32)
+        if not np.isfinite(together).all():
+            raise NoScore("the model gave log-probs that are not finite")
+        return list(np.split(together, np.cumsum([len(item.tokens) for item in items])[:-1]))
+
+    def _of_chunk(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """hidden [c, D], targets int64 [c] -> float32 [c]."""
+        logits = _logits(self._model, hidden).float() / self._config.rollout.temperature
+        return logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]
+
+
+def _logits(model: Any, hidden: Tensor) -> Tensor:
+    """As the model's own forward computes them: Gemma caps logits, Cohere multiplies and Granite
+    divides them."""
+    logits: Tensor = model.get_output_embeddings()(hidden)
+    config = model.config.get_text_config()
+    if scale := getattr(config, "logit_scale", None):
+        logits = logits * scale
+    if scale := getattr(config, "logits_scaling", None):
+        logits = logits / scale
+    if cap := getattr(config, "final_logit_softcapping", None):
+        logits = torch.tanh(logits / cap) * cap
+    return logits
+
+
+class RewardModelScorer(ModelScorer):
+    """The output of a scalar head at the last token of prompt and completion.
+
+    Source: Ouyang et al., arXiv 2203.02155, section 3.5. `paceline export` writes such a model of a
+    reward-model run.
+    """
+
+    def open_model(self) -> PreTrainedModel:
+        field = f"scorers.{self._name}.path = {self._scorer.path!r}"
+        model, found = self.from_pretrained(
+            AutoModelForSequenceClassification, output_loading_info=True
+        )
+        head = getattr(model, "score", None)
+        if head is None:
+            raise ScorerError(f"{field}: {type(model).__name__} has no head named score")
+        if any(key.startswith("score.") for key in found["missing_keys"]):
+            raise ScorerError(
+                f"{field} has no weights of the head: it is no reward model. Train one "
+                "(docs/scorers.md), or name one that was saved by AutoModelForSequenceClassification"
+            )
+        if model.config.num_labels != 1:
+            raise ScorerError(
+                f"{field} has {model.config.num_labels} outputs: a reward model has one (num_labels = 1)"
+            )
+        return model
+
+    def scores(self, items: Sequence[Item], ids: Tensor, hidden: Tensor) -> list[Score]:
+        """One number each. The head reads the last token itself, not the last one that is not
+        padding: a completion may end with the padding token."""
+        last = torch.tensor([len(item) - 1 for item in items], device=self._device)
+        found = self._model.score(hidden[torch.arange(len(items), device=self._device), last])
+        scores = found[:, 0].float().cpu()
+        if not torch.isfinite(scores).all():
+            raise NoScore(f"the reward model gave {scores.tolist()}")
+        return [float(score) for score in scores]
