@@ -6,7 +6,7 @@ from paceline.process.structured_log import first_line
 
 
 class AttemptFailed(Exception):
-    """This attempt makes no group. ``reason``: what the ledger counts, for example reward_timeout.
+    """The attempt makes no group. ``reason``: what the ledger counts, for example reward_timeout.
 
     A failed attempt never becomes a reward of zero.
     """

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from paceline.prompt_tokenizer import Prompt
 from paceline.v1 import common_pb2, rollout_pb2
 from rollout_worker.engine.base import Completion, Finish
-from rollout_worker.rewards.answers import answer_of_text
+from rollout_worker.rewards.builtin import answer_of_text
 from rollout_worker.rewards.scoring import Scores
 
 FINISH_REASONS = {
@@ -32,9 +32,9 @@ class GeneratedGroup:
     completions: tuple[Completion, ...]
     texts: list[str]
     scored: Mapping[str, list[Any]]
-    """What the reward functions score; see Job.each."""
+    """Arguments of the reward functions; see Job.each."""
     scores: Scores | None = None
-    """Of an environment that scores by itself."""
+    """Scores from an environment that scores by itself."""
     masks: Sequence[NDArray[np.uint8]] = ()
     """1 where the model produced the token; empty: it produced all."""
     turn_ends: Sequence[Sequence[int]] = ()

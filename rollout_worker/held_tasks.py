@@ -73,7 +73,7 @@ class HeldTasks:
         return task
 
     def evaluating(self) -> bool:
-        """Whether the engine generates for an evaluation. Any thread."""
+        """True while the engine generates for an evaluation. Any thread may ask."""
         return any(
             task.stage is Stage.GENERATING and task.lease.kind == rollout_pb2.TASK_KIND_EVAL
             for task in self

@@ -61,11 +61,10 @@ from rollout_worker.lifecycle import WorkerLifecycle
 from rollout_worker.rewards.scoring import Scorer
 from rollout_worker.scorers.group_scores import GroupScores
 from rollout_worker.tasks.environment_runner import EnvironmentRunner
-from rollout_worker.tasks.group_producer import GroupProducer
-from rollout_worker.tasks.group_upload import GroupUpload
+from rollout_worker.tasks.group_producer import GroupProducer, RecordedProducer
 from rollout_worker.tasks.lease_loop import LeaseLoop, tasks_wanted
+from rollout_worker.tasks.outbox import GroupUpload
 from rollout_worker.tasks.partial_rollouts import PartialRollouts
-from rollout_worker.tasks.recorded_producer import RecordedProducer
 from rollout_worker.tasks.task_runner import Producer, TaskRunner
 from rollout_worker.weight_loading import WeightLoader
 from rollout_worker.weight_receiver import WeightReceiver

@@ -49,11 +49,11 @@ class WeightLoader:
     parity_failures: int = 0
     """In the life of this process."""
     parity_detail: str = ""
-    """Of the newest of them."""
+    """Detail of the newest of them."""
     failures: int = 0
     """Versions that came and could not be staged or loaded, in the life of this process."""
     failure_detail: str = ""
-    """Of the newest of them."""
+    """Detail of the newest of them."""
     reported_from: tuple[int, int] = (0, 0)
     """Parity failures and failures that earlier incarnations have reported."""
     _handed: Future[None] | None = None
@@ -63,7 +63,7 @@ class WeightLoader:
 
     @property
     def unwanted(self) -> str:
-        """Why no task can be worked on now; empty if tasks can."""
+        """Reason for which no task can be worked on now; empty if tasks can."""
         if self.replacing:
             return "weights_withdrawn"
         return "weights_differ" if self.parity_detail and self.tasks.engine.version < 0 else ""

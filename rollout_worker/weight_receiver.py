@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
@@ -25,14 +25,62 @@ from paceline.process.waits import WaitKind, waiting
 from paceline.v1 import worker_pb2
 from paceline.weights.arriving_weights import ArrivingWeights
 from paceline.weights.receiver_base import ReceiverBase
-from paceline.weights.weight_link import LinkEnd, WeightLink
+from paceline.weights.sending_end import SendingEnd
+from paceline.weights.weight_link import LinkEnd, LinkKey, WeightLink
 from paceline.weights.weight_sending import LifeSign
 from paceline.weights.weight_snapshot import BUCKET_BYTES
 from paceline.weights.weight_transfer import Reception, StagedWeights, receive_snapshot
 from paceline.weights.wire.link_greeting import RECEIVER, acknowledge, say_hello
 from paceline.weights.wire.weight_manifest import WeightsRefused
 from rollout_worker.failures import NotLoaded
-from rollout_worker.weight_relay import WeightRelay
+
+
+class WeightRelay(SendingEnd):
+    """The end of the links over which this worker hands weights on."""
+
+    thread_name = "relay"
+
+    def __init__(self, *, life: LifeSign, **ends: Any) -> None:
+        """``life``: whether and how often a receiver is told that this worker waits for weights
+        itself. Other arguments as for LinkEnd."""
+        self.life = life
+        self._held: ArrivingWeights | None = None
+        super().__init__(**ends)
+
+    def hold(self, weights: ArrivingWeights | None) -> None:
+        """Hands these weights on from now on; they may still fill up. Others are given up."""
+        with self._changed:
+            before, self._held = self._held, weights
+            self._changed.notify_all()
+        if before is not None and before is not weights:
+            before.give_up()
+
+    def confirm(self, tree: int, newest: int | None, *, reload: bool) -> None:
+        """A link of ``tree`` has been formed, when ``newest`` was the newest committed version.
+        What is held and complete belongs to that tree, if it is not taken back; if it is, it is
+        dropped."""
+        with self._changed:
+            held = self._held
+            if held is None:
+                return
+            taken_back = reload or (newest is not None and held.version > newest)
+            if not taken_back and held.complete:
+                held.tree = tree
+                self._changed.notify_all()
+                return
+        if held.complete:
+            self.hold(None)
+
+    def newest_for(self, link: WeightLink) -> ArrivingWeights | None:
+        held = self._held
+        return held if held is not None and held.tree >= link.tree else None
+
+    def _converge(self, desired: Mapping[LinkKey, WeightLink]) -> None:
+        super()._converge(desired)
+        # A thread whose link was withdrawn may wait for a bucket.
+        if self._held is not None:
+            self._held.wake()
+
 
 HOLD_CHECK_S = 0.05
 """Time after which it is asked again whether an evaluation is under way."""

@@ -12,14 +12,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from paceline.config.schema import Config
-from scorer_worker.batched_scorer import BatchedScorer
 from scorer_worker.model_scorers import dtype_of, from_pretrained, frozen, pick_device
-from scorer_worker.scorer import Item, NoScore, Score
+from scorer_worker.scorer import BatchedScorer, Item, NoScore, Score
 from scorer_worker.url_judge import request_about, score_in
 
 
 class LocalJudge(BatchedScorer):
-    """It reads text, so its tokenizer may be another one than the run's."""
+    """A judge that reads text, so its tokenizer may be another one than the run's."""
 
     def __init__(self, config: Config, name: str) -> None:
         self._config, self._name = config, name

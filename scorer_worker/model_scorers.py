@@ -21,8 +21,7 @@ from transformers.utils import logging as transformers_logging
 from paceline.config.schema import Config
 from paceline.config.sections.scorers import ScorerConfig
 from paceline.errors import one_line
-from scorer_worker.batched_scorer import BatchedScorer
-from scorer_worker.scorer import Item, NoScore, Score, ScorerError
+from scorer_worker.scorer import BatchedScorer, Item, NoScore, Score, ScorerError
 
 
 def pick_device(config: Config) -> torch.device:
@@ -185,7 +184,7 @@ class TokenLogprobs(ModelScorer):
 
 
 def _logits(model: Any, hidden: Tensor) -> Tensor:
-    """As the model's own forward computes them: Gemma caps logits, Cohere multiplies and Granite
+    """Logits as the model's own forward computes them: Gemma caps logits, Cohere multiplies and Granite
     divides them."""
     logits: Tensor = model.get_output_embeddings()(hidden)
     config = model.config.get_text_config()

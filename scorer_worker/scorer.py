@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,7 +34,7 @@ class NoScore(Exception):
 
 
 class Unavailable(Exception):
-    """What the scorer asks does not answer. Another scorer, or a later request, may have more luck."""
+    """The server that the scorer asks does not answer. Another scorer, or a later request, may have more luck."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +95,103 @@ def make_scorer(config: Config, name: str) -> CompletionScorer:
             from scorer_worker.local_judge import LocalJudge
 
             return LocalJudge(config, name)
+
+
+Waiting = tuple[Item, "asyncio.Future[Score]"]
+
+
+class BatchedScorer(CompletionScorer):
+    """One thread loads the model and computes; the event loop goes on meanwhile. Oldest requests
+    first."""
+
+    limit: int
+    """Longest prompt plus completion, in tokens. Set by ``load``."""
+    rows: int
+    """Rows of the embedding. Set by ``load``."""
+
+    def __init__(self, batch_size: int) -> None:
+        self._batch_size = batch_size
+        self._queue: deque[Waiting] = deque()
+        self._filled = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
+        self._work: asyncio.Task[None] | None = None
+
+    @abstractmethod
+    def load(self) -> None:
+        """In the model's thread. Raises ScorerError."""
+
+    @abstractmethod
+    def compute(self, items: Sequence[Item]) -> list[Score]:
+        """In the model's thread, at most ``batch_size`` items."""
+
+    async def start(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, self.load)
+        self._work = asyncio.create_task(self._compute_batches())
+
+    async def score(self, items: Sequence[Item]) -> list[Score]:
+        for item in items:
+            self._check(item)
+        loop = asyncio.get_running_loop()
+        futures = [loop.create_future() for _ in items]
+        self._queue.extend(zip(items, futures, strict=True))
+        self._filled.set()
+        try:
+            return list(await asyncio.gather(*futures))
+        finally:
+            # Nobody waits for the rest of a request that failed or was cancelled.
+            for future in futures:
+                future.cancel()
+
+    def _check(self, item: Item) -> None:
+        if len(item) > self.limit:
+            raise BadCompletion(
+                f"prompt and completion have {len(item)} tokens, and this scorer takes {self.limit}: set its "
+                "max_context higher, or rollout.max_tokens lower"
+            )
+        if (highest := max(item.prompt_tokens.max(), item.tokens.max())) >= self.rows:
+            raise BadCompletion(f"token {highest}: the scorer's model knows {self.rows}")
+
+    async def _compute_batches(self) -> None:
+        while True:
+            batch = self._next_batch()
+            if not batch:
+                self._filled.clear()
+                await self._filled.wait()
+            elif not await self._compute(batch) and len(batch) > 1:
+                # One of them is at fault: the others must not fail with it.
+                for one in batch:
+                    await self._compute([one])
+
+    async def _compute(self, batch: list[Waiting]) -> bool:
+        """False if several items together failed."""
+        loop = asyncio.get_running_loop()
+        items = [item for item, _ in batch]
+        self.computing = True
+        try:
+            scores = await loop.run_in_executor(self._thread, self.compute, items)
+        except Exception as error:
+            if len(batch) == 1 and not batch[0][1].done():
+                batch[0][1].set_exception(error)
+            return False
+        finally:
+            self.computing = False
+            self.done += 1
+        for (_, future), score in zip(batch, scores, strict=True):
+            if not future.done():
+                future.set_result(score)
+        return True
+
+    def _next_batch(self) -> list[Waiting]:
+        batch: list[Waiting] = []
+        while self._queue and len(batch) < self._batch_size:
+            one = self._queue.popleft()
+            if not one[1].done():
+                batch.append(one)
+        return batch
+
+    async def close(self) -> None:
+        if self._work is not None:
+            self._work.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._work
+        self._thread.shutdown(wait=False, cancel_futures=True)

@@ -60,7 +60,7 @@ class ScorerServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         self.scored = 0
         """Completions so far."""
         self.times = ScoreTimes()
-        """Of the requests that got scores."""
+        """Durations of the requests that got scores."""
         self.idle = asyncio.Event()
         """Set while there is none."""
         self.idle.set()

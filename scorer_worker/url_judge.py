@@ -59,7 +59,7 @@ KEY_VARIABLE = "PACELINE_JUDGE_KEY"
 OVERLOADED = (408, 425, 429)
 REDIRECTS = range(300, 400)
 MOST_BYTES = 4 << 20
-"""Of a reply."""
+"""Upper bound for one reply."""
 
 
 class UrlJudge(CompletionScorer):

@@ -22,7 +22,7 @@ from typing import Any
 
 from paceline.dataset.rows import DataError, Row, RowSource, load_rows
 from paceline.errors import BadInput
-from rollout_worker.rewards.answers import last_boxed
+from rollout_worker.rewards.builtin import last_boxed
 
 SPLITS = ("train", "test")
 SHOWN = 5

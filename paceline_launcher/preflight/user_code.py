@@ -62,7 +62,7 @@ def rewards(config: Config) -> Findings:
     for name, setting in settings.items():
         if name in BUILT_IN_REWARDS or named_scorer(name) is not None:
             continue
-        if problem := try_import("rollout_worker.rewards.check", name).problem:
+        if problem := try_import("rollout_worker.rewards.functions", name).problem:
             yield fail(f"{setting}: {problem}")
 
 
@@ -70,7 +70,7 @@ def engine(config: Config) -> Findings:
     name = config.rollout.engine
     if ":" not in name or config.recorded:
         return
-    if problem := try_import("rollout_worker.engine.check", name).problem:
+    if problem := try_import("rollout_worker.engine.own_engine", name).problem:
         yield fail(problem)
 
 

@@ -67,7 +67,7 @@ def context_limit(config: Config, model: PretrainedConfig) -> int:
 
 
 def end_tokens(model: PreTrainedModel) -> frozenset[int]:
-    """Of the model's generation config, else of its config."""
+    """End tokens of the model's generation config, else of its config."""
     for source in (model.generation_config, model.config):
         tokens = getattr(source, "eos_token_id", None)
         if tokens is not None:

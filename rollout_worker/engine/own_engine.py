@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 from typing import TYPE_CHECKING
 
+from paceline.process.lifetime import leave_after
 from paceline.process.user_code import NotFound, find
 from rollout_worker.engine.base import Engine, EngineError
 
@@ -38,8 +40,21 @@ def own_engine(name: str) -> type[Engine]:
 
 
 def make_own_engine(config: Config, tokenizer: PromptTokenizer) -> Engine:
-    """It is given the whole configuration, and ``rollout.engine_options`` in it. Raises
+    """The engine of that name; it is given the whole configuration, and ``rollout.engine_options`` in it. Raises
     EngineError."""
     make = own_engine(config.rollout.engine)
     engine: Engine = make(config, tokenizer)  # type: ignore[call-arg]
     return engine
+
+
+def main() -> int:
+    """Imports an engine as a rollout worker does: ``python -P -m rollout_worker.engine.own_engine
+    package.module:Class``. The exit status is 2, with one line on standard error, if it cannot be used."""
+    parser = argparse.ArgumentParser(prog="rollout_worker.engine.own_engine")
+    parser.add_argument("engine", help="package.module:Class, as in rollout.engine")
+    own_engine(parser.parse_args().engine)
+    return 0
+
+
+if __name__ == "__main__":
+    leave_after(main, "check")

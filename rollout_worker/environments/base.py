@@ -30,7 +30,7 @@ TURNS = "turns"
 
 
 class EnvironmentFailed(AttemptFailed):
-    """This attempt has no transcript. ``reason``: environment_error, environment_timeout, ..."""
+    """The attempt has no transcript. ``reason``: environment_error, environment_timeout, ..."""
 
 
 class BadEnvironment(BadInput):
@@ -149,7 +149,7 @@ class TurnRewards:
     turns: Sequence[float]
     """One for each turn of the model, in order."""
     outcome: float | Mapping[str, float] = 0.0
-    """Of the whole sample: a number, or numbers by component."""
+    """Reward of the whole sample: a number, or numbers by component."""
 
 
 Environment = Callable[[EnvironmentTask, Sample], Awaitable[Any]]

@@ -78,7 +78,7 @@ class Conversation:
     full: bool = False
     """Another turn was requested and there was no room."""
     failure: Exception | None = None
-    """Why the attempt has failed, even if the environment catches it."""
+    """The error by which the attempt has failed, even if the environment catches it."""
     _calls: int = 0
     _running: asyncio.Task[Any] | None = None
     _over: bool = False
@@ -163,7 +163,7 @@ class Conversation:
     def _params(
         self, before: int, added: int, max_tokens: int | None, stop: Sequence[str]
     ) -> SamplingParams:
-        """Of a turn after ``before`` tokens and ``added`` new ones."""
+        """Sampling parameters of a turn after ``before`` tokens and ``added`` new ones."""
         if not self.pieces and not 0 < added <= self.max_prompt:
             reason = "prompt_too_long" if added else "malformed_row"
             detail = f"a prompt of {added} tokens, 1 to {self.max_prompt} allowed"

@@ -35,7 +35,7 @@ from rollout_worker.environments.base import (
     Turn,
 )
 from rollout_worker.environments.conversation import FULL, Conversation
-from rollout_worker.openai_server import history
+from rollout_worker.openai_server import tools
 from rollout_worker.openai_server.api_errors import UNSUPPORTED, ApiError
 from rollout_worker.openai_server.replies import ChatReply, sse
 from rollout_worker.openai_server.requests import ChatRequest
@@ -126,7 +126,7 @@ class ChatApp:
                     400,
                     "tools: not those of this sample's first request; for a turn without tools, "
                     "set tool_choice = none",
-                    history.DIVERGED,
+                    tools.DIVERGED,
                     "tools",
                 )
             return
@@ -143,14 +143,14 @@ class ChatApp:
     ) -> asyncio.Future[Turn]:
         messages = asked.conversation()
         is_retry = request.headers.get("x-stainless-retry-count", "0").lstrip("0")
-        if is_retry and history.repeats(conversation.messages, messages):
+        if is_retry and tools.repeats(conversation.messages, messages):
             # Its reply was lost: the newest turn is sent once more.
             turn: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
             turn.set_result(conversation.pieces[-1].turn)
             return turn
         return asyncio.ensure_future(
             conversation.say(
-                history.added(conversation.messages, messages),
+                tools.added(conversation.messages, messages),
                 max_tokens=asked.limit,
                 stop=asked.stop,
                 change=partial(self._sampling, asked),

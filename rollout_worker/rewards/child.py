@@ -9,28 +9,93 @@ call from a busy process, and knows the call's job, at no cost per call.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import logging
 import mmap
 import os
+import select
 import signal
 import struct
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from paceline.errors import one_line
 from paceline.process.lifetime import die_with
 from paceline.process.structured_log import event
 from rollout_worker.rewards.functions import Reward, RewardError, load
-from rollout_worker.rewards.guard import guard
 from rollout_worker.rewards.score import Job, ScoringFailed, score
+
+_PR_SET_CHILD_SUBREAPER = 36
+_AGAIN_S = 0.05
+
+
+def guard(life_fd: int) -> None:
+    """Forks. Returns in the scoring process; the guard itself stays in here and ends with its
+    status.
+
+    ``life_fd``: read end of a pipe; the worker holds the write end until the processes are to end.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    ended_read, ended_write = os.pipe()
+    scoring = os.fork()
+    if scoring == 0:
+        # The kernel closes the other end with this process: the guard sees it at once.
+        os.close(ended_read)
+        os.close(life_fd)
+        return
+    os.close(ended_write)
+    try:
+        # Otherwise the worker would not see the end of the scoring process's output.
+        os.closerange(0, 3)
+        select.select([life_fd, ended_read], [], [])
+    finally:
+        _end(_kill_all(scoring))
+
+
+def _kill_all(scoring: int) -> int:
+    """Kills and reaps all descendants. Returns the wait status of the scoring process."""
+    status = 0
+    while True:
+        _kill_descendants()
+        try:
+            pid, found = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return status
+        if pid == scoring:
+            status = found
+        if pid == 0:
+            # A killed process needs a moment to end; those that it leaves come to this one.
+            select.select([], [], [], _AGAIN_S)
+
+
+def _kill_descendants() -> None:
+    import psutil
+
+    try:
+        for process in psutil.Process().children(recursive=True):
+            process.kill()
+    except psutil.Error:
+        pass  # it ended meanwhile: the next round sees what is left
+
+
+def _end(status: int) -> NoReturn:
+    """Ends this process as the scoring process ended, which the worker reports."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        if number != signal.SIGKILL:
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    os._exit(os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 1)
+
 
 logger = logging.getLogger(__name__)
 
 BYTES = 64 << 10
-"""What is copied in each ``WINDOW_S``; the rest is counted and left out."""
+"""Output that is copied in each ``WINDOW_S``; the rest is counted and left out."""
 WINDOW_S = 60.0
 _READ = 64 << 10
 

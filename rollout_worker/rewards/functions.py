@@ -3,6 +3,7 @@ this module."""
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any, cast
 from paceline.config.built_in_rewards import BUILT_IN_REWARDS
 from paceline.config.sections.scorers import named_scorer
 from paceline.errors import BadInput
+from paceline.process.lifetime import leave_after
 from paceline.process.user_code import NotFound, find
 from rollout_worker.rewards import builtin
 
@@ -120,3 +122,17 @@ def _describe(name: str, component: str, weight: float, call: Callable[..., Any]
         getattr(call, "__call__", None)  # noqa: B004
     )
     return Reward(component, weight, call, None if open_ended else names, batch, waits)
+
+
+def main() -> int:
+    """Imports a reward function as the scoring processes do: ``python -P -m
+    rollout_worker.rewards.functions package.module:function``. The exit status is 2, with one line on
+    standard error, if it cannot be used."""
+    parser = argparse.ArgumentParser(prog="rollout_worker.rewards.functions")
+    parser.add_argument("function", help="a name of reward.functions")
+    load([parser.parse_args().function])
+    return 0
+
+
+if __name__ == "__main__":
+    leave_after(main, "check")

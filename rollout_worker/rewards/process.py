@@ -54,7 +54,7 @@ class ScoringProcess:
     timeout_s: float
     freed: Callable[[ScoringProcess], None]
     lost: bool = True
-    """It takes no jobs: not started yet, or ended."""
+    """True if the process takes no jobs: it has not started yet, or has ended."""
     components: list[tuple[str, float]] = field(default_factory=list)
     """Name and weight of each function's component."""
     waits: bool = False

@@ -15,7 +15,7 @@ from rollout_worker.rewards.functions import Reward
 
 
 class ScoringFailed(AttemptFailed):
-    """This attempt has no reward. ``reason``: reward_error, reward_timeout or reward_crashed."""
+    """The attempt has no reward. ``reason``: reward_error, reward_timeout or reward_crashed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class Scores:
     components: Components
     seconds: float
     placed: list[list[float]] = field(default_factory=list)
-    """Of each completion, the parts of its reward that belong to its turns or tokens, in order;
+    """Parts of each completion's reward that belong to its turns or tokens, in order;
     empty: none."""
 
 

@@ -19,16 +19,15 @@ from paceline.v1 import scorer_pb2, worker_pb2
 from rollout_worker.generated_group import GeneratedGroup
 from rollout_worker.rewards.functions import weights_of
 from rollout_worker.rewards.scoring import Scores
-from rollout_worker.scorers.living_scorers import LivingScorers
-from rollout_worker.scorers.score_call import ScoreCall, ScorerFailed
+from rollout_worker.scorers.score_call import LivingScorers, ScoreCall, ScorerFailed
 
 REQUEST_BYTES = 4 << 20
-"""Of a request, about. A group of long completions is scored in several, by several scorers at
+"""Approximate size of a request. A group of long completions is scored in several, by several scorers at
 once."""
 
 
 Functions = Sequence[str] | Mapping[str, float]
-"""As in reward.functions."""
+"""Name of the scorer in reward.functions."""
 
 
 class GroupScores:
@@ -152,7 +151,7 @@ def _bad(name: str, detail: str) -> ScorerFailed:
 
 
 async def _together(coroutines: list[Any]) -> list[Any]:
-    """As gather, but if one fails the others are cancelled."""
+    """Like asyncio.gather, but if one fails the others are cancelled."""
     tasks = [asyncio.ensure_future(one) for one in coroutines]
     try:
         return list(await asyncio.gather(*tasks))

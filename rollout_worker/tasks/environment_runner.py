@@ -31,11 +31,11 @@ from rollout_worker.environments.base import (
 )
 from rollout_worker.environments.conversation import FULL, TURNS, Conversation
 from rollout_worker.environments.environment_thread import EnvironmentThread
-from rollout_worker.environments.reward_conversion import scores_of
 from rollout_worker.environments.transcript import (
     common_prompt,
     masked_completion,
     readable,
+    scores_of,
     turn_ends,
 )
 from rollout_worker.generated_group import GeneratedGroup

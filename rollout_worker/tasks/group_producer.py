@@ -6,6 +6,7 @@ row ──► prompt tokens ──► engine (or an environment) ──► texts
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -17,8 +18,11 @@ from paceline.config.sections.evaluation import EvalSetConfig
 from paceline.config.sections.scorers import named_scorer
 from paceline.process.waits import WaitKind, waiting
 from paceline.prompt_tokenizer import BadPrompt, Prompt, PromptTokenizer
+from paceline.recorded.encoding import RecordedRow, RowEncoder
+from paceline.recorded.group import recorded_group
 from paceline.v1 import rollout_pb2
 from rollout_worker.engine.base import Engine, GenerationFailed, Request
+from rollout_worker.engine.no_engine import NoEngine
 from rollout_worker.environments.environment_thread import LOST
 from rollout_worker.failures import AttemptFailed
 from rollout_worker.generated_group import GeneratedGroup, add_columns, group_message, text_of
@@ -62,7 +66,7 @@ class GroupProducer:
     group_scores: GroupScores | None = None
     """Scorers of the config; None: there are none."""
     partials: PartialRollouts = field(default_factory=lambda: PartialRollouts(HeldTasks()))
-    """What earlier attempts have left."""
+    """Work that earlier attempts have left."""
 
     @property
     def scoring_capacity(self) -> int:
@@ -168,3 +172,34 @@ class GroupProducer:
             lease, prompt.tokens, max_tokens=params.max_tokens, version=self.engine.version
         )
         return Request(held.request_id, prompt.tokens, params, lease.group_size, prefixes)
+
+
+@dataclass
+class RecordedProducer:
+    encoder: RowEncoder
+    engine: NoEngine
+    partials: PartialRollouts = field(default_factory=lambda: PartialRollouts(HeldTasks()))
+    """None: a row is encoded at once."""
+    _one: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Tokenizers are not made for several threads."""
+
+    @property
+    def scoring_capacity(self) -> int:
+        return 0  # nothing is scored
+
+    async def produce(self, held: HeldTask) -> rollout_pb2.Group | rollout_pb2.ReturnedTask:
+        task = held.lease.task
+        try:
+            async with self._one:
+                # In a thread: a long row takes some time, and the session must go on.
+                row = await asyncio.to_thread(self._encode, held.lease)
+        except (AttemptFailed, BadPrompt) as failed:
+            # No other attempt can do better.
+            return returned(task, failed.reason, str(failed), rollout_pb2.RETURN_KIND_DROP)
+        self.engine.row_encoded()
+        group = recorded_group(task, held.lease.kind, row)
+        group.generate_s = time.monotonic() - held.since
+        return group
+
+    def _encode(self, lease: rollout_pb2.Lease) -> RecordedRow:
+        return self.encoder.encode(row_of(lease))

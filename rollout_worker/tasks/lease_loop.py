@@ -32,7 +32,7 @@ _AT_ONCE_S = 0.25
 """A reply that took longer than this had to wait for tasks: it says nothing about the round trip.
 """
 _OVER = (RefusalCode.FENCED.grpc_status, RefusalCode.UNKNOWN.grpc_status)
-"""This incarnation is over; or unknown, if Redis lost its registration in a failover."""
+"""Refusals of an incarnation that is over; or unknown, if Redis lost its registration in a failover."""
 _PAUSE_S = 0.05
 """Between an immediate reply without tasks and the next request."""
 LEAST_AHEAD_S = 0.05
@@ -46,14 +46,14 @@ class LeaseLoop:
     room: asyncio.Event
     """Set when the worker may want more tasks than before."""
     tasks_to_lease: Callable[[float], int]
-    """Of the round trip in seconds; 0: none now."""
+    """Takes the round trip in seconds; 0: none now."""
     take: Callable[[rollout_pb2.Lease], None]
     """Must not block."""
     _seq: int = 1
     round_trip_s: float = 0.01
     """Moving average over calls that found tasks at once. Seconds."""
     empty_reason: rollout_pb2.EmptyReason = rollout_pb2.EMPTY_REASON_UNSPECIFIED
-    """Why the newest reply had no tasks; unspecified if there were some."""
+    """Reason for which the newest reply had no tasks; unspecified if there were some."""
 
     async def run(self) -> None:
         while True:

@@ -28,7 +28,7 @@ class Producer(Protocol):
     """Makes the group of a lease: GroupProducer by sampling, RecordedProducer from the row itself."""
 
     partials: PartialRollouts
-    """What other workers have left of the tasks, and what this one leaves."""
+    """Work that other workers have left of the tasks, and that this one leaves."""
 
     @property
     def scoring_capacity(self) -> int:
@@ -101,7 +101,7 @@ class TaskRunner:
         return True
 
     def drop_all(self) -> None:
-        """This incarnation is over: all its tasks belong to other workers by now."""
+        """Drops everything: the incarnation is over, and its tasks belong to other workers by now."""
         for task in self.held:
             self.drop(task)
             self.held.release(task.lease.task)

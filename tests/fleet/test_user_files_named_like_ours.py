@@ -23,8 +23,8 @@ PACKAGES = ("paceline", "controller", "policy_worker", "rollout_worker", "scorer
 MODULES = (
     *("controller", "policy_worker", "rollout_worker", "scorer_worker"),
     *(
-        "rollout_worker.rewards.check",
-        "rollout_worker.engine.check",
+        "rollout_worker.rewards.functions",
+        "rollout_worker.engine.own_engine",
         "policy_worker.conformance",
     ),
 )
@@ -140,7 +140,7 @@ print(*(module.__file__ for module in ours))
     assert reward == start_directory / "my_reward.py"
     assert not any(path.is_relative_to(start_directory) for path in ours)
     checked = subprocess.run(
-        [python, *python_module("rollout_worker.rewards.check")[1:], "my_reward:digits"],
+        [python, *python_module("rollout_worker.rewards.functions")[1:], "my_reward:digits"],
         cwd=start_directory,
         capture_output=True,
         text=True,

@@ -51,7 +51,7 @@ class SequenceRow:
     key: np.uint64
     prefix: Completion | None
     spans: Spans = ()
-    """Of the tokens of earlier versions."""
+    """Version spans of the tokens of earlier versions."""
 
     @property
     def tokens(self) -> NDArray[np.int32]:
@@ -73,7 +73,7 @@ class SequenceRow:
 class RunningBatch:
     def __init__(self, rows: int) -> None:
         self.version = -1
-        """Of the weights that make the next tokens."""
+        """Version of the weights that make the next tokens."""
         self.size = 0
         self.owners: list[SequenceRow] = []
         self._state = np.zeros(rows, dtype=_STATE)

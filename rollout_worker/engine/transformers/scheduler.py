@@ -172,7 +172,7 @@ class _Prefill:
 
     rows: list[SequenceRow] = field(default_factory=list)
     sources: list[int] = field(default_factory=list)
-    """Of each row, the number of its sequence."""
+    """The number of each row's sequence."""
     inputs: list[NDArray[np.int32]] = field(default_factory=list)
     places: dict[int, int] = field(default_factory=dict)
     """By identity of a sequence, its number: completions of a request share its prompt."""

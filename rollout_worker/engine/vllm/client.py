@@ -40,13 +40,13 @@ class EngineSpec:
     table: WeightTable
     vocabulary: int
     end_tokens: frozenset[int]
-    """Of the model's generation config."""
+    """End tokens of the model's generation config."""
     max_context: int
     dtype: str
     ranks: int
     quantised: bool
     has_weights: bool
-    """It was started with the model's own weights instead of random ones."""
+    """True if vLLM was started with the model's own weights instead of random ones."""
 
 
 class VLLMClient:

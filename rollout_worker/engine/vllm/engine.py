@@ -70,7 +70,7 @@ class VLLMEngine(Engine):
             )
         self._config = config
         self.on_update = config.rollout.on_update
-        """What the next swap does to running sequences."""
+        """The next swap's treatment of running sequences."""
         self._tokenizer = tokenizer
         self._client = VLLMClient(config, overrides or {})
         self._swap = WeightSwap(

@@ -9,6 +9,9 @@ An engine of one rank needs everything, and stages it whole.
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -16,8 +19,51 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from rollout_worker.engine.base import SwapFailed
 from rollout_worker.engine.parameter_parity import ParameterPart
+from rollout_worker.engine.vllm.client import VLLMClient
 from rollout_worker.engine.vllm.readback import CopyPlan, Place, Views, part_of
+from rollout_worker.engine.vllm.shared_weights import SharedWeights
+
+_STAGE_S = 600.0
+"""Longest wait for the ranks. Seconds."""
+
+
+async def stage(client: VLLMClient, weights: SharedWeights) -> None:
+    """Returns once every rank has staged the weights. Raises SwapFailed, and then no rank keeps
+    them; EngineError if the engine has ended."""
+    loop = asyncio.get_running_loop()
+    missing, errors = set(range(client.spec.ranks)), list[str]()
+    done: asyncio.Future[None] = loop.create_future()
+    # It has no name in any file system: ranks open it by this process's descriptor.
+    answers, write_end = os.pipe2(os.O_CLOEXEC)
+
+    def read_answers() -> None:
+        # Lines are whole: a rank writes its line at once, and it is short.
+        for line in os.read(answers, 1 << 16).splitlines():
+            answer = json.loads(line)
+            missing.discard(answer["rank"])
+            if answer["error"]:
+                errors.append(f"rank {answer['rank']}: {answer['error']}")
+        if not missing and not done.done():
+            done.set_result(None)
+
+    loop.add_reader(answers, read_answers)
+    pipe = f"/proc/{os.getpid()}/fd/{write_end}", os.fstat(write_end).st_ino
+    try:
+        await client.ranks("paceline_stage", weights.key, weights.description, *pipe)
+        async with asyncio.timeout(_STAGE_S):
+            await client.unless_dead(done)
+    except TimeoutError:
+        errors.append(f"ranks {sorted(missing)} did not answer")
+    finally:
+        loop.remove_reader(answers)
+        os.close(write_end)
+        os.close(answers)
+    if errors:
+        await client.ranks("paceline_drop", weights.key)
+        raise SwapFailed(f"weights {weights.version} not staged: {errors[0]}")
+
 
 _ROOM = 0.8
 """Share of the device's free memory that staging takes at most."""
@@ -31,7 +77,7 @@ class RankWeights:
     """Whole, by name; not to be written to."""
     plan: CopyPlan | None = None
     slices: Mapping[Place, Tensor] | None = None
-    """What ``plan`` copies, on the device; None: there is no room, or no plan."""
+    """The tensors that ``plan`` copies, on the device; None: there is no room, or no plan."""
 
     def apply(self, plan: CopyPlan) -> None:
         if self.slices is None or self.plan is not plan:

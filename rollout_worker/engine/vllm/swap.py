@@ -36,9 +36,9 @@ from rollout_worker.engine.base import (
     SwapFailed,
     WeightMismatch,
 )
-from rollout_worker.engine.vllm import internals, parity, readback, shared_weights
+from rollout_worker.engine.vllm import internals, readback, shared_weights
 from rollout_worker.engine.vllm.client import VLLMClient
-from rollout_worker.engine.vllm.staging import stage
+from rollout_worker.engine.vllm.rank_weights import stage
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class WeightSwap:
     """Salt of the prefix cache's entries; a new one for each load of weights."""
     pause_s: float = 0.0
     stage_s: float = 0.0
-    """Of the newest version: from the call to ready on every rank. Seconds."""
+    """Staging time of the newest version: from the call to ready on every rank. Seconds."""
     count: int = 0
     restarted: int = 0
     """Completions that a swap restarted before their first token."""
@@ -82,7 +82,7 @@ class WeightSwap:
         return self._version if self._proven and self.usable else -1
 
     async def load(self, version: int, tensors: Mapping[str, Tensor], on_update: OnUpdate) -> float:
-        """As Engine.load_weights()."""
+        """Implements Engine.load_weights()."""
         named = self.client.spec.table.canonical(tensors)
         async with self._lock:
             started = time.monotonic()
@@ -223,14 +223,14 @@ class WeightSwap:
         """Checks the parameters by checksum, and the kernels' results by log-probs."""
         spec = self.client.spec
         proof = None if spec.quantised else await self._read_back(named)
-        request = parity.probe(spec.vocabulary, spec.max_context)
+        request = readback.probe(spec.vocabulary, spec.max_context)
         completions = await generate(request)
         dtype = getattr(torch, spec.dtype)
         expected, scale = await asyncio.to_thread(
-            parity.plain_logprobs, spec.model, named, dtype, request, completions
+            readback.plain_logprobs, spec.model, named, dtype, request, completions
         )
-        gap = parity.mean_gap(completions, expected)
-        limit = parity.tolerance(spec.dtype, scale, quantised=spec.quantised)
+        gap = readback.mean_gap(completions, expected)
+        limit = readback.tolerance(spec.dtype, scale, quantised=spec.quantised)
         if not gap <= limit:
             self.usable = False
             raise WeightMismatch(

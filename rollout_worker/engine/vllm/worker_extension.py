@@ -192,11 +192,11 @@ class _Weights:
     """Staged weights of a rank."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
-    """Of ``wanted`` and ``staged``."""
+    """Version of ``wanted`` and ``staged``."""
     wanted: set[int] = field(default_factory=set)
     staged: dict[int, RankWeights] = field(default_factory=dict)
     notes: Readback = field(init=False)
-    """Of the newest swap that records copies, until they are compared."""
+    """Copies of the newest swap that records copies, until they are compared."""
     noted: Counter[Place] = field(default_factory=Counter)
     """Parts of the weights that the first sync copied, each as often as it did."""
     plan: CopyPlan | None = None

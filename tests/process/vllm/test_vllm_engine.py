@@ -28,7 +28,7 @@ from rollout_worker.engine.base import (
     SamplingParams,
     SwapFailed,
 )
-from rollout_worker.engine.vllm import parity, shared_weights
+from rollout_worker.engine.vllm import readback, shared_weights
 from testbed.tiny_model import make_tiny_model
 from tests.fixtures.engines import Reference, make_test_engine, needs_vllm, tiny_config
 
@@ -98,14 +98,14 @@ async def test_nobody_may_ask_for_tokens_until_the_first_weights_are_verified(
     with pytest.raises(EngineError, match="no weights yet"):
         await started.generate(ask("early"))
     comparing, compared = threading.Event(), threading.Event()
-    plain = parity.plain_logprobs
+    plain = readback.plain_logprobs
 
     def held(*arguments: Any) -> Any:
         comparing.set()
         assert compared.wait(60)
         return plain(*arguments)
 
-    monkeypatch.setattr(parity, "plain_logprobs", held)
+    monkeypatch.setattr(readback, "plain_logprobs", held)
     loading = asyncio.create_task(load(started, models[0]))
     try:
         await until(loading, comparing.is_set)
@@ -388,4 +388,4 @@ async def _gap_in_bfloat16(engine: Engine, model: Reference) -> None:
         expected = torch.log_softmax(logits, -1).gather(1, ids[0, len(PROMPT) :, None])[:, 0]
         gaps.append(np.abs(sample.logprobs - expected.numpy()))
     gap = float(np.concatenate(gaps).mean())
-    assert gap < parity.tolerance("bfloat16", 0.0, quantised=False), gap
+    assert gap < readback.tolerance("bfloat16", 0.0, quantised=False), gap

@@ -19,9 +19,8 @@ from rollout_worker.engine.vllm import worker_extension
 from rollout_worker.engine.vllm.client import VLLMClient, start_error
 from rollout_worker.engine.vllm.engine import VLLMEngine
 from rollout_worker.engine.vllm.outputs import complete, join
-from rollout_worker.engine.vllm.parity import tolerance
 from rollout_worker.engine.vllm.rank_weights import RankWeights, stage_for
-from rollout_worker.engine.vllm.readback import CopyPlan
+from rollout_worker.engine.vllm.readback import CopyPlan, tolerance
 from rollout_worker.engine.vllm.worker_extension import PacelineRank
 
 

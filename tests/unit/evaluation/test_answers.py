@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_worker.rewards.answers import LONGEST, answer_of_text, last_boxed
+from rollout_worker.rewards.builtin import LONGEST, answer_of_text, last_boxed
 
 
 @pytest.mark.parametrize(

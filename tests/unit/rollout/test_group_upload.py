@@ -7,7 +7,7 @@ import pytest
 from paceline.groups.payload import decode, payload_digest
 from paceline.payloads.store import PayloadStore
 from paceline.v1 import rollout_pb2
-from rollout_worker.tasks.group_upload import Encoded, GroupUpload
+from rollout_worker.tasks.outbox import Encoded, GroupUpload
 from tests.fixtures.policy_models import make_config, random_groups
 
 

@@ -18,8 +18,7 @@ from paceline.process import waits
 from paceline.v1 import common_pb2, rollout_pb2
 from rollout_worker.held_tasks import HeldTasks
 from rollout_worker.tasks import outbox as outbox_module
-from rollout_worker.tasks.group_upload import GroupUpload
-from rollout_worker.tasks.outbox import Outbox
+from rollout_worker.tasks.outbox import GroupUpload, Outbox
 from testbed.patience import patient
 from testbed.workers.fake_workers import make_group
 
