@@ -85,7 +85,7 @@ async def test_what_the_environment_says_is_masked_and_turns_extend_the_same_tok
         scores = logprobs_of(completion)
         assert scores[:3] == pytest.approx([-0.01, -0.02, -0.03]) and scores[3:7] == [0.0] * 4
         assert scores[7] == pytest.approx(-0.01)
-        assert stage.run_spec(group).tokens == sum(map(sum, map(mask_of, group.completions)))
+        assert stage.meta_of(group).tokens == sum(map(sum, map(mask_of, group.completions)))
 
 
 async def test_masked_tokens_carry_the_version_of_the_turn_before_and_stale_nothing(
@@ -99,7 +99,7 @@ async def test_masked_tokens_carry_the_version_of_the_turn_before_and_stale_noth
         stage.engine.on_answer = swap
         group = await stage.group()
         assert spans_of(group.completions[0]) == [(3, 4 + 5), (5, 4)]
-        facts = stage.run_spec(group)
+        facts = stage.meta_of(group)
         assert (facts.min_version, facts.max_version) == (3, 5)
         assert facts.token_versions == ((3, 8), (5, 8)), "trained tokens only"
 
