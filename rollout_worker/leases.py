@@ -1,4 +1,5 @@
-"""Leases as they are read: the row, the settings of the task, and how its completions are sampled."""
+"""Leases as they are read: the row, the settings of the task, and how its completions are
+sampled."""
 
 from __future__ import annotations
 

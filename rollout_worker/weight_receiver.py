@@ -1,10 +1,10 @@
 """Weight receiver: stages new versions beside the running engine.
 
-    links ──► receiver thread, one after another ── StagedWeights ──► on_weights (the engine swaps at
-                     └── buckets ──► relay                             a token boundary)
+    links, one after another ──► receiver thread ── StagedWeights ──► on_weights: engine swaps
+                                      └── buckets ──► relay
 
-A link is served until another one replaces it. Each rank
-of a replica that publishes is a source of the link: it sends its share of the buckets. The next
+A link is served until another one replaces it. Each rank of a replica that publishes is a source of
+the link: it sends its share of the buckets. The next
 link goes on with an interrupted transfer at the buckets that are missing. A relay that has nothing
 to say says so; one that is silent while a newer version than the one here is known has failed, and
 its link with it. So has a rank that owes buckets of a version and sends none.
@@ -109,9 +109,9 @@ class WeightReceiver(LinkEnd):
         stall_s: float = 30.0,
         **ends: Any,
     ) -> None:
-        """``on_weights``: called from the receiver's thread with each new version, in rising order; the
-        next transfer starts after it returns. ``evaluating``: while it is true, a version that has
-        come waits, because an evaluated completion is of one version. ``on_staging_failure``:
+        """``on_weights``: called from the receiver's thread with each new version, in rising order;
+        the next transfer starts after it returns. ``evaluating``: while it is true, a version that
+        has come waits, because an evaluated completion is of one version. ``on_staging_failure``:
         called from that thread if this worker, not the link, is why a version could not be
         staged. ``deltas``: keep the newest weights in host memory, so that the next version may
         come as what changed. ``relays``: links may lead from one receiver to another; then weights
@@ -191,7 +191,8 @@ class WeightReceiver(LinkEnd):
         limit_s = self._stall_s + len(owing) * BUCKET_BYTES / SLOW_BYTES_PER_S
         for source, heard in owing:
             if now - heard > limit_s:
-                return f"rank {source} of {link.peer} owes weights and sent nothing for {limit_s:.3g} s"
+                silence = f"sent nothing for {limit_s:.3g} s"
+                return f"rank {source} of {link.peer} owes weights and {silence}"
         heard_t = link.heard_t
         if not link.relayed or heard_t is None or self._known <= self.version:
             return ""
@@ -294,6 +295,7 @@ class WeightReceiver(LinkEnd):
                 link.heard_t = None
 
     def _listens(self) -> bool:
-        """True if this worker is ready for the next version: what it does not hand on has not come."""
+        """True if this worker is ready for the next version: what it does not hand on has not
+        come."""
         with self._changed:
             return all(link.heard_t is not None for link in self._links.values())

@@ -45,7 +45,8 @@ def from_pretrained(load: Callable[..., Any], config: Config, name: str, **argum
         missing = path.startswith(("/", ".")) and not Path(path).is_dir()
         why = "no such directory" if missing else one_line(error)
         raise ScorerError(
-            f"scorers.{name}.path = {path!r} cannot be loaded ({why}): name a model's directory or a hub name"
+            f"scorers.{name}.path = {path!r} cannot be loaded ({why}): name a model's directory "
+            "or a hub name"
         ) from error
 
 
@@ -75,7 +76,8 @@ def check_tokenizer(config: Config, name: str, model: PreTrainedModel) -> None:
     rows = model.get_input_embeddings().weight.shape[0]
     if max(vocabulary.values(), default=0) >= rows:
         raise ScorerError(
-            f"scorers.{name}.path: {path} knows {rows} tokens, and the tokenizer of the run ({ours}) has ids up to "
+            f"scorers.{name}.path: {path} knows {rows} tokens, and the tokenizer of the run "
+            f"({ours}) has ids up to "
             f"{max(vocabulary.values())}. {remedy}"
         )
     theirs = _vocabulary(path, config)
@@ -83,7 +85,8 @@ def check_tokenizer(config: Config, name: str, model: PreTrainedModel) -> None:
     differing = [t for t, i in vocabulary.items() if theirs.get(t) != i] if len(theirs) > 8 else []
     if differing:
         raise ScorerError(
-            f"scorers.{name}.path: the tokenizer of {path} is not that of the run ({ours}): {len(differing)} tokens "
+            f"scorers.{name}.path: the tokenizer of {path} is not that of the run ({ours}): "
+            f"{len(differing)} tokens "
             f"differ, such as {differing[0]!r}. {remedy}"
         )
 
@@ -131,7 +134,8 @@ class ModelScorer(BatchedScorer):
 
     @abstractmethod
     def scores(self, items: Sequence[Item], ids: Tensor, hidden: Tensor) -> list[Score]:
-        """``ids`` int64 [B, L], ``hidden`` [B, L, D]: of prompt and completion, padded on the right."""
+        """``ids`` int64 [B, L], ``hidden`` [B, L, D]: of prompt and completion, padded on the
+        right."""
 
     def from_pretrained(self, model_class: Any, **arguments: Any) -> Any:
         dtype = dtype_of(self._config, self._scorer)
@@ -184,8 +188,8 @@ class TokenLogprobs(ModelScorer):
 
 
 def _logits(model: Any, hidden: Tensor) -> Tensor:
-    """Logits as the model's own forward computes them: Gemma caps logits, Cohere multiplies and Granite
-    divides them."""
+    """Logits as the model's own forward computes them: Gemma caps logits, Cohere multiplies and
+    Granite divides them."""
     logits: Tensor = model.get_output_embeddings()(hidden)
     config = model.config.get_text_config()
     if scale := getattr(config, "logit_scale", None):
@@ -215,11 +219,13 @@ class RewardModelScorer(ModelScorer):
         if any(key.startswith("score.") for key in found["missing_keys"]):
             raise ScorerError(
                 f"{field} has no weights of the head: it is no reward model. Train one "
-                "(docs/scorers.md), or name one that was saved by AutoModelForSequenceClassification"
+                "(docs/scorers.md), or name one that was saved by "
+                "AutoModelForSequenceClassification"
             )
         if model.config.num_labels != 1:
             raise ScorerError(
-                f"{field} has {model.config.num_labels} outputs: a reward model has one (num_labels = 1)"
+                f"{field} has {model.config.num_labels} outputs: a reward model has one "
+                "(num_labels = 1)"
             )
         return model
 

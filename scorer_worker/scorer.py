@@ -34,7 +34,8 @@ class NoScore(Exception):
 
 
 class Unavailable(Exception):
-    """The server that the scorer asks does not answer. Another scorer, or a later request, may have more luck."""
+    """The server that the scorer asks does not answer. Another scorer, or a later request, may have
+    more luck."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,8 @@ def make_scorer(config: Config, name: str) -> CompletionScorer:
     known = config.scorers.by_name
     if name not in known:
         raise ScorerError(
-            f"--scorer {name}: the config has no section [scorers.{name}] ({', '.join(known) or 'none'})"
+            f"--scorer {name}: the config has no section [scorers.{name}] "
+            f"({', '.join(known) or 'none'})"
         )
     match known[name].kind:
         case "reward_model":
@@ -145,7 +147,8 @@ class BatchedScorer(CompletionScorer):
     def _check(self, item: Item) -> None:
         if len(item) > self.limit:
             raise BadCompletion(
-                f"prompt and completion have {len(item)} tokens, and this scorer takes {self.limit}: set its "
+                f"prompt and completion have {len(item)} tokens, and this scorer takes "
+                f"{self.limit}: set its "
                 "max_context higher, or rollout.max_tokens lower"
             )
         if (highest := max(item.prompt_tokens.max(), item.tokens.max())) >= self.rows:

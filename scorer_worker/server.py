@@ -4,7 +4,7 @@ BadCompletion, malformed request   INVALID_ARGUMENT      the request can never b
 another run or scorer              FAILED_PRECONDITION   the caller asks the wrong process
 NoScore                            DATA_LOSS             the model's answer is no score
 Unavailable, leaving               UNAVAILABLE           the caller asks another scorer, or later
-any other exception                UNKNOWN               a bug, or the model failed; logged with its stack
+any other exception                UNKNOWN               a bug, or the model failed; logged
 """
 
 from __future__ import annotations

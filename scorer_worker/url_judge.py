@@ -155,13 +155,14 @@ def _key(name: str, path: str | None) -> str:
         return Path(path).read_text().strip()
     except OSError as error:
         raise ScorerError(
-            f"scorers.{name}.api_key_file {path} cannot be read ({error.strerror}): create it, or set {KEY_VARIABLE}"
+            f"scorers.{name}.api_key_file {path} cannot be read ({error.strerror}): create it, or "
+            f"set {KEY_VARIABLE}"
         ) from error
 
 
 def main() -> int:
-    """Asks for one score: ``python -m scorer_worker.url_judge NAME SETTINGS_JSON``. The exit status is
-    0 if the judge gave one; else 1, with one line on standard error."""
+    """Asks for one score: ``python -m scorer_worker.url_judge NAME SETTINGS_JSON``. The exit status
+    is 0 if the judge gave one; else 1, with one line on standard error."""
     name, settings = sys.argv[1], json.loads(sys.argv[2])
     config = Config.model_validate(
         {"model": {"path": "m"}, "data": {"path": "d"}, "scorers": {name: settings}}

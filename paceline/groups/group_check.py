@@ -181,12 +181,14 @@ def _check_token_rewards(completion: rollout_pb2.Completion, count: int) -> None
     for found in completion.token_rewards:
         if not last < found.token < count:
             raise Invalid(
-                f"token_rewards: token {found.token} after {last}, of {count} tokens: name each at most once, in "
+                f"token_rewards: token {found.token} after {last}, of {count} tokens: name each "
+                "at most once, in "
                 "rising order"
             )
         if not usable_reward(found.reward):
             raise Invalid(
-                f"token_rewards: {found.reward} for token {found.token}: at most {MAX_REWARD:g} in magnitude"
+                f"token_rewards: {found.reward} for token {found.token}: at most {MAX_REWARD:g} "
+                "in magnitude"
             )
         last = found.token
 

@@ -65,7 +65,8 @@ class ParametersDiffer(EngineError):
 
 
 class GenerationFailed(EngineError):
-    """One request cannot be finished (for example, non-finite logits); the engine itself goes on."""
+    """One request cannot be finished (for example, non-finite logits); the engine itself goes
+    on."""
 
 
 class Aborted(Exception):
@@ -251,7 +252,8 @@ class Engine(ABC):
         needed = len(request.prompt_tokens) + params.max_tokens
         if needed > self.max_context:
             raise GenerationFailed(
-                f"prompt plus max_tokens is {needed} tokens, the engine's context {self.max_context}"
+                f"prompt plus max_tokens is {needed} tokens, the engine's context "
+                f"{self.max_context}"
             )
         prefixes = [prefix.tokens for prefix in request.prefixes if prefix is not None]
         for tokens in (request.prompt_tokens, *prefixes):
@@ -266,7 +268,8 @@ class Engine(ABC):
         least, most = self.least_temperature, self.most_temperature
         if not (params.greedy or least <= params.temperature <= most):
             raise GenerationFailed(
-                f"temperature is {params.temperature:g}; the engine samples at {least:g} to {most:g}"
+                f"temperature is {params.temperature:g}; the engine samples at {least:g} to "
+                f"{most:g}"
             )
 
     @abstractmethod

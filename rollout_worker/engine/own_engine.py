@@ -24,7 +24,8 @@ def own_engine(name: str) -> type[Engine]:
         raise EngineError(f"rollout.engine = {name!r}: {error}") from error
     if not (isinstance(found, type) and issubclass(found, Engine)):
         raise EngineError(
-            f"rollout.engine = {name!r} is no subclass of rollout_worker.engine.base.Engine: derive it from that class"
+            f"rollout.engine = {name!r} is no subclass of rollout_worker.engine.base.Engine: "
+            "derive it from that class"
         )
     if missing := ", ".join(sorted(found.__abstractmethods__)):
         raise EngineError(
@@ -34,14 +35,15 @@ def own_engine(name: str) -> type[Engine]:
         inspect.signature(found).bind("config", "tokenizer")
     except TypeError as error:
         raise EngineError(
-            f"rollout.engine = {name!r} cannot be made from a config and a tokenizer ({error}): take both in __init__"
+            f"rollout.engine = {name!r} cannot be made from a config and a tokenizer ({error}): "
+            "take both in __init__"
         ) from error
     return found
 
 
 def make_own_engine(config: Config, tokenizer: PromptTokenizer) -> Engine:
-    """The engine of that name; it is given the whole configuration, and ``rollout.engine_options`` in it. Raises
-    EngineError."""
+    """The engine of that name; it is given the whole configuration, and ``rollout.engine_options``
+    in it. Raises EngineError."""
     make = own_engine(config.rollout.engine)
     engine: Engine = make(config, tokenizer)  # type: ignore[call-arg]
     return engine
@@ -49,7 +51,8 @@ def make_own_engine(config: Config, tokenizer: PromptTokenizer) -> Engine:
 
 def main() -> int:
     """Imports an engine as a rollout worker does: ``python -P -m rollout_worker.engine.own_engine
-    package.module:Class``. The exit status is 2, with one line on standard error, if it cannot be used."""
+    package.module:Class``. The exit status is 2, with one line on standard error, if it cannot be
+    used."""
     parser = argparse.ArgumentParser(prog="rollout_worker.engine.own_engine")
     parser.add_argument("engine", help="package.module:Class, as in rollout.engine")
     own_engine(parser.parse_args().engine)

@@ -1,9 +1,9 @@
 """The environment interface: task, sample, turn.
 
     async def environment(task, sample):
-        turn = await sample(task.prompt)               # text, messages or tokens ──► a turn of the model
+        turn = await sample(task.prompt)               # text, messages or tokens ──► a turn
         turn = await sample(reply_to(turn.text))       # extends the same token sequence
-        return {"solved": 1.0}                         # or a number, or None: the reward functions score
+        return {"solved": 1.0}                         # or a number; None: reward functions score
 
 It is called once for each sample of a group, concurrently, in one thread that all environments
 share and that is not the worker's. Waiting is free; computing delays the other environments.

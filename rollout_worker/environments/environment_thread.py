@@ -2,7 +2,7 @@
 
     worker's loop                        environments' loop
     run ── task ──────────────────────► environment(task, sample)
-     ▲      conversation.say ◄────────── sample(...)         the clock stops while the model generates
+     ▲      conversation.say ◄────────── sample(...)       the clock stops while the model generates
      └── result, error, or timeout ◄─────┘
 
 An environment that blocks the thread (computes, sleeps, uses a blocking client) delays only the

@@ -88,7 +88,8 @@ def _find(name: str) -> Callable[..., Any]:
             raise RewardError(f"reward {name!r}: not a regular expression: {error}") from None
     if ":" not in name:
         raise RewardError(
-            f"{name} is not a reward: neither built in ({', '.join(BUILT_IN_REWARDS)}, format:REGEX) nor of "
+            f"{name} is not a reward: neither built in ({', '.join(BUILT_IN_REWARDS)}, "
+            "format:REGEX) nor of "
             "the form package.module:function"
         )
     try:
@@ -126,8 +127,8 @@ def _describe(name: str, component: str, weight: float, call: Callable[..., Any]
 
 def main() -> int:
     """Imports a reward function as the scoring processes do: ``python -P -m
-    rollout_worker.rewards.functions package.module:function``. The exit status is 2, with one line on
-    standard error, if it cannot be used."""
+    rollout_worker.rewards.functions package.module:function``. The exit status is 2, with one line
+    on standard error, if it cannot be used."""
     parser = argparse.ArgumentParser(prog="rollout_worker.rewards.functions")
     parser.add_argument("function", help="a name of reward.functions")
     load([parser.parse_args().function])

@@ -1,4 +1,5 @@
-"""Execution of a group's reward functions, in a scoring process or, without a pool, in the worker."""
+"""Execution of a group's reward functions, in a scoring process or, without a pool, in the
+worker."""
 
 from __future__ import annotations
 

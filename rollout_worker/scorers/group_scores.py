@@ -22,8 +22,8 @@ from rollout_worker.rewards.scoring import Scores
 from rollout_worker.scorers.score_call import LivingScorers, ScoreCall, ScorerFailed
 
 REQUEST_BYTES = 4 << 20
-"""Approximate size of a request. A group of long completions is scored in several, by several scorers at
-once."""
+"""Approximate size of a request. A group of long completions is scored in several, by several
+scorers at once."""
 
 
 Functions = Sequence[str] | Mapping[str, float]

@@ -105,7 +105,7 @@ class GroupProducer:
         has_own_reward = eval_set is not None and eval_set.reward is not None
         scores = None if has_own_reward else made.scores
         scores = scores or await self._scores(lease, made, shared, eval_set)
-        if not is_evaluation(lease):
+        if self.config.reward.overlong_buffer and not is_evaluation(lease):
             tokens = [len(completion.tokens) for completion in made.completions]
             scores = penalised(scores, tokens, self._most_tokens(lease, made), self.config.reward)
         vote = ""

@@ -32,7 +32,8 @@ _AT_ONCE_S = 0.25
 """A reply that took longer than this had to wait for tasks: it says nothing about the round trip.
 """
 _OVER = (RefusalCode.FENCED.grpc_status, RefusalCode.UNKNOWN.grpc_status)
-"""Refusals of an incarnation that is over; or unknown, if Redis lost its registration in a failover."""
+"""Refusals of an incarnation that is over; or unknown, if Redis lost its registration in a
+failover."""
 _PAUSE_S = 0.05
 """Between an immediate reply without tasks and the next request."""
 LEAST_AHEAD_S = 0.05

@@ -1,9 +1,10 @@
 """Finished tasks on their way out: payloads to the store, facts of groups and returned tasks to the
 controller.
 
-    put ──► queue ──► encode ──► payloads to the store ──► one request, with the facts of all queued ──► verdicts
-                                                                                                        │
-                                                                                                        release
+    put ──► queue ──► check, encode ──► payloads to the store ──► facts, in one request ──► verdicts
+
+- A group that is malformed is found here, before anybody else has anything of it. Whoever reads of
+  an accepted group finds its payload: the payload is stored before the facts leave.
 - A task in the outbox stays held until its verdict is read. An outage of the store or of the
   control plane only delays it, and a group that is submitted twice counts once.
 - After any verdict but INVALID the worker has nothing more to do with the task.
@@ -192,7 +193,8 @@ class Outbox:
         return stored
 
     async def _store(self) -> bool:
-        """Stores the payloads of all groups in the queue. False if the store cannot take one now."""
+        """Stores the payloads of all groups in the queue. False if the store cannot take one
+        now."""
         upload = self.upload
         if upload is None:
             return False

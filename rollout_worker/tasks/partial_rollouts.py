@@ -1,7 +1,7 @@
 """Partial rollouts: the tokens of unfinished tasks in the payload store, for their next lease.
 
-    engine ── every N tokens ──► newest of each task ──► payload store ──► next lease of the task
-                                                                           └──► prefixes of its request
+    engine ── every N tokens ──► newest of each task ──► payload store ──► prefixes of the next
+                                                                           lease's request
 
 No promise depends on them. Tokens, log-probs and versions stay as they were, and the next attempt's
 random numbers are those of the same seed, completion and position (see Engine.exact_continuation).

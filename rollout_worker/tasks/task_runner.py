@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 
 
 class Producer(Protocol):
-    """Makes the group of a lease: GroupProducer by sampling, RecordedProducer from the row itself."""
+    """Makes the group of a lease: GroupProducer by sampling, RecordedProducer from the row
+    itself."""
 
     partials: PartialRollouts
     """Work that other workers have left of the tasks, and that this one leaves."""
@@ -101,7 +102,8 @@ class TaskRunner:
         return True
 
     def drop_all(self) -> None:
-        """Drops everything: the incarnation is over, and its tasks belong to other workers by now."""
+        """Drops everything: the incarnation is over, and its tasks belong to other workers by
+        now."""
         for task in self.held:
             self.drop(task)
             self.held.release(task.lease.task)

@@ -84,7 +84,7 @@ class SlotCache:
         self.values[:, rows] = 0
 
     def token_index(self, positions: Tensor) -> Tensor:
-        """The index at which position ``positions[i]`` of row i lies in a layer flattened to [-1, dim].
+        """Index of position ``positions[i]`` of row i in a layer flattened to [-1, dim].
 
         int64 [rows * heads], heads fastest.
         """

@@ -4,7 +4,7 @@
     generate ── submit ──► inbox ──► scheduler.step ──► step ──► ...
     abort    ── note   ──►   │             │ ended
     load     ── staged ──►   │             ▼
-       ▲                     └─ read between two steps; the thread sleeps on it when there is no work
+       ▲                     └─ read between two steps; the thread sleeps on it if there is no work
        └──────────── results, one wake-up of the loop a step
 
 Only the inbox wakes the thread. After ``start``, model, cache and batch belong to the thread alone.

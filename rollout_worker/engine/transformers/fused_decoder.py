@@ -143,7 +143,8 @@ class FusedDecoder:
         return layer.view(-1, layer.shape[2], self._dim)[: rows * self._kv_heads, :length]
 
     def _project(self, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotated queries and keys [tokens, query + key heads, dim], values [tokens, heads, dim]."""
+        """Rotated queries and keys [tokens, query + key heads, dim], values [tokens, heads,
+        dim]."""
         qkv = F.linear(self._norm(x, layer.norm_in), layer.qkv, layer.qkv_bias)
         qkv = qkv.view(len(x), -1, self._dim)
         turned = self._heads + self._kv_heads

@@ -1,7 +1,7 @@
 """Weight swaps while requests run.
 
     write shared weights ──► every rank stages them while the engine runs
-    pause ──► swap on all ranks (if one fails, all swap back) ──► compare the parameters with the weights
+    pause ──► swap on all ranks (if one fails, all swap back) ──► compare the parameters
           ──► version ──► caches ──► resume
 
 ``rollout.on_update`` decides what happens to running sequences:

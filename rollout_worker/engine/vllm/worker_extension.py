@@ -1,7 +1,7 @@
 """Weight staging and swaps on a vLLM rank. Mixed into vLLM's worker class
 (``worker_extension_cls``) and called through ``collective_rpc``.
 
-    paceline_stage ──► own thread: map, check, copy this rank's slices to its device ──► result through a pipe
+    paceline_stage ──► own thread: map, check, copy this rank's slices ──► result through a pipe
     paceline_swap  ──► between two steps: into the model, fused and sharded by vLLM
     paceline_check ──► the weights that the parameters differ from, after a swap
     paceline_proof ──► checksums of the parameters after a swap with ``prove``
@@ -35,7 +35,8 @@ from rollout_worker.engine.vllm.shared_weights import read
 
 
 class PacelineRank:
-    """Attributes of vLLM's worker used here: rank, device, model_config, vllm_config, model_runner."""
+    """Attributes of vLLM's worker used here: rank, device, model_config, vllm_config,
+    model_runner."""
 
     def paceline_stage(self: Any, key: int, description: str, path: str, inode: int) -> None:
         """Returns at once. ``path``: the engine's pipe for the answer, ``inode``: its number."""

@@ -308,7 +308,8 @@ async def test_an_engine_that_dies_while_nothing_waits_for_it_ends_the_worker(pl
 async def test_what_an_engine_dies_with_is_not_handed_back_as_by_one_that_leaves(
     play: Play,
 ) -> None:
-    """One of those prompts may have killed it: the ledger finds out which, by the worker's death."""
+    """One of those prompts may have killed it: the ledger finds out which, by the worker's
+    death."""
     with pytest.raises(EngineLost, match="device lost"):
         async with play(reward=GATED) as scene:
             scored = scene.controller.lease("t0")

@@ -1,4 +1,5 @@
-"""A reward may be wrong, slow or deadly: the attempt fails with a reason, everything else goes on."""
+"""A reward may be wrong, slow or deadly: the attempt fails with a reason, everything else goes
+on."""
 
 from __future__ import annotations
 

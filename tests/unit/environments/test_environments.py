@@ -1,4 +1,5 @@
-"""Transcripts of several turns: exact tokens, honest masks, and no reward where something failed."""
+"""Transcripts of several turns: exact tokens, honest masks, and no reward where something
+failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The engine is kept full by the samples that are not finished, not by the groups they belong to."""
+"""The engine is kept full by the samples that are not finished, not by the groups they belong
+to."""
 
 from __future__ import annotations
 
