@@ -4,10 +4,14 @@
                                       └── buckets ──► relay
 
 A link is served until another one replaces it. Each rank of a replica that publishes is a source of
-the link: it sends its share of the buckets. The next
-link goes on with an interrupted transfer at the buckets that are missing. A relay that has nothing
-to say says so; one that is silent while a newer version than the one here is known has failed, and
-its link with it. So has a rank that owes buckets of a version and sends none.
+the link: it sends its share of the buckets. The next link goes on with an interrupted transfer at
+the buckets that are missing. A relay that has nothing to say says so; one that is silent while a
+newer version than the one here is known has failed, and its link with it. So has a rank that owes
+buckets of a version and sends none.
+
+A relay hands on what the receiver takes, bucket by bucket, while it arrives. What came over a link
+of an earlier tree is handed on over no link of a later one before the controller, or the publisher
+of the later one, has confirmed it: the ledger plants a new tree if a version has to be taken back.
 """
 
 from __future__ import annotations

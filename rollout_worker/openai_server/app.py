@@ -1,8 +1,7 @@
 """/v1/chat/completions and /v1/models for the samples that environments are making.
 
     request ──► its sample's conversation ──► new messages ──► conversation.say ──► reply
-                                                        ▲ client disconnected: the turn is taken
-                                                        back
+                          client disconnected: the turn is taken back ▲
 
 Imported only if rollout.openai is set: the web framework is not light.
 """

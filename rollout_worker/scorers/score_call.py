@@ -1,11 +1,11 @@
 """One call for scores: sent to a living scorer, repeated elsewhere if it fails, dies or is slow.
 
     living scorers ── least busy ──► call ──► reply
-                        │ UNAVAILABLE, connection lost ──► pause it, ask another │ no longer living
-                        ──────────────► give it up, ask another │ no reply for timeout_s ────────►
-                        ask another as well; the first reply counts │ UNKNOWN
-                        ───────────────────────► ask one other: its device may be at fault └ any
-                        other status ──────────────► ScorerFailed: this attempt fails
+      UNAVAILABLE, connection lost ──► pause it, ask another
+      no longer living             ──► give it up, ask another
+      no reply for timeout_s       ──► ask another as well; the first reply counts
+      UNKNOWN                      ──► ask one other: its device may be at fault
+      any other status             ──► ScorerFailed: the attempt fails
     no living scorer ──► wait for one, however long: nobody's fault
 
 A score has no side effect, so a request that reaches two scorers, or is answered twice, does no

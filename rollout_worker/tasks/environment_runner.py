@@ -1,8 +1,8 @@
 """Groups of completions that an environment makes.
 
     lease ──► a conversation for each sample ──► environment, at once ──► transcripts ──► rewards
-                   ▲ sample(...), or the OpenAI endpoint                            │
-                   └ engine                            group with masks ◄───────┘
+                   ▲ sample(...), or the OpenAI endpoint                       │
+                   └ engine                            group with masks ◄──────┘
 
 The first sample that fails ends the others: there are no partial groups. A failure never becomes a
 reward.

@@ -193,7 +193,7 @@ class _Weights:
     """Staged weights of a rank."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
-    """Version of ``wanted`` and ``staged``."""
+    """Guards ``wanted`` and ``staged``."""
     wanted: set[int] = field(default_factory=set)
     staged: dict[int, RankWeights] = field(default_factory=dict)
     notes: Readback = field(init=False)
