@@ -7,9 +7,9 @@ import pytest
 from huggingface_hub import constants
 from typer.testing import CliRunner
 
-from benchmarks.planner.__main__ import app as planner
 from paceline.errors import BadInput
 from paceline_launcher.cli import app
+from testbed.planner.__main__ import app as planner
 from tests.unit.memory_plan.test_memory_plan import QWEN3_06B
 
 TIMES = """

@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from benchmarks.planner.times import RunTimes, TimesFile, same_batch
 from paceline.errors import BadInput
 from testbed.planner.calibration import calibrated, calibrated_by_run, from_published
 from testbed.planner.lengths import SIGMA, Lengths
@@ -19,6 +18,7 @@ from testbed.planner.system import (
     StageTime,
     System,
 )
+from testbed.planner.times import RunTimes, TimesFile, same_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

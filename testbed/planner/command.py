@@ -20,13 +20,13 @@ from paceline_launcher.cli.common import (
 from paceline_launcher.cli.plan_memory import gpu_names
 
 if TYPE_CHECKING:
-    from benchmarks.planner.systems import Calibrated
-    from benchmarks.planner.times import RunTimes, TimesFile
     from paceline.config.schema import Config
     from paceline.memory_plan.gpus import Gpu
     from paceline.memory_plan.model_shape import ModelShape
     from testbed.planner.lengths import Lengths
     from testbed.planner.sizes import SizePlan
+    from testbed.planner.systems import Calibrated
+    from testbed.planner.times import RunTimes, TimesFile
 
 PICTURE = Path("plan.png")
 MOST_GPUS = 16_384
@@ -93,9 +93,9 @@ def pace(
     The last column compares with synchronous training that has the same GPUs for generation and
     then for updates.
 
-    Example: python -m benchmarks.planner run.toml --gpus 16,32,64,128 --gpu h100 --times times.toml
+    Example: python -m testbed.planner run.toml --gpus 16,32,64,128 --gpu h100 --times times.toml
 
-    Example: python -m benchmarks.planner run.toml --gpus 8,16 --gpu h100 --from-run runs/demo
+    Example: python -m testbed.planner run.toml --gpus 8,16 --gpu h100 --from-run runs/demo
     """
     from paceline.config.load import load_config
     from paceline.memory_plan.gpus import named_gpu
@@ -154,9 +154,9 @@ def _given(
     config: Config, gpu: Gpu, times: Path | None, runs: list[Path], mean_tokens: float | None
 ) -> Given:
     """Raises BadInput for what cannot be, before a model is looked for."""
-    from benchmarks.planner.systems import planned_lengths
-    from benchmarks.planner.times import read_run, read_times
     from paceline.memory_plan.gpus import SPEEDS
+    from testbed.planner.systems import planned_lengths
+    from testbed.planner.times import read_run, read_times
 
     if gpu.name not in SPEEDS:
         raise BadInput(f"--gpu {gpu.name}: its speed is not known: give one of {', '.join(SPEEDS)}")
@@ -173,8 +173,8 @@ def _given(
 def _calibrated(
     config: Config, shape: ModelShape, gpu: Gpu, given: Given, most_gpus: int
 ) -> Calibrated:
-    from benchmarks.planner.systems import bare_system, by_file, by_published, by_runs
     from paceline.memory_plan.gpus import SPEEDS
+    from testbed.planner.systems import bare_system, by_file, by_published, by_runs
 
     speeds = SPEEDS[gpu.name]
     bare = bare_system(config, shape, gpu, speeds, given.lengths)
@@ -190,7 +190,7 @@ def _calibrated(
 def _say(
     found: list[SizePlan], known: Calibrated, notes: list[str], gpu: str, as_json: bool
 ) -> None:
-    from benchmarks.planner.report import plan_json, print_table
+    from testbed.planner.report import plan_json, print_table
 
     if as_json:
         print_json({"gpu": gpu, "basis": known.basis, "notes": notes, "sizes": plan_json(found)})
@@ -202,8 +202,8 @@ def _say(
 
 
 def _draw(found: list[SizePlan], out: Path | None) -> None:
-    from benchmarks.planner.report import draw
     from paceline_launcher.console.plot import NoMatplotlib
+    from testbed.planner.report import draw
 
     try:
         draw(found, out or PICTURE)
