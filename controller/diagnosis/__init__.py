@@ -1,1 +1,1 @@
-"""Diagnosis: what the run waits for, whose fault it is, what happens next, and what a user can do."""
+"""Diagnosis: what the run waits for, whose fault it is, what follows, and what a user can do."""

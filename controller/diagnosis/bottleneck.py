@@ -2,11 +2,11 @@
 
                           trainers wait for groups?
                      no │                          │ yes
-        commits slow? ──┤                          ├── engines lack the newest weights ──► weight transfer
+        commits slow? ──┤                          ├── engines lack the newest weights ──► weights
        yes: controller  │                          ├── scorers full ─────────────────────► scorers
                         │                          ├── more groups to score than places ─► rewards
         no: trainers, if│                          ├── slots full ──────────────────────► generation
-        groups are ready│                          ├── admission closed ────────────────► staleness bound
+        groups are ready│                          ├── admission closed ────────────────► staleness
                         ▼                          └── neither ─────────────────────────► controller
                     balanced
 
@@ -74,7 +74,7 @@ class Pace:
     scorer: str = ""
     """Pool of the busiest scorer; empty: there is none."""
     scorers: int = 0
-    """Its workers."""
+    """Workers of that pool."""
     recorded: bool = False
     """Rollout workers tokenise rows of the data: no engine runs."""
 
@@ -83,15 +83,15 @@ class Pace:
 class Bottleneck:
     kind: BottleneckKind
     sentence: str
-    """Which role waits for which, and what would help."""
+    """The role that waits, for whom, and what would help."""
 
 
 _STARVED = "Trainers are starved ({share:.0%} of a step spent waiting)"
 _SENTENCES = {
     BottleneckKind.TRAINERS: (
-        "Rollout workers wait for the trainers, which compute {compute} of a step of {step}: groups "
-        "for the next steps are ready. Add policy replicas (now {p.policies}); more rollout workers "
-        "would not help."
+        "Rollout workers wait for the trainers, which compute {compute} of a step of {step}: "
+        "groups for the next steps are ready. Add policy replicas (now {p.policies}); more rollout "
+        "workers would not help."
     ),
     BottleneckKind.GENERATION: (
         f"{_STARVED}: {{s.occupancy:.0%}} of the engines' slots are in use. Add rollout workers "
@@ -110,8 +110,8 @@ _SENTENCES = {
     ),
     BottleneckKind.STALENESS: (
         f"{_STARVED}, though {{free:.0%}} of the engines' slots are free: as many groups are in "
-        "flight as a staleness of {p.max_staleness} allows, and a group takes {way} ({reward} of it "
-        "in rewards). Raise train.max_staleness to {for_way}, or shorten the rewards; more rollout "
+        "flight as a staleness of {p.max_staleness} allows, and a group takes {way} ({reward} of "
+        "it in rewards). Raise train.max_staleness to {for_way}, or shorten the rewards; more rollout "
         "workers would not help."
     ),
     BottleneckKind.CONTROLLER: (
@@ -137,8 +137,8 @@ _RECORDED = {
         "{p.rollouts})."
     ),
     BottleneckKind.STALENESS: (
-        f"{_STARVED}: as many rows are prepared as a staleness of {{p.max_staleness}} allows. Raise "
-        "train.max_staleness to {for_wait}; more rollout workers would not help."
+        f"{_STARVED}: as many rows are prepared as a staleness of {{p.max_staleness}} allows. "
+        "Raise train.max_staleness to {for_wait}; more rollout workers would not help."
     ),
 }
 """Sentences for recorded data, which differ."""

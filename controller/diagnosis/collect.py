@@ -149,7 +149,7 @@ def _sessionless(controller: Controller, now: float) -> tuple[SessionlessEvidenc
 
 
 def _lease(controller: Controller) -> LeaseEvidence:
-    """As this standby last saw it. A leader renews it four times in its length."""
+    """The lease as this standby last saw it. A leader renews it four times in its length."""
     holder = controller.lease_holder
     if controller.leader is not None or holder is None:
         return LeaseEvidence()

@@ -1,6 +1,7 @@
 """Diagnosis of a run from evidence. Pure: of the worst findings the first rule's is told.
 
-    the run itself ─► stores ─► leader ─► workers that are missing ─► ranks ─► mesh ─► open step ─► groups ─► disk
+    the run itself ─► stores ─► leader ─► workers that are missing
+                   ─► ranks ─► mesh ─► open step ─► groups ─► disk
 
 The order is that of cause and effect: without Redis nothing is decided, without a leader nobody is
 seen, without a mesh no step opens, without groups there is none to open.

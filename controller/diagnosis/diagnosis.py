@@ -1,4 +1,4 @@
-"""Diagnosis as a value: what waits, since when, for whom, why, what happens next, and the remedy."""
+"""Diagnosis as a value: what waits, since when, for whom, why, what follows, and the remedy."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ class Culprit:
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     subject: str
-    """What waits: "step 412", "the run"."""
+    """The part of the run that waits: "step 412", "the run"."""
     culprit: Culprit = Culprit()
     because: str = ""
     """Clause after the culprit: "stopped inside the all-reduce of epoch 9"."""
     since_s: float = 0.0
     next: str = ""
-    """What happens if nobody does anything."""
+    """Consequence if nobody does anything."""
     remedy: str = ""
-    """What a user can do; empty: nothing is needed."""
+    """Advice for the user; empty: nothing is needed."""
     severity: Urgency = Urgency.OK
 
     @property

@@ -20,7 +20,7 @@ SILENT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerEvidence:
-    """One living worker."""
+    """Evidence about a living worker."""
 
     worker_id: str
     role: Role
@@ -28,12 +28,12 @@ class WorkerEvidence:
     pid: int = 0
     lifecycle: Lifecycle = Lifecycle.RUNNING
     heard: bool = True
-    """It has sent a report to this leader."""
+    """The worker has sent a report to this leader."""
     silent_s: float = 0.0
     dead_in_s: float = math.inf
     """Until it is declared dead if it stays silent."""
     suspect: bool = False
-    """Its session broke."""
+    """The worker's session broke."""
     still_s: float = 0.0
     """Busy without progress for so long."""
     wedged_in_s: float | None = None
@@ -90,7 +90,7 @@ class Evidence:
     controller_id: str = "controller-0"
     leads: bool = True
     trouble: str = ""
-    """Why this controller can decide nothing now."""
+    """Reason for which this controller can decide nothing now."""
     trouble_s: float = 0.0
     redis: str = "Redis"
     payloads: str = "the payload store"

@@ -51,7 +51,7 @@ def groups(e: Evidence) -> Diagnosis | None:
 
 
 def _no_weights(e: Evidence, subject: str, workers: list[WorkerEvidence]) -> Diagnosis:
-    """No engine has weights yet: the one that waits longest, or the worker that sends them to it."""
+    """No engine has weights: the one that waits longest, or the worker that sends them to it."""
     first = max(workers, key=lambda w: w.waits[0].age_s if w.waits else 0.0)
     link = e.state.fleet.links.get(first.worker_id)
     source = e.of(link.publisher) if link is not None else None
@@ -130,8 +130,7 @@ def _scorer(e: Evidence, subject: str, wait: Wait) -> Diagnosis:
 
 
 def loads(e: Evidence) -> Diagnosis | None:
-    """Of rollout workers that get new weights and cannot load them, the one that failed most often
-    and has loaded nothing since."""
+    """The rollout worker with the most failed loads of weights since its last success."""
     workers = e.state.fleet.living(Role.ROLLOUT)
     failing = [w for w in workers if w.load_trouble and e.of(w.worker_id) is not None]
     if not failing:

@@ -51,7 +51,7 @@ def at(what: str) -> str:
 
 
 def _place(worker: WorkerEvidence, peers: Iterable[WorkerEvidence]) -> str:
-    """Where it stands: "inside the all-reduce of epoch 9", "while fetching 4 groups of step 5"."""
+    """Point at which it stands: "inside the all-reduce of epoch 9"."""
     if worker.waits:
         return at(worker.waits[0].what)
     # It came to the collective after its last report, or its peers would not be waiting in it.

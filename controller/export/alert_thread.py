@@ -65,7 +65,7 @@ class AlertThread(Drain[dict[str, Any]]):
         self._rules = AlertRules(config)
         self._path = run_dir / "alerts.json"
         self._place: dict[str, Any] = {}
-        """``events``: position of the newest event that was looked at. ``told``: alerts of states."""
+        """``events``: position of the newest event looked at. ``told``: alerts of states."""
         self._last: list[Any] = [[], -1]
         self._pace, self._pace_since = RunPace(-1, False), time.monotonic()
 

@@ -23,7 +23,7 @@ from paceline.observe.sinks.sink_thread import SinkThread
 from paceline.payloads.store import PayloadStore
 
 FINISH_S = 1.5
-"""How long the process waits, at the end of a run, for the last points to be delivered."""
+"""Time, at the end of a run, for the last points to be delivered."""
 
 
 class Exporters:

@@ -61,7 +61,7 @@ class RunFiles:
         self._items.append((position, t, events))
 
     async def written(self, timeout_s: float = 5.0) -> bool:
-        """Whether everything taken so far is in the files by then."""
+        """True if everything taken so far is in the files by then."""
         return await asyncio.to_thread(self._idle.wait, timeout_s)
 
     def close(self, timeout_s: float = 5.0) -> None:

@@ -1,6 +1,6 @@
 """Chore that writes the sample archive, behind the journal.
 
-    step committed ──► facts of its groups ──► queue ──► payloads read, texts decoded ──► Parquet file
+    step committed ──► facts of its groups ──► queue ──► payloads, texts ──► Parquet file
 
 Steps are written once a minute, if there is enough for a file, and before payloads are deleted:
 together, because a step at a time would cost the leader more than all its other exports. A new
@@ -165,7 +165,7 @@ class SampleArchiver:
         ]
 
     def _take(self, size: int) -> float:
-        """How many of a step's ``size`` bytes may be read; at most archive.step_mb, and
+        """Bytes of a step's ``size`` that may be read: at most archive.step_mb, and
         archive.read_mb_s on average."""
         now = self._clock()
         room = self._room + (now - self._room_at) * self._config.read_mb_s * (1 << 20)

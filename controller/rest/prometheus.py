@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from controller.ledger.views import views
 from controller.ledger.views.age_metrics import token_ages_of
 from controller.replicated_controller import Controller
 from controller.rest.replies.step_rate import StepRate
-from controller.rest.scorer_metrics import scorer_metrics
 from controller.status import status_of
-from paceline.v1 import common_pb2
+from paceline.score_times import histogram_of
+from paceline.v1 import admin_pb2, common_pb2
 
 Values = Mapping[Any, float]
 """Numbers by the value of a label, or by the tuple of the values of several labels."""
@@ -46,7 +51,7 @@ OF_STEP = {
     "reward_margin": "Mean reward of its chosen completions less that of the rejected ones",
     "chosen_reward": "Mean reward of its chosen completions",
     "rejected_reward": "Mean reward of its rejected completions",
-    "chosen_logprob_shift": "Mean log-ratio of policy and reference of its chosen completions, in nats",
+    "chosen_logprob_shift": "Mean log-ratio to the reference of its chosen completions, in nats",
     "entropy": "Its mean entropy, in nats",
     "clip_fraction": "Share of its tokens that were clipped",
     "dual_clip_fraction": "Share of its tokens that the dual clip bounded",
@@ -61,11 +66,11 @@ OF_STEP = {
     "staleness_max": "Largest staleness of its tokens, in steps",
     "late_share": "Share of its groups that were older than max_staleness",
     "masked_share": "Share of its tokens that were masked for their age",
-    "dropped_share": "Share of generated groups that were dropped for their age, since the step before",
-    "uninformative_share": "Share of generated groups that were dropped for equal rewards",
+    "dropped_share": "Share of generated groups dropped for their age, since the step before",
+    "uninformative_share": "Share of generated groups dropped for equal rewards",
     "prompts_truncated": "Its prompts that were truncated",
     "prompts_too_long": "Prompts dropped for their length since the run began",
-    "rows_always_solved": "Share of the data's rows whose newest group was all solved, with a curriculum",
+    "rows_always_solved": "Share of rows whose newest group was all solved, with a curriculum",
     "rows_never_solved": "Share of those of which none was solved",
     "ess": "Effective sample size of its importance weights, as a share of its tokens",
     "response_tokens_mean": "Mean length of its completions, in tokens",
@@ -199,3 +204,25 @@ def _metric(name: str, help_text: str, value: Values | float | None, *labels: st
     for key, number in sorted(value.items()):
         metric.add_metric((key,) if isinstance(key, str) else key, number)
     return metric
+
+
+def scorer_metrics(workers: Iterable[admin_pb2.WorkerStatus]) -> Iterator[Metric]:
+    """Completions that scorers have scored, those that wait, and the time of their requests. Each
+    family exists without a scorer too, so that its name can be looked up."""
+    found = [((worker.worker_id, worker.scorer), worker.gauges) for worker in workers]
+    for gauge, name, help_text in (
+        ("scored", "scorer_completions_total", "Completions that it scored"),
+        ("queued", "scorer_queued_completions", "Completions that wait for its score"),
+    ):
+        values = {labels: gauges[gauge] for labels, gauges in found if gauge in gauges}
+        yield _metric(name, help_text, values, "worker", "scorer")
+    times = HistogramMetricFamily(
+        "paceline_scorer_request_duration_seconds",
+        "From a request's arrival to its scores",
+        labels=("worker", "scorer"),
+    )
+    for labels, gauges in found:
+        if (histogram := histogram_of(gauges)) is not None:
+            buckets, sum_s = histogram
+            times.add_metric(labels, buckets=buckets, sum_value=sum_s)
+    yield times

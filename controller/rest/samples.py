@@ -1,5 +1,5 @@
-"""Groups of samples: the ledger's facts of each, and the completions in its payload or, once that is
-deleted, in the run's archive. Also without a controller, from Redis and the run directory alone."""
+"""Groups of samples: the ledger's facts of each, and the completions in its payload or, once that
+is deleted, in the run's archive. Also without a controller, from Redis and the run directory."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def listed(found: Iterable[GroupSummary], chosen: Filter, sort: str, limit: int)
 async def read_group(
     state: State, payloads: PayloadStore, fill_texts: FillTexts, group_id: str
 ) -> GroupReply:
-    """One group with its completions. Raises Problem if its payload is deleted."""
+    """The group with its completions. Raises Problem if its payload is deleted."""
     task_id = TaskId(group_id)
     ref = views.payload_ref(state, task_id)
     if ref is None:

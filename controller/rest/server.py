@@ -111,7 +111,7 @@ def _bind(address: str, ports: list[int]) -> socket.socket:
 
 @dataclass(slots=True)
 class RestServer:
-    """Serves ``controller`` at ``door`` from ``start`` to ``stop``. Its failure stops nothing else."""
+    """Server of ``controller`` at ``door``, from ``start`` to ``stop``. It may fail alone."""
 
     controller: Controller
     door: Door

@@ -41,7 +41,7 @@ _RULES: tuple[tuple[AlertKind, Callable[[Mapping[str, Any]], bool]], ...] = (
 class Alert:
     kind: AlertKind
     key: str
-    """The same however often it is sent: journal position, or what it is about."""
+    """Journal position, or what the alert is about: the same however often it is sent."""
     text: str
     t: float
     """Unix seconds."""
@@ -123,7 +123,7 @@ class NotDelivered(Exception):
 
 
 def deliver(config: AlertsConfig, message: Mapping[str, Any]) -> None:
-    """Sends to webhook and command. Raises NotDelivered if one fails; the other got it all the same."""
+    """Sends to webhook and command. Raises NotDelivered if one fails; the other got it anyway."""
     body, problems = json.dumps(message).encode(), []
     for send in (_post, _run):
         try:

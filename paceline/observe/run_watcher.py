@@ -36,7 +36,7 @@ LOOK_BACK_S = 60.0
 
 @dataclass(slots=True)
 class RunPicture:
-    """What is known of the run."""
+    """State and recent past of the run."""
 
     progress: Progress = field(default_factory=Progress)
     events: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))

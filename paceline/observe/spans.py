@@ -32,7 +32,7 @@ class Span:
     about: Mapping[str, Any]
     """Attributes, without their prefix."""
     error: str = ""
-    """Why the work failed; empty if it succeeded."""
+    """Reason for which the work failed; empty if it succeeded."""
     parent: str = "task"
     """Key of the enclosing span; empty: it is the task's own."""
 
@@ -65,7 +65,7 @@ class SampleSpans:
     share: float = 1.0
     _lives: dict[str, _Life] = field(default_factory=dict)
     _step: dict[str, Any] = field(default_factory=dict)
-    """Event that opened the step, with t, voted (time of the first vote) and its shards; or none."""
+    """Event that opened the step, with t and voted (time of the first vote); empty: none."""
 
     def traced(self, task_id: str) -> bool:
         return zlib.crc32(f"{self.run}/{task_id}".encode()) < self.share * 2**32

@@ -58,7 +58,7 @@ class WaitKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """One wait as of a moment."""
+    """A wait as of a moment."""
 
     kind: WaitKind
     what: str

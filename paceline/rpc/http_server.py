@@ -22,7 +22,7 @@ REQUEST_S = 15
 
 
 class Connection(H11Protocol):
-    """One connection. It is waiting while no complete request of it is being answered."""
+    """Connection of a client. It is waiting while no complete request of it is being answered."""
 
     waiting_since = 0.0
     _ends: asyncio.TimerHandle | None = None

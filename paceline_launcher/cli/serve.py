@@ -100,7 +100,7 @@ def serve(
 
 
 def find_model(source: Path) -> Path:
-    """``source`` if it has a model, else the newest export in it, a run directory. Raises BadInput."""
+    """``source`` if it has a model, else the newest export in a run directory. Raises BadInput."""
     if (source / "config.json").is_file():
         kinds = [str(kind) for kind in _config(source).get("architectures") or ()]
         if any(kind.endswith("ForSequenceClassification") for kind in kinds):
@@ -112,9 +112,8 @@ def find_model(source: Path) -> Path:
     if notes and not (source / "meta.json").is_file():
         return find_model(notes[-1].parent)
     if (source / "checkpoints").is_dir() or (source / "meta.json").is_file():
-        raise BadInput(
-            f"{source} has no export. Export it first: paceline export {source} --out exported"
-        )
+        export = f"paceline export {source} --out exported"
+        raise BadInput(f"{source} has no export. Export it first: {export}")
     raise BadInput(f"{source} is no export and no run directory; `paceline runs` lists runs")
 
 

@@ -27,7 +27,7 @@ PLAIN_EVERY_S = 2.0
 
 
 class PlainConsole:
-    """One line per event, and a line about the newest step every few seconds."""
+    """Plain lines: each event, and a line about the newest step every few seconds."""
 
     private = False
     """A log may be written from what is shown: no token belongs there."""
@@ -69,7 +69,7 @@ class PlainConsole:
 
 
 class LiveConsole:
-    """One table that redraws itself, with the last events below it."""
+    """A table that redraws itself, with the last events below it."""
 
     private = True
     """Only the person at the terminal sees it."""

@@ -17,7 +17,7 @@ class NoMatplotlib(BadInput):
 
 
 def plot_curves(curves: Mapping[str, Sequence[tuple[int, float]]], metric: str, out: Path) -> None:
-    """Writes ``out`` with a line for each curve of (step, value). Raises NoMatplotlib and BadInput."""
+    """Writes ``out`` with a line for each curve of (step, value). Raises BadInput."""
     figure = new_figure((9, 5))
     axes = figure.add_subplot()
     for label, curve in curves.items():
@@ -45,7 +45,7 @@ def new_figure(inches: tuple[float, float]) -> Figure:
 
 
 def save_figure(figure: Figure, out: Path) -> None:
-    """As a PNG. Raises BadInput."""
+    """Writes a PNG. Raises BadInput."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(out, dpi=140, format="png")

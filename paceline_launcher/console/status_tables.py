@@ -46,7 +46,7 @@ TASKS = ("pending", "leased", "ready", "in step", "trained")
 def fleet_table(
     status: admin_pb2.StatusReply, *, gone: bool = True, most: int | None = None
 ) -> Table:
-    """One row per process; ``gone``: include dead and stopped workers.
+    """A row for each process; ``gone``: include dead and stopped workers.
 
     ``most``: rows at most. Workers that just run are left out first, and are counted.
     """
@@ -111,10 +111,11 @@ def progress_table(status: admin_pb2.StatusReply) -> Table:
 
 
 def headline(status: admin_pb2.StatusReply) -> str:
-    """One line: phase, step, version, mesh epoch and leader."""
+    """A line with phase, step, version, mesh epoch and leader."""
     line = (
-        f"{status.run_name or status.run_id}: {status.phase}, step {status.step}/{status.total_steps}"
-        f", leader {status.leader or '-'} (term {status.term})"
+        f"{status.run_name or status.run_id}: {status.phase}, "
+        f"step {status.step}/{status.total_steps}, leader {status.leader or '-'}"
+        f" (term {status.term})"
         f", version {status.version}, mesh epoch {status.mesh_epoch}"
     )
     reason = status.reason or remedy_of(status.phase)

@@ -32,7 +32,7 @@ class ExternalRun:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One committed step or one evaluation."""
+    """A committed step or an evaluation."""
 
     number: int
     """Rises with every point, and is the same for every reader."""
@@ -65,7 +65,7 @@ class Sink(Protocol):
         """Appends points, in order."""
 
     def close(self, outcome: str | None) -> None:
-        """``outcome``: finished or failed if the run has ended; None if another leader continues."""
+        """``outcome``: finished or failed if the run has ended; None if another leader goes on."""
 
 
 def curve_name(metric: str) -> str:

@@ -16,7 +16,7 @@ OUTCOMES = {"finished": "FINISHED", "failed": "FAILED"}
 
 
 class MlflowSink:
-    """One MLflow run, found by a tag with the run's id. Another tag has the last point written."""
+    """MLflow run, found by a tag with the run's id. Another tag has the last point written."""
 
     def __init__(self, run: ExternalRun) -> None:
         from mlflow.tracking import MlflowClient

@@ -1,6 +1,6 @@
 """A thread that delivers points to one sink while this process leads.
 
-    open ──► points of the file ──► points of the queue ──► ...     closing: deliver the rest, then close
+    open ──► points of the file ──► points of the queue ──► ... closing: the rest, then close
       ▲              │ the sink raises
       └── pause, doubled up to a minute
 
@@ -90,7 +90,7 @@ class SinkThread(Drain[Mapping[str, Any]]):
                 pause_s = self._first_pause_s
 
     def _deliver(self, sink: Sink) -> None:
-        """Writes points as they appear; returns once closing was requested and the rest is written."""
+        """Writes points as they appear; returns on the call to close, with the rest written."""
         last = sink.open()
         event(log, "sink open", name=self.name, after="nothing" if last is None else last)
         points, waiting = Points(last), deque[Point]()

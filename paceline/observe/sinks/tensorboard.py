@@ -20,7 +20,7 @@ from paceline.observe.sinks.base import ExternalRun, Point
 
 
 class TensorBoardSink:
-    """Each leader writes an event file of its own; a file beside them has the last point's number."""
+    """Event file of each leader; a file beside them has the number of the last point."""
 
     def __init__(self, run: ExternalRun) -> None:
         self._directory = directory_of(run)
@@ -51,7 +51,7 @@ def directory_of(run: ExternalRun) -> Path:
 
 
 class EventFile:
-    """One new event file in ``directory``; every ``scalars`` call is in it when it returns."""
+    """A new event file in ``directory``; every ``scalars`` call is in it when it returns."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)

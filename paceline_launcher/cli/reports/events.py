@@ -99,7 +99,8 @@ def events(
         target.ask(watch)
     elif all_kinds:
         raise ControlPlaneUnavailable(
-            f"the run in {target.run_dir} is not running: {last}. Its files have the events without --all"
+            f"the run in {target.run_dir} is not running: {last}. "
+            "Its files have the events without --all"
         )
     else:
         # The run is over: its files hold all of its listed events.

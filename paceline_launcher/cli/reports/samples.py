@@ -64,7 +64,7 @@ def samples(
         str | None,
         typer.Option(
             metavar="TEXT",
-            help="Only groups with this text in the prompt or in a completion, in upper or lower case.",
+            help="Only groups with this text in prompt or completion, in upper or lower case.",
         ),
     ] = None,
     sort: Annotated[
@@ -103,8 +103,8 @@ def samples(
         of_row = "" if row is None else f" of row {row}"
         with_text = "" if grep is None else f" with {grep!r}"
         typer.echo(
-            f"no samples{of_step}{of_row}{with_text}: there are none yet, or archive.enabled was false or "
-            "archive.max_mb too small to keep them"
+            f"no samples{of_step}{of_row}{with_text}: there are none yet, or archive.enabled was "
+            "false or archive.max_mb too small to keep them"
         )
     elif found["total"] > len(found["groups"]):
         typer.echo(f"{found['total'] - len(found['groups'])} more groups: --limit N")

@@ -119,7 +119,7 @@ def _nobody(run_dir: Path | None, silent: dict[str, str]) -> str:
 
 
 def _processes(run_dir: Path | None) -> list[tuple[str, int, str]]:
-    """Controllers of this machine that the supervisor started: name, pid, and what the kernel says."""
+    """Controllers that the launcher started here: name, pid, and what the kernel says."""
     from paceline.observe.fleet_file import FleetRecord
     from paceline.process.kernel_state import kernel_state
 

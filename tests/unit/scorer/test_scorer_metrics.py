@@ -12,7 +12,7 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from controller.rest.scorer_metrics import scorer_metrics
+from controller.rest.prometheus import scorer_metrics
 from paceline.config.schema import Config
 from paceline.score_times import BOUNDS_S, ScoreTimes, histogram_of
 from paceline.v1 import admin_pb2, scorer_pb2
