@@ -9,13 +9,13 @@ from controller.diagnosis.diagnosis import (
     Culprit,
     CulpritKind,
     Diagnosis,
-    Urgency,
     finding,
     seconds,
 )
 from controller.diagnosis.evidence import Evidence, SessionlessEvidence
 from controller.ledger.enums import Lifecycle, Role
 from controller.ledger.role_traits import TRAITS
+from paceline.observe.vocabulary import Severity
 from paceline.process.waits import WaitKind
 
 START_S = 20.0
@@ -42,7 +42,7 @@ def _absent(role: Role, e: Evidence) -> Diagnosis | None:
     if not e.desired.get(role, 1):
         user, remedy = Culprit(CulpritKind.USER, worker), f"paceline scale {role}=1"
         because, since_s = f"because the desired number is 0 (fleet.{role})", e.since_commit_s
-        return Diagnosis("the run", user, because, since_s, "", remedy, Urgency.STUCK)
+        return Diagnosis("the run", user, because, since_s, "", remedy, Severity.ERROR)
     starting = [p for p in e.sessionless if p.role is role and p.waits]
     if starting:
         # The one that is nearest to its end may be any; the oldest wait is the likeliest fault.
@@ -77,9 +77,9 @@ def _starts(process: SessionlessEvidence) -> Diagnosis:
     following = f"{name} joins the run once that is done, or ends with an error that names it"
     if wait.left_s is not None:
         following = f"{name} gives up in {seconds(wait.left_s)}"
-    remedy, late, stuck = remedy.format(name=name), wait.age_s > START_S, Urgency.STUCK
+    remedy, late, stuck = remedy.format(name=name), wait.age_s > START_S, Severity.ERROR
     return finding(
-        "the run", culprit, because, wait.age_s, following, remedy, late=late, urgency=stuck
+        "the run", culprit, because, wait.age_s, following, remedy, late=late, severity=stuck
     )
 
 
@@ -97,9 +97,9 @@ def _none_registered(e: Evidence, role: Role, worker: str) -> Diagnosis:
         following = "its launcher starts it again"
     if e.provider_trouble:
         following = f"the provider reports: {e.provider_trouble}"
-    remedy, severity = "", Urgency.SLOW
+    remedy, severity = "", Severity.WARNING
     if e.since_commit_s > START_S:
-        severity = Urgency.STUCK
+        severity = Severity.ERROR
         remedy = (
             f"paceline logs --run-dir DIR {name} shows why it is not up; "
             f"paceline {role} starts one by hand"

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from controller.diagnosis.bottleneck import Bottleneck, bottleneck_of
 from controller.diagnosis.diagnose import diagnose
+from controller.diagnosis.diagnosis import REPLIED
 from controller.diagnosis.evidence import (
     Evidence,
     LeaseEvidence,
@@ -53,7 +54,7 @@ def why_of(controller: Controller) -> admin_pb2.WhyReply:
         because=found.because,
         next=found.next,
         remedy=found.remedy,
-        severity=found.severity,
+        severity=REPLIED[found.severity],
         controller_id=controller.identity.controller_id,
         leads=controller.leader is not None,
         bottleneck=pace.kind if pace is not None else "",

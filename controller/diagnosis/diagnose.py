@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from controller.diagnosis import absent_workers, groups, steps, stores
-from controller.diagnosis.diagnosis import Culprit, CulpritKind, Diagnosis, Urgency, finding
+from controller.diagnosis.diagnosis import Culprit, CulpritKind, Diagnosis, finding
 from controller.diagnosis.evidence import Evidence
 from controller.diagnosis.silent_workers import quietest, silent_worker
 from controller.ledger.enums import Phase
+from paceline.observe.vocabulary import Severity
 from paceline.process.waits import WaitKind
 
 CHECKPOINT_S = 60.0
@@ -26,8 +27,8 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     """The worst finding; of equally bad ones the first rule's."""
     found = [diagnosis for rule in RULES if (diagnosis := rule(evidence)) is not None]
     found.append(_at_work(evidence))
-    order = (Urgency.STUCK, Urgency.SLOW)
-    return next((d for urgency in order for d in found if d.severity is urgency), found[0])
+    order = (Severity.ERROR, Severity.WARNING)
+    return next((d for severity in order for d in found if d.severity is severity), found[0])
 
 
 def over(e: Evidence) -> Diagnosis | None:

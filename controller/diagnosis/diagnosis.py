@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from paceline.observe.vocabulary import Severity
 
-class Urgency(StrEnum):
-    OK = "ok"  # nothing is late
-    SLOW = "slow"  # something takes longer than usual
-    STUCK = "stuck"  # the run stands still, or a process does
+REPLIED = {Severity.INFO: "ok", Severity.WARNING: "slow", Severity.ERROR: "stuck"}
+"""Severities in replies: nothing is late, something takes longer than usual, or the run or a
+process stands still."""
 
 
 class CulpritKind(StrEnum):
@@ -57,7 +57,7 @@ class Diagnosis:
     """Consequence if nobody does anything."""
     remedy: str = ""
     """Advice for the user; empty: nothing is needed."""
-    severity: Urgency = Urgency.OK
+    severity: Severity = Severity.INFO
 
     @property
     def sentence(self) -> str:
@@ -81,12 +81,12 @@ def finding(
     remedy: str = "",
     *,
     late: bool,
-    urgency: Urgency = Urgency.SLOW,
+    severity: Severity = Severity.WARNING,
 ) -> Diagnosis:
-    """A wait that is usual until it is ``late``: only then has it a remedy and an ``urgency``."""
+    """A wait that is usual until it is ``late``: only then has it a remedy and a ``severity``."""
     if not late:
-        remedy, urgency = "", Urgency.OK
-    return Diagnosis(subject, culprit, because, since_s, following, remedy, urgency)
+        remedy, severity = "", Severity.INFO
+    return Diagnosis(subject, culprit, because, since_s, following, remedy, severity)
 
 
 def seconds(value: float) -> str:

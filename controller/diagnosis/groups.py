@@ -7,13 +7,13 @@ from controller.diagnosis.diagnosis import (
     Culprit,
     CulpritKind,
     Diagnosis,
-    Urgency,
     finding,
     seconds,
 )
 from controller.diagnosis.evidence import Evidence, WorkerEvidence
 from controller.diagnosis.silent_workers import quietest, silent_worker
 from controller.ledger.enums import Lifecycle, Role
+from paceline.observe.vocabulary import Severity
 from paceline.process.waits import Wait, WaitKind
 from paceline.worker_pools import SCORER, pool_of, worker_name
 
@@ -112,9 +112,9 @@ def _scorer(e: Evidence, subject: str, wait: Wait) -> Diagnosis:
     first, late = worker_name(pool, 0), wait.age_s > e.late_s
     because = wait.what.removeprefix(f"waiting for scorer {wait.of}").strip(": ")
     remedy = f"See what it does: paceline stacks {first}, or add workers: paceline scale {pool}=N"
-    urgency = Urgency.SLOW
+    severity = Severity.WARNING
     if not e.state.fleet.living_in(pool):
-        because, urgency = "none is alive", Urgency.STUCK
+        because, severity = "none is alive", Severity.ERROR
         remedy = f"See why: paceline logs --run-dir DIR {first}"
         starting = [p for p in e.sessionless if p.worker_id.startswith(first[:-1]) and p.waits]
         if starting:
@@ -126,7 +126,9 @@ def _scorer(e: Evidence, subject: str, wait: Wait) -> Diagnosis:
         because = "which starts"
     culprit = Culprit(CulpritKind.SCORER, f"scorer {wait.of}")
     following, age_s = f"{wait.count} groups wait; none of their attempts fails", wait.age_s
-    return finding(subject, culprit, because, age_s, following, remedy, late=late, urgency=urgency)
+    return finding(
+        subject, culprit, because, age_s, following, remedy, late=late, severity=severity
+    )
 
 
 def loads(e: Evidence) -> Diagnosis | None:
@@ -148,5 +150,5 @@ def loads(e: Evidence) -> Diagnosis | None:
     also = f", like {len(failing) - 1} more" if len(failing) > 1 else ""
     because = f"which got weights and failed {times} to load them{also} ({worst.load_trouble})"
     following = "it gets them again over another link, and ends after 3 failures in a row"
-    urgency = Urgency.STUCK if len(failing) == len(workers) else Urgency.SLOW
-    return Diagnosis("the run", evidence.culprit, because, 0.0, following, remedy, urgency)
+    severity = Severity.ERROR if len(failing) == len(workers) else Severity.WARNING
+    return Diagnosis("the run", evidence.culprit, because, 0.0, following, remedy, severity)

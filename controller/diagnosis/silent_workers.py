@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from controller.diagnosis.diagnosis import Diagnosis, Urgency, finding, seconds
+from controller.diagnosis.diagnosis import Diagnosis, finding, seconds
 from controller.diagnosis.evidence import Evidence, WorkerEvidence
+from paceline.observe.vocabulary import Severity
 from paceline.process.kernel_state import KernelState
 from paceline.process.waits import Wait, WaitKind
 
@@ -43,7 +44,7 @@ def silent_worker(
         remedy = f"Continue it: kill -CONT {worker.pid} on {worker.host}"
     since_s = max([*waited_s, worker.silent_s])
     because = _how(e, worker, peers)
-    return Diagnosis(subject, worker.culprit, because, since_s, following, remedy, Urgency.STUCK)
+    return Diagnosis(subject, worker.culprit, because, since_s, following, remedy, Severity.ERROR)
 
 
 def at(what: str) -> str:

@@ -6,7 +6,6 @@ from controller.diagnosis.diagnosis import (
     Culprit,
     CulpritKind,
     Diagnosis,
-    Urgency,
     finding,
     seconds,
 )
@@ -14,6 +13,7 @@ from controller.diagnosis.evidence import Evidence, WorkerEvidence
 from controller.diagnosis.silent_workers import at, quietest, silent_worker, slow_worker
 from controller.diagnosis.stores import of_payloads
 from controller.ledger.enums import Role
+from paceline.observe.vocabulary import Severity
 from paceline.process.waits import WaitKind
 
 FORM_S = 5.0
@@ -37,7 +37,7 @@ def stuck_rank(e: Evidence) -> Diagnosis | None:
         if how == "stopped":
             remedy = f"Continue it: kill -CONT {pid} on {worker.host}"
         subject = f"step {opened.step}" if opened is not None else "the run"
-        name, stuck = f"{rank} of {worker.worker_id}", Urgency.STUCK
+        name, stuck = f"{rank} of {worker.worker_id}", Severity.ERROR
         culprit = Culprit(CulpritKind.WORKER, name, worker.host, pid)
         return Diagnosis(subject, culprit, how, wait.age_s, following, remedy, stuck)
     return None

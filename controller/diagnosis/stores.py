@@ -6,11 +6,11 @@ from controller.diagnosis.diagnosis import (
     Culprit,
     CulpritKind,
     Diagnosis,
-    Urgency,
     finding,
     seconds,
 )
 from controller.diagnosis.evidence import Evidence, WorkerEvidence
+from paceline.observe.vocabulary import Severity
 from paceline.process.waits import Wait, WaitKind
 from paceline.redis.trouble import FULL, remedy_of
 
@@ -41,7 +41,7 @@ def redis(e: Evidence) -> Diagnosis | None:
             "Check that the server runs and can be reached; a run's own server: paceline status"
         )
     culprit, since_s = Culprit(CulpritKind.REDIS, e.redis), max(e.trouble_s, slow_s)
-    return Diagnosis("the run", culprit, because, since_s, following, remedy, Urgency.STUCK)
+    return Diagnosis("the run", culprit, because, since_s, following, remedy, Severity.ERROR)
 
 
 def payloads(e: Evidence) -> Diagnosis | None:
@@ -86,7 +86,7 @@ def dataset(e: Evidence) -> Diagnosis | None:
         following,
         f"Check the mount or the network behind data.path: ls {wait.of}",
         # A large data set or a hub takes its time to open.
-        Urgency.STUCK if not opening or wait.age_s > 10.0 else Urgency.SLOW,
+        Severity.ERROR if not opening or wait.age_s > 10.0 else Severity.WARNING,
     )
 
 
@@ -95,7 +95,7 @@ def leadership(e: Evidence) -> Diagnosis | None:
     if e.trouble:
         culprit = Culprit(CulpritKind.CONTROLLER, e.controller_id)
         following = "it or a standby takes the lease" if e.leads else ""
-        since_s, stuck = e.trouble_s, Urgency.STUCK
+        since_s, stuck = e.trouble_s, Severity.ERROR
         return Diagnosis("the run", culprit, e.trouble, since_s, following, severity=stuck)
     lease = e.lease
     if e.leads:
@@ -103,12 +103,12 @@ def leadership(e: Evidence) -> Diagnosis | None:
     if not lease.holder:
         because = f"waits for a leader: {e.controller_id} stands by, and nobody holds the lease"
         following = "a standby takes the lease at once"
-        return Diagnosis("the run", because=because, next=following, severity=Urgency.SLOW)
+        return Diagnosis("the run", because=because, next=following, severity=Severity.WARNING)
     leader = Culprit(CulpritKind.CONTROLLER, lease.holder, lease.host, lease.pid)
     ends = f"its lease runs out in {seconds(lease.left_s)}"
     if lease.kernel is not None and lease.kernel.stopped:
         because, following = "stopped while it leads", f"{ends}, and {e.controller_id} takes over"
-        remedy, stuck = f"Continue it: kill -CONT {lease.pid} on {lease.host}", Urgency.STUCK
+        remedy, stuck = f"Continue it: kill -CONT {lease.pid} on {lease.host}", Severity.ERROR
         return Diagnosis("the run", leader, because, lease.silent_s, following, remedy, stuck)
     because = f"is led by {leader.words}; {e.controller_id} stands by and cannot see the workers"
     return Diagnosis("the run", because=because, next=f"if the leader ends, {ends}")

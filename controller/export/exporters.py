@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from controller.export.alert_thread import AlertThread, RunPace
+from controller.export.group_content import FillTexts
 from controller.export.sample_archiver import SampleArchiver
 from controller.export.traces import Traces
-from controller.rest.replies.group_replies import FillTexts
 from paceline.config.schema import Config
 from paceline.observe.drain import Drain
 from paceline.observe.event_history import is_listed

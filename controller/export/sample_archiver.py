@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from controller.export.group_content import FillTexts, content_of, facts_of
 from controller.ledger.state.state import State
 from controller.ledger.views.group_views import place_of
-from controller.rest.replies.group_replies import FillTexts, content_of, facts_of
 from paceline.config.sections.services import ArchiveConfig
 from paceline.dataset.row_sampler import mix
 from paceline.ids import Step, TaskId

@@ -13,12 +13,13 @@ from typing import Any, Literal
 from google.protobuf.message import DecodeError
 from redis.exceptions import RedisError
 
+from controller.export.group_content import FillTexts, content_of, facts_of
 from controller.ledger.commands import Kind
 from controller.ledger.state.state import State
+from controller.ledger.state.tasks import Task
 from controller.ledger.views import views
 from controller.ledger.views.group_views import step_of_task
 from controller.rest.problem_details import Problem
-from controller.rest.replies.group_replies import FillTexts, detailed, summary_of
 from controller.rest.routes.query_parameters import Reward, StepNumber
 from controller.rest.schemas import GroupReply, GroupsReply, GroupSummary
 from controller.store.journal import Journal
@@ -82,7 +83,7 @@ def kept_groups(state: State) -> list[GroupSummary]:
     """The groups whose samples are kept."""
     steps = step_of_task(state)
     return [
-        summary_of(state, task, task.group, steps.get(task.task_id, Step(0)))
+        _summary_of(state, task, steps.get(task.task_id, Step(0)))
         for task in state.tasks.records.values()
         if task.kind is Kind.TRAIN and task.group is not None
     ]
@@ -103,15 +104,20 @@ async def read_group(
     if ref is None:
         raise Problem(404, _reason_of_absence(state, group_id))
     task = state.tasks.records[task_id]
-    assert task.group is not None
-    summary = summary_of(state, task, task.group, step_of_task(state).get(task_id, Step(0)))
+    summary = _summary_of(state, task, step_of_task(state).get(task_id, Step(0)))
     (payload,) = await payloads.get([ref])
     if payload is None:
         raise Problem(404, f"a checkpoint has just covered group {group_id}: its samples are gone")
     try:
-        return await asyncio.to_thread(detailed, summary, payload, fill_texts)
+        content = await asyncio.to_thread(content_of, payload, fill_texts, tokens=True)
+        return GroupReply.model_validate({**summary.model_dump(), **content})
     except DecodeError:
         raise Problem(404, f"the stored payload of group {group_id} cannot be decoded") from None
+
+
+def _summary_of(state: State, task: Task, step: Step) -> GroupSummary:
+    assert task.group is not None
+    return GroupSummary.model_validate(facts_of(state, task, task.group, step))
 
 
 def _reason_of_absence(state: State, group_id: str) -> str:

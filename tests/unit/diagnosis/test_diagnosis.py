@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from controller.diagnosis.diagnose import diagnose
-from controller.diagnosis.diagnosis import CulpritKind, Diagnosis, Urgency
+from controller.diagnosis.diagnosis import CulpritKind, Diagnosis
 from controller.diagnosis.evidence import (
     Evidence,
     LeaseEvidence,
@@ -18,6 +18,7 @@ from controller.diagnosis.evidence import (
 from controller.ledger import commands as cmd
 from controller.ledger.enums import Role
 from paceline.config.sections.workers import FleetConfig
+from paceline.observe.vocabulary import Severity
 from paceline.process.kernel_state import KernelState
 from paceline.process.waits import Wait, WaitKind
 from testbed.faults import failpoints
@@ -78,7 +79,7 @@ def evidence(run: Driven, *workers: WorkerEvidence, **changes: Any) -> Evidence:
 
 def assert_names(found: Diagnosis, name: str, kind: CulpritKind = CulpritKind.WORKER) -> None:
     assert (found.culprit.kind, found.culprit.name) == (kind, name), found.sentence
-    assert found.severity is not Urgency.OK, found.sentence
+    assert found.severity is not Severity.INFO, found.sentence
     assert found.next and found.remedy, found
     assert found.since_s > 0
 
@@ -146,7 +147,7 @@ def test_the_process_that_is_stopped_at_a_wait_point_is_named(instant: str, loca
     culprit = silent(f"{role}1", kernel=STOPPED if local else None, **own)
     found = diagnose(evidence(run, culprit, worker(f"{role}0", **peers)))
     assert_names(found, f"{role}1")
-    assert found.severity is Urgency.STUCK
+    assert found.severity is Severity.ERROR
     assert found.culprit.host == "b" and found.culprit.pid == 801
     assert words in found.sentence
     if role == "r":
@@ -216,14 +217,14 @@ def test_an_environment_that_never_returns_is_named() -> None:
     run = fleet(step_open=False)
     play = wait(WaitKind.ENVIRONMENT, "running games:Maze", "games:Maze", 30.0)
     found = diagnose(evidence(run, worker("r0", held=2, waits=(play,))))
-    assert found.culprit.name == "games:Maze" and found.severity is Urgency.SLOW
+    assert found.culprit.name == "games:Maze" and found.severity is Severity.WARNING
 
 
 def test_an_engine_that_makes_no_token_is_named_and_a_long_generation_is_not() -> None:
     run = fleet(step_open=False)
     long = wait(WaitKind.ENGINE, "generating", age_s=100.0)
     at_work = diagnose(evidence(run, worker("r0", held=2, waits=(long,), still_s=0.2)))
-    assert at_work.severity is Urgency.OK
+    assert at_work.severity is Severity.INFO
     hung = worker("r0", held=2, waits=(long,), still_s=20.0, wedged_in_s=280.0)
     assert_names(diagnose(evidence(run, hung)), "r0")
 
@@ -282,7 +283,7 @@ def test_a_payload_store_is_named_and_not_the_workers_that_wait_for_it(
 def test_a_payload_that_is_read_or_stored_as_usual_accuses_nobody() -> None:
     for name, kind in (("p1", WaitKind.PAYLOADS), ("r1", WaitKind.STORE)):
         found = diagnose(evidence(fleet(), worker(name, waits=(wait(kind, "at it", age_s=2.0),))))
-        assert found.severity is Urgency.OK
+        assert found.severity is Severity.INFO
 
 
 def test_a_data_set_on_a_dead_mount_is_named_by_a_controller_that_cannot_lead() -> None:
@@ -320,7 +321,7 @@ def test_a_role_without_any_process_is_named() -> None:
 def test_a_standby_names_a_stopped_leader_and_when_it_takes_over() -> None:
     lease = LeaseEvidence("controller-0", "b", 70, left_s=0.6, silent_s=0.4, kernel=STOPPED)
     found = diagnose(Evidence(fleet().state, LIMITS, "controller-1", leads=False, lease=lease))
-    assert found.culprit.name == "controller-0" and found.severity is Urgency.STUCK
+    assert found.culprit.name == "controller-0" and found.severity is Severity.ERROR
     assert "lease runs out in 0.6 s, and controller-1 takes over" in found.next
     assert "waits 0.4 s for controller-0" in found.sentence
 
@@ -347,7 +348,7 @@ def test_a_stopping_run_names_the_checkpoint_it_waits_for() -> None:
 def test_a_healthy_run_accuses_nobody() -> None:
     for step_open in (True, False):
         found = diagnose(evidence(fleet(step_open), since_commit_s=1.0))
-        assert found.severity is Urgency.OK, found.sentence
+        assert found.severity is Severity.INFO, found.sentence
         assert not found.remedy
 
 
@@ -375,13 +376,13 @@ def test_a_worker_that_cannot_load_weights_is_named_with_the_reason() -> None:
         trouble = "weights not staged: out of memory: tried to allocate 2 GiB"
         run.do(cmd.Observe(name, run.current[name], *state, failures, trouble))
     found = diagnose(evidence(run))
-    assert (found.culprit.name, found.severity) == ("r1", Urgency.STUCK)
+    assert (found.culprit.name, found.severity) == ("r1", Severity.ERROR)
     assert "failed 2 times to load them, like 1 more (weights not staged: out of memory" in (
         found.sentence
     )
     assert "more memory" in found.remedy
     run.train()
     run.observe("r0", loaded=1)
-    assert diagnose(evidence(run)).severity is Urgency.SLOW
+    assert diagnose(evidence(run)).severity is Severity.WARNING
     run.observe("r1", loaded=1)
     assert "failed" not in diagnose(evidence(run)).sentence

@@ -1,4 +1,4 @@
-"""Replies about a group: the ledger's facts of it, and the completions in its payload."""
+"""Content of a group for people: the ledger's facts, and the completions in its payload."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from controller.ledger.specs import GroupMeta
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import Task
 from controller.ledger.views.group_views import place_of, staleness_of
-from controller.rest.schemas import CompletionReply, GroupReply, GroupSummary
 from paceline.ids import Step
 from paceline.v1 import rollout_pb2
 
@@ -26,10 +25,6 @@ FACTS = (
 )
 """Fields that the ledger's facts and a reply have in common."""
 FINISH = {rollout_pb2.FINISH_REASON_STOP: "stop", rollout_pb2.FINISH_REASON_LENGTH: "length"}
-
-
-def summary_of(state: State, task: Task, facts: GroupMeta, step: Step) -> GroupSummary:
-    return GroupSummary.model_validate(facts_of(state, task, facts, step))
 
 
 def facts_of(state: State, task: Task, facts: GroupMeta, step: Step) -> dict[str, Any]:
@@ -48,28 +43,21 @@ def facts_of(state: State, task: Task, facts: GroupMeta, step: Step) -> dict[str
     }
 
 
-def detailed(summary: GroupSummary, payload: bytes, fill_texts: FillTexts) -> GroupReply:
-    """With the prompt and the completions. Raises DecodeError."""
+def content_of(payload: bytes, fill_texts: FillTexts, *, tokens: bool = False) -> dict[str, Any]:
+    """Prompt and completions as JSON values, and the times that they took. ``tokens``: with tokens
+    and log-probs, which take a hundred times as long. Raises DecodeError."""
     message = rollout_pb2.Group.FromString(payload)
     fill_texts(message)
-    return GroupReply(
-        **summary.model_dump(),
-        prompt=message.prompt_text,
-        completions=[
-            CompletionReply.model_validate({**without, **_tokens(completion)})
-            for without, completion in zip(_completions(message), message.completions, strict=True)
-        ],
-        generate_s=message.generate_s,
-        reward_s=message.reward_s,
-    )
-
-
-def content_of(payload: bytes, fill_texts: FillTexts) -> dict[str, Any]:
-    """Prompt and completions as JSON values, without tokens and log-probs: these would take a
-    hundred times as long. Raises DecodeError."""
-    message = rollout_pb2.Group.FromString(payload)
-    fill_texts(message)
-    return {"prompt": message.prompt_text, "completions": _completions(message)}
+    completions = _completions(message)
+    if tokens:
+        for completion, sent in zip(completions, message.completions, strict=True):
+            completion |= _tokens(sent)
+    return {
+        "prompt": message.prompt_text,
+        "completions": completions,
+        "generate_s": message.generate_s,
+        "reward_s": message.reward_s,
+    }
 
 
 def _completions(message: rollout_pb2.Group) -> list[dict[str, Any]]:
