@@ -54,7 +54,7 @@ from paceline.groups.limits import GroupLimits
 from paceline.ids import TaskId
 from paceline.payloads.store import Ref
 from paceline.process.structured_log import event
-from paceline.redis.trouble import log_fields, trouble_of
+from paceline.redis.client import log_fields, trouble_of
 from paceline.v1 import admin_pb2, worker_pb2
 
 log = logging.getLogger(__name__)

@@ -36,9 +36,9 @@ from controller.store.ledger_follower import LedgerFollower
 from paceline.errors import BadInput
 from paceline.observe.vocabulary import FaultCause
 from paceline.process.structured_log import event
+from paceline.redis.client import log_fields, trouble_of
 from paceline.redis.leader_lease import LeaderIdentity
 from paceline.redis.server import NoRedis, ensure_redis
-from paceline.redis.trouble import log_fields, trouble_of
 from paceline.refusal_code import RefusalCode
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from controller.diagnosis.diagnosis import (
 from controller.diagnosis.evidence import Evidence, WorkerEvidence
 from paceline.observe.vocabulary import Severity
 from paceline.process.waits import Wait, WaitKind
-from paceline.redis.trouble import FULL, remedy_of
+from paceline.redis.client import FULL, remedy_of
 
 STORE_S = 1.0
 """An append takes milliseconds."""

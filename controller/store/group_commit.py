@@ -22,7 +22,7 @@ from controller.ledger.events import Event, to_json
 from controller.store.journal import Journal, Position, RedisFull
 from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, waiting
-from paceline.redis.trouble import log_fields, trouble_of
+from paceline.redis.client import log_fields, trouble_of
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ def leader_provider(config: Config, run_dir: str, drain: Drain) -> Provider | No
 
             return RayProvider(config, run_dir, drain)
         case "none":
-            from paceline.providers.none import NoProvider
+            from paceline.providers.base import NoProvider
 
             return NoProvider(drain)
     return None

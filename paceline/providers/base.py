@@ -18,7 +18,7 @@ from pathlib import Path
 
 from paceline.observe.fleet_file import FleetRecord, supervisor_gone
 from paceline.v1 import admin_pb2, common_pb2
-from paceline.worker_pools import in_order, pool_of
+from paceline.worker_pools import in_order, pool_of, role_of, scorer_of
 
 GONE_OR_LEAVING = ("dead", "stopped", "draining")
 AT_WORK = ("waiting", "running", "paused")
@@ -126,3 +126,32 @@ def staying(status: admin_pb2.StatusReply, pool: str) -> dict[str, admin_pb2.Wor
 def _pool(worker: admin_pb2.WorkerStatus) -> str:
     role = common_pb2.Role.Name(worker.role).removeprefix("ROLE_").lower()
     return pool_of(role, worker.scorer)
+
+
+class NoProvider(Provider):
+    """Drains surplus workers, and reports missing ones for others to start."""
+
+    name = "none"
+
+    def __init__(self, drain: Drain) -> None:
+        self._drain = drain
+
+    async def _converge_pool(self, pool: str, status: admin_pb2.StatusReply) -> str:
+        here = staying(status, pool)
+        desired = desired_of(status, pool)
+        todo = moves(desired, here)
+        for name in todo.drain:
+            await self._drain(here[name])
+        if not todo.start:
+            return ""
+        return (
+            f"{todo.start} of {desired} {pool} workers are missing: start them with "
+            f"`{command(status, pool)}`"
+        )
+
+
+def command(status: admin_pb2.StatusReply, pool: str) -> str:
+    """The command that starts a worker of ``pool``."""
+    scorer = f" --scorer {scorer_of(pool)}" if scorer_of(pool) else ""
+    addresses = ",".join(c.address for c in status.controllers if c.state != "silent")
+    return f"paceline {role_of(pool)} CONFIG{scorer} --controllers {addresses or 'HOST:PORT'}"

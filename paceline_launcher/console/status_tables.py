@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.observe.summary import TIME_SPLIT
-from paceline.redis.trouble import remedy_of
+from paceline.redis.client import remedy_of
 from paceline.v1 import admin_pb2, common_pb2
 from paceline_launcher.console.terminal import printable, short, table
 

@@ -26,6 +26,13 @@ WATCH_S = 0.1
 """Poll interval for an adopted process on a system without process descriptors."""
 
 
+def how_ended(code: int) -> str:
+    """``code``: exit status, negative for a signal."""
+    if code == UNSEEN:
+        return "exit status unknown"
+    return f"exit status {code}" if code >= 0 else f"signal {-code}"
+
+
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
     """How to start a process of the fleet."""

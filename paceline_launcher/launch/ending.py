@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.config.schema import Config
 from paceline.observe.projection import Projection
-from paceline.observe.summary import summarise
 from paceline.process.user_code import python_module
 from paceline_launcher.launch.child import Child, ChildSpec
 
@@ -67,27 +66,10 @@ def replay(redis_url: str, run_id: str) -> Report | None:
         return None
 
 
-def summary_of(
-    config: Config,
-    records: Projection,
-    status: str,
-    reason: str,
-    *,
-    wall_s: float | None,
-    report: Report | None,
-    export: Path | None,
-) -> dict[str, Any]:
-    return summarise(
-        records,
-        status=status,
-        reason=reason,
-        wall_s=wall_s,
-        group_size=config.rollout.group_size,
-        counts=report.counts if report else None,
-        problems=report.problems if report else (),
-        faults=report.faults if report else None,
-        export=str(export) if export else None,
-    )
+def fields_of(report: Report | None) -> dict[str, Any]:
+    """Fields of the replayed journal in a summary."""
+    names = ("counts", "problems", "faults") if report is not None else ()
+    return {name: getattr(report, name) for name in names}
 
 
 def _export_log(run_dir: Path) -> Path:

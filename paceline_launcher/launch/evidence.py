@@ -22,6 +22,7 @@ from paceline.process.memory_kills import (
     count_again,
     memory_kills,
 )
+from paceline_launcher.launch.child import UNSEEN, how_ended
 
 BEFORE_S = 5.0
 """A replica ends a moment after one of its ranks was killed: kills of that time count."""
@@ -32,8 +33,6 @@ CRASHES = frozenset(
 )
 DEAD = ("Z", "X")
 """States of a process that has ended and was not reaped."""
-LAST_SIGNAL = -64
-"""An exit code below it says nothing: the process was another's child."""
 READ_BYTES = 1 << 18
 """Bytes that are read from the end of the log; a crash report has some 10 KiB."""
 CRASH = re.compile(r"crashed by signal: (\d+)")
@@ -85,19 +84,21 @@ class Witness:
         if exit_code == 0:
             return Finding(FaultCause.ASKED_TO_LEAVE, "exit status 0")
         if ours:
-            return Finding(FaultCause.ASKED_TO_LEAVE, f"ended by its launcher, {_how(exit_code)}")
+            return Finding(
+                FaultCause.ASKED_TO_LEAVE, f"ended by its launcher, {how_ended(exit_code)}"
+            )
         if killed := self._killed_for_memory(exit_code):
-            return Finding(FaultCause.OUT_OF_MEMORY, f"{_how(exit_code)}: {killed}; {REMEDY}")
-        if exit_code < LAST_SIGNAL:
-            return Finding(FaultCause.UNATTRIBUTED, _how(exit_code))
+            return Finding(FaultCause.OUT_OF_MEMORY, f"{how_ended(exit_code)}: {killed}; {REMEDY}")
+        if exit_code == UNSEEN:
+            return Finding(FaultCause.UNATTRIBUTED, how_ended(exit_code))
         if exit_code > 0:
-            return Finding(FaultCause.ERROR, _how(exit_code))
+            return Finding(FaultCause.ERROR, how_ended(exit_code))
         cause = FaultCause.CRASHED if -exit_code in CRASHES else FaultCause.KILLED
-        return Finding(cause, _how(exit_code))
+        return Finding(cause, how_ended(exit_code))
 
     def _killed_for_memory(self, exit_code: int) -> str:
         """In words; empty if nothing says so."""
-        if LAST_SIGNAL <= exit_code < 0 and exit_code != -signal.SIGKILL:
+        if exit_code < 0 and exit_code not in (-signal.SIGKILL, UNSEEN):
             return ""
         if not self._before:
             return ""
@@ -115,12 +116,6 @@ class Witness:
         self._before.append((now, counted))
         while len(self._before) > 1 and self._before[1][0] <= now - BEFORE_S:
             self._before.popleft()
-
-
-def _how(exit_code: int) -> str:
-    if exit_code < LAST_SIGNAL:
-        return "exit status unknown"
-    return f"exit status {exit_code}" if exit_code >= 0 else f"signal {-exit_code}"
 
 
 def end_in_log(log: Path, pid: int) -> Finding | None:

@@ -56,23 +56,15 @@ class FaultReports:
         self._send(self._report_redis(identity.pid, _status_of(identity.pid), log))
 
     async def report_exit(self, child: Child, code: int) -> None:
-        """Reports a dead worker. If it had not registered yet, its end is a fault all
-        the same."""
-        found = await self._verdict(child.pid, code, ours=child.signalled)
-        report = admin_pb2.ExitReport(
-            worker_id=child.spec.name,
-            pid=child.pid,
-            host=self._host,
-            exit_code=code,
-            cause=found.cause,
-            detail=found.detail,
-        )
-        with contextlib.suppress(ControlPlaneUnavailable, RequestRefused):
-            await self.control.call("AdminService.ReportExit", report, timeout_s=LIMIT_S)
+        """Reports a dead worker; if it had not registered yet, its end is a fault all the same."""
+        finding = await self._verdict(child.pid, code, ours=child.signalled)
+        report = admin_pb2.ExitReport(worker_id=child.spec.name, exit_code=code)
+        await self._ask("ReportExit", report, child.pid, finding)
 
     async def report_end(self, child: Child, code: int) -> None:
         """Reports the end of a controller, or of a rank."""
-        await self._report_end(child.spec.name, child.pid, code, ours=child.signalled)
+        finding = await self._verdict(child.pid, code, ours=child.signalled)
+        await self._report(child.spec.name, child.pid, finding)
 
     async def close(self) -> None:
         for task in self._sending:
@@ -90,30 +82,30 @@ class FaultReports:
             ended.cancel()
 
     async def _report_redis(self, pid: int, code: int, log: Path) -> None:
-        found = await self._verdict(pid, code, ours=False)
-        if found.cause is FaultCause.UNATTRIBUTED:
-            said = await asyncio.to_thread(end_in_log, log, pid)
-            found = said or found
-        await self._report(REDIS, pid, found)
-
-    async def _report_end(self, name: str, pid: int, code: int, *, ours: bool) -> None:
-        await self._report(name, pid, await self._verdict(pid, code, ours=ours))
+        finding = await self._verdict(pid, code, ours=False)
+        if finding.cause is FaultCause.UNATTRIBUTED:
+            finding = await asyncio.to_thread(end_in_log, log, pid) or finding
+        await self._report(REDIS, pid, finding)
 
     async def _verdict(self, pid: int, code: int, *, ours: bool) -> Finding:
         witness = self._witnesses.pop(pid, None) or Witness(pid)
         return await asyncio.to_thread(witness.verdict, code, ours=ours)
 
     async def _report(self, name: str, pid: int, finding: Finding) -> None:
-        report = admin_pb2.FaultReport(
-            request_id=uuid.uuid4().hex,
-            name=name,
-            pid=pid,
-            host=self._host,
-            cause=finding.cause,
-            detail=finding.detail,
-        )
+        report = admin_pb2.FaultReport(request_id=uuid.uuid4().hex, name=name)
+        await self._ask("ReportFault", report, pid, finding)
+
+    async def _ask(
+        self,
+        method: str,
+        report: admin_pb2.ExitReport | admin_pb2.FaultReport,
+        pid: int,
+        finding: Finding,
+    ) -> None:
+        report.pid, report.host = pid, self._host
+        report.cause, report.detail = finding.cause, finding.detail
         with contextlib.suppress(ControlPlaneUnavailable, RequestRefused):
-            await self.control.call("AdminService.ReportFault", report, timeout_s=LIMIT_S)
+            await self.control.call(f"AdminService.{method}", report, timeout_s=LIMIT_S)
 
     def _send(self, report: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(report)
@@ -122,12 +114,11 @@ class FaultReports:
 
 
 def _status_of(pid: int) -> int:
-    """Exit status of a child that nobody has reaped yet, negative for a signal; UNSEEN: not to be
-    had."""
+    """Exit code of a child that nobody has reaped yet; UNSEEN if it is not to be had."""
     try:
-        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
+        ended = None
+    if ended is None:
         return UNSEEN
-    if found is None:
-        return UNSEEN
-    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status

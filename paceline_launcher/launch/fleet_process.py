@@ -29,7 +29,7 @@ from paceline.providers.base import GONE_OR_LEAVING
 from paceline.redis.leader_lease import release_dead
 from paceline.rpc.client import ControlPlaneUnavailable, RequestRefused
 from paceline.v1 import admin_pb2
-from paceline_launcher.launch.child import UNSEEN, Child, ChildSpec
+from paceline_launcher.launch.child import UNSEEN, Child, ChildSpec, how_ended
 from paceline_launcher.launch.child_specs import CONTROLLER
 from paceline_launcher.launch.replica_ranks import RANK, replica_of
 from paceline_launcher.launch.restarts import GiveUp, Leave, Restart
@@ -218,9 +218,7 @@ class FleetProcess:
         # at rank 0.
         counted = -signal.SIGKILL if self.role == RANK and code == 1 else code
         verdict = fleet.restarts.decide(self.name, counted, now - child.began, now)
-        how = f"exit status {code}" if code >= 0 else f"signal {-code}"
-        if code == UNSEEN:
-            how = "exit status unknown"
+        how = how_ended(code)
         match verdict:
             case GiveUp(reason):
                 last = child.last_line()

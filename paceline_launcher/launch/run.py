@@ -31,7 +31,7 @@ from paceline.observe.event_history import text_of
 from paceline.observe.file_tail import FileTail
 from paceline.observe.fleet_file import FleetRecord, ProcessId
 from paceline.observe.projection import Projection
-from paceline.observe.summary import write_summary
+from paceline.observe.summary import summarise, write_summary
 from paceline.observe.vocabulary import EventType
 from paceline.providers.base import Trouble
 from paceline.providers.ray import RayProvider
@@ -41,7 +41,7 @@ from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRe
 from paceline.v1 import admin_pb2
 from paceline_launcher.console.live_view import Console
 from paceline_launcher.launch.child_specs import CONTROLLER, ChildSpecs, controller_ports
-from paceline_launcher.launch.ending import after_export, export_newest, replay, summary_of
+from paceline_launcher.launch.ending import after_export, export_newest, fields_of, replay
 from paceline_launcher.launch.fleet import Fleet
 from paceline_launcher.launch.job import NodeJob, RunOutcome, write_job, write_outcome
 from paceline_launcher.launch.node_workers import NodeWorkers
@@ -352,14 +352,14 @@ class Run:
     def _sum_up(
         self, status: str, reason: str, report: Report | None, export: Path | None
     ) -> Outcome:
-        summary = summary_of(
-            self.config,
+        summary = summarise(
             Projection.read(self.run_dir),
-            status,
-            reason,
+            status=status,
+            reason=reason,
             wall_s=self._earlier_s + time.monotonic() - self._began,
-            report=report,
-            export=export,
+            group_size=self.config.rollout.group_size,
+            export=str(export) if export else None,
+            **fields_of(report),
         )
         self._accepted |= any(e["type"] == EventType.TERM_BEGUN for _, e in self._events.records())
         if self._before.exists and not self._accepted:

@@ -17,11 +17,11 @@ from typing import Any
 from paceline.config.schema import Config
 from paceline.observe.event_follower import leader_status
 from paceline.observe.projection import Projection
-from paceline.observe.summary import write_summary
+from paceline.observe.summary import summarise, write_summary
 from paceline.redis.server import embedded_pid, ensure_redis
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
 from paceline.v1 import admin_pb2
-from paceline_launcher.launch.ending import after_export, export_newest, replay, summary_of
+from paceline_launcher.launch.ending import after_export, export_newest, fields_of, replay
 
 POLL_S = 1.0
 ASK_LIMIT_S = 5.0
@@ -50,14 +50,14 @@ class RunWait:
         if status == "finished":
             export = await export_newest(self.config, self.run_dir, self.note)
         status, reason = after_export(self.run_dir, status, reason, export)
-        summary = summary_of(
-            self.config,
+        summary = summarise(
             records,
-            status,
-            reason,
+            status=status,
+            reason=reason,
             wall_s=Projection.read(self.run_dir).history.took_s,
-            report=replay(self._redis_url(), self.config.run.name),
-            export=export,
+            group_size=self.config.rollout.group_size,
+            export=str(export) if export else None,
+            **fields_of(replay(self._redis_url(), self.config.run.name)),
         )
         write_summary(self.run_dir, summary)
         return summary

@@ -19,9 +19,15 @@ from controller.store.journal import Deposed, Journal, JournalGap, LedgerSnapsho
 from controller.store.redis_keys import Keys
 from paceline.config.schema import Config
 from paceline.errors import BadInput
-from paceline.redis.client import connect, connect_sync, parse_sentinel
+from paceline.redis.client import (
+    UNWRITABLE,
+    connect,
+    connect_sync,
+    parse_sentinel,
+    remedy_of,
+    trouble_of,
+)
 from paceline.redis.leader_lease import LeaderIdentity, living_leader, release_dead
-from paceline.redis.trouble import UNWRITABLE, remedy_of, trouble_of
 from paceline_launcher.launch.run_dir import check_no_leader, clear
 from testbed.fleets.controllers import until
 from testbed.redis.full_redis import full_redis

@@ -5,8 +5,7 @@ from __future__ import annotations
 from controller.fleet.autoscale_policy import WorkerCounts
 from controller.scaling.autoscaler import settled
 from paceline.config.sections.workers import FleetConfig
-from paceline.providers.base import desired_of
-from paceline.providers.none import NoProvider
+from paceline.providers.base import NoProvider, desired_of
 from paceline.v1 import admin_pb2, common_pb2
 from tests.fixtures.ledgers import Driven
 

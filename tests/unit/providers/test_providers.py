@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from paceline.config import Config
 from paceline.providers import leader_provider
-from paceline.providers.base import moves
+from paceline.providers.base import NoProvider, moves
 from paceline.providers.kubernetes import KubernetesProvider
-from paceline.providers.none import NoProvider
 from paceline.providers.ray import RayProvider
 from paceline.v1 import admin_pb2, common_pb2
 from paceline_launcher.preflight.findings import Start
