@@ -116,8 +116,7 @@ def without_password(url: str) -> str:
 
 
 def trouble_of(error: BaseException) -> str:
-    """Reason why a request to Redis failed. A server may put its own words before the code of a script's
-    error."""
+    """Reason why a request to Redis failed. The server may put words before its error code."""
     words = str(error)
     if "MISCONF" in words:
         return UNWRITABLE

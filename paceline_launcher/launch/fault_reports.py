@@ -84,7 +84,8 @@ class FaultReports:
     async def _report_redis(self, pid: int, code: int, log: Path) -> None:
         finding = await self._verdict(pid, code, ours=False)
         if finding.cause is FaultCause.UNATTRIBUTED:
-            finding = await asyncio.to_thread(end_in_log, log, pid) or finding
+            in_log = await asyncio.to_thread(end_in_log, log, pid)
+            finding = in_log or finding
         await self._report(REDIS, pid, finding)
 
     async def _verdict(self, pid: int, code: int, *, ours: bool) -> Finding:
