@@ -205,8 +205,9 @@ def _start(home: Path, cfg: RedisConfig, port: int | None) -> RedisEndpoint:
 
 
 def _endpoint(home: Path, port: int, pid: int, *, started: bool) -> RedisEndpoint:
-    worker_url = user_url(home, WORKER, port)
-    return RedisEndpoint(_url(home, port), pid, worker_url=worker_url, started=started)
+    return RedisEndpoint(
+        user_url(home, CONTROLLER, port), pid, user_url(home, WORKER, port), started
+    )
 
 
 def _settings(home: Path, cfg: RedisConfig, port: int) -> list[str]:
@@ -247,7 +248,7 @@ def _bound(host: str) -> str:
 def _wait_until_ready(home: Path, port: int, process: psutil.Process) -> None:
     deadline = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline:
-        if _answers(_url(home, port)):
+        if _answers(user_url(home, CONTROLLER, port)):
             return
         if not alive(process):
             raise _Ended(f"the embedded Redis ended at its start: {_last_line(home / LOG)}")
@@ -271,7 +272,7 @@ def _answers(url: str) -> bool:
 def _adopt(home: Path, port: int) -> psutil.Process | None:
     """The server that answers on the port with the password although its pid file is lost."""
     try:
-        with connect_sync(_url(home, port), timeout_s=2.0) as client:
+        with connect_sync(user_url(home, CONTROLLER, port), timeout_s=2.0) as client:
             process = psutil.Process(int(client.info("server")["process_id"]))
     except (redis.RedisError, OSError, psutil.NoSuchProcess):
         return None
@@ -294,10 +295,6 @@ def _write_pid(home: Path, process: psutil.Process) -> None:
     (home / "pid").write_text(f"{process.pid} {started_s(process.pid)}\n")
 
 
-def _url(home: Path, port: int) -> str:
-    return user_url(home, CONTROLLER, port)
-
-
 def _port(home: Path) -> int | None:
     """The port of the last start; None: never started."""
     try:
@@ -316,16 +313,12 @@ def _write_port(home: Path, port: int) -> None:
 
 
 def _last_line(path: Path) -> str:
-    try:
-        lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
-    except OSError:
-        lines = []
+    lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
     return lines[-1] if lines else "its log is empty"
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     with path.open("a") as file:
-        # Closing the file unlocks it.
-        fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
         yield

@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from paceline.errors import BadInput, Unreachable
@@ -45,15 +43,11 @@ INTERRUPTED = 130
 
 @dataclass(eq=False)
 class FollowingNode:
-    """``wait_s``: how long node 0 may be silent."""
-
     meeting: Meeting
     workers: NodeWorkers
-    run_dir: Path
-    wait_s: float
-    note: Callable[[str], None]
 
     def __post_init__(self) -> None:
+        self.run_dir, self.note = self.meeting.run_dir, self.meeting.note
         self._interrupts = Interrupts(
             lambda: self.note(
                 "this node is stopping: its workers leave the run; once more kills them at once"
@@ -135,7 +129,7 @@ class FollowingNode:
             status = await leader_status(fleet.control, ASK_LIMIT_S)
         except ControlPlaneUnavailable:
             ended = self._phase in ("finished", "failed", "suspended")
-            limit_s = self.wait_s + (EXPORT_LIMIT_S if ended else 0.0)
+            limit_s = self.meeting.wait_s + (EXPORT_LIMIT_S if ended else 0.0)
             if time.monotonic() - self._heard >= limit_s:
                 raise Unreachable(
                     f"node 0 has not answered for {limit_s:g} s (--wait): look at its log. A node "

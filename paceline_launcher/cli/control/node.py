@@ -291,7 +291,7 @@ def _follow(this: _Node, wait_s: float) -> int:
 
     async def run() -> int:
         meeting = Meeting(this.place, this.run_dir, this.job, wait_s, note)
-        return await FollowingNode(meeting, this.workers, this.run_dir, wait_s, note).run()
+        return await FollowingNode(meeting, this.workers).run()
 
     _check_inputs(this.config, this.run_dir)
     home = node_directory(this.run_dir, this.place.rank)
