@@ -54,7 +54,7 @@ class RunWait:
             records,
             status=status,
             reason=reason,
-            wall_s=Projection.read(self.run_dir).history.took_s,
+            wall_s=records.history.took_s,
             group_size=self.config.rollout.group_size,
             export=str(export) if export else None,
             **fields_of(replay(self._redis_url(), self.config.run.name)),
