@@ -15,8 +15,9 @@ import json
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from typing import Any
 
 from transformers.utils import logging as transformers_logging
 
@@ -40,16 +41,16 @@ from rollout_worker.tasks.group_producer import GroupProducer
 @dataclass(slots=True)
 class Judged:
     rows: int
-    """That were to be evaluated."""
+    """Rows to evaluate."""
     scores: dict[int, RowScore] = field(default_factory=dict)
-    """By row of the data."""
+    """Scores by row of the data."""
     failed: Counter[str] = field(default_factory=Counter)
     """Rows without a score, by reason."""
     example: str = ""
-    """What the first of them says."""
+    """Error of the first row that failed."""
     interrupted: bool = False
     generate_s: float = 0.0
-    """From the first prompt to the last score."""
+    """Time from the first prompt to the last score."""
 
     @property
     def finished(self) -> int:
@@ -64,92 +65,88 @@ def evaluate(config: Config, rows: RowSource, progress: Callable[[Judged], None]
     transformers_logging.disable_progress_bar()
     search_start_directory_last()
     outcome = Judged(min(len(rows), config.evaluation.sets[SET].limit))
-    asyncio.run(_Evaluation(config, rows, outcome, progress).run())
+    asyncio.run(_until_interrupted(_evaluate(config, rows, outcome, progress), outcome))
     return outcome
 
 
-class _Evaluation:
-    def __init__(
-        self,
-        config: Config,
-        rows: RowSource,
-        outcome: Judged,
-        progress: Callable[[Judged], None],
-    ) -> None:
-        self._config = config
-        self._set = config.evaluation.sets[SET]
-        self._rows = rows
-        self._outcome = outcome
-        self._progress = progress
-        self._next = iter(range(outcome.rows))
+async def _until_interrupted(work: Coroutine[Any, Any, None], outcome: Judged) -> None:
+    """A second interrupt ends the process as usual: it may hang in a model that loads."""
+    loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
 
-    async def run(self) -> None:
-        work = asyncio.ensure_future(self._work())
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._interrupt, work)
-        with contextlib.suppress(asyncio.CancelledError):
-            await work
+    def interrupt() -> None:
+        outcome.interrupted = True
+        loop.remove_signal_handler(signal.SIGINT)
+        task.cancel()
 
-    def _interrupt(self, work: asyncio.Future[None]) -> None:
-        """A second one ends the process as usual: it may hang in a model that loads."""
-        self._outcome.interrupted = True
-        asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
-        work.cancel()
+    loop.add_signal_handler(signal.SIGINT, interrupt)
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
 
-    async def _work(self) -> None:
-        config = self._config
-        tokenizer = PromptTokenizer(config)
-        environments = EnvironmentRunner(config, tokenizer) if config.rollout.environment else None
-        engine, scorer = make_engine(config, tokenizer), Scorer(config.reward)
-        async with contextlib.AsyncExitStack() as stack:
-            stack.push_async_callback(scorer.close)
-            stack.push_async_callback(engine.close)
-            await scorer.start()
-            await engine.start()
-            # Room for one new token is needed.
-            tokenizer.limit = min(max(1, engine.max_context - 1), config.data.max_prompt_tokens)
-            if environments is not None:
-                stack.push_async_callback(environments.close)
-                await environments.start(engine)
-            producer = GroupProducer(config, tokenizer, engine, scorer, environments)
-            at_once = -(-config.rollout.max_sequences // self._set.samples) + 1
-            began = time.monotonic()
-            try:
-                async with asyncio.TaskGroup() as group:
-                    for _ in range(min(at_once, self._outcome.rows)):
-                        group.create_task(self._take_rows(producer))
-            finally:
-                self._outcome.generate_s = time.monotonic() - began
 
-    async def _take_rows(self, producer: GroupProducer) -> None:
-        for index in self._next:
-            lease = self._lease(index)
+async def _evaluate(
+    config: Config, rows: RowSource, outcome: Judged, progress: Callable[[Judged], None]
+) -> None:
+    samples = config.evaluation.sets[SET].samples
+    remaining = iter(range(outcome.rows))
+
+    async def take_rows(producer: GroupProducer) -> None:
+        for index in remaining:
             with contextlib.suppress(Aborted):
-                made = await producer.produce(HeldTask(lease))
-                self._note(index, made)
-                self._progress(self._outcome)
+                made = await producer.produce(HeldTask(_lease(config, rows, index)))
+                _note(config, outcome, index, made)
+                progress(outcome)
 
-    def _lease(self, index: int) -> rollout_pb2.Lease:
-        return rollout_pb2.Lease(
-            task=common_pb2.TaskRef(task_id=f"e0.{index}", attempt=1),
-            kind=rollout_pb2.TASK_KIND_EVAL,
-            index=index,
-            row_json=json.dumps(self._rows[index], ensure_ascii=False),
-            seed=task_seed(self._config.run.seed, TaskId(f"{SET}/{index}")),
-            group_size=self._set.samples,
-            eval_set=SET,
-        )
+    tokenizer = PromptTokenizer(config)
+    environments = EnvironmentRunner(config, tokenizer) if config.rollout.environment else None
+    engine, scorer = make_engine(config, tokenizer), Scorer(config.reward)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(scorer.close)
+        stack.push_async_callback(engine.close)
+        await scorer.start()
+        await engine.start()
+        # Room for one new token is needed.
+        tokenizer.limit = min(max(1, engine.max_context - 1), config.data.max_prompt_tokens)
+        if environments is not None:
+            stack.push_async_callback(environments.close)
+            await environments.start(engine)
+        producer = GroupProducer(config, tokenizer, engine, scorer, environments)
+        at_once = -(-config.rollout.max_sequences // samples) + 1
+        began = time.monotonic()
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(at_once, outcome.rows)):
+                    group.create_task(take_rows(producer))
+        finally:
+            outcome.generate_s = time.monotonic() - began
 
-    def _note(self, index: int, made: rollout_pb2.Group | rollout_pb2.ReturnedTask) -> None:
-        outcome = self._outcome
-        if isinstance(made, rollout_pb2.ReturnedTask):
-            outcome.failed[made.reason] += 1
-            outcome.example = outcome.example or f"row {index}: {made.reason}: {made.detail}"
-            return
-        completions = made.completions
-        outcome.scores[index] = row_score(
-            [c.reward for c in completions],
-            [c.answer for c in completions] if self._set.samples > 1 else [],
-            [len(c.tokens) // 4 for c in completions],
-            sum(c.finish_reason == rollout_pb2.FINISH_REASON_LENGTH for c in completions),
-            self._set.solved_at,
-        )
+
+def _lease(config: Config, rows: RowSource, index: int) -> rollout_pb2.Lease:
+    return rollout_pb2.Lease(
+        task=common_pb2.TaskRef(task_id=f"e0.{index}", attempt=1),
+        kind=rollout_pb2.TASK_KIND_EVAL,
+        index=index,
+        row_json=json.dumps(rows[index], ensure_ascii=False),
+        seed=task_seed(config.run.seed, TaskId(f"{SET}/{index}")),
+        group_size=config.evaluation.sets[SET].samples,
+        eval_set=SET,
+    )
+
+
+def _note(
+    config: Config,
+    outcome: Judged,
+    index: int,
+    made: rollout_pb2.Group | rollout_pb2.ReturnedTask,
+) -> None:
+    if isinstance(made, rollout_pb2.ReturnedTask):
+        outcome.failed[made.reason] += 1
+        outcome.example = outcome.example or f"row {index}: {made.reason}: {made.detail}"
+        return
+    eval_set, completions = config.evaluation.sets[SET], made.completions
+    outcome.scores[index] = row_score(
+        [c.reward for c in completions],
+        [c.answer for c in completions] if eval_set.samples > 1 else [],
+        [len(c.tokens) // 4 for c in completions],
+        sum(c.finish_reason == rollout_pb2.FINISH_REASON_LENGTH for c in completions),
+        eval_set.solved_at,
+    )

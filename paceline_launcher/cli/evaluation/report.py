@@ -29,66 +29,62 @@ LOG_S = 10.0
 
 
 class ProgressLine:
-    """One line on standard error that is written over; if it is no terminal, a line every 10 s and
-    every tenth of the rows."""
+    """Progress on standard error, redrawn in place; without a terminal, one line every 10 s or 10 %."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._terminal = sys.stderr.isatty()
-        self._tenth = 0
-        self._shown_at = clock()
+        self._last = (0, clock())
 
     def __call__(self, outcome: Judged) -> None:
-        now = self._clock()
-        tenth = 10 * outcome.finished // outcome.rows
-        due = now - self._shown_at >= (TERMINAL_S if self._terminal else LOG_S)
-        if not due and tenth == self._tenth:
+        tenth, now = 10 * outcome.finished // outcome.rows, self._clock()
+        pause_s = TERMINAL_S if self._terminal else LOG_S
+        if tenth == self._last[0] and now - self._last[1] < pause_s:
             return
-        self._tenth, self._shown_at = tenth, now
+        self._last = (tenth, now)
         scores = outcome.scores.values()
         mean = math.fsum(s.reward_mean for s in scores) / len(scores) if scores else math.nan
         failed = f", {outcome.failed.total()} failed" if outcome.failed else ""
         line = f"{outcome.finished} of {outcome.rows} prompts{failed}, reward {mean:.3f}"
-        sys.stderr.write(f"\r\x1b[K{line}" if self._terminal else f"{line}\n")
-        sys.stderr.flush()
+        typer.echo(f"\r\x1b[K{line}" if self._terminal else line, err=True, nl=not self._terminal)
 
     def close(self) -> None:
         if self._terminal:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+            typer.echo("\r\x1b[K", err=True, nl=False)
 
 
 def result(source: str, checkpoint: Path | None, config: Config, outcome: Judged) -> dict[str, Any]:
-    """What the JSON file has. ``standard_errors``: of the means over prompts."""
+    """Contents of the JSON file. ``standard_errors`` are those of the means over prompts."""
     from paceline_launcher.cli.evaluation.settings import SET
 
-    of = config.evaluation.sets[SET]
+    eval_set = config.evaluation.sets[SET]
     ordered = [outcome.scores[index] for index in sorted(outcome.scores)]
-    total = SetScores(samples=of.samples)
+    total = SetScores(samples=eval_set.samples)
     for row in ordered:
         total.add(row)
-    metrics = total.metrics()
-    metrics.pop("reward_se", None)
+    metrics = {name: value for name, value in total.metrics().items() if name != "reward_se"}
     tokens = sum(row.tokens for row in ordered)
     return {
         "model": source,
         "checkpoint": None if checkpoint is None else str(checkpoint),
-        "data": of.path,
+        "data": eval_set.path,
         "prompts": outcome.rows,
         "scored": len(ordered),
         "failed": dict(outcome.failed),
         "interrupted": outcome.interrupted,
-        "samples": of.samples,
-        "greedy": of.is_greedy,
-        "temperature": None if of.is_greedy else of.temperature or config.rollout.temperature,
-        "top_p": None if of.is_greedy else of.top_p or config.rollout.top_p,
+        "samples": eval_set.samples,
+        "greedy": eval_set.is_greedy,
+        "temperature": None
+        if eval_set.is_greedy
+        else eval_set.temperature or config.rollout.temperature,
+        "top_p": None if eval_set.is_greedy else eval_set.top_p or config.rollout.top_p,
         "max_tokens": config.rollout.max_tokens,
         "seed": config.run.seed,
         "reward": config.reward.functions,
-        "solved_at": of.solved_at,
+        "solved_at": eval_set.solved_at,
         "engine": config.rollout.engine,
         "metrics": metrics,
-        "standard_errors": _standard_errors(ordered, of.samples),
+        "standard_errors": _standard_errors(ordered, eval_set.samples),
         "generate_s": round(outcome.generate_s, 3),
         "tokens_per_s": tokens / outcome.generate_s if outcome.generate_s else None,
         "rows": [
@@ -96,7 +92,7 @@ def result(source: str, checkpoint: Path | None, config: Config, outcome: Judged
                 "row": index,
                 "reward": score.reward_mean,
                 "solved": score.solved,
-                "majority": score.majority if of.samples > 1 else None,
+                "majority": score.majority if eval_set.samples > 1 else None,
                 "tokens": score.tokens,
                 "truncated": score.truncated,
             }
@@ -106,7 +102,7 @@ def result(source: str, checkpoint: Path | None, config: Config, outcome: Judged
 
 
 def _standard_errors(rows: list[RowScore], samples: int) -> dict[str, float]:
-    """Of each mean over prompts, with the prompts as independent draws."""
+    """Standard error of each mean over prompts, with the prompts as independent draws."""
     columns: dict[str, Callable[[RowScore], float]] = {"reward": lambda row: row.reward_mean}
     for k in reported_ks(samples):
         columns[f"pass@{k}"] = lambda row, k=k: pass_at_k(row.samples, row.solved, k)  # type: ignore[misc]

@@ -1,12 +1,13 @@
-"""Settings of ``paceline eval`` as a run's configuration with one evaluation set."""
+"""Options of ``paceline eval``, and the run's configuration with one evaluation set that they make."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from enum import StrEnum
+from typing import Annotated, Any
 
+import typer
 from pydantic import ValidationError
 
 from paceline.config.load import changed_config, parse_setting
@@ -14,6 +15,7 @@ from paceline.config.schema import Config
 from paceline.config.sections.evaluation import EvalSetConfig
 from paceline.config.sections.training import TrainConfig
 from paceline.errors import BadInput
+from paceline_launcher.cli.common import SetOption
 
 RECORDED_FIELDS = tuple(
     f"{name}_field" for name in ("messages", "completion", "chosen", "rejected", "margin", "label")
@@ -22,38 +24,82 @@ SET = "data"
 """Name of the set in the configuration."""
 
 
+class EngineName(StrEnum):
+    transformers = "transformers"
+    vllm = "vllm"
+
+
+class VoteRule(StrEnum):
+    auto = "auto"
+    text = "text"
+    boxed = "boxed"
+    number = "number"
+
+
+def _option(text: str, *flag: str, **more: Any) -> Any:
+    return typer.Option(*flag, help=text, **more)
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """The options. None: as in the run that the model comes from, or the default of the setting."""
 
-    data: str | None
-    k: int
-    greedy: bool
-    temperature: float | None
-    top_p: float | None
-    max_tokens: int | None
-    reward: Sequence[str]
-    engine: str | None
-    limit: int | None
-    split: str | None
-    prompt_field: str | None
-    answer_field: str | None
-    solved_at: float
-    vote: str
-    seed: int
-    threads: int | None
-    trust_remote_code: bool
-    overrides: Sequence[str]
+    data: Annotated[
+        str | None,
+        _option("Data set, as data.path; default: data.eval_path of the run.", metavar="FILE"),
+    ] = None
+    k: Annotated[int, _option("Samples of each prompt.", "--k", min=1, max=1024)] = 1
+    greedy: Annotated[
+        bool, _option("Take the most likely token; the default for one sample.", "--greedy")
+    ] = False
+    temperature: Annotated[
+        float | None, _option("Sampling temperature; default: the run's, or 1.", min=1e-6)
+    ] = None
+    top_p: Annotated[
+        float | None, _option("Nucleus sampling; default: the run's, or 1.", min=1e-6, max=1)
+    ] = None
+    max_tokens: Annotated[
+        int | None, _option("Longest completion; default: the run's, or 1024.", min=1)
+    ] = None
+    reward: Annotated[
+        list[str] | None,
+        _option("Reward, may be repeated; default: the run's, or exact_match.", metavar="NAME"),
+    ] = None
+    engine: Annotated[EngineName | None, _option("Default: the run's, or transformers.")] = None
+    limit: Annotated[int | None, _option("First prompts only, so many.", min=1)] = None
+    split: Annotated[str | None, _option("Split of a Hugging Face data set; default: test.")] = None
+    prompt_field: Annotated[str | None, _option("Field with the prompt.")] = None
+    answer_field: Annotated[str | None, _option("Field with the answer.")] = None
+    solved_at: Annotated[float, _option("Reward from which a sample counts as solved.")] = 1.0
+    vote: Annotated[VoteRule, _option("What the samples vote on in maj@k.")] = VoteRule.auto
+    seed: Annotated[int, _option("Seed of the samples.", min=0)] = 0
+    threads: Annotated[int | None, _option("CPU threads of the engine; default: all.", min=1)] = (
+        None
+    )
+    trust_remote_code: Annotated[
+        bool, _option("Run code that comes with the model.", "--trust-remote-code")
+    ] = False
+    overrides: SetOption = None
+
+    def __post_init__(self) -> None:
+        if self.greedy and self.k > 1:
+            raise BadInput(
+                f"--greedy with --k {self.k}: all samples of a prompt would be equal. Leave one of "
+                "them out"
+            )
+        for name in ("temperature", "top_p"):
+            if self.greedy and getattr(self, name) is not None:
+                option = name.replace("_", "-")
+                raise BadInput(f"--{option} has no effect with --greedy. Leave one of them out")
 
 
 def settings(wanted: Wanted, base: Config | None, model: str) -> Config:
     """Raises BadInput that names the option."""
-    _check(wanted)
     data = wanted.data or (base.data.eval_path if base is not None else None)
     if data is None:
         raise BadInput("--data is missing: give the file or data set to evaluate on")
     config = base or Config.model_validate({"model": {"path": model}, "data": {"path": data}})
-    changes = dict(parse_setting(text) for text in wanted.overrides)
+    changes = dict(parse_setting(text) for text in wanted.overrides or ())
     if changes:
         config = changed_config(config, changes)
     threads = wanted.threads or len(os.sched_getaffinity(0))
@@ -65,14 +111,13 @@ def settings(wanted: Wanted, base: Config | None, model: str) -> Config:
             "trust_remote_code": wanted.trust_remote_code or config.model.trust_remote_code,
         },
         "data": _given(prompt_field=wanted.prompt_field, answer_field=wanted.answer_field),
-        "reward": _given(functions=list(wanted.reward) or None),
+        "reward": _given(functions=wanted.reward),
         "rollout": {
             **_given(engine=wanted.engine, max_tokens=wanted.max_tokens),
             "on_update": "keep",  # no update comes, and only vLLM knows the others
             "source": "engine",
             "group_size": 2,
         },
-        "objective": {},
         "fleet": {"rollout_threads": threads},
         "run": {"seed": wanted.seed},
     }
@@ -97,17 +142,6 @@ def settings(wanted: Wanted, base: Config | None, model: str) -> Config:
         raise BadInput(f"{name}: {why}" if name else why) from None
 
 
-def _check(wanted: Wanted) -> None:
-    if wanted.greedy and wanted.k > 1:
-        raise BadInput(
-            f"--greedy with --k {wanted.k}: all samples of a prompt would be equal. Leave one of them out"
-        )
-    for name in ("temperature", "top_p"):
-        if wanted.greedy and getattr(wanted, name) is not None:
-            option = name.replace("_", "-")
-            raise BadInput(f"--{option} has no effect with --greedy. Leave one of them out")
-
-
 def _set(wanted: Wanted, data: str, config: Config) -> dict[str, Any]:
     sampled = wanted.k > 1 or wanted.temperature is not None or wanted.top_p is not None
     known = data == config.data.eval_path
@@ -124,7 +158,7 @@ def _set(wanted: Wanted, data: str, config: Config) -> dict[str, Any]:
         "top_p": wanted.top_p,
         "solved_at": wanted.solved_at,
         "vote": wanted.vote,
-        **_given(limit=wanted.limit or (1 << 31)),
+        "limit": wanted.limit or (1 << 31),
     }
 
 

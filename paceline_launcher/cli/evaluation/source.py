@@ -22,8 +22,8 @@ class Source:
     model: str
     checkpoint: Path | None
     config: Config | None
-    """Of the run that the model comes from, if it is known: prompts, rewards and limits are those
-    of it."""
+    """Configuration of the run that the model comes from, if it is known, with its prompts, rewards
+    and limits."""
 
 
 def find_source(text: str) -> Source:

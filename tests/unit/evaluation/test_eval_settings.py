@@ -2,36 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from paceline.config.schema import Config
 from paceline.config.sections.training import DataConfig
 from paceline_launcher.cli.evaluation.settings import SET, Wanted, settings
-
-
-def wanted(**options: Any) -> Wanted:
-    none = (
-        "data",
-        "temperature",
-        "top_p",
-        "max_tokens",
-        "engine",
-        "limit",
-        "split",
-        "prompt_field",
-    )
-    defaults = dict.fromkeys((*none, "answer_field", "threads"))
-    given = {"k": 1, "greedy": True, "reward": (), "solved_at": 1.0, "vote": "auto", "seed": 0}
-    return Wanted(
-        **{
-            **defaults,
-            **given,
-            "trust_remote_code": False,
-            "overrides": (),
-            "data": "held_out",
-            **options,
-        }
-    )
 
 
 def prompts_of(config: Config) -> DataConfig:
@@ -42,6 +15,6 @@ def test_prompts_are_made_as_in_the_run_unless_a_field_is_named() -> None:
     base = Config.model_validate(
         {"model": {"path": "m"}, "data": {"path": "d", "prompt_template": "{q}="}}
     )
-    assert prompts_of(settings(wanted(), base, "m")).prompt_template == "{q}="
-    named = prompts_of(settings(wanted(prompt_field="text"), base, "m"))
+    assert prompts_of(settings(Wanted("held_out"), base, "m")).prompt_template == "{q}="
+    named = prompts_of(settings(Wanted("held_out", prompt_field="text"), base, "m"))
     assert (named.prompt_template, named.prompt_field) == (None, "text")
