@@ -1,4 +1,4 @@
-"""Sizes and speeds of GPUs, by name or as found on this machine."""
+"""Sizes of GPUs, by name or as found on this machine."""
 
 from __future__ import annotations
 
@@ -22,20 +22,6 @@ GPUS = {
 }
 """GiB that CUDA reports of a GPU, below the size in its name, which is in units of 10^9 bytes or
 leaves out what the driver reserves. Rounded down."""
-SPEEDS = {
-    "l4-24g": (0.30, 121),
-    "a10-24g": (0.60, 125),
-    "rtx4090-24g": (1.01, 165),
-    "l40s-48g": (0.86, 362),
-    "a100-40g": (1.56, 312),
-    "a100-80g": (2.04, 312),
-    "h100-80g": (3.35, 989),
-    "h800-80g": (3.35, 989),
-    "h20-96g": (4.00, 148),
-    "h200-141g": (4.80, 989),
-    "b200-180g": (8.00, 2_250),
-}
-"""Published TB/s of memory and dense bfloat16 TFLOP/s."""
 
 
 @dataclass(frozen=True, slots=True)

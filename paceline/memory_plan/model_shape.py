@@ -10,7 +10,6 @@ size.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,14 +21,16 @@ _ATTENTION = "paceline_memory_plan"
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
+    """Sizes of a model. Bytes are those per token."""
+
     parameters: int
-    """Tied ones once."""
+    """All parameters, tied ones once."""
     active_parameters: int
-    """Those that one token uses: fewer than all in a mixture of experts."""
+    """Parameters that one token uses: fewer than all in a mixture of experts."""
     block_parameters: int
-    """Of the largest transformer block."""
+    """Parameters of the largest transformer block."""
     root_parameters: int
-    """Of embeddings and head: what is outside the blocks."""
+    """Parameters outside the blocks: embeddings and head."""
     layers: int
     hidden: int
     vocabulary: int
@@ -38,9 +39,9 @@ class ModelShape:
     positions: int | None
     """Longest context that the model declares."""
     block_saved: int
-    """Bytes per token that one block keeps for its backward."""
+    """Bytes that one block keeps for its backward."""
     root_saved: int
-    """Bytes per token that is kept outside the blocks."""
+    """Bytes that are kept outside the blocks."""
     weight_copies: int
     """Bytes of the weights that autocast converts, over all blocks; 0 in float32."""
 
@@ -57,17 +58,15 @@ def read_shape(path: str, dtype: str, *, trust_remote_code: bool = False) -> Mod
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     except Exception as error:  # whatever makes a user's files unreadable
         raise BadInput(
-            f"model.path = {path!r}: its config.json cannot be read ({first_line(error)}): give a directory that has one, "
-            "or a hub name that this machine can reach"
+            f"model.path = {path!r}: its config.json cannot be read ({first_line(error)}): give a "
+            "directory that has one, or a hub name that this machine can reach"
         ) from error
     try:
         return shape_of(config, dtype, trust_remote_code=trust_remote_code)
-    except (
-        Exception
-    ) as error:  # models of others' code, and data-dependent ones, fail in ways of their own
+    except Exception as error:  # models of others' code, and data-dependent ones
         raise BadInput(
-            f"model.path = {path!r}: the memory of {type(config).__name__} cannot be computed ({first_line(error)}). Start "
-            "the run on one GPU and read its peak instead"
+            f"model.path = {path!r}: the memory of {type(config).__name__} cannot be computed "
+            f"({first_line(error)}). Start the run on one GPU and read its peak instead"
         ) from error
 
 
@@ -79,23 +78,27 @@ def shape_of(config: Any, dtype: str, *, trust_remote_code: bool = False) -> Mod
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     text = config.get_text_config()
-    blocks = [
-        m
-        for m in model.modules()
-        if type(m).__name__ in (getattr(model, "_no_split_modules", None) or ())
+    kinds = getattr(model, "_no_split_modules", None) or ()
+    sizes = [
+        sum(p.numel() for p in module.parameters())
+        for module in model.modules()
+        if type(module).__name__ in kinds
     ]
-    sizes = [sum(p.numel() for p in block.parameters()) for block in blocks]
     total = sum(p.numel() for p in model.parameters())
+    experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+    number = getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None)
+    used = getattr(text, "num_experts_per_tok", None)
+    idle = experts - experts * used // number if used and number else 0
     heads = text.num_attention_heads
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
     layers = text.num_hidden_layers
-
-    one, copies_of_one = _line(lambda tokens: _saved(config, 1, tokens, dtype))
-    two, copies_of_two = _line(lambda tokens: _saved(config, 2, tokens, dtype))
+    # What a block keeps is the difference between a model of two and a model of one.
+    one, copies_of_one = _slope_and_constant(config, 1, dtype)
+    two, copies_of_two = _slope_and_constant(config, 2, dtype)
     return ModelShape(
         parameters=total,
-        active_parameters=total - _idle_experts(model, text),
+        active_parameters=total - idle,
         block_parameters=max(sizes, default=total),
         root_parameters=total - sum(sizes),
         layers=layers,
@@ -109,24 +112,15 @@ def shape_of(config: Any, dtype: str, *, trust_remote_code: bool = False) -> Mod
     )
 
 
-def _idle_experts(model: Any, text: Any) -> int:
-    """Parameters of the experts that a token is not routed to."""
-    experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
-    used = getattr(text, "num_experts_per_tok", None)
-    number = getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None)
-    return experts - experts * used // number if used and number else 0
-
-
-def _line(bytes_of: Callable[[int], int]) -> tuple[int, int]:
-    """Slope and constant of bytes by tokens."""
-    few, many = bytes_of(256), bytes_of(512)
+def _slope_and_constant(config: Any, blocks: int, dtype: str) -> tuple[int, int]:
+    """Bytes that a model of so many blocks keeps: per token, and whatever their number."""
+    few, many = (_saved(config, blocks, tokens, dtype) for tokens in (256, 512))
     slope = (many - few) // 256
     return slope, many - slope * 512
 
 
 def _saved(config: Any, blocks: int, tokens: int, dtype: str) -> int:
-    """Bytes that the forward of a model of so many blocks keeps for its backward, without its
-    parameters and head."""
+    """Bytes that a forward keeps for its backward, without parameters and head."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
     from transformers import AttentionInterface, AutoModel
@@ -134,56 +128,41 @@ def _saved(config: Any, blocks: int, tokens: int, dtype: str) -> int:
     AttentionInterface.register(_ATTENTION, _attention)
     small = copy.deepcopy(config.get_text_config())
     small.num_hidden_layers = blocks
+    small.use_cache = False
+    masks = None
     if getattr(small, "layer_types", None):
         small.layer_types = small.layer_types[:blocks]
-    small.use_cache = False
-    kept: dict[int, int] = {}
+        masks = {"full_attention": None, "sliding_attention": None}
+    sizes: dict[int, int] = {}
+    held: list[torch.Tensor] = []
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        kept[storage._cdata] = storage.nbytes()
+        sizes[storage._cdata] = storage.nbytes()
         held.append(tensor)  # a storage that is freed could give its address to another
         return tensor
 
-    held: list[torch.Tensor] = []
     mixed = torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16")
     with FakeTensorMode(), mixed:
         model = AutoModel.from_config(small, attn_implementation=_ATTENTION, dtype=torch.float32)
         model.train()
-        if dtype == "bfloat16":
-            _experts_in_bfloat16(model)
-        own = {p.untyped_storage()._cdata for p in model.parameters()}
+        for name, parameter in model.named_parameters():
+            # A sharded replica gathers experts in this type. Autocast leaves their product alone,
+            # and without data it is defined in no other.
+            if dtype == "bfloat16" and ".experts." in name:
+                parameter.data = parameter.data.to(torch.bfloat16)
+        weights = {p.untyped_storage()._cdata for p in model.parameters()}
         ids = torch.zeros(1, tokens, dtype=torch.int64)
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            model(
-                input_ids=ids,
-                position_ids=ids,
-                attention_mask={
-                    "full_attention": None,
-                    "sliding_attention": None,
-                }
-                if getattr(small, "layer_types", None)
-                else None,
-                use_cache=False,
-            )
-    return sum(size for storage, size in kept.items() if storage not in own)
-
-
-def _experts_in_bfloat16(model: Any) -> None:
-    """The type in which a sharded replica gathers them. Autocast leaves the product of a mixture of
-    experts alone, and without data it is defined in no other type."""
-    import torch
-
-    for name, parameter in model.named_parameters():
-        if ".experts." in name:
-            parameter.data = parameter.data.to(torch.bfloat16)
+            model(input_ids=ids, position_ids=ids, attention_mask=masks, use_cache=False)
+    return sum(size for storage, size in sizes.items() if storage not in weights)
 
 
 def _attention(
     module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **_: Any
 ) -> tuple[Any, None]:
-    """What fused attention keeps, in shapes only: queries [1, heads, T, dim], keys, values and its
-    output. A prompt that attention copies for each of its completions is not counted."""
+    """Shapes that fused attention keeps: queries [1, heads, T, dim], keys, values and its output.
+    A prompt that attention copies for each of its completions is not counted."""
     import torch
 
     class Fused(torch.autograd.Function):  # type: ignore[misc]

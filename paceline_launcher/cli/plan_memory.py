@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -56,27 +57,27 @@ def memory(
     model = resolved.model
     check_model_config(model.path)
     shape = read_shape(model.path, model.dtype, trust_remote_code=model.trust_remote_code)
+    plans = memory_plan(resolved, shape)
+    sequences = None
     try:
-        plans = memory_plan(resolved, shape)
-        wrong = list(problems(plans, device)) if device else []
-        sequences = (
-            kv_sequences(resolved, shape, device) if device and not resolved.recorded else None
-        )
+        if device and not resolved.recorded:
+            sequences = kv_sequences(resolved, plans[1], device)
     except (TypeError, ValueError) as error:
         raise BadInput(f"{config}: {error}: correct rollout.vllm") from error
+    wrong = list(problems(plans, device)) if device else []
     if as_json:
         print_json(
             {
                 "model": {"path": model.path, "parameters": shape.parameters},
-                "gpu": None if device is None else {"name": device.name, "bytes": device.bytes},
+                "gpu": None if device is None else asdict(device),
                 "processes": [
                     {
-                        "name": p.name,
-                        "gpu_bytes": p.gpu,
-                        "host_bytes": p.host,
-                        "fits": device and p.fits(device),
+                        "name": plan.name,
+                        "gpu_bytes": plan.gpu,
+                        "host_bytes": plan.host,
+                        "fits": device and plan.fits(device),
                     }
-                    for p in plans
+                    for plan in plans
                 ],
                 "cached_sequences": sequences,
                 "problems": [{"found": found, "remedy": remedy} for found, remedy in wrong],
@@ -84,13 +85,15 @@ def memory(
         )
     else:
         typer.echo(f"{model.path}: {shape.parameters / 1e9:.2f} B parameters")
-        for each in plans:
-            for where, parts in (("device", each.gpu), ("host", each.host)):
-                typer.echo(f"\n{each.name}, {where}")
-                for part, size in parts.items():
-                    if size:
-                        typer.echo(f"  {part:<32}{size / GIB:>9.2f} GiB")
-                typer.echo(f"  {'sum':<32}{sum(parts.values()) / GIB:>9.2f} GiB")
+        for plan in plans:
+            for where, parts in (("device", plan.gpu), ("host", plan.host)):
+                typer.echo(f"\n{plan.name}, {where}")
+                sizes = {
+                    **{name: size for name, size in parts.items() if size},
+                    "sum": sum(parts.values()),
+                }
+                for part, size in sizes.items():
+                    typer.echo(f"  {part:<32}{size / GIB:>9.2f} GiB")
         typer.echo("")
         if device is None:
             typer.echo("no GPU found: --gpu NAME says whether this fits")

@@ -28,6 +28,22 @@ if TYPE_CHECKING:
     from testbed.planner.systems import Calibrated
     from testbed.planner.times import RunTimes, TimesFile
 
+SPEEDS = {
+    "l4-24g": (0.30, 121),
+    "a10-24g": (0.60, 125),
+    "rtx4090-24g": (1.01, 165),
+    "l40s-48g": (0.86, 362),
+    "a100-40g": (1.56, 312),
+    "a100-80g": (2.04, 312),
+    "h100-80g": (3.35, 989),
+    "h800-80g": (3.35, 989),
+    "h20-96g": (4.00, 148),
+    "h200-141g": (4.80, 989),
+    "b200-180g": (8.00, 2_250),
+}
+"""Published TB/s of memory and dense bfloat16 TFLOP/s."""
+
+
 PICTURE = Path("plan.png")
 MOST_GPUS = 16_384
 
@@ -154,7 +170,6 @@ def _given(
     config: Config, gpu: Gpu, times: Path | None, runs: list[Path], mean_tokens: float | None
 ) -> Given:
     """Raises BadInput for what cannot be, before a model is looked for."""
-    from paceline.memory_plan.gpus import SPEEDS
     from testbed.planner.systems import planned_lengths
     from testbed.planner.times import read_run, read_times
 
@@ -173,7 +188,6 @@ def _given(
 def _calibrated(
     config: Config, shape: ModelShape, gpu: Gpu, given: Given, most_gpus: int
 ) -> Calibrated:
-    from paceline.memory_plan.gpus import SPEEDS
     from testbed.planner.systems import bare_system, by_file, by_published, by_runs
 
     speeds = SPEEDS[gpu.name]
