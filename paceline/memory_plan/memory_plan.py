@@ -78,7 +78,9 @@ def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
         host["optimizer moments"] = parts.pop("optimizer moments")
         parts["moments during their update"] = MOMENTS_BUCKET
     if frozen:
-        (host if train.memory.offload_frozen else parts)["reference"] = 4 * shape.parameters // ranks
+        (host if train.memory.offload_frozen else parts)["reference"] = (
+            4 * shape.parameters // ranks
+        )
         if train.memory.offload_frozen and ranks == 1:
             parts["block of the reference"] = 4 * (shape.block_parameters + shape.root_parameters)
     if ranks > 1:
