@@ -366,7 +366,7 @@ class Trainer:
         self._on_all_ranks(reduce)
         self._norms = {
             part: float(squared_norm([scratch[where]], self.replica).sqrt())
-            for part, where in self.gradients.part_slices().items()
+            for part, where in self.gradients.part_slices.items()
         }
         names = self.gradients.objective.summed
         totals = self.replica.all_sum(self.gradients.sums_of(scratch).clone()).tolist()

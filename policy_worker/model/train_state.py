@@ -21,6 +21,9 @@ NO_VERSION = Version(-1)
 """The version of a state that no other process would recognise."""
 
 
+_Stored = tuple[list[tuple[str, nn.Parameter]], list[tuple[str, nn.Module, str]]]
+
+
 @dataclass
 class TrainState:
     """The state after ``step`` committed steps, which the controller calls ``version``."""
@@ -34,6 +37,7 @@ class TrainState:
     config: Config
     scalars: dict[str, Tensor] = field(default_factory=dict)
     """Numbers of the objective, such as running moments: float64 of no dimension, on the CPU."""
+    _found: dict[str, _Stored] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def model(self) -> nn.Module:
@@ -54,8 +58,8 @@ class TrainState:
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters of all parts, under the names of named_weights()."""
-        for part, model in self.parts.items():
-            for name, parameter in model.named_parameters():
+        for part in self.parts:
+            for name, parameter in self._stored(part)[0]:
                 yield self.part_prefix(part) + name, parameter
 
     def weights_of(self, part: str) -> Iterator[tuple[str, Tensor]]:
@@ -65,13 +69,25 @@ class TrainState:
         Tensors are the live ones, detached; copy them before the next commit. Of a sharded model
         they are this rank's DTensors.
         """
-        model = self.parts[part]
-        for name, parameter in model.named_parameters():
+        parameters, buffers = self._stored(part)
+        for name, parameter in parameters:
             yield name, parameter.detach()
-        for prefix, module in model.named_modules():
-            for name, buffer in module.named_buffers(recurse=False):
-                if name not in module._non_persistent_buffers_set:
-                    yield f"{prefix}.{name}" if prefix else name, buffer.detach()
+        for name, module, key in buffers:
+            yield name, module._buffers[key].detach()
+
+    def _stored(self, part: str) -> _Stored:
+        """Parameters, and where saved buffers are. Looked up once, because a walk over all modules
+        takes milliseconds, and between steps parameters stay the same objects."""
+        if part not in self._found:
+            model = self.parts[part]
+            buffers = [
+                (f"{prefix}.{key}" if prefix else key, module, key)
+                for prefix, module in model.named_modules()
+                for key, _ in module.named_buffers(recurse=False)
+                if key not in module._non_persistent_buffers_set
+            ]
+            self._found[part] = list(model.named_parameters()), buffers
+        return self._found[part]
 
     def part_prefix(self, part: str) -> str:
         """What named_weights() puts before the names of ``part``; empty for the main one."""

@@ -25,6 +25,9 @@ Floats = NDArray[np.float32]
 GroupKey = tuple[str, int]
 """Task id and attempt."""
 
+LISTED = 8
+"""Groups that the message of one error names."""
+
 
 class BadGroup(UserError, ValueError):
     """Groups that cannot be trained, and why."""
@@ -38,20 +41,31 @@ class BadGroup(UserError, ValueError):
         self.fault = fault
 
 
-@dataclass(frozen=True, slots=True)
-class TokenBatch:
-    """Groups in columns. G groups, S sequences (completions), C completion tokens, P prompt tokens."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupLengths:
+    """Lengths of G groups with S sequences (completions): rows are planned by them."""
 
-    prompt_tokens: Ints
-    """[P], group after group."""
     prompt_length: Ints
     """[G]"""
     sequences: Ints
     """[G], completions of each group."""
-    tokens: Ints
-    """[C], sequence after sequence."""
     length: Ints
     """[S], completion tokens of each sequence; at least 1."""
+
+    @property
+    def group_of(self) -> Ints:
+        """[S], the group each sequence belongs to."""
+        return np.repeat(np.arange(len(self.sequences)), self.sequences)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenBatch(GroupLengths):
+    """Groups in columns. C completion tokens, P prompt tokens."""
+
+    prompt_tokens: Ints
+    """[P], group after group."""
+    tokens: Ints
+    """[C], sequence after sequence."""
     behaviour: Floats
     """[C], log-probability of each token as it was sampled."""
     trained: Floats
@@ -70,94 +84,120 @@ class TokenBatch:
     """[C] each, by scorer: log-probability of each token under its model. Empty if the run has no
     such scorer."""
 
-    @property
-    def group_of(self) -> Ints:
-        """[S], the group each sequence belongs to."""
-        return np.repeat(np.arange(len(self.sequences)), self.sequences)
+
+def key_of(group: rollout_pb2.Group) -> GroupKey:
+    return group.task.task_id, group.task.attempt
 
 
 def decode(groups: Sequence[rollout_pb2.Group]) -> TokenBatch:
-    """Columns of ``groups``, in their order. Raises BadGroup if lengths contradict one another."""
-    try:
-        return _columns(groups)
-    except BadGroup:
-        raise
-    except ValueError as error:
-        # From NumPy, if the bytes are no whole number of tokens.
-        raise _contradiction(groups) from error
-
-
-def _columns(groups: Sequence[rollout_pb2.Group]) -> TokenBatch:
+    """Columns of ``groups``, in their order. Raises BadGroup with those that contradict themselves."""
     completions = [completion for group in groups for completion in group.completions]
-    tokens = np.frombuffer(b"".join([c.tokens for c in completions]), dtype="<i4")
-    length = np.array([len(c.tokens) for c in completions], dtype=np.int64) // 4
-    behaviour = np.frombuffer(b"".join([c.logprobs for c in completions]), dtype="<f4")
-    mask_bytes = [c.loss_mask or b"\x01" * (len(c.tokens) // 4) for c in completions]
-    trained = np.frombuffer(b"".join(mask_bytes), dtype=np.uint8)
-    spans = [span for c in completions for span in c.versions]
-    span_length = np.array([span.length for span in spans], dtype=np.int64)
-    version = np.repeat(np.array([span.version for span in spans], dtype=np.int64), span_length)
-    scored = _scored(groups, completions)
-    if not len(tokens) == len(behaviour) == len(trained) == len(version):
-        raise _contradiction(groups)
-    rewarded, token_reward = _token_rewards(completions, length)
+    sequences = _ints([len(g.completions) for g in groups])
+    prompts = [group.prompt_tokens for group in groups]
+    tokens = [c.tokens for c in completions]
+    logprobs = [c.logprobs for c in completions]
+    masks = [
+        c.loss_mask or b"\x01" * (len(own) // 4) for c, own in zip(completions, tokens, strict=True)
+    ]
+    scored = _scored(completions)
+    spans = [list(c.versions) for c in completions]
+    span_length = _ints([span.length for of_one in spans for span in of_one])
+    span_of = np.repeat(np.arange(len(spans)), _ints(list(map(len, spans))))
+    versions = np.bincount(span_of, span_length, len(spans)).astype(np.int64)
+
+    size = _sizes(tokens)
+    wrong = (size == 0) | (size % 4 > 0) | (_sizes(logprobs) != size)
+    wrong |= (_sizes(masks) * 4 != size) | (versions * 4 != size)
+    wrong |= np.repeat(_sizes(prompts) % 4 > 0, sequences)
+    why = "its tokens, log-probs, masks and versions differ in number"
+    _refuse(groups, sequences, wrong, why)
+    for name, column in scored.items():
+        why = f"it has no number for each token from the scorer {name}"
+        _refuse(groups, sequences, _sizes(column) != size, why)
+    length = size // 4
+    rewarded, token_reward = _token_rewards(groups, sequences, completions, length)
     return TokenBatch(
-        prompt_tokens=np.frombuffer(
-            b"".join([group.prompt_tokens for group in groups]), dtype="<i4"
-        ).astype(np.int64),
-        prompt_length=np.array([len(g.prompt_tokens) for g in groups], dtype=np.int64) // 4,
-        sequences=np.array([len(g.completions) for g in groups], dtype=np.int64),
-        tokens=tokens.astype(np.int64),
+        prompt_tokens=_joined(prompts, "<i4").astype(np.int64),
+        prompt_length=_sizes(prompts) // 4,
+        sequences=sequences,
+        tokens=_joined(tokens, "<i4").astype(np.int64),
         length=length,
-        behaviour=behaviour.astype(np.float32),
-        trained=trained.astype(np.float32),
-        version=version,
+        behaviour=_joined(logprobs, "<f4").astype(np.float32),
+        trained=_joined(masks, np.uint8).astype(np.float32),
+        version=np.repeat(_ints([s.version for of_one in spans for s in of_one]), span_length),
         reward=np.array([c.reward for c in completions], dtype=np.float64),
         rewarded=rewarded,
         token_reward=token_reward,
-        scored=scored,
+        scored={n: _joined(column, "<f4").astype(np.float32) for n, column in scored.items()},
         truncated=np.array([c.finish_reason for c in completions])
         == rollout_pb2.FINISH_REASON_LENGTH,
     )
 
 
+def _ints(values: Sequence[int]) -> Ints:
+    return np.array(values, dtype=np.int64)
+
+
+def _sizes(parts: Sequence[bytes]) -> Ints:
+    """Bytes of each part."""
+    return _ints(list(map(len, parts)))
+
+
+def _scored(completions: Sequence[rollout_pb2.Completion]) -> dict[str, list[bytes]]:
+    """Log-probs of each scorer, by completion; empty if it has none."""
+    columns = [c.columns for c in completions]
+    names = sorted(set().union(*columns))
+    return {name: [each.get(name, b"") for each in columns] for name in names}
+
+
+def _joined(parts: Sequence[bytes], dtype: Any) -> NDArray[Any]:
+    return np.frombuffer(b"".join(parts), dtype=dtype)
+
+
 def _token_rewards(
-    completions: Sequence[rollout_pb2.Completion], length: Ints
+    groups: Sequence[rollout_pb2.Group],
+    sequences: Ints,
+    completions: Sequence[rollout_pb2.Completion],
+    length: Ints,
 ) -> tuple[Ints, NDArray[np.float64]]:
-    """Positions in the batch, and rewards. Raises ValueError for a token that its completion does
-    not have."""
-    starts = np.cumsum(length) - length
-    count = np.array([len(c.token_rewards) for c in completions], dtype=np.int64)
-    found = [r for c in completions for r in c.token_rewards]
-    token = np.array([r.token for r in found], dtype=np.int64)
-    if (token >= np.repeat(length, count)).any():
-        raise ValueError("a reward of a token that is none")
-    at = token + np.repeat(starts, count)
-    if (np.diff(at) <= 0).any():
-        raise ValueError("rewards of tokens in another order")
-    return at, np.array([r.reward for r in found], dtype=np.float64)
+    """Positions in the batch, and rewards. Raises BadGroup."""
+    found = [list(c.token_rewards) for c in completions]
+    rewards = [reward for of_one in found for reward in of_one]
+    if not rewards:
+        return np.empty(0, np.int64), np.empty(0)
+    count = _ints(list(map(len, found)))
+    sequence = np.repeat(np.arange(len(length)), count)
+    token = np.array([r.token for r in rewards], dtype=np.int64)
+    same = sequence[1:] == sequence[:-1]
+    wrong = token >= length[sequence]
+    wrong[1:] |= same & (np.diff(token) <= 0)
+    bad = np.zeros(len(length), np.bool_)
+    bad[sequence[wrong]] = True
+    _refuse(
+        groups,
+        sequences,
+        bad,
+        "token_rewards name tokens that it does not have, or not in rising order",
+    )
+    at = token + (np.cumsum(length) - length)[sequence]
+    return at, np.array([r.reward for r in rewards], dtype=np.float64)
 
 
-def _scored(
-    groups: Sequence[rollout_pb2.Group], completions: Sequence[rollout_pb2.Completion]
-) -> dict[str, Floats]:
-    """The columns of scorers. Raises BadGroup unless every completion has each, with a number for
-    each token."""
-    names = sorted({name for completion in completions for name in completion.columns})
-    for group in groups if names else ():
-        for completion in group.completions:
-            for name in names:
-                if len(completion.columns.get(name, b"")) != len(completion.tokens):
-                    raise BadGroup(
-                        f"group {group.task.task_id} has no number for each token from the scorer {name}",
-                        [(group.task.task_id, group.task.attempt)],
-                    )
-    return {
-        name: np.frombuffer(b"".join([c.columns[name] for c in completions]), dtype="<f4").astype(
-            np.float32
-        )
-        for name in names
-    }
+def _refuse(
+    groups: Sequence[rollout_pb2.Group], sequences: Ints, wrong: NDArray[np.bool_], why: str
+) -> None:
+    """Raises BadGroup with the groups of the completions that are ``wrong``, [S], if any is."""
+    if not wrong.any():
+        return
+    group_of = np.repeat(np.arange(len(sequences)), sequences)
+    refuse_groups(groups, np.unique(group_of[wrong]), why)
+
+
+def refuse_groups(groups: Sequence[rollout_pb2.Group], which: Ints, why: str) -> None:
+    """Raises BadGroup with the groups ``which``, if any."""
+    if keys := [key_of(groups[int(g)]) for g in which]:
+        names = ", ".join(task_id for task_id, _ in keys[:LISTED])
+        raise BadGroup(f"group {names}: {why}", keys)
 
 
 def scored_by(batch: TokenBatch, name: str) -> Floats:
@@ -167,19 +207,25 @@ def scored_by(batch: TokenBatch, name: str) -> Floats:
     return batch.scored[name]
 
 
-def check_vocabulary(batch: TokenBatch, groups: Sequence[rollout_pb2.Group], rows: int) -> None:
-    """Raises BadGroup if a token id has no row in an embedding of ``rows``."""
-    for tokens, length in (
-        (batch.tokens, np.bincount(batch.group_of, batch.length).astype(np.int64)),
-        (batch.prompt_tokens, batch.prompt_length),
-    ):
-        strange = np.flatnonzero((tokens < 0) | (tokens >= rows))
-        if len(strange):
-            group = groups[int(np.searchsorted(np.cumsum(length), strange[0], side="right"))]
-            raise BadGroup(
-                f"token {tokens[strange[0]]} in group {group.task.task_id}: the model knows {rows}",
-                [(group.task.task_id, group.task.attempt)],
-            )
+def check_values(batch: TokenBatch, groups: Sequence[rollout_pb2.Group], vocabulary: int) -> None:
+    """Raises BadGroup with the groups that have a token id without a row in an embedding of
+    ``vocabulary`` rows, or a number that is not finite."""
+    group_of = batch.group_of
+    of_token = np.repeat(group_of, batch.length)
+    of_prompt = np.repeat(np.arange(len(groups)), batch.prompt_length)
+    ids = np.concatenate([batch.tokens, batch.prompt_tokens])
+    strange = (ids < 0) | (ids >= vocabulary)
+    if strange.any():
+        unknown = np.unique(np.concatenate([of_token, of_prompt])[strange])
+        why = f"token {ids[strange][0]} is outside the vocabulary, the model knows {vocabulary}"
+        refuse_groups(groups, unknown, why)
+    numbers: list[tuple[NDArray[Any], Ints]] = [
+        (batch.reward, group_of),
+        (batch.token_reward, of_token[batch.rewarded]),
+        *((column, of_token) for column in (batch.behaviour, *batch.scored.values())),
+    ]
+    broken = [place[~np.isfinite(column)] for column, place in numbers]
+    refuse_groups(groups, np.unique(np.concatenate(broken)), "log-probs or rewards are not finite")
 
 
 def staleness(version: Ints, step: int, epochs: Sequence[tuple[int, int]]) -> Ints:
@@ -192,30 +238,6 @@ def staleness(version: Ints, step: int, epochs: Sequence[tuple[int, int]]) -> In
     epoch = np.clip(np.searchsorted(first, version, side="right") - 1, 0, None)
     age: Ints = np.maximum(step - 1 - (version - offset[epoch]), 0)
     return age
-
-
-def _contradiction(groups: Sequence[rollout_pb2.Group]) -> BadGroup:
-    for group in groups:
-        for index, c in enumerate(group.completions):
-            counts = {
-                "tokens": len(c.tokens) / 4,
-                "logprobs": len(c.logprobs) / 4,
-                "loss_mask": len(c.loss_mask) or len(c.tokens) / 4,
-                "versions": sum(span.length for span in c.versions),
-            }
-            rewarded = [r.token for r in c.token_rewards]
-            if rewarded != sorted(set(rewarded)) or max(rewarded, default=0) >= counts["tokens"]:
-                return BadGroup(
-                    f"group {group.task.task_id} completion {index}: token_rewards name tokens "
-                    "that it does not have, or not in rising order",
-                    [(group.task.task_id, group.task.attempt)],
-                )
-            if len(set(counts.values())) != 1:
-                return BadGroup(
-                    f"group {group.task.task_id} completion {index}: lengths differ: {counts}",
-                    [(group.task.task_id, group.task.attempt)],
-                )
-    return BadGroup("groups whose lengths differ")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,32 +12,37 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from paceline.groups.group_check import check_group
-from paceline.groups.invalid import Invalid
-from paceline.groups.limits import GroupLimits
 from paceline.groups.payload import decode as decode_payload
-from paceline.groups.payload import meta_digest, payload_digest
-from paceline.ids import ANY, TaskId
+from paceline.groups.payload import payload_digest
+from paceline.ids import TaskId
 from paceline.payloads.check_store import open_or_refuse
 from paceline.payloads.store import Payloads, PayloadStore, StoreUnavailable
 from paceline.process.structured_log import event
 from paceline.process.threads import BackgroundLoop
 from paceline.v1 import policy_pb2, rollout_pb2
-from policy_worker.objectives.batch import BadGroup, GroupKey, Ints, check_vocabulary, decode
+from policy_worker.objectives.batch import (
+    LISTED,
+    BadGroup,
+    GroupKey,
+    GroupLengths,
+    TokenBatch,
+    check_values,
+    key_of,
+    refuse_groups,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptedGroup:
-    """A payload that disagrees with it is invalid. Numbers and digests are 0 and empty if the plan
-    has none."""
+    """What the plan of a step says of a group, before its payload is read. Numbers and digests are 0
+    and empty if the plan has none."""
 
     key: GroupKey
     tokens: int = 0
@@ -48,137 +53,79 @@ class AcceptedGroup:
     """Tokens of each sequence, those that are not trained included. Empty: known only to who reads
     the payload."""
     digest: str = ""
-    """Of the payload."""
-    facts: str = ""
-    """Digest of all facts."""
+    """Digest of the payload."""
 
     @classmethod
     def of(cls, key: GroupKey, planned: policy_pb2.PlannedGroup) -> AcceptedGroup:
-        return cls(
-            key,
-            planned.tokens,
-            planned.sequences,
-            planned.prompt_tokens,
-            tuple(planned.lengths),
-            planned.digest,
-            planned.meta_digest,
-        )
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> AcceptedGroup:
-        """From asdict() that has gone through JSON."""
-        task_id, attempt = value["key"]
-        return cls(**{**value, "key": (task_id, attempt), "lengths": tuple(value["lengths"])})
+        counts = planned.tokens, planned.sequences, planned.prompt_tokens
+        return cls(key, *counts, tuple(planned.lengths), planned.digest)
 
 
-@dataclass(frozen=True, slots=True)
-class Outline:
-    """Lengths of groups: what rows are planned by. G groups, S sequences."""
-
-    prompt_length: Ints
-    """[G]"""
-    sequences: Ints
-    """[G]"""
-    length: Ints
-    """[S], completion tokens."""
-
-    @property
-    def group_of(self) -> Ints:
-        """[S]"""
-        return np.repeat(np.arange(len(self.sequences)), self.sequences)
-
-    @classmethod
-    def of(cls, groups: Sequence[AcceptedGroup]) -> Outline | None:
-        """None if the lengths of a group are not known."""
-        if not all(group.lengths for group in groups):
-            return None
-        return cls(
-            prompt_length=np.array([g.prompt_tokens for g in groups], dtype=np.int64),
-            sequences=np.array([len(g.lengths) for g in groups], dtype=np.int64),
-            length=np.array([n for g in groups for n in g.lengths], dtype=np.int64),
-        )
+def planned_lengths(groups: Sequence[AcceptedGroup]) -> GroupLengths | None:
+    """None if the lengths of a group are not known."""
+    if not all(group.lengths for group in groups):
+        return None
+    return GroupLengths(
+        prompt_length=np.array([g.prompt_tokens for g in groups], dtype=np.int64),
+        sequences=np.array([len(g.lengths) for g in groups], dtype=np.int64),
+        length=np.array([n for g in groups for n in g.lengths], dtype=np.int64),
+    )
 
 
-LISTED = 8
-"""Groups whose contradiction is in the message of one error."""
-
-
-def read_groups(
-    payloads: Payloads, accepted: Sequence[AcceptedGroup], vocabulary: int
-) -> list[rollout_pb2.Group]:
+def read_groups(payloads: Payloads, accepted: Sequence[AcceptedGroup]) -> list[rollout_pb2.Group]:
     """The groups in ``payloads``, which were fetched for ``accepted``, in this order.
-    ``vocabulary``: rows of the embedding.
 
-    Raises BadGroup with all groups whose payload is lost, or else with all whose payload is
-    invalid.
+    Raises BadGroup with all groups whose payload is lost, or else with all whose bytes are not those
+    that were submitted.
     """
     pairs = list(zip(accepted, payloads, strict=True))
     if lost := [group.key for group, payload in pairs if payload is None]:
         raise BadGroup("the payload store does not have the payload", lost, "payload_lost")
-    groups = []
-    wrong = {}
-    for said, payload in pairs:
-        group = _read(payload or b"", said)
-        if isinstance(group, str):
-            wrong[said.key] = f"the payload of {said.key[0]} {group}"
-        elif why := contradiction(group, said, vocabulary):
-            wrong[said.key] = why
+    groups, wrong = [], {}
+    for group, payload in pairs:
+        found = _parsed(payload or b"", group)
+        if isinstance(found, str):
+            wrong[group.key] = f"the payload of {group.key[0]} {found}"
         else:
-            groups.append(group)
+            groups.append(found)
     if wrong:
         raise BadGroup("; ".join(list(wrong.values())[:LISTED]), list(wrong))
     return groups
 
 
-def _read(payload: bytes, accepted: AcceptedGroup) -> rollout_pb2.Group | str:
+def _parsed(payload: bytes, accepted: AcceptedGroup) -> rollout_pb2.Group | str:
     """The group, or what is wrong with its bytes."""
     if accepted.digest and payload_digest(payload) != accepted.digest:
         return f"is not what was submitted: {len(payload)} bytes with another digest"
     try:
-        return decode_payload(payload)
+        group = decode_payload(payload)
     except DecodeError:
         return f"cannot be read: {len(payload)} bytes"
+    return group if key_of(group) == accepted.key else f"is of {group.task.task_id}"
 
 
-def _other_facts(group: rollout_pb2.Group, accepted: AcceptedGroup) -> str:
-    """Why the facts that were accepted are not those of the group; empty if they are."""
-    count = len(group.completions)
-    try:
-        facts = check_group(group, GroupLimits(count, ANY, eval_samples=count), ANY)
-    except Invalid as error:
-        return str(error)
-    facts.digest = accepted.digest
-    return "" if meta_digest(facts) == accepted.facts else "its facts are not those submitted"
-
-
-def contradiction(group: rollout_pb2.Group, accepted: AcceptedGroup, vocabulary: int) -> str:
-    """Why the payload cannot be trained; empty if it can."""
-    key = accepted.key
-    if (group.task.task_id, group.task.attempt) != key:
-        return f"the payload of {key[0]} is one of {group.task.task_id}/{group.task.attempt}"
-    try:
-        batch = decode([group])
-        check_vocabulary(batch, [group], vocabulary)
-    except BadGroup as error:
-        return str(error)
-    numbers = batch.behaviour, batch.reward, batch.token_reward
-    if not all(np.isfinite(found).all() for found in numbers):
-        return f"group {key[0]} has log-probs or rewards that are not finite"
-    if not all(np.isfinite(column).all() for column in batch.scored.values()):
-        return f"group {key[0]} has log-probs of a scorer that are not finite"
-    found = (len(batch.length), int(batch.trained.sum()))
-    if accepted.sequences and found != (accepted.sequences, accepted.tokens):
-        return (
-            f"group {key[0]} has {found[0]} sequences with {found[1]} tokens to train on, accepted "
-            f"were {accepted.sequences} with {accepted.tokens}"
+def check_groups(
+    batch: TokenBatch,
+    groups: Sequence[rollout_pb2.Group],
+    accepted: Sequence[AcceptedGroup],
+    vocabulary: int,
+) -> None:
+    """Raises BadGroup with the groups that cannot be trained. The step's totals are sums of what was
+    accepted: another count would be weighted wrongly."""
+    check_values(batch, groups, vocabulary)
+    ends = np.cumsum(batch.sequences)
+    tokens = np.bincount(np.repeat(batch.group_of, batch.length), batch.trained, len(groups))
+    wrong = []
+    for g, (group, end) in enumerate(zip(accepted, ends, strict=True)):
+        lengths = tuple(batch.length[end - batch.sequences[g] : end].tolist())
+        counts, planned = (len(lengths), int(tokens[g])), (group.sequences, group.tokens)
+        rows, planned_rows = (
+            (int(batch.prompt_length[g]), lengths),
+            (group.prompt_tokens, group.lengths),
         )
-    # Rows were planned by them.
-    lengths = int(batch.prompt_length[0]), tuple(batch.length.tolist())
-    if accepted.lengths and lengths != (accepted.prompt_tokens, accepted.lengths):
-        return f"group {key[0]} has sequences of other lengths than were accepted"
-    if accepted.facts and (why := _other_facts(group, accepted)):
-        return f"group {key[0]}: {why}"
-    return ""
+        if (group.sequences and counts != planned) or (group.lengths and rows != planned_rows):
+            wrong.append(g)
+    refuse_groups(groups, np.array(wrong, np.int64), "it has other counts than were accepted")
 
 
 log = logging.getLogger(__name__)

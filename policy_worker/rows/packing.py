@@ -12,14 +12,13 @@ completion is an input only if a scalar head reads it: nothing is predicted from
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from policy_worker.model.attention import Block, MicroBatch, Packing, RowPattern
-from policy_worker.objectives.batch import Ints, TokenBatch
+from policy_worker.objectives.batch import GroupLengths, Ints, TokenBatch
 
 BLOCK_RATIO = 2.0
 """Sequences share an attention block while the longest is at most this many times the shortest."""
@@ -27,24 +26,8 @@ BLOCK_MINIMUM = 64
 """Below this length, in tokens, padding costs less than another block."""
 
 
-class RowLengths(Protocol):
-    """Of G groups with S sequences: all that rows are planned by."""
-
-    @property
-    def prompt_length(self) -> Ints:
-        """[G]"""
-
-    @property
-    def length(self) -> Ints:
-        """[S]"""
-
-    @property
-    def group_of(self) -> Ints:
-        """[S]"""
-
-
 def plan_rows(
-    batch: RowLengths, keep: Ints, tokens_per_microbatch: int, *, whole_groups: bool = False
+    batch: GroupLengths, keep: Ints, tokens_per_microbatch: int, *, whole_groups: bool = False
 ) -> list[Ints]:
     """Splits the sequences ``keep`` (indices, ascending) into rows of at most so many attended
     tokens.
@@ -88,7 +71,7 @@ def plan_rows(
     return rows
 
 
-def attended_tokens(batch: RowLengths, sequences: Ints) -> Ints:
+def attended_tokens(batch: GroupLengths, sequences: Ints) -> Ints:
     """Input tokens of each of ``sequences``, with its prompt."""
     tokens: Ints = batch.length[sequences] - 1 + batch.prompt_length[batch.group_of[sequences]]
     return tokens

@@ -26,15 +26,20 @@ from paceline.v1 import rollout_pb2
 from policy_worker.objectives.batch import (
     BadGroup,
     GroupKey,
+    GroupLengths,
     Ints,
     StepTotals,
     TokenBatch,
-    check_vocabulary,
     decode,
 )
 from policy_worker.objectives.columns import TokenColumns, trained_by_sequence
 from policy_worker.objectives.objective import Objective
-from policy_worker.rows.group_reading import AcceptedGroup, Outline, read_groups
+from policy_worker.rows.group_reading import (
+    AcceptedGroup,
+    check_groups,
+    planned_lengths,
+    read_groups,
+)
 from policy_worker.rows.packing import attended_tokens, plan_rows
 from policy_worker.rows.replica import Replica
 
@@ -81,28 +86,36 @@ class RowShares:
         fetch: Fetch,
     ) -> RowShare:
         """Collective, with the same groups on all ranks. Reads and checks what this rank's rows
-        need.
+        need, in rounds that all ranks enter in the same order:
+
+        1. Every rank plans all rows, from lengths alone, reads the groups of its own, and tells the
+           others what it has found.
+        2. If sequences contribute nothing, every rank plans the rows without them: the same rows,
+           because all have been told the same.
+        3. If a rank lacks a group then, all enter another round of reading and telling.
 
         Raises BadGroup with the groups that any rank found lost, or else with those that any found
         invalid; EpochCancelled if a ``fetch`` ended early; and what this rank's ``fetch`` raises.
         """
         held = _Held(accepted, self.objective, totals, vocabulary)
-        outline = Outline.of(accepted)
-        if outline is None:
+        # One rank reads all groups in any case, and plans when it knows what contributes.
+        lengths = planned_lengths(accepted) if self.replica.size > 1 else None
+        if lengths is None:
             wanted = [list(range(len(accepted)))] * self.replica.size
         else:
-            dealt = self._deal(outline, np.arange(len(outline.length)))
-            wanted = wanted_groups(dealt, outline.group_of)
-        said = self._read(held, wanted[self.replica.rank], _owned(wanted, self.replica.rank), fetch)
-        trained = sum(each["trained"] for each in said)
-        without = {s for each in said for s in each["without"]}
-        if outline is None or without:
-            outline = outline or held.outline
-            keep = np.setdiff1d(np.arange(len(outline.length)), np.array([*without], np.int64))
-            dealt = self._deal(outline, keep, wanted)
-            more = wanted_groups(dealt, outline.group_of)
+            dealt = self._deal(lengths, np.arange(len(lengths.length)))
+            wanted = wanted_groups(dealt, lengths.group_of)
+        mine = wanted[self.replica.rank]
+        reports = self._read_and_tell(held, mine, _owned(wanted, self.replica.rank), fetch)
+        trained = sum(report["trained"] for report in reports)
+        without = {s for report in reports for s in report["without"]}
+        if lengths is None or without:
+            lengths = lengths or held.batch
+            keep = np.setdiff1d(np.arange(len(lengths.length)), np.array([*without], np.int64))
+            dealt = self._deal(lengths, keep, wanted)
+            more = wanted_groups(dealt, lengths.group_of)
             if any(set(m) - set(w) for m, w in zip(more, wanted, strict=True)):
-                self._read(held, more[self.replica.rank], (), fetch)
+                self._read_and_tell(held, more[self.replica.rank], (), fetch)
         return self._share(held, dealt, trained)
 
     def of(
@@ -114,44 +127,44 @@ class RowShares:
         held = _Held(keys, self.objective, totals, vocabulary)
         held.add(dict(enumerate(groups)))
         keep = np.setdiff1d(np.arange(len(held.batch.length)), np.array(held.without, np.int64))
-        dealt = self._deal(held.outline, keep)
+        dealt = self._deal(held.batch, keep)
         return self._share(held, dealt, held.trained(range(len(groups))))
 
     def _deal(
-        self, outline: Outline, keep: Ints, held: Sequence[Collection[int]] = ()
+        self, lengths: GroupLengths, keep: Ints, held: Sequence[Collection[int]] = ()
     ) -> list[list[Ints]]:
         limit, ranks = self.config.train.memory.tokens_per_microbatch, self.replica.size
         if ranks > 1:
-            total = int(attended_tokens(outline, keep).sum())
+            total = int(attended_tokens(lengths, keep).sum())
             limit = max(1, min(limit, -(-total // ranks)))
-        rows = plan_rows(outline, keep, limit, whole_groups=self.objective.whole_groups)
-        return deal_rows(rows, outline.group_of, ranks, held)
+        rows = plan_rows(lengths, keep, limit, whole_groups=self.objective.whole_groups)
+        return deal_rows(rows, lengths.group_of, ranks, held)
 
-    def _read(
+    def _read_and_tell(
         self, held: _Held, wanted: Sequence[int], owned: Collection[int], fetch: Fetch
     ) -> list[dict[str, Any]]:
-        """Collective. Reads the groups ``wanted`` that are not held; returns what every rank says
-        of its own."""
+        """Collective. Reads the groups ``wanted`` that are not held; returns the reports of all
+        ranks, in their order."""
         failure: Exception | None = None
-        said: dict[str, Any] = {}
+        report: dict[str, Any] = {}
         try:
             over = not held.read(wanted, fetch)
-            said = {"over": over}
+            report = {"over": over}
             if not over:
-                said |= {"without": held.without, "trained": held.trained(owned)}
+                report |= {"without": held.without, "trained": held.trained(owned)}
         except BadGroup as error:
-            said = {"fault": error.fault, "why": str(error), "groups": error.groups}
+            report = {"fault": error.fault, "why": str(error), "groups": error.groups}
         except Exception as error:  # the other ranks wait for word of this one
             failure = error
-            said = {"over": True}
-        everything = self.replica.gather(said)
+            report = {"over": True}
+        reports = self.replica.gather(report)
         if failure is not None:
             raise failure
-        if any(each.get("over") for each in everything):
+        if any(each.get("over") for each in reports):
             raise EpochCancelled("the epoch ended while payloads were read")
-        if faults := [each for each in everything if "fault" in each]:
+        if faults := [each for each in reports if "fault" in each]:
             raise _merged(faults, held.accepted)
-        return everything
+        return reports
 
     def _share(self, held: _Held, dealt: Sequence[Sequence[Ints]], trained: int) -> RowShare:
         here = dealt[self.replica.rank]
@@ -181,6 +194,9 @@ class _Held:
     """By position in ``accepted``, rising."""
     batch: TokenBatch = field(init=False)
     columns: TokenColumns[np.ndarray] = field(init=False)
+    numbers: Ints = field(init=False)
+    """[S]: the number that each sequence of ``batch`` has among those of all accepted groups, which
+    is the same on all ranks; rising."""
 
     def read(self, wanted: Sequence[int], fetch: Fetch) -> bool:
         """False if ``fetch`` ended early. Raises BadGroup, and what ``fetch`` raises."""
@@ -188,51 +204,41 @@ class _Held:
         payloads = fetch([self.accepted[g].key for g in missing]) if missing else []
         if payloads is None:
             return False
-        found = read_groups(payloads, [self.accepted[g] for g in missing], self.vocabulary)
+        found = read_groups(payloads, [self.accepted[g] for g in missing])
         self.add(dict(zip(missing, found, strict=True)))
         return True
 
     def add(self, groups: Mapping[int, rollout_pb2.Group]) -> None:
         """Raises BadGroup."""
         self.groups = dict(sorted({**self.groups, **groups}.items()))
-        every = [*self.groups.values()]
+        present, every = [*self.groups], [*self.groups.values()]
         self.batch = decode(every)
-        check_vocabulary(self.batch, every, self.vocabulary)
+        check_groups(self.batch, every, [self.accepted[g] for g in present], self.vocabulary)
         self.columns = self.objective.columns(self.batch, self.totals)
-
-    @property
-    def outline(self) -> Outline:
-        """Of all accepted groups, if all of them are held."""
-        return Outline(self.batch.prompt_length, self.batch.sequences, self.batch.length)
+        # Sequences of groups that are not here are counted by what was planned.
+        sizes = np.array([len(group.lengths) for group in self.accepted])
+        sizes[present] = self.batch.sequences
+        before = (np.cumsum(sizes) - sizes)[present]
+        before_here = np.cumsum(self.batch.sequences) - self.batch.sequences
+        places = np.arange(len(self.batch.length))
+        self.numbers = places + np.repeat(before - before_here, self.batch.sequences)
 
     @property
     def without(self) -> list[int]:
-        """Sequences of held groups that do not contribute, as sequences of all accepted groups."""
+        """Sequences of held groups that do not contribute, by their numbers."""
         keep = self.objective.contributing(self.batch, self.columns)
-        found: list[int] = self._everywhere[np.flatnonzero(~keep)].tolist()
+        found: list[int] = self.numbers[np.flatnonzero(~keep)].tolist()
         return found
 
     def trained(self, groups: Collection[int]) -> int:
         """Sequences of ``groups`` with a token to train on."""
         counts = trained_by_sequence(self.columns.trained, self.batch.length) > 0
-        of = np.array([*self.groups])[self.batch.group_of]
-        return int(np.count_nonzero(counts & np.isin(of, [*groups])))
+        group = np.array([*self.groups])[self.batch.group_of]
+        return int(np.count_nonzero(counts & np.isin(group, [*groups])))
 
     def local(self, row: Ints) -> Ints:
-        """Sequences of all accepted groups, as sequences of ``batch``."""
-        return np.searchsorted(self._everywhere, row)
-
-    @property
-    def _everywhere(self) -> Ints:
-        """[S]: the number that each sequence of ``batch`` has among those of all accepted groups,
-        rising."""
-        sizes = np.array([len(group.lengths) for group in self.accepted])
-        sizes[[*self.groups]] = self.batch.sequences
-        starts = (np.cumsum(sizes) - sizes)[[*self.groups]]
-        places = np.arange(len(self.batch.length))
-        own = np.cumsum(self.batch.sequences) - self.batch.sequences
-        numbers: Ints = places + np.repeat(starts - own, self.batch.sequences)
-        return numbers
+        """Sequences of ``batch``, from their numbers."""
+        return np.searchsorted(self.numbers, row)
 
 
 def deal_rows(

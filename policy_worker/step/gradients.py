@@ -69,7 +69,16 @@ class Gradients:
     def __post_init__(self) -> None:
         self.objective: Objective = load_objective(self.state.config)
         self.parameters = [p for _, p in self.state.named_parameters() if p.requires_grad]
-        self._elements = sum(local_tensor(p).numel() for p in self.parameters)
+        shapes = [local_tensor(p).shape for p in self.parameters]
+        self._shapes, self._sizes = shapes, [shape.numel() for shape in shapes]
+        self._elements = sum(self._sizes)
+        self.part_slices: dict[str, slice] = {}
+        """Where the gradients of each part are in a flat buffer."""
+        start = 0
+        for name, model in self.state.parts.items():
+            mine = [local_tensor(p).numel() for p in model.parameters() if p.requires_grad]
+            self.part_slices[name] = slice(start, start + sum(mine))
+            start += sum(mine)
         self.size = self._elements + len(self.objective.summed)
         """Elements of this rank's parameters, then the objective's sums."""
         self._sums = torch.zeros(len(self.objective.summed), device=self.device)
@@ -80,7 +89,7 @@ class Gradients:
         self.stats = Stats()
 
     def begin(self, spec: StepTotals, shard: Iterable[GroupKey]) -> list[GroupKey]:
-        """Opens or continues a step; returns the groups of ``shard`` are still to be added.
+        """Opens or continues a step; returns the groups of ``shard`` that are still to be added.
 
         Starts over if the step is another one, or if a group was added that is no longer this
         replica's and would be trained twice.
@@ -95,7 +104,8 @@ class Gradients:
         """Drops all local gradients."""
         for parameter in self.parameters:
             parameter.grad = None
-        drop_unreduced(self.state.parts.values())
+        if self.replica.size > 1:
+            drop_unreduced(self.state.parts.values())
         self._sums.zero_()
         self._added.clear()
         self._spec = None
@@ -187,15 +197,6 @@ class Gradients:
         models = [*self.state.parts.values(), *self.frozen.values()]
         return min(int(model.get_input_embeddings().num_embeddings) for model in models)
 
-    def part_slices(self) -> dict[str, slice]:
-        """Where the gradients of each part are in a flat buffer."""
-        slices, start = {}, 0
-        for name, model in self.state.parts.items():
-            mine = [local_tensor(p).numel() for p in model.parameters() if p.requires_grad]
-            slices[name] = slice(start, start + sum(mine))
-            start += sum(mine)
-        return slices
-
     def flatten(self, scratch: Tensor, ready: Collection[int] = ()) -> None:
         """Copies the local gradients and sums into ``scratch``, float32 [size]; zeros where there
         are none. Parameters ``ready`` (indices) are there already."""
@@ -214,9 +215,8 @@ class Gradients:
     def views(self, scratch: Tensor) -> list[Tensor]:
         """``scratch`` cut into the shapes of the parameters' local parts, in parameter order;
         without the sums."""
-        locals_ = [local_tensor(p) for p in self.parameters]
-        parts = scratch[: self._elements].split([t.numel() for t in locals_])
-        return [part.view(t.shape) for part, t in zip(parts, locals_, strict=True)]
+        parts = scratch[: self._elements].split(self._sizes)
+        return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
     def sums_of(self, scratch: Tensor) -> Tensor:
         """The objective's sums in ``scratch``, float32 [len(Objective.summed)]; a view."""

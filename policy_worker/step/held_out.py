@@ -15,7 +15,7 @@ from policy_worker.objectives.batch import (
     Ints,
     StepTotals,
     TokenBatch,
-    check_vocabulary,
+    check_values,
     decode,
 )
 from policy_worker.objectives.columns import trained_by_sequence
@@ -32,7 +32,7 @@ def measure_held_out(gradients: Gradients, groups: Sequence[rollout_pb2.Group]) 
     groups, also if one does not fit into memory by itself (ReplicaBroken with several ranks).
     """
     batch = decode(groups)
-    check_vocabulary(batch, groups, gradients.vocabulary)
+    check_values(batch, groups, gradients.vocabulary)
     state, replica = gradients.state, gradients.replica
     per_sequence = trained_by_sequence(batch.trained, batch.length)
     totals = StepTotals(

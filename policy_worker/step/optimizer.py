@@ -86,7 +86,7 @@ def apply_update(
         event(log, "gradient not finite, update skipped", logging.ERROR, version=version)
     else:
         with torch.no_grad():
-            for part, where in gradients.part_slices().items():
+            for part, where in gradients.part_slices.items():
                 if largest is not None and norms[part] > largest:
                     reduced[where].mul_(largest / (norms[part] + 1e-6))
             parts = zip(gradients.parameters, gradients.views(reduced), strict=True)

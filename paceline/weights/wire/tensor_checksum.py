@@ -51,6 +51,8 @@ def _fold(tensor: Tensor) -> Tensor:
     whole = raw.numel() // 8
     words = raw[: whole * 8].view(torch.int64)
     keys = _keys(raw.device)
+    if 0 < whole < _ROW_WORDS and raw.numel() % 8 == 0:
+        return _mix(words, keys[:whole]).reshape(1)
     rows = whole // _ROW_WORDS
     piece = max(1, _PIECE_WORDS.get(raw.device.type, _ROW_WORDS * 8) // _ROW_WORDS)
     table = words[: rows * _ROW_WORDS].view(rows, _ROW_WORDS)

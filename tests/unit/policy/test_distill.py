@@ -109,7 +109,7 @@ def test_a_remote_reference_replaces_the_model_of_the_trainer() -> None:
 def test_groups_without_the_teachers_numbers_are_named() -> None:
     groups = random_groups(np.random.default_rng(3))
     groups[2].completions[1].columns["teacher"] = b"\0" * 4
-    with pytest.raises(BadGroup, match="group t2 has no number for each token") as error:
+    with pytest.raises(BadGroup, match="group t2: it has no number for each token") as error:
         decode(groups)
     assert error.value.groups == (("t2", 1),)
     for group in groups:
