@@ -40,7 +40,7 @@ class _Recorded:
 
     info: CheckpointInfo
     term: int
-    """Of the leader before."""
+    """Term of the leader before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,8 @@ class AfterCommit:
             record.result()
 
     def _saved_step_of_this_line(self) -> int:
-        """Version and step rise together until a rollback: a checkpoint before one does not count."""
+        """Version and step rise together until a rollback: a checkpoint before one does not
+        count."""
         state = self._trainer.state
         same_line = self._saved - self._saved_step == state.version - state.step
         return self._saved_step if same_line else 0

@@ -51,8 +51,8 @@ def main() -> int:
 
 
 def doubts(config: Config) -> list[str]:
-    """What the objective of ``config`` lacks that a fleet does not rest on. Raises ObjectiveError
-    if it cannot be used."""
+    """Lists the properties that the objective lacks and a fleet does not rest on. Raises
+    ObjectiveError if it cannot be used."""
     load_objective(config)
     # A toy step needs transformers: only if there is an objective to try on it.
     from policy_worker.conformance import conformance
@@ -96,8 +96,8 @@ class Property:
     problem: str
     """Empty if it holds; else what differs, and what that usually means."""
     needed: bool
-    """Whether it was found not to hold although a fleet rests on it: the step after a death would
-    be another one."""
+    """True if a fleet rests on the property and it does not hold: the step after a death would be
+    another one."""
 
 
 def conformance(algorithm: str, options: dict[str, Any], train: dict[str, Any]) -> list[Property]:
@@ -145,18 +145,21 @@ def _rows(toy: ToyStep) -> str:
     """Rows of one sequence each, and all sequences in one row."""
     whole = toy.gradient(toy.groups)
     alone = toy.gradient(toy.groups, row_tokens=1)
-    why = "loss() adds up over its row: it must be a sum over tokens, each times its weight, and no mean"
+    why = "loss() must be a sum over the tokens of its row, each times its weight, and no mean"
     return _differ(whole, alone, why)
 
 
 def _sums(toy: ToyStep) -> str:
-    """What advance() gets is the same however a step is split."""
+    """The sums that advance() gets are the same however a step is split."""
     _, whole = toy.gradient_and_sums(toy.groups)
     parts = [toy.gradient_and_sums([group], row_tokens=1)[1] for group in toy.groups]
     added = torch.stack(parts).sum(0)
     for name, one, other in zip(toy.objective.summed, whole.tolist(), added.tolist(), strict=True):
         if abs(one - other) > CLOSE * max(1.0, abs(one)):
-            return f"the sum {name} is {one:.6g} of all groups at once and {other:.6g} of one by one: sum over tokens"
+            return (
+                f"the sum {name} is {one:.6g} of all groups at once and {other:.6g} of one by one: "
+                "sum over tokens"
+            )
     return ""
 
 
@@ -165,7 +168,10 @@ def _repeatable(toy: ToyStep) -> str:
     first, second = toy.gradient(toy.groups), toy.gradient(toy.groups)
     if torch.equal(first, second):
         return ""
-    return "the same step twice gives other gradients: loss() or advantages() draws random numbers or keeps a state"
+    return (
+        "the same step twice gives other gradients: loss() or advantages() draws random numbers or "
+        "keeps a state"
+    )
 
 
 def _finite(toy: ToyStep) -> str:
@@ -173,10 +179,13 @@ def _finite(toy: ToyStep) -> str:
     generator = np.random.default_rng(8)
     extreme = random_groups(generator, gap=60.0, reward=1e6)
     if not torch.isfinite(toy.gradient(extreme, of=extreme)).all():
-        return "a log-prob gap of 60 or a reward of 1e6 gives a gradient that is not finite: clamp before exp"
+        return (
+            "a log-prob gap of 60 or a reward of 1e6 gives a gradient that is not finite: clamp "
+            "before exp"
+        )
     equal = random_groups(generator, reward=0.0)
     if not torch.isfinite(toy.gradient(equal, of=equal)).all():
-        return "rewards that are all equal give a gradient that is not finite: add an epsilon to divisors"
+        return "equal rewards give a gradient that is not finite: add an epsilon to divisors"
     return ""
 
 
@@ -185,7 +194,10 @@ def _masked(toy: ToyStep) -> str:
     generator = np.random.default_rng(9)
     old = [random_group(generator, "old", versions=[0])]
     if toy.gradient(old).abs().max() > 0:
-        return "tokens that are not trained have a gradient: multiply by the token's weight, which is 0 there"
+        return (
+            "tokens that are not trained have a gradient: multiply by the token's weight, which is "
+            "0 there"
+        )
     return ""
 
 
@@ -224,7 +236,10 @@ def _derivative(toy: ToyStep) -> str:
         found = torch.zeros_like(start) if gradient is None else gradient
         what = "log-probs" if name == POLICY else f"values of {name}"
         if problem := _other_than_differences(found, outputs[name], name, total):
-            return f"{problem}: something between the {what} and the total is detached, or not differentiable"
+            return (
+                f"{problem}: something between the {what} and the total is detached, or not "
+                "differentiable"
+            )
     return ""
 
 

@@ -1,5 +1,5 @@
-"""Rank 1 and above of a policy replica: started by rank 0 as ``python -m policy_worker.follower``, or
-by torchrun, or a launcher like it, as ``python -m policy_worker``.
+"""Rank 1 and above of a policy replica: started by rank 0 as ``python -m policy_worker.follower``,
+or by torchrun, or a launcher like it, as ``python -m policy_worker``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Evaluation of a run of recorded data: one replica measures the held-out rows with the state
 before the next step.
 
-    NextPlan: EVALUATE ─► rows (once, from the controller) ─► groups ─► forward ─► RecordHeldOut ─► NextPlan
+    NextPlan: EVALUATE ─► rows (once) ─► groups ─► forward ─► RecordHeldOut ─► NextPlan
 
 Rank 0 of the mesh does it before it computes its groups of the next step, so the state cannot be
 lost to a commit. If it dies, the next rank 0 is asked.
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 _TASK = "e0."
-"""Of held-out groups, before the number of the row."""
+"""Prefix of the names of held-out groups, before the number of the row."""
 
 
 @dataclass(eq=False)

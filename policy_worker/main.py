@@ -5,13 +5,14 @@
                │                                                                  ▼
                │   ┌─────────────────────────────────────────────────────────── formed ◄──┐
                │   ▼                                                                      │
-               │  NextPlan ─► take ──► add ─► reduce ─► Vote ─┬─ COMMITTED ─► commit ─────┤─► publish,
-               │   (waits for  (reads    │ (scratch   (waits  │                           │   checkpoint
+               │  NextPlan ─► take ──► add ─► reduce ─► Vote ─┬─ COMMITTED ─► commit ─────┤
+               │   (waits for  (reads    │ (scratch   (waits  │                           │
                │    groups)   payloads)  │  copy)    for all) └─ RETRY: keep the local gradients,
                │                         │                       wait for the next epoch
                │                         └─ RejectGroups: wait for the next epoch
                └─ STOPPED ────────► finish checkpoints, exit 0
 
+- After a commit the state is published and, if it is due, written (``after_commit``).
 - NextPlan and take end early when a directive names another epoch; form, reduce and both ends of a
   state transfer do so within 20 ms.
 - Vote ends only with its outcome, with a new incarnation, or 3 s after STOPPED: whether a step was
@@ -317,7 +318,8 @@ class PolicyWorker:
             self.control.poke()
 
     def collective_failed(self, mesh: worker_pb2.PolicyMesh | None, error: MeshError) -> None:
-        """Reports the failure and leaves the mesh; the controller's next epoch comes by directive."""
+        """Reports the failure and leaves the mesh; the controller's next epoch comes by
+        directive."""
         epoch = mesh.epoch if mesh is not None else self.epochs.formed
         event(log, "collective failed", logging.WARNING, epoch=epoch, error=error)
         self.epochs.ended = epoch
@@ -497,7 +499,8 @@ class PolicyWorker:
     # -- the end --------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Ends the worker's part; its checkpoints are on disk and recorded before the last report."""
+        """Ends the worker's part; its checkpoints are on disk and recorded before the last
+        report."""
         self.worker_report.work("finishing")
         # Its checkpoints are being written: the writer's thread marks its own wait.
         self.trainer.close()
@@ -519,7 +522,7 @@ class WayToState(Enum):
     RECEIVE = auto()
     SEND = auto()
     HOLD = auto()
-    """It has the state, and nobody needs it from this one."""
+    """The member has the state, and nobody needs it from this one."""
 
 
 def way_to_state(mesh: worker_pb2.PolicyMesh, rank: int) -> WayToState:

@@ -106,7 +106,7 @@ def _toy_model(part: Part) -> nn.Module:
 
 
 def totals_of(groups: Groups) -> StepTotals:
-    """As the controller adds them up from the groups' facts."""
+    """Totals as the controller adds them up from the metadata of groups."""
     batch = decode(groups)
     epochs = ((0, 0),)
     age = staleness(batch.version, STEP, epochs)
@@ -183,7 +183,7 @@ def _mask(generator: np.random.Generator, length: int) -> bytes:
 def _spans(
     generator: np.random.Generator, length: int, versions: Sequence[int]
 ) -> Iterator[common_pb2.VersionSpan]:
-    """Of one or two versions, which do not fall."""
+    """Spans of one or two versions, which do not fall."""
     first = int(generator.integers(1, length))
     low, high = sorted(int(v) for v in generator.choice(versions, 2))
     yield common_pb2.VersionSpan(version=low, length=first)

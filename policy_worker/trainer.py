@@ -1,8 +1,9 @@
 """Operations of a policy replica: rank 0 calls them, and every rank of the replica executes them.
 
-    form ──► restore | send_state | receive_state ──► begin ─► take ─► add ─► reduce ─► commit ──► save
-      ▲                                                 ▲         │      │       │
-      └─────────────────── abandon ◄────────────────────┴─────────┴──────┴───────┘  (local gradients stay)
+    form ─► restore | send_state | receive_state ─► begin ─► take ─► add ─► reduce ─► commit ─► save
+      ▲                                               ▲        │      │       │
+      └─────────────────── abandon ◄──────────────────┴────────┴──────┴───────┘
+                           (local gradients stay)
 
 - Nothing here talks to the controller. Operations are declared with ``on_every_rank``, so all ranks
   execute the same sequence.
@@ -90,7 +91,7 @@ class Trainer:
     on_progress: Callable[[], None] = lambda: None
     """Called whenever work has progressed."""
     step_left: Callable[[], bool] = lambda: False
-    """Whether the open step was given up meanwhile; only for the rank that leads."""
+    """True if the open step was given up meanwhile; only for the rank that leads."""
 
     def __post_init__(self) -> None:
         """Loads the objective's parts. Raises ModelError if a model cannot be read, and
@@ -111,12 +112,12 @@ class Trainer:
         self._epoch = MeshEpoch(0)
         self._scratch: Tensor | None = None
         self._reduction: Reduction | None = None
-        """Of the open step, begun during its last backward."""
+        """Reduction of the open step, begun during its last backward."""
         self._norms: dict[str, float] = {}
         self._sums: dict[str, float] = {}
         self._digest: tuple[Version, str] = (NO_VERSION, "")
         self._taken: dict[Taken, RowShare | None] = {}
-        """Of the open step: what was read; None for what was added."""
+        """Shares that were read in the open step; None for one that was added."""
         self._payloads: PayloadReader | None = None
 
     @on_every_rank
@@ -276,7 +277,7 @@ class Trainer:
 
     @property
     def publishes(self) -> bool:
-        """Whether there is a policy whose weights rollout workers could load."""
+        """True if there is a policy whose weights rollout workers could load."""
         return POLICY in self.state.parts
 
     @on_every_rank

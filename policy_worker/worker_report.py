@@ -1,4 +1,5 @@
-"""Worker report: what a policy worker reports to the controller, and where it stands among mesh epochs.
+"""Worker report: what a policy worker reports to the controller, and where it stands among mesh
+epochs.
 
 The training thread writes, and the session's thread reads: each change replaces one snapshot.
 """
@@ -31,13 +32,13 @@ class EpochState:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What the training thread is at, at one moment."""
+    """State of the training thread at one moment."""
 
     lifecycle: worker_pb2.Lifecycle = worker_pb2.LIFECYCLE_STARTING
     progress: int = 0
     """Rises only if the training thread completed some work."""
     busy: bool = True
-    """It has work to do: a worker that is busy without progress is wedged."""
+    """The thread has work to do: a worker that is busy without progress is wedged."""
     activity: str = "loading the model"
     mesh_epoch: int = 0
     state_version: int = NO_VERSION
@@ -107,7 +108,8 @@ class StuckRanks:
         self._since: dict[int, float] = {}
 
     def waits(self, least_s: float = LEAST_AGE_S) -> list[Wait]:
-        """One for each rank that was found so at every question of at least the last ``least_s``."""
+        """One for each rank that was found so at every question of at least the last
+        ``least_s``."""
         found, now = [], time.monotonic()
         for rank, pid in enumerate(self._pids, 1):
             state = kernel_state(pid)

@@ -51,7 +51,7 @@ def remove_unlocked(path: Path) -> None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether somebody alive holds the lock of the directory ``path``. Raises OSError."""
+    """True if somebody alive holds the lock of the directory ``path``. Raises OSError."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -96,11 +96,11 @@ class CheckpointInfo:
     step: Step
     version: Version
     size_bytes: int
-    """Of all files."""
+    """Size of all files."""
     seconds: float
     """From the call to the rename."""
     digest: str = ""
-    """Of the weights, as in votes."""
+    """Digest of the weights, as in votes."""
 
 
 class Checkpointer:
@@ -155,8 +155,8 @@ class Checkpointer:
         return self._writer.submit(self._write_marked, job)
 
     def before_change(self) -> None:
-        """What is queued on the device from now on may change the state: it comes after the copies
-        under way."""
+        """Has all that is queued on the device from now on wait for the copies under way: it may
+        change the state."""
         self._copies.before_change()
 
     def _write_marked(self, job: _Job) -> CheckpointInfo:
@@ -431,7 +431,7 @@ class _Job:
     digest: str
     begun: float
     abandoned: threading.Event = field(default_factory=threading.Event)
-    """It must not appear any more."""
+    """Set if the checkpoint must not appear any more."""
 
 
 def complete_checkpoints(run_dir: Path) -> list[Path]:

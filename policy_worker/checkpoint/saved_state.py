@@ -33,7 +33,7 @@ def named_tensors(state: TrainState) -> Iterator[tuple[str, Tensor]]:
 
 
 def weights_of_part(names: Iterable[str], part: str) -> dict[str, str]:
-    """Those of ``names`` that are weights of ``part``, with their names in the model; "" is the
+    """The names that are weights of ``part``, with their names in the model; "" is the
     main part."""
     prefix = f"{WEIGHTS}{part}/" if part else WEIGHTS
     mine = [name for name in names if name.startswith(prefix) and (part or "/" not in name)]
@@ -43,8 +43,8 @@ def weights_of_part(names: Iterable[str], part: str) -> dict[str, str]:
 def shared_weights(
     state: TrainState, targets: Mapping[str, Tensor], stored: Collection[str]
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Of a checkpoint of another objective, which has the tensors ``stored``: the weights of the
-    parts that both have, and the names by which such a part differs. Both have the main part."""
+    """Weights of the parts that the state shares with a checkpoint of another objective, which has
+    the tensors ``stored``, and the names by which such a part differs. Both have the main part."""
     shared: dict[str, Tensor] = {}
     strange: set[str] = set()
     for part in state.parts:
@@ -63,7 +63,8 @@ def random_file(rank: int) -> str:
 
 
 def random_states() -> dict[str, Any]:
-    """Random states of torch (CPU and the current CUDA device), numpy and Python, as a JSON object."""
+    """Random states of torch (CPU and the current CUDA device), numpy and Python, as a JSON
+    object."""
     kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     states: dict[str, Any] = {
         "torch": _encode(torch.get_rng_state()),
@@ -76,7 +77,8 @@ def random_states() -> dict[str, Any]:
 
 
 def set_random_states(states: dict[str, Any]) -> None:
-    """Sets the states that ``random_states`` returned. A CUDA state without a device is left out."""
+    """Sets the states that ``random_states`` returned. A CUDA state without a device is left
+    out."""
     torch.set_rng_state(_decode(states["torch"]))
     kind, keys, position, has_gauss, gauss = states["numpy"]
     np.random.set_state((kind, np.asarray(keys, dtype=np.uint32), position, has_gauss, gauss))

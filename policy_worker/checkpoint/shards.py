@@ -43,7 +43,7 @@ class TensorSlice:
     data: Tensor
     """In host memory, owned by the snapshot."""
     offset: tuple[int, ...]
-    """Of the slice in the whole tensor."""
+    """Offset of the slice in the whole tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class StateSnapshot:
 
     pieces: dict[str, TensorSlice]
     shapes: dict[str, torch.Size]
-    """Of every whole tensor of the state, whichever rank writes it."""
+    """Shape of every whole tensor of the state, whichever rank writes it."""
     copied: CopiesDone = field(default_factory=CopiesDone)
     """To be awaited before the slices are read."""
 

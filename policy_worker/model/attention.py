@@ -81,15 +81,15 @@ class Packing:
 
 @dataclass(frozen=True, slots=True)
 class RowPattern:
-    """Which tokens of a row of T see each other. int64 [T] each."""
+    """The tokens of a row of T that see each other. int64 [T] each."""
 
     group: Tensor
     sequence: Tensor
     """-1 for a token of a prompt, which all completions of its group see."""
     position: Tensor
     masks: dict[Any, Any] = field(default_factory=dict)
-    """What an implementation of attention derives from the pattern, for the other layers of the
-    row."""
+    """Masks that an implementation of attention derives from the pattern, for the other layers of
+    the row."""
 
 
 def register() -> None:

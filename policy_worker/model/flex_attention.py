@@ -1,9 +1,9 @@
 """Flex attention over packed rows: one block-sparse mask for a row, in which a group shares the
 keys of its prompt.
 
-Attention by blocks (policy_worker.model.attention) gathers queries, keys and values of a prompt once
-for each completion of its group. Here nothing is gathered: a token sees those before it in the row
-that belong to its own sequence, or to the prompt of its group.
+Attention by blocks (policy_worker.model.attention) gathers queries, keys and values of a prompt
+once for each completion of its group. Here nothing is gathered: a token sees those before it in
+the row that belong to its own sequence, or to the prompt of its group.
 
 Source: Dong et al., Flex Attention: A Programming Model for Generating Optimized Attention Kernels,
 arXiv 2412.05496.
@@ -103,7 +103,7 @@ def row_mask(packing: Packing, window: int | None) -> BlockMask | Tensor:
 
 
 def _sees(pattern: RowPattern, window: int | None) -> Callable[..., Tensor]:
-    """Whether the token at ``q`` of the row sees the one at ``k``."""
+    """A function of q and k: true if the token at ``q`` of the row sees the one at ``k``."""
     group, sequence, position = pattern.group, pattern.sequence, pattern.position
 
     def sees(_batch: Tensor, _head: Tensor, q: Tensor, k: Tensor) -> Tensor:

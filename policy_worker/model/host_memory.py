@@ -57,8 +57,8 @@ class DeviceCopies:
         self._newest = done.event = self._stream.record_event()
 
     def before_change(self) -> None:
-        """What the current stream is given from now on may overwrite the sources: it waits, on the
-        device, for the copies."""
+        """Has all that the current stream is given from now on wait, on the device, for the copies:
+        it may overwrite their sources."""
         if self._newest is not None:
             torch.cuda.current_stream(self._device).wait_event(self._newest)
             self._newest = None

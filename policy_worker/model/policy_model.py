@@ -62,7 +62,7 @@ def load_part(
 
 
 def empty_part(part: Part, config: Config, *, trainable: bool = True) -> nn.Module:
-    """As load_part(), but the parameters are on torch's meta device, without memory or values;
+    """The model of load_part(), with parameters on torch's meta device, without memory or values;
     buffers have both.
 
     Raises ModelError, and whatever the model's own code raises if it cannot be made so.
@@ -156,8 +156,8 @@ def load_scalar(
     classifier = "ForSequenceClassification" in kinds
     if classifier and labels != 1:
         raise ModelError(
-            f"{field} = {path!r} is a classifier of {labels} labels, and a scalar head has one: name one with "
-            "num_labels = 1, or a causal language model, whose head is replaced"
+            f"{field} = {path!r} is a classifier of {labels} labels, and a scalar head has one: "
+            "name one with num_labels = 1, or a causal language model, whose head is replaced"
         )
     missing = set(found["missing_keys"])
     try:

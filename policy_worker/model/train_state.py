@@ -90,7 +90,8 @@ class TrainState:
         return self._found[part]
 
     def part_prefix(self, part: str) -> str:
-        """What named_weights() puts before the names of ``part``; empty for the main one."""
+        """The prefix that named_weights() puts before the names of ``part``; empty for the main
+        one."""
         return "" if part == self.main else f"{part}/"
 
 
@@ -101,18 +102,18 @@ def local_tensor(tensor: Tensor) -> Tensor:
 
 
 def reduce_next_backward(models: Iterable[nn.Module], reduce: bool) -> None:
-    """Whether the next backward leaves each rank its slice of the sum over ranks of all gradients
-    since the last one that did, or adds to whole gradients on each rank. Of unsharded models
-    nothing changes."""
+    """Has the next backward leave each rank its slice of the sum over ranks of all gradients since
+    the last one that did, or else add to whole gradients on each rank. Unsharded models do not
+    change."""
     for model in models:
         if isinstance(model, FSDPModule):
             model.set_requires_gradient_sync(reduce)
 
 
 def slices_again(model: nn.Module) -> None:
-    """After a forward pass without a backward: its root, and with train.memory.reshard_after_forward =
-    false its blocks, are still gathered, and the state would no longer be slices. Of unsharded
-    models nothing changes."""
+    """After a forward pass without a backward: its root, and with
+    train.memory.reshard_after_forward = false its blocks, are still gathered, and the state would
+    no longer be slices. Of unsharded models nothing changes."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()

@@ -90,7 +90,8 @@ def key_of(group: rollout_pb2.Group) -> GroupKey:
 
 
 def decode(groups: Sequence[rollout_pb2.Group]) -> TokenBatch:
-    """Columns of ``groups``, in their order. Raises BadGroup with those that contradict themselves."""
+    """Columns of ``groups``, in their order. Raises BadGroup with those that contradict
+    themselves."""
     completions = [completion for group in groups for completion in group.completions]
     sequences = _ints([len(g.completions) for g in groups])
     prompts = [group.prompt_tokens for group in groups]
@@ -246,7 +247,7 @@ class StepTotals:
 
     step: Step
     version: Version
-    """Of the state before the step."""
+    """Version of the state before the step."""
     tokens: int
     sequences: int
     """With a token that is trained."""
@@ -269,13 +270,13 @@ class StepTotals:
 
     @property
     def reward_std(self) -> float:
-        """Of a sample, over all sequences of the step."""
+        """Standard deviation of a sample, over all sequences of the step."""
         return math.sqrt(self.reward_squares / max(self.samples - 1, 1))
 
     @property
     def within_std(self) -> float:
-        """Of a sample, of the differences from the means of the groups: their mean over the step is
-        0."""
+        """Standard deviation of a sample, of the differences from the means of the groups: their
+        mean over the step is 0."""
         return math.sqrt(self.within_squares / max(self.samples - 1, 1))
 
     @property

@@ -22,8 +22,8 @@ from policy_worker.objectives.batch import Floats, Ints
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """Of C target tokens, under softmax(logits / temperature). float32 [C], or [0] if the objective
-    trains no policy."""
+    """Scores of C target tokens, under softmax(logits / temperature). float32 [C], or [0] if the
+    objective trains no policy."""
 
     logprobs: Tensor
     """With graph."""
@@ -39,7 +39,7 @@ class TokenScores:
     scalars: Mapping[str, float] = field(default_factory=dict)
     """The objective's own numbers before the step (Objective.scalars): constants."""
     routers: tuple[Tensor, ...] = ()
-    """Of each layer of experts, the router's logits [C, experts] where the tokens are predicted,
+    """Logits of the router of each layer of experts, [C, experts] where the tokens are predicted,
     with graph; only if asked for."""
 
 
@@ -75,9 +75,9 @@ class TokenColumns(Generic[Array]):
     behaviour: Array
     """Log-prob as sampled."""
     advantage: Array
-    """Of the token's sequence."""
+    """Advantage of the token or of its sequence."""
     weight: Array
-    """Its share in the step's loss, see token_weights."""
+    """The token's share in the step's loss, see token_weights."""
     trained: Array
     """1; 0 for a token of an environment, and for one that is masked for its age."""
     staleness: Array

@@ -20,8 +20,8 @@ from policy_worker.objectives.batch import Floats, TokenBatch
 def chosen_tokens(
     batch: TokenBatch, advantage: Floats, trained: Floats, config: LossConfig
 ) -> Floats:
-    """advantage [C], trained [C] (1 or 0) -> float32 [C]: 1 for tokens that ``train.loss.covariance``
-    chooses.
+    """advantage [C], trained [C] (1 or 0) -> float32 [C]: 1 for tokens that
+    ``train.loss.covariance`` chooses.
 
     clip: of the tokens whose covariance is in covariance_range, at random. kl: those with the
     largest, if it is above 0. In both at most covariance_share of the group's trained tokens; a

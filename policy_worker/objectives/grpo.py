@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.config.sections.training import LossConfig
+from policy_worker.objectives.advantages import token_advantages
 from policy_worker.objectives.batch import StepTotals, TokenBatch
 from policy_worker.objectives.columns import TokenColumns, TokenScores
 from policy_worker.objectives.covariance import chosen_tokens
@@ -27,7 +28,6 @@ from policy_worker.objectives.importance_ratio import (
     ratio_mask,
 )
 from policy_worker.objectives.objective import Loss, Objective
-from policy_worker.objectives.token_rewards import token_advantages
 
 
 class Grpo(Objective):

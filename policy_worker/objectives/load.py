@@ -69,7 +69,8 @@ def _problem_of_parts(trains: Sequence[Part], frozen: Sequence[Part]) -> str:
         if (part.head == "lm") != (part.name == only):
             kind = "trained" if only == POLICY else "frozen"
             return (
-                f"the part {part.name} has the head {part.head}: a {kind} language model is named {only}, and no "
+                f"the part {part.name} has the head {part.head}: a {kind} language model is named "
+                f"{only}, and no "
                 "other part is"
             )
     return ""

@@ -38,7 +38,7 @@ class Part:
     lr_scale: float = 1.0
     """Learning rate, as a multiple of the step's."""
     at: Literal["token", "before"] = "token"
-    """Of a scalar head: the hidden state that it reads for a completion token. token: that of the
+    """The hidden state that a scalar head reads for a completion token. token: that of the
     token itself, which has seen it (a reward of the text so far, as
     AutoModelForSequenceClassification gives it at the last token). before: that of the token before
     it, which predicts it (the value V(s_t) of the state in which the token is chosen).
@@ -49,7 +49,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Of one row, which has C completion tokens."""
+    """The loss of one row, which has C completion tokens."""
 
     total: Tensor
     """Scalar with graph: the row's summand of the step's loss."""
@@ -58,7 +58,7 @@ class Loss:
     sums: Mapping[str, Tensor] = field(default_factory=dict)
     """The row's summands of Objective.summed: scalars, constants."""
     means: Mapping[str, Mean] = field(default_factory=dict)
-    """What is no mean over tokens, by name: over pairs, for instance."""
+    """Means over something else than tokens, such as pairs, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +75,13 @@ class Objective(ABC):
     """Base class of objectives. ``columns`` and ``contributing`` need no change in most."""
 
     whole_groups: bool = False
-    """Whether ``loss`` needs all completions of a group in one row. It costs memory: a group's
+    """True if ``loss`` needs all completions of a group in one row. It costs memory: a group's
     tokens then bound a row."""
 
     Options: type[Section] = NoOptions
     """Settings of ``[objective]``."""
     options: Any
-    """Those of this run, an instance of ``Options``."""
+    """The options of this run, an instance of ``Options``."""
 
     def __init__(self, config: Config) -> None:
         """Raises pydantic's ValidationError if ``[objective]`` does not fit ``Options``."""
@@ -110,7 +110,8 @@ class Objective(ABC):
 
     @property
     def summed(self) -> tuple[str, ...]:
-        """Names of what ``loss`` sums up over the groups of a step, for ``advance``. Default: none."""
+        """Names of what ``loss`` sums up over the groups of a step, for ``advance``. Default:
+        none."""
         return ()
 
     def advance(
@@ -121,12 +122,13 @@ class Objective(ABC):
         return scalars
 
     def resting(self, scalars: Mapping[str, float]) -> frozenset[str]:
-        """Names of the trained parts that the next step leaves exactly as they are. Default: none."""
+        """Names of the trained parts that the next step leaves exactly as they are. Default:
+        none."""
         return frozenset()
 
     @property
     def entropy_gradient(self) -> bool:
-        """Whether ``scores.entropy`` has a graph. Default: no, which costs less."""
+        """True if ``scores.entropy`` has a graph. Default: no, which costs less."""
         return False
 
     @abstractmethod
@@ -136,8 +138,9 @@ class Objective(ABC):
 
     @abstractmethod
     def loss(self, scores: TokenScores, tokens: TokenColumns[Tensor]) -> Loss:
-        """Of one row. A token's summand is a multiple of its ``weight``, so that rows add up to the
-        step's mean, and ``scores.before`` stands for the policy before the step: a constant."""
+        """The loss of one row. A token's summand is a multiple of its ``weight``, so that rows add
+        up to the step's mean, and ``scores.before`` stands for the policy before the step: a
+        constant."""
 
     def columns(self, batch: TokenBatch, totals: StepTotals) -> TokenColumns[np.ndarray]:
         """The token columns of a batch of whole groups. Tokens older than the plan allows are not
@@ -171,7 +174,8 @@ class Objective(ABC):
     def contributing(
         self, batch: TokenBatch, columns: TokenColumns[np.ndarray]
     ) -> NDArray[np.bool_]:
-        """[S]: False for sequences whose gradient is zero by construction. They are not computed."""
+        """[S]: False for sequences whose gradient is zero by construction. They are not
+        computed."""
         starts = np.cumsum(batch.length) - batch.length
         found: NDArray[np.bool_] = np.add.reduceat(columns.trained, starts) > 0
         return found

@@ -70,7 +70,7 @@ class PairColumns(TokenColumns[Array]):
 
 @dataclass(frozen=True, slots=True)
 class PairScores:
-    """Of P pairs. float32 [P]; those of the policy have a graph."""
+    """Scores of P pairs. float32 [P]; the policy's have a graph."""
 
     chosen: Tensor
     """Log-prob of the chosen completion: the sum over its trained tokens."""

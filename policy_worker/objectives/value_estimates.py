@@ -76,7 +76,8 @@ EPSILON = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class RunningMoments:
-    """Exponentially weighted: a step counts ``decay`` times as much with each step that follows it."""
+    """Exponentially weighted: a step counts ``decay`` times as much with each step that follows
+    it."""
 
     name: str
     decay: float
@@ -94,8 +95,8 @@ class RunningMoments:
     def sums(
         self, values: Tensor, trained: Tensor, scalars: Mapping[str, float]
     ) -> dict[str, Tensor]:
-        """Of one row: values, trained (1 or 0) [C]. About the present mean, which keeps float32
-        sums exact enough."""
+        """Sums of one row: values, trained (1 or 0) [C]. About the present mean, which keeps
+        float32 sums exact enough."""
         shifted = (values - scalars[f"{self.name}_mean"]) * trained
         sums = (trained.sum(), shifted.sum(), shifted.square().sum())
         return dict(zip(self.summed, sums, strict=True))

@@ -25,7 +25,7 @@ _END = b"-"
 
 
 class LinkNotices:
-    """Of one rank."""
+    """One rank's end of the notices."""
 
     def __init__(self, store: dist.Store, rank: int, size: int) -> None:
         self._rank, self._readers = rank, size - 1

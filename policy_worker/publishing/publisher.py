@@ -98,8 +98,8 @@ class WeightPublisher(SendingEnd):
     def publish_share(
         self, version: int, manifest: Manifest, fill: Callable[[Tensor], None]
     ) -> float:
-        """As publish(), for the share of this rank, which ``fill`` writes to a buffer of its size.
-        All ranks of the replica call it with the same versions in the same order."""
+        """Does what publish() does for the share of this rank, which ``fill`` writes to a buffer
+        of its size. All ranks of the replica call it with the same versions in the same order."""
         return self._publish(
             version,
             lambda: WeightSnapshot.filled(
@@ -154,7 +154,7 @@ class WeightPublisher(SendingEnd):
 
 @dataclass(frozen=True, slots=True)
 class PublishingPlace:
-    """Where a replica publishes."""
+    """The place where a replica publishes."""
 
     url: str
     """Redis of the rendezvous."""
@@ -229,8 +229,8 @@ class ReplicaPublisher(WeightPublisher):
         self.forget()
 
     def before_change(self) -> None:
-        """What is queued on the device from now on may change the weights: it comes after the
-        copies under way."""
+        """Has all that is queued on the device from now on wait for the copies under way: it may
+        change the weights."""
         self._copies.before_change()
 
     def close(self) -> None:
@@ -239,7 +239,7 @@ class ReplicaPublisher(WeightPublisher):
         super().close()
 
     def _weights(self) -> list[tuple[str, Tensor]]:
-        """As this rank stores them; none if there is no policy."""
+        """The policy's weights as this rank stores them; none if there is no policy."""
         return list(self.state.weights_of(POLICY)) if POLICY in self.state.parts else []
 
     @cached_property

@@ -31,7 +31,8 @@ AllToAll = Callable[[Tensor, Tensor, Sequence[int], Sequence[int]], None]
 second, in the order of the ranks that it is for. Then the sizes of both, by rank."""
 
 _ALIGNMENT = 8
-"""Of pieces in the buffers of a round: they are seen as elements of the weights' types."""
+"""Alignment of pieces in the buffers of a round: they are seen as elements of the weights'
+types."""
 _PART_ALIGNMENT = 64
 
 
@@ -42,7 +43,7 @@ class _Piece:
     weight: int
     """Place in the manifest."""
     first: int
-    """Its first element in the flattened weight."""
+    """The first element in the flattened weight."""
     elements: int
     at: int
     """Byte in the buffer of the round: of the sender, or of the rank that keeps it; of what needs
@@ -53,7 +54,7 @@ class _Piece:
 
 @dataclass(slots=True)
 class _Round:
-    """What this rank does in one."""
+    """This rank's part in one round."""
 
     own: list[_Piece] = field(default_factory=list)
     """From its slices to its share."""
@@ -134,7 +135,7 @@ class ShareExchange:
     # -- the plan -----------------------------------------------------------------------------
 
     def _check(self, weight: int) -> bool:
-        """Whether every rank stores the whole weight. Raises ValueError if its slices are not
+        """True if every rank stores the whole weight. Raises ValueError if its slices are not
         exactly the weight."""
         spec = self.manifest.specs[weight]
         elements = _elements(spec.shape)
@@ -155,7 +156,8 @@ class ShareExchange:
         return int(DTYPES[self.manifest.specs[weight].dtype].itemsize)
 
     def _round(self, group: int, part: int) -> _Round:
-        """Of buckets ``group`` × n to ``group`` × n + n - 1, their bytes from ``part`` on."""
+        """The round of buckets ``group`` × n to ``group`` × n + n - 1, their bytes from ``part``
+        on."""
         mine, work = self.share.source, _Round()
         for rank in range(self.share.sources):
             pieces = self._pieces(group, part, keeper=rank, storer=mine)
@@ -174,7 +176,8 @@ class ShareExchange:
         return work
 
     def _pieces(self, group: int, part: int, *, keeper: int, storer: int) -> list[_Piece]:
-        """What ``storer`` has of what ``keeper`` gets in the round, in the order of the bytes."""
+        """Pieces that ``storer`` has and ``keeper`` gets in the round, in the order of the
+        bytes."""
         manifest, keeping = self.manifest, WeightShare(keeper, self.share.sources)
         bucket = group * self.share.sources + keeper
         if bucket >= manifest.buckets:

@@ -25,7 +25,8 @@ from paceline.process.structured_log import event
 
 
 class RankLife(Protocol):
-    """Of one rank. Until ``begin_end`` the end of another rank ends this process."""
+    """Life of one rank, which the others share beside collectives. Until ``begin_end`` the end of
+    another rank ends this process."""
 
     @property
     def follower_pids(self) -> Sequence[int]:
@@ -62,7 +63,7 @@ class RankPlace:
     rank: int
     size: int
     identity: str
-    """Of the replica."""
+    """Identity of the replica."""
     device: str
     """cpu or cuda."""
     interface: str
@@ -73,13 +74,13 @@ class RankPlace:
 
 @dataclass(frozen=True, slots=True)
 class RankSettings:
-    """What a rank that rank 0 starts is told."""
+    """Settings for a rank that rank 0 starts."""
 
     rank: int
     size: int
     identity: str
     port: int
-    """Of rank 0's key-value store."""
+    """Port of rank 0's key-value store."""
     parent: int
     """Process id of rank 0."""
     epochs: int

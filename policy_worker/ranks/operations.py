@@ -6,9 +6,9 @@
         @on_every_rank
         def commit(self, version: Version, lr: float) -> None: ...
 
-Rank 0 announces the call before it executes it. The other ranks call ``follow``, which executes what
-is announced, in that order. Arguments travel as JSON, encoded by their annotations, and messages of
-groups as protobuf. Keyword-only parameters do not travel: each rank has its own.
+Rank 0 announces the call before it executes it. The other ranks call ``follow``, which executes
+what is announced, in that order. Arguments travel as JSON, encoded by their annotations, and
+messages of groups as protobuf. Keyword-only parameters do not travel: each rank has its own.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class _Operation:
 
     @functools.cached_property
     def _types(self) -> dict[str, TypeAdapter[Any]]:
-        """Of what travels as JSON. Annotations are looked up at the first use: the module is whole
-        by then."""
+        """Types of the parameters that travel as JSON. Annotations are looked up at the first use:
+        the module is whole by then."""
         hints = get_type_hints(self._method)
         return {
             name: TypeAdapter(hints[name])
@@ -97,7 +97,8 @@ def follow(
     """Ranks above 0: executes what rank 0 announces on the one of ``targets`` that has it, until it
     announces the end.
 
-    ``may_fail``: errors with which the operation fails on rank 0, too, which decides what comes next.
+    ``may_fail``: errors with which the operation fails on rank 0, too, which decides what comes
+    next.
     """
     while (announced := replica.next_operation())[0] != STOP:
         name, arguments = announced

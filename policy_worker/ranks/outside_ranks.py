@@ -1,10 +1,10 @@
 """Ranks of a replica that were started from outside, on one host or several: how they find one
 another.
 
-    rank 0:  store at MASTER_ADDR:MASTER_PORT ── where it listens ──► the others connect ── hello ──► all there: "go"
-                                                                        │
-                                      another world, another run ◄──────┘  refused on both sides,
-                                      before anything is loaded
+    rank 0: store at MASTER_ADDR:MASTER_PORT ──► the others connect ── hello ──► all there: "go"
+                                                      │
+                    another world, another run ◄──────┘  refused on both sides,
+                                                         before anything is loaded
 
 - A rank that ended before all were there may come again. After "go" nobody joins: the replica lives
   and dies as one (``rank_links``), and its ranks meet again as another replica.
@@ -60,7 +60,7 @@ class OutsideRank:
     place: TorchrunPlace
     config: Config
     worker_id: str
-    """Of rank 0, whose name the replica has."""
+    """Worker id of rank 0, whose name the replica has."""
     host: str
     """Address at which ranks of other replicas reach this one."""
     join_s: float = JOIN_S
@@ -102,8 +102,9 @@ class OutsideRank:
         found = torch.cuda.device_count() if device_type == "cuda" else 0
         if device_type == "cuda" and self.place.local_rank >= found:
             raise BadInput(
-                f"LOCAL_RANK={self.place.local_rank}, but this process sees {found} CUDA devices: start at most one rank a device "
-                "(torchrun --nproc-per-node), or show it all of them (CUDA_VISIBLE_DEVICES)"
+                f"LOCAL_RANK={self.place.local_rank}, but this process sees {found} CUDA devices: "
+                "start at most one rank a device (torchrun --nproc-per-node), or show it all of "
+                "them (CUDA_VISIBLE_DEVICES)"
             )
 
     # -- rank 0 -------------------------------------------------------------------------------
@@ -125,8 +126,9 @@ class OutsideRank:
                         link, _ = server.accept()
                     except TimeoutError:
                         raise ReplicaBroken(
-                            f"ranks {', '.join(map(str, missing))} did not come to {self.place.master}:{self.place.port} within "
-                            f"{self.join_s:.0f} s: start all {self.place.size} ranks of the replica"
+                            f"ranks {', '.join(map(str, missing))} did not come to "
+                            f"{self.place.master}:{self.place.port} within {self.join_s:.0f} s: "
+                            f"start all {self.place.size} ranks of the replica"
                         ) from None
                     self._admit(link, identity, links)
                 for link in links.values():
@@ -167,8 +169,8 @@ class OutsideRank:
     def _contradiction(self, hello: Mapping[str, object]) -> str:
         if hello.get("size") != self.place.size:
             return (
-                f"WORLD_SIZE={hello.get('size')} there, {self.place.size} on rank 0: start all ranks of a replica with the same "
-                "environment"
+                f"WORLD_SIZE={hello.get('size')} there, {self.place.size} on rank 0: start all "
+                "ranks of a replica with the same environment"
             )
         own, theirs = self.config.run.name, hello.get("run")
         if theirs != own:
@@ -190,8 +192,9 @@ class OutsideRank:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise ReplicaBroken(
-                    f"rank 0 did not take rank {self.place.rank} within {self.join_s:.0f} s at {self.place.master}:"
-                    f"{self.place.port}: start all ranks of the replica together"
+                    f"rank 0 did not take rank {self.place.rank} within {self.join_s:.0f} s at "
+                    f"{self.place.master}:{self.place.port}: start all ranks of the replica "
+                    f"together"
                 )
             with contextlib.suppress(OSError, dist.DistError):
                 store = self._store(address, deadline)
@@ -209,7 +212,8 @@ class OutsideRank:
     def _check_route(self, rank0: str, own: str) -> None:
         if is_loopback(rank0) and not is_loopback(own):
             raise BadInput(
-                f"rank 0 takes MASTER_ADDR={self.place.master} for its loopback interface ({rank0}), where nobody else "
+                f"rank 0 takes MASTER_ADDR={self.place.master} for its loopback interface "
+                f"({rank0}), where nobody else "
                 "reaches it: set it to an address that means the same on every host"
             )
 
@@ -248,7 +252,8 @@ class OutsideRank:
             except OSError as error:
                 if error.errno != errno.EADDRINUSE or time.monotonic() >= deadline:
                     raise ReplicaBroken(
-                        f"rank 0 cannot listen on {place.master}:{place.port} ({error.strerror}): choose another MASTER_PORT"
+                        f"rank 0 cannot listen on {place.master}:{place.port} ({error.strerror}): "
+                        f"choose another MASTER_PORT"
                     ) from error
                 # The rank 0 before this one may be stopped, and about to be killed.
                 time.sleep(AGAIN_S)

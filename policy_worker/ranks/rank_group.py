@@ -3,7 +3,7 @@
     controller ◄──► rank 0 (the worker)               ranks 1..n-1
                       │   operations (JSON, gloo)  ──►  executed in order
                       │   agree / gather         ◄──► the result of every rank
-                      └── "epoch n is over" (their shared life) ◄► read between slices of a collective
+                      └── "epoch n is over" (shared) ◄► read between slices of a collective
 
 - Only rank 0 talks to the controller. The others execute the operations that it announces.
 - A rank that dies ends the replica (``RankLife``). Half a replica holds half the parameters:
@@ -130,7 +130,8 @@ class RankGroup(Replica):
         return [json.loads(self.broadcast_bytes(data, rank)) for rank in range(self.size)]
 
     def broadcast_bytes(self, data: bytes | None, source: int = 0) -> bytes:
-        """Collective. The bytes of rank ``source``, on every rank; those of the others are ignored."""
+        """Collective. The bytes of rank ``source``, on every rank; those of the others are
+        ignored."""
         mine = bytearray(data or b"") if self.rank == source else bytearray()
         size = torch.tensor([len(mine)])
         with _replica_errors():

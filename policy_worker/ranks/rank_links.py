@@ -1,8 +1,8 @@
 """TCP links between rank 0 and every other rank of a replica, on any hosts: heartbeats, ends of
 epochs, farewells.
 
-    rank 0 ──"." or "x", newest ended epoch──► each other rank        every beat, and at once when an epoch ends
-           ◄────────────────────────────────
+    rank 0 ──"." or "x", newest ended epoch──► each other rank
+           ◄────────────────────────────────   every beat, and at once when an epoch ends
 
 - A link that closes without a farewell ("x"), or on which nothing came for the detection time, ends
   this process. So a rank that is killed, stopped or cut off ends all: rank 0 notices it, and its
@@ -43,7 +43,7 @@ class _Peer:
     unread: bytes = b""
     unsent: bytes = b""
     left: bool = False
-    """It has said farewell."""
+    """The peer has said farewell."""
     open: bool = True
 
 
@@ -150,7 +150,7 @@ class RankLinks:
             self._lost(why)
 
     def _read(self, peer: _Peer) -> str:
-        """What is there; why the replica has to end, if it has to."""
+        """Reads what has arrived. Returns the reason if the replica has to end."""
         try:
             data = peer.link.recv(_READ_BYTES)
         except BlockingIOError:

@@ -90,7 +90,8 @@ def _check_tokens(parts: Sequence[Part], config: Config) -> None:
     for part in parts:
         if part.path and (why := difference(tokens, part.path)):
             raise ModelError(
-                f"{part.field or part.name} = {part.path!r} has other tokens than model.path ({why}): name a model with "
+                f"{part.field or part.name} = {part.path!r} has other tokens than model.path "
+                f"({why}): name a model with "
                 "the tokenizer of model.path"
             )
 
@@ -107,8 +108,8 @@ def load_sharded(
     """The model of ``part``; of a replica with several ranks, this rank's slices. Raises
     ModelError.
 
-    With train.memory.offload_frozen the weights of a part that is not trainable are in host memory, and
-    come to ``device`` for their pass.
+    With train.memory.offload_frozen the weights of a part that is not trainable are in host
+    memory, and come to ``device`` for their pass.
     """
     on_host = config.train.memory.offload_frozen and not trainable
     if replica.mesh is None and on_host:

@@ -25,12 +25,12 @@ from policy_worker.model.heads import HEAD
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 _LM_HEAD = "lm_head.weight"
-"""What a causal language model has and a model with a scalar head has not."""
+"""The head, which a causal language model has and a model with a scalar head has not."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlicedWeights:
-    """Where each tensor of a model is stored."""
+    """The place of each tensor of a model in its files."""
 
     files: Mapping[str, Path]
     """By the tensor's name in the model."""
@@ -39,7 +39,8 @@ class SlicedWeights:
 
     @classmethod
     def of(cls, path: str, model: nn.Module, *, scalar: bool) -> SlicedWeights | None:
-        """Of ``model``, whose parameters need no memory yet, at ``path`` (directory or hub name).
+        """The places for ``model``, whose parameters need no memory yet, at ``path`` (directory or
+        hub name).
 
         ``scalar``: it has a scalar head, and a causal language model may be stored. None if the
         files have other names or shapes, or cannot be read: transformers' own loading then does it,
@@ -100,7 +101,7 @@ def _swapped_parameters() -> Iterator[None]:
 
 
 def _is_classifier(model: Any) -> bool:
-    """The stored model is one, and has to have the head."""
+    """True if the stored model is a classifier, and so must contain the head."""
     return "ForSequenceClassification" in " ".join(model.config.architectures or ())
 
 

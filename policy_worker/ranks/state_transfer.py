@@ -1,7 +1,8 @@
 """State transfer: the whole state of a replica, from a healthy member of the mesh to all that join.
 
-    source ──► first joiner ──► second joiner ──► ...      each hands a bucket on while it receives the next one
+    source ──► first joiner ──► second joiner ──► ...
 
+Each joiner hands a bucket on while it receives the next one.
 So the source sends one copy, however many join, and it takes about as long as one transfer.
 
 Parameters, saved buffers and optimizer moments of all parts, and the objective's numbers, go tensor

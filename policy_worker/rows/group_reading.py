@@ -3,9 +3,9 @@
 A payload that the store does not have is lost; a store that does not answer only delays. What has
 arrived is not asked for again.
 
-The rollout services check a group in full before it is accepted. Here its digest says that the bytes
-are still those; its tokens have to be in the vocabulary, because one outside it ends a CUDA process,
-and its numbers finite, because one that is not would make the whole step void.
+The rollout services check a group in full before it is accepted. Here its digest says that the
+bytes are still those; its tokens have to be in the vocabulary, because one outside it ends a CUDA
+process, and its numbers finite, because one that is not would make the whole step void.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from policy_worker.objectives.batch import (
 
 @dataclass(frozen=True, slots=True)
 class AcceptedGroup:
-    """What the plan of a step says of a group, before its payload is read. Numbers and digests are 0
-    and empty if the plan has none."""
+    """The plan's entry for a group, before its payload is read. Numbers and digests are 0 and empty
+    if the plan has none."""
 
     key: GroupKey
     tokens: int = 0
@@ -75,8 +75,8 @@ def planned_lengths(groups: Sequence[AcceptedGroup]) -> GroupLengths | None:
 def read_groups(payloads: Payloads, accepted: Sequence[AcceptedGroup]) -> list[rollout_pb2.Group]:
     """The groups in ``payloads``, which were fetched for ``accepted``, in this order.
 
-    Raises BadGroup with all groups whose payload is lost, or else with all whose bytes are not those
-    that were submitted.
+    Raises BadGroup with all groups whose payload is lost, or else with all whose bytes are not
+    those that were submitted.
     """
     pairs = list(zip(accepted, payloads, strict=True))
     if lost := [group.key for group, payload in pairs if payload is None]:
@@ -110,8 +110,8 @@ def check_groups(
     accepted: Sequence[AcceptedGroup],
     vocabulary: int,
 ) -> None:
-    """Raises BadGroup with the groups that cannot be trained. The step's totals are sums of what was
-    accepted: another count would be weighted wrongly."""
+    """Raises BadGroup with the groups that cannot be trained. The step's totals are sums of what
+    was accepted: another count would be weighted wrongly."""
     check_values(batch, groups, vocabulary)
     ends = np.cumsum(batch.sequences)
     tokens = np.bincount(np.repeat(batch.group_of, batch.length), batch.trained, len(groups))
@@ -138,7 +138,7 @@ LOOK_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class StorePlace:
-    """Where the payloads of a run are: arguments of open_payloads()."""
+    """The place of the payloads of a run: arguments of open_payloads()."""
 
     urls: Sequence[str]
     run_id: str

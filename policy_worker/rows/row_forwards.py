@@ -1,4 +1,5 @@
-"""Forward passes of one row through every part of an objective, and the load-balancing loss of experts.
+"""Forward passes of one row through every part of an objective, and the load-balancing loss of
+experts.
 
 The auxiliary loss of the Switch Transformer multiplies two means over a whole batch, so it is no
 sum over groups, and a step that is split over replicas would have another one. The sequence-wise
@@ -35,7 +36,7 @@ from policy_worker.rows.packing import pack
 
 @dataclass(eq=False)
 class RowForwards:
-    """Of the parts of ``state``, with graph, and of the ``frozen`` ones, without."""
+    """Forwards through the parts of ``state``, with graph, and the ``frozen`` ones, without."""
 
     objective: Objective
     state: TrainState
@@ -47,11 +48,11 @@ class RowForwards:
         self._last_tokens = "token" in self._at.values()
         self._routers = self.state.config.train.loss.router_aux_loss_coef > 0
         self.experts_per_token = experts_per_token(self.state.model)
-        """Of the main part; 0 if it is dense."""
+        """Experts of the main part that each token goes to; 0 if it is dense."""
         if self._routers and not self.experts_per_token:
             raise ModelError(
-                f"train.loss.router_aux_loss_coef: {type(self.state.model).__name__} reports no logits of routers. Set it to 0, "
-                "or train a mixture of experts that does"
+                f"train.loss.router_aux_loss_coef: {type(self.state.model).__name__} reports no "
+                "logits of routers. Set it to 0, or train a mixture of experts that does"
             )
 
     def pack(self, batch: TokenBatch, row: Ints, device: torch.device) -> MicroBatch:

@@ -1,9 +1,9 @@
-"""Row shares: which rows of some groups each rank of a replica computes, and the groups that it
+"""Row shares: the rows of some groups that each rank of a replica computes, and the groups that it
 reads for them.
 
-    lengths (facts) ─► rows ─► dealt to ranks ─► each reads the groups of its rows ─► checks them ─► all tell all
-                        ▲                                                                              │
-                        └───── without the sequences whose gradient is zero, if there are any ◄────────┘
+    lengths ─► rows ─► dealt to ranks ─► each reads and checks the groups of its rows ─► all tell all
+                ▲                                                                            │
+                └───── without the sequences whose gradient is zero, if there are any ◄──────┘
 
 - No rank hands a payload to another one. A group is read by every rank that has a row of it; rows
   of a group go to as few ranks as that costs no round.
@@ -53,19 +53,19 @@ class RowShare:
     """One rank's part of some groups."""
 
     keys: tuple[GroupKey, ...]
-    """Of the groups of all ranks."""
+    """Keys of the groups of all ranks."""
     groups: Sequence[rollout_pb2.Group]
-    """That this rank has."""
+    """Groups that this rank has."""
     batch: TokenBatch
-    """Of ``groups``."""
+    """Columns of ``groups``."""
     columns: TokenColumns[np.ndarray]
     rows: Sequence[Ints]
-    """Of this rank, as sequences of ``batch``."""
+    """Rows of this rank, as sequences of ``batch``."""
     rounds: int
     """Rows of the rank that has the most."""
     filler: Ints
-    """What this rank computes, without counting it, in rounds in which it has no row: forwards are
-    collective."""
+    """The row that this rank computes, without counting it, in rounds in which it has no row:
+    forwards are collective."""
     trained: int
     """Sequences of all ranks that have a token to train on."""
 

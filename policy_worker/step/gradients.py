@@ -40,7 +40,8 @@ from policy_worker.step.stats import Stats, measure
 
 
 class RowOutOfMemory(Exception):
-    """A row of these groups does not fit into the device's memory; no gradient of the step is left."""
+    """A row of these groups does not fit into the device's memory; no gradient of the step is
+    left."""
 
     def __init__(self, message: str, groups: tuple[GroupKey, ...]) -> None:
         super().__init__(message)
@@ -63,7 +64,7 @@ class Gradients:
     on_progress: Callable[[], None] = lambda: None
     """Called after every micro-batch."""
     left: Callable[[], bool] = lambda: False
-    """Whether the step was given up meanwhile; asked after every micro-batch on the rank that
+    """True if the step was given up meanwhile; asked after every micro-batch on the rank that
     leads."""
 
     def __post_init__(self) -> None:
@@ -73,7 +74,7 @@ class Gradients:
         self._shapes, self._sizes = shapes, [shape.numel() for shape in shapes]
         self._elements = sum(self._sizes)
         self.part_slices: dict[str, slice] = {}
-        """Where the gradients of each part are in a flat buffer."""
+        """Place of the gradients of each part in a flat buffer."""
         start = 0
         for name, model in self.state.parts.items():
             mine = [local_tensor(p).numel() for p in model.parameters() if p.requires_grad]
@@ -240,8 +241,8 @@ class Gradients:
         self.stats.add("loss", float(loss.total.detach()), 0.0)
 
     def _with_balance(self, loss: Loss, scores: TokenScores, tokens: TokenColumns[Tensor]) -> Loss:
-        """``loss`` and the load-balancing loss of the experts, if train.loss.router_aux_loss_coef is
-        above 0."""
+        """``loss`` and the load-balancing loss of the experts, if train.loss.router_aux_loss_coef
+        is above 0."""
         if not scores.routers or self._spec is None:
             return loss
         chosen = self.forwards.experts_per_token

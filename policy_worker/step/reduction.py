@@ -4,7 +4,8 @@ last row goes on.
     backward of the last row:  head ─► blocks, last to first ─► embeddings
                                   │        │
                                   ▼        ▼
-    buckets, last to first:    all-reduce, all-reduce, ...        finish(): the rest, and the wait for all
+    buckets, last to first:    all-reduce, all-reduce, ...        finish(): the rest, and the wait
+    for all
 
 - Every member starts the same buckets in the same order, whether it computes a last row or not:
   last to first, except that the last one, which holds the objective's sums, comes at the end.

@@ -48,7 +48,8 @@ class Stats:
         return total / weight if weight else 0.0
 
     def messages(self) -> dict[str, common_pb2.Stat]:
-        """For a VoteRequest. Entries that are not finite are left out: the vote would be refused."""
+        """For a VoteRequest. Entries that are not finite are left out: the vote would be
+        refused."""
         return {
             name: common_pb2.Stat(sum=total, weight=weight, max=largest)
             for name, (total, weight, largest) in self.entries.items()
@@ -100,7 +101,8 @@ def measure(
 def _towards_behaviour(
     scores: TokenScores, columns: TokenColumns[Tensor]
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """What compares the trainer before the step with the policy that sampled, and the mask of each."""
+    """Comparisons of the trainer before the step with the policy that sampled, each with its
+    mask."""
     trained = columns.trained
     gap = (scores.before - columns.behaviour).abs()
     weight = ratio(scores.before, columns.behaviour)

@@ -1,4 +1,5 @@
-"""The best checkpoint outlives newer ones: its link, its export and a new run lead to its weights."""
+"""The best checkpoint outlives newer ones: its link, its export and a new run lead to its
+weights."""
 
 from __future__ import annotations
 

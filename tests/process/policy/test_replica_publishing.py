@@ -46,7 +46,8 @@ class Replica:
         )
 
     def asks(self, **line: Any) -> dict[str, int]:
-        """Has rank 0 do it; returns the bytes that it has sent so far, and transfers that went on."""
+        """Has rank 0 do it; returns the bytes that it has sent so far, and transfers that went
+        on."""
         process: subprocess.Popen[str] = self.process
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(json.dumps(line) + "\n")
@@ -129,7 +130,7 @@ def test_two_ranks_publish_the_weights_that_they_train(
         pytest.param("SIGSTOP", marks=pytest.mark.slow),
     ],
 )
-def test_a_rank_that_fails_in_the_middle_of_a_bucket_costs_a_link_and_the_rest_comes_from_another_replica(
+def test_a_rank_that_fails_in_a_bucket_costs_a_link_and_another_replica_sends_the_rest(
     tmp_path: Path, url: str, receiving: Receiving, fault: str
 ) -> None:
     replica = Replica(tmp_path / "failing", url, fails=fault, fails_at=4)

@@ -186,7 +186,8 @@ def test_export_from_two_ranks_equals_the_gathered_weights(folder, by_two, tmp_p
 
 
 def test_death_of_one_rank_costs_its_replica_and_not_the_step(folder, config, runs, tmp_path):
-    """Real workers: rank 1 of policy-1 is killed as its replica votes; policy-0 trains its groups."""
+    """Real workers: rank 1 of policy-1 is killed as its replica votes; policy-0 trains its
+    groups."""
     toml = tmp_path / "run.toml"
     toml.write_text(_toml(config) + "[fleet]\npolicy_ranks = 2\n")
     with throwaway_redis(folder / "redis") as url:

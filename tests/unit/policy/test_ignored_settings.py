@@ -79,8 +79,8 @@ def written(tmp_path: Path, algorithm: str, **train: Any) -> Path:
     lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in train.items())
     path = tmp_path / "run.toml"
     path.write_text(
-        f'[model]\npath = "m"\n[data]\npath = "d"\n{FIELDS.get(algorithm, "")}\n[rollout]\n{recorded}\n'
-        f'[train]\nalgorithm = "{algorithm}"\n[train.loss]\n{lines}'
+        f'[model]\npath = "m"\n[data]\npath = "d"\n{FIELDS.get(algorithm, "")}\n[rollout]\n'
+        f'{recorded}\n[train]\nalgorithm = "{algorithm}"\n[train.loss]\n{lines}'
     )
     return path
 

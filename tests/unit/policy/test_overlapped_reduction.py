@@ -32,7 +32,8 @@ class Done:
 
 
 class Doubling:
-    """Stands in for a group of two members with equal gradients; notes what it is given, and when."""
+    """Stands in for a group of two members with equal gradients; notes what it is given, and
+    when."""
 
     def __init__(self, when: Callable[[], str], fails_at: int = -1) -> None:
         self.when, self.fails_at = when, fails_at

@@ -299,7 +299,8 @@ def test_environment_tokens_carry_no_gradient():
 
 
 def with_old_heads(groups, *, as_environment=False):
-    """The first half of each completion is of version 0, the rest of version 4; or masked instead."""
+    """The first half of each completion is of version 0, the rest of version 4; or masked
+    instead."""
     aged = [rollout_pb2.Group.FromString(group.SerializeToString()) for group in groups]
     for completion in (c for group in aged for c in group.completions):
         count = len(completion.tokens) // 4

@@ -1,4 +1,5 @@
-"""A reduction that fails is done again from gradients that it never touched, in memory of its own."""
+"""A reduction that fails is done again from gradients that it never touched, in memory of its
+own."""
 
 from __future__ import annotations
 

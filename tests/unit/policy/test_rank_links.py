@@ -1,4 +1,5 @@
-"""Links between the ranks of a replica: silence, an end and the end of an epoch reach every rank."""
+"""Links between the ranks of a replica: silence, an end and the end of an epoch reach every
+rank."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ WAIT_S = 30.0
 
 @dataclass
 class Ranks:
-    """Rank 0 and two others in this process; ``lost[rank]`` gets the reason for which it would end."""
+    """Rank 0 and two others in this process; ``lost[rank]`` gets the reason for which it would
+    end."""
 
     silence_s: float = QUIET_S
     lost: list[queue.Queue[str]] = field(default_factory=lambda: [queue.Queue() for _ in range(3)])

@@ -78,7 +78,8 @@ CPU = torch.device("cpu")
 
 
 def gradients_of(coefficient: float, groups, cut: int | None = None, **train):
-    """Gradient of a step by parameter name, its groups added in two calls, and what was measured."""
+    """Gradient of a step by parameter name, its groups added in two calls, and what was
+    measured."""
     config = make_config(train={"router_aux_loss_coef": coefficient, **train})
     parts = {"policy": tiny_network("qwen3_moe")}
     state = TrainState(parts, build_optimizer(parts, config.train), 0, 0, config)

@@ -129,7 +129,8 @@ def test_each_rank_reads_its_groups_alone_and_all_sequences_are_computed_once() 
 
 
 def test_rows_of_a_large_group_stay_with_one_rank() -> None:
-    """Four groups of four rows on four ranks: dealt row by row, every rank would read every group."""
+    """Four groups of four rows on four ranks: dealt row by row, every rank would read every
+    group."""
     groups = informative(4, shortest=9, longest=9)
     reading = Reading(groups, 4)
     shares = reading.take(limit=16)

@@ -1,4 +1,5 @@
-"""A rank that is stopped is in the reports of rank 0, with its process id, until it is continued."""
+"""A rank that is stopped is in the reports of rank 0, with its process id, until it is
+continued."""
 
 from __future__ import annotations
 
