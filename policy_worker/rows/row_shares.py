@@ -1,9 +1,9 @@
 """Row shares: the rows of some groups that each rank of a replica computes, and the groups that it
 reads for them.
 
-    lengths ─► rows ─► dealt to ranks ─► each reads and checks the groups of its rows ─► all tell all
-                ▲                                                                            │
-                └───── without the sequences whose gradient is zero, if there are any ◄──────┘
+    lengths ─► rows ─► dealt to ranks ─► each reads and checks its groups ─► all tell all
+                ▲                                                                      │
+                └───── without the sequences whose gradient is zero, if there are any ◄┘
 
 - No rank hands a payload to another one. A group is read by every rank that has a row of it; rows
   of a group go to as few ranks as that costs no round.

@@ -17,7 +17,7 @@ from paceline.weights.weight_snapshot import BUCKET_BYTES
 from paceline_launcher.cli import app
 from paceline_launcher.preflight.gpus import gpu_memory
 from policy_worker.model import attention
-from policy_worker.model import host_moments as moments
+from policy_worker.step import optimizer as moments
 from policy_worker.step.optimizer import build_optimizer
 
 SIZES = {"qwen3": (3, 128), "llama": (5, 256)}

@@ -10,7 +10,6 @@ import torch
 from transformers import masking_utils
 
 from policy_worker.checkpoint.checkpoint import Checkpointer
-from policy_worker.model import host_moments as moments
 from policy_worker.model.heads import score
 from policy_worker.model.host_memory import keep_on_host
 from policy_worker.model.policy_model import blocks_of
@@ -19,6 +18,7 @@ from policy_worker.objectives.objective import Part
 from policy_worker.ranks.sharding import load_sharded
 from policy_worker.rows.packing import pack
 from policy_worker.rows.replica import Replica
+from policy_worker.step import optimizer as moments
 from policy_worker.step import optimizer as update
 from policy_worker.step.optimizer import build_optimizer
 from tests.fixtures.policy_models import random_groups, tiny_network

@@ -54,7 +54,7 @@ def config_of(kind: str, **sections: Any) -> Config:
         (f"{HERE}:HeadlessParts", "the part value has the head lm"),
         (f"{HERE}:Objectiv", "Objectiv"),
         (f"{THERE}:NormalisedOverTheBatch", "depends on other groups: use the step's totals"),
-        (f"{THERE}:MeanOfTheRow", "it must be a sum over tokens"),
+        (f"{THERE}:MeanOfTheRow", "must be a sum over the tokens"),
         (f"{THERE}:KeepsAState", "keeps a state"),
     ],
 )
