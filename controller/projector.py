@@ -55,10 +55,12 @@ class Projector:
 
     # ---- feeding --------------------------------------------------------------------------
 
-    def begin(self, snapshot: LedgerSnapshot | None) -> None:
-        """Begins anew: from the run's file, and from the snapshot that the ledger is loaded from."""
+    def begin(self, snapshot: LedgerSnapshot | None) -> bool:
+        """Begins anew: from the run's file, and from the snapshot that the ledger is loaded from.
+        Returns whether there is no such file, as on another machine than the leader's."""
         self._waiting.clear()
         self._submit(lambda: self._load(snapshot))
+        return not (self._run_dir / "events.jsonl").is_file()
 
     def _load(self, snapshot: LedgerSnapshot | None) -> None:
         self._projection = Projection(self._clean)

@@ -10,14 +10,11 @@ from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from controller.replicated_controller import Controller
-from controller.rest import openapi, problem_details, sse
+from controller.rest import commands, openapi, problem_details, queries, sse
 from controller.rest.auth import RestAuth
+from controller.rest.data_flow import StepRate
 from controller.rest.problem_details import Problem, documented
 from controller.rest.prometheus import PrometheusMetrics
-from controller.rest.replies.step_rate import StepRate
-from controller.rest.routes import command as routes_command
-from controller.rest.routes import query as routes_query
-from controller.rest.routes import why as routes_why
 from controller.rest.sse import EventStreams
 from controller.status import trouble_of
 
@@ -78,9 +75,8 @@ class Rest:
         )
         problem_details.install(api)
         api.include_router(sse.router(self.streams))
-        api.include_router(routes_query.router(controller, self.rate))
-        api.include_router(routes_why.router(controller))
-        routes_command.install(api, controller)
+        api.include_router(queries.router(controller, self.rate))
+        commands.install(api, controller)
         exposition = PrometheusMetrics(controller, self.rate)
 
         @api.get("/healthz", summary="Liveness of the process", tags=["probes"])

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from controller.ledger.views import views
 from controller.ledger.views.age_metrics import token_ages_of
 from controller.replicated_controller import Controller
-from controller.rest.replies.step_rate import StepRate
+from controller.rest.data_flow import StepRate
 from controller.status import status_of
 from paceline.score_times import histogram_of
 from paceline.v1 import admin_pb2, common_pb2

@@ -20,7 +20,7 @@ from controller.ledger.state.tasks import Task
 from controller.ledger.views import views
 from controller.ledger.views.group_views import step_of_task
 from controller.rest.problem_details import Problem
-from controller.rest.routes.query_parameters import Reward, StepNumber
+from controller.rest.query_parameters import Reward, StepNumber
 from controller.rest.schemas import GroupReply, GroupsReply, GroupSummary
 from controller.store.journal import Journal
 from controller.store.ledger_follower import LedgerFollower

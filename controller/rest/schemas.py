@@ -287,6 +287,45 @@ class VersionReply(Reply):
     """Workers that hold or serve it."""
 
 
+class CulpritReply(Reply):
+    """What the run waits for."""
+
+    kind: str
+    """worker, starting_worker, controller, redis, dataset, hub, model, reward, environment,
+    checkpoint, network, user or none."""
+    name: str
+    host: str
+    pid: int
+    """0: it is no process."""
+
+
+class WhyReply(Reply):
+    sentence: str
+    """The whole diagnosis, without the remedy."""
+    subject: str
+    """What waits."""
+    since_s: float
+    culprit: CulpritReply
+    because: str
+    next: str
+    """What happens if nobody does anything."""
+    remedy: str
+    """Empty: nothing is needed."""
+    severity: str
+    """ok, slow or stuck."""
+    controller_id: str
+    """The controller that answers."""
+    leads: bool
+    """A standby sees no heartbeats."""
+    bottleneck: str
+    """What a run that makes progress would be faster without: trainers, generation, rewards,
+    staleness, controller, weights or none. Empty: not known."""
+    pace: str
+    """The same in a sentence, with the remedy."""
+    faults: str
+    """Faults so far, their causes, what they cost, and a suspected host. Empty: there were none."""
+
+
 CheckpointsReply = list[SavedCheckpoint]
 
 

@@ -14,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 
 from controller.replicated_controller import Controller
 from controller.rest.problem_details import Problem, documented
-from controller.rest.routes.query import dumps, parse_id
+from controller.rest.queries import dumps, parse_id
 from paceline.observe.event_history import Key
 from paceline.observe.projection import Projection
 

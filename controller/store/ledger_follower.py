@@ -7,15 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from controller.ledger.events import from_json, record_of
+from controller.ledger.events import Event, from_json, record_of
 from controller.ledger.ledger import Ledger
-from controller.store.journal import Entry, Journal, JournalGap, LedgerSnapshot, Position
+from controller.store.journal import START, Entry, Journal, JournalGap, LedgerSnapshot, Position
 
 
 class Observer(Protocol):
     """A projector: it takes what the ledger is made from."""
 
-    def begin(self, snapshot: LedgerSnapshot | None) -> None: ...
+    def begin(self, snapshot: LedgerSnapshot | None) -> bool:
+        """Returns whether it lacks what was journalled before the snapshot."""
+
     def post(self, position: str, t: float, records: Sequence[Mapping[str, Any]]) -> None: ...
 
 
@@ -36,8 +38,10 @@ class LedgerFollower:
             snapshot = await journal.load_snapshot()
             replica = cls.of_snapshot(snapshot)
             if observer is not None:
-                observer.begin(snapshot)
+                lacks_past = observer.begin(snapshot)
                 replica.observer = observer
+                if snapshot is not None and lacks_past:
+                    await replica.tell_past(journal)
             try:
                 await replica.catch_up(journal)
                 return replica
@@ -46,6 +50,19 @@ class LedgerFollower:
                 newer = await journal.load_snapshot()
                 if newer is None or (snapshot is not None and newer.at == snapshot.at):
                     raise
+
+    async def tell_past(self, journal: Journal) -> None:
+        """Shows the observer the entries before the snapshot, as far as they are still there."""
+        position = START
+        while entries := await journal.scan(position, until=self.snapshot_at):
+            for entry in entries:
+                self._show(entry, [from_json(event) for event in entry.events])
+            position = entries[-1].at.entry
+
+    def _show(self, entry: Entry, events: Sequence[Event]) -> None:
+        if self.observer is not None:
+            records = [record_of(e, data) for e, data in zip(events, entry.events, strict=True)]
+            self.observer.post(entry.at.entry, entry.t, records)
 
     @classmethod
     def of_snapshot(cls, snapshot: LedgerSnapshot | None) -> LedgerFollower:
@@ -73,8 +90,6 @@ class LedgerFollower:
             for event in events:
                 self.ledger.apply(event)
             self.at = entry.at
-            if self.observer is not None:
-                records = [record_of(e, data) for e, data in zip(events, entry.events, strict=True)]
-                self.observer.post(entry.at.entry, entry.t, records)
+            self._show(entry, events)
         # Only the leader deletes payloads.
         self.ledger.take_garbage()

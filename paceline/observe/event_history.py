@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from paceline.observe.vocabulary import NOTICED, EventType, Severity
@@ -118,7 +118,7 @@ class BestCheckpoint:
 class EventHistory:
     """``clean`` is applied to a record's text and fields before they are kept."""
 
-    clean: Callable[[Any], Any] = lambda value: value
+    clean: Callable[[Any], Any] = field(default=lambda value: value, compare=False)
     step: int = 0
     """Committed steps on the surviving line."""
     position: str = ""
@@ -241,6 +241,12 @@ class EventHistory:
         size_bytes = int(record.get("size_bytes") or 0)
         saved = SavedCheckpoint(step, version, path, t, size_bytes)
         self.checkpoints = [*self.checkpoints, saved][-MOST_CHECKPOINTS:]
+
+    def kept_checkpoints(self, keep: int) -> list[SavedCheckpoint]:
+        """Those that are on disk, newest first: the newest ``keep``, and the best one."""
+        best = self.best.path if self.best is not None else ""
+        marked = [replace(c, best=c.path == best) for c in self.checkpoints]
+        return [*marked[-keep:][::-1], *(c for c in marked[:-keep] if c.best)]
 
     def after(
         self,

@@ -19,17 +19,16 @@ from pydantic import TypeAdapter
 
 from controller.fleet.autoscale_policy import Proposal, WorkerCounts
 from controller.ledger.state.state import State
-from controller.ledger.state.versions import Checkpoint
 from controller.ledger.views import views
 from controller.projector import Projector
 from controller.rest import schemas
 from controller.rest.prometheus import PrometheusMetrics
-from controller.rest.routes import why as routes_why
-from controller.rest.routes.query import kept_checkpoints, provider_trouble_of
+from controller.rest.queries import provider_trouble_of
 from controller.store.journal import Journal
 from controller.store.ledger_follower import LedgerFollower
 from controller.store.redis_keys import Keys
 from paceline.observe import faults, vocabulary
+from paceline.observe.event_history import EventHistory
 from paceline.observe.redaction import Redactor
 from paceline.redis.client import connect
 from testbed.fleets.controller_processes import Controllers
@@ -321,10 +320,15 @@ async def test_who_pages_through_events_leaps_over_none(leader: httpx.AsyncClien
 
 
 def test_only_checkpoints_that_are_left_can_be_restored() -> None:
-    state = State()
-    state.versions.checkpoints += [Checkpoint(n, n, f"checkpoints/step-{n}") for n in (1, 2, 3)]
-    assert [c.step for c in kept_checkpoints(state, 2)] == [3, 2]
-    assert [c.step for c in kept_checkpoints(state, 9)] == [3, 2, 1]
+    history = EventHistory()
+    for n in (1, 2, 3):
+        saved = {"type": "CheckpointRecorded", "step": n, "path": f"checkpoints/step-{n}"}
+        history.add({"position": f"{n}-0", "n": 0, "t": 1.0, **saved})
+    assert [c.step for c in history.kept_checkpoints(2)] == [3, 2]
+    assert [c.step for c in history.kept_checkpoints(9)] == [3, 2, 1]
+    best = {"type": "BestCheckpointChosen", "step": 1, "path": "checkpoints/step-1"}
+    history.add({"position": "4-0", "n": 0, "t": 1.0, "reward_mean": 0.5, **best})
+    assert [(c.step, c.best) for c in history.kept_checkpoints(1)] == [(3, False), (1, True)]
 
 
 async def test_what_can_be_read_can_be_asked_for_its_headers_alone(
@@ -531,7 +535,7 @@ async def test_the_description_of_the_interface_is_complete(leader: httpx.AsyncC
     for name, model in named.items():
         for example in model["examples"]:
             name = {"Problem": "ProblemModel"}.get(name, name)
-            place = next(p for p in (schemas, routes_why, faults, vocabulary) if hasattr(p, name))
+            place = next(p for p in (schemas, faults, vocabulary) if hasattr(p, name))
             model_class = getattr(place, name)
             TypeAdapter(model_class).validate_python(example)
 

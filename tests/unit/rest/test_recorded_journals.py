@@ -17,11 +17,16 @@ import httpx
 import pytest
 
 from controller.context import ControllerContext
+from controller.ledger.events import from_json, record_of
+from controller.projector import Projector
 from controller.replicated_controller import Controller
 from controller.rest.app import Rest
-from controller.store.journal import Entry, Position, order
+from controller.store.journal import Entry, LedgerSnapshot, Position, order
 from controller.store.ledger_follower import LedgerFollower
+from controller.store.totals_snapshot import coverage_of, encoded
 from paceline.config.schema import Config
+from paceline.observe.projection import Projection
+from paceline.observe.run_file_writer import RunFileWriter
 from paceline.redis.leader_lease import LeaderIdentity
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -124,6 +129,57 @@ async def test_a_standby_answers_from_a_recorded_journal_as_before(name: str, co
     found = json.loads(json.dumps(await replies_at(name, count)))
     for path in expected:
         assert found[path] == expected[path], path
+
+
+@pytest.mark.parametrize("name", JOURNALS)
+async def test_the_files_of_a_run_tell_the_same_as_its_journal(name: str, tmp_path: Path) -> None:
+    live, writer = Projection(), RunFileWriter(tmp_path)
+    for entry in entries_of(name):
+        records = [record_of(from_json(event), event) for event in entry.events]
+        live.take(entry.at.entry, entry.t, records)
+        for event in records:
+            writer.record(entry.at.entry, entry.t, event)
+    writer.close()
+    read = Projection.read(tmp_path)
+    assert read.history == live.history and read.evals == live.evals
+    assert read.metrics.rows(0, 1000) == live.metrics.rows(0, 1000)
+    assert read.totals.faults == live.totals.faults
+    assert live.history.status == "finished" and live.totals.faults.count > 3
+
+
+@pytest.mark.parametrize("name", JOURNALS)
+async def test_a_projection_that_begins_with_files_and_a_snapshot_goes_on_as_the_one_before(
+    name: str, tmp_path: Path
+) -> None:
+    """Files may lack the newest lines, and the snapshot is older than they are."""
+    entries = entries_of(name)
+    writer, whole = RunFileWriter(tmp_path), Projector(tmp_path / "none", inline=True)
+    follower = LedgerFollower.of_snapshot(None)
+    follower.observer = whole
+    snapshot: LedgerSnapshot | None = None
+    for number, entry in enumerate(entries):
+        follower.apply([entry])
+        if number == len(entries) // 3:
+            totals = await whole.ask(lambda run: encoded(run.totals))
+            written = json.loads(json.dumps([follower.ledger.to_snapshot(), totals]))
+            snapshot = LedgerSnapshot(entry.at, written[0], entry.t, written[1])
+        if number < len(entries) // 2:
+            for event in entry.events:
+                writer.record(entry.at.entry, entry.t, record_of(from_json(event), event))
+    again = Projector(tmp_path, inline=True)
+    assert snapshot is not None and not again.begin(snapshot)
+    restarted = LedgerFollower.of_snapshot(snapshot)
+    restarted.observer = again
+    restarted.apply(entries[len(entries) // 3 + 1 :])
+    for question in (
+        lambda run: run.history,
+        lambda run: run.metrics.rows(0, 1000),
+        lambda run: run.totals.faults,
+        lambda run: coverage_of(run.totals, follower.ledger.state),
+        lambda run: encoded(run.totals),
+    ):
+        assert await again.ask(question) == await whole.ask(question)
+    writer.close()
 
 
 def record() -> None:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from controller.projector import Projector
-from controller.rest.replies.data_flow import bottleneck
-from controller.rest.replies.step_rate import STALLED_S, StepRate
+from controller.rest.data_flow import STALLED_S, StepRate, bottleneck
 from tests.fixtures.ledgers import Driven
 
 

@@ -10,25 +10,25 @@ import json
 import math
 import re
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Path, Query
 from starlette.responses import Response
 
+from controller.diagnosis.collect import why_of
 from controller.ledger.state.state import State
-from controller.ledger.state.versions import Checkpoint
 from controller.ledger.views import views
 from controller.replicated_controller import Controller
 from controller.rest import samples, schemas
+from controller.rest.data_flow import StepRate, bottleneck, flow
 from controller.rest.problem_details import Problem, documented
-from controller.rest.replies.data_flow import bottleneck, flow
-from controller.rest.replies.step_rate import StepRate
-from controller.rest.routes.query_parameters import MOST_STEP, SearchText, StepNumber, WholeNumber
+from controller.rest.query_parameters import MOST_STEP, SearchText, StepNumber, WholeNumber
 from controller.rest.samples import ArchivedGroups
 from controller.status import controllers_of, status_of, status_view
 from paceline.ids import Version
-from paceline.observe.event_history import Key, SavedCheckpoint, position_key
+from paceline.observe.event_history import Key, position_key
+from paceline.observe.faults import FaultReport
 from paceline.observe.projection import Projection
 from paceline.observe.redaction import Redactor
 from paceline.rpc.messages import as_dict
@@ -231,19 +231,20 @@ def router(controller: Controller, rate: StepRate) -> APIRouter:
 
     @routes.get("/checkpoints", summary="Checkpoints on disk, newest first", tags=["run"])
     async def checkpoints() -> schemas.CheckpointsReply:
-        saved = await projector.ask(lambda run: list(run.history.checkpoints))
-        known = {(c.step, c.version): (c.t, c.size_bytes) for c in saved}
-        kept = kept_checkpoints(controller.state, controller.settings.config.train.keep_checkpoints)
-        return [
-            SavedCheckpoint(
-                c.step,
-                c.version,
-                redactor.text(c.path),
-                *known.get((c.step, c.version), (0.0, 0)),
-                best=c.step == controller.state.versions.best,
-            )
-            for c in kept
-        ]
+        keep = controller.settings.config.train.keep_checkpoints
+        saved = await projector.ask(lambda run: run.history.kept_checkpoints(keep))
+        return [replace(c, path=redactor.text(c.path)) for c in saved]
+
+    @routes.get("/why", summary="What the run waits for, and because of whom", tags=["run"])
+    async def why() -> schemas.WhyReply:
+        await controller.context.projector.look()
+        found = why_of(controller)
+        shown = redactor.value(as_dict(found))
+        return schemas.WhyReply.model_validate({**shown, "since_s": round(found.since_s, 3)})
+
+    @routes.get("/faults", summary="Faults so far: causes, hosts, time lost", tags=["run"])
+    async def faults() -> FaultReport:
+        return await controller.context.projector.ask(lambda run: run.totals.faults.report())
 
     return routes
 
@@ -271,13 +272,6 @@ def run_of(controller: Controller, redactor: Redactor, rate: StepRate) -> schema
         ],
         changed=state.settings.changed,
     )
-
-
-def kept_checkpoints(state: State, keep: int) -> list[Checkpoint]:
-    """Newest first. The ledger remembers more checkpoints than the writer keeps on disk."""
-    recorded = state.versions.checkpoints
-    best = [c for c in recorded[:-keep] if c.step == state.versions.best]
-    return [*recorded[-keep:][::-1], *best]
 
 
 def provider_trouble_of(controller: Controller, redactor: Redactor) -> str:

@@ -1,9 +1,13 @@
-"""Flow of groups through the run: counts, staleness and the bottleneck."""
+"""Flow of groups through the run: counts, staleness, the rate of steps and the bottleneck."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
 
 from controller.diagnosis.bottleneck import bottleneck_of
 from controller.diagnosis.flow_measurement import pace_of
@@ -16,8 +20,56 @@ from controller.ledger.views.group_views import staleness_of
 from controller.replicated_controller import Controller
 from controller.rest.schemas import AgesReply, FlowReply
 from controller.status import trouble_of
+from paceline.observe.progress import seconds_left
 from paceline.observe.summary import TIME_SPLIT
 from paceline.worker_pools import in_order
+
+STALLED_STEPS = 5.0
+STALLED_S = 5.0
+"""A run has stalled after so many usual steps and so many seconds without a commit."""
+
+
+@dataclass(slots=True)
+class StepRate:
+    """Rate of one run by its newest steps, as of the last ``refresh``."""
+
+    controller: Controller
+
+    async def refresh(self) -> None:
+        await self.controller.context.projector.look()
+
+    @property
+    def time_left_s(self) -> float | None:
+        """Until the run's last step, by the median of the newest; None: unknown, or the run is
+        over."""
+        state = self.controller.state
+        if state.ended:
+            return None
+        total = state.run_spec.steps if state.run_spec else self.controller.config.train.steps or 0
+        return seconds_left(self._step_s(), state.versions.step, total)
+
+    @property
+    def last_commit_t(self) -> float | None:
+        """Unix seconds; None: no commit is known."""
+        rows = self._rows()
+        return float(rows[-1]["t"]) if rows else None
+
+    @property
+    def stalled_s(self) -> float:
+        """Time since the last commit if that is far longer than a step; else 0."""
+        rows, usual = self._rows(), self._step_s()
+        # If the glance is behind this controller's ledger, the newest commit is younger than its own.
+        behind = bool(rows) and rows[-1]["step"] < self.controller.state.versions.step
+        if not usual or behind or self.controller.state.ended:
+            return 0.0
+        since_s = time.time() - float(rows[-1]["t"])
+        return since_s if since_s > max(STALLED_S, STALLED_STEPS * median(usual)) else 0.0
+
+    def _rows(self) -> Sequence[Mapping[str, Any]]:
+        return self.controller.context.projector.glance.steps
+
+    def _step_s(self) -> list[float]:
+        return [row["step_s"] for row in self._rows() if row.get("step_s") is not None]
 
 
 def flow(controller: Controller, stalled_s: float) -> FlowReply:
@@ -29,15 +81,21 @@ def flow(controller: Controller, stalled_s: float) -> FlowReply:
         steps.update(dict.fromkeys(state.steps.open.groups, state.steps.open.step))
     records = state.tasks.records
     ages = Counter(staleness_of(state, records[t], step) for t, step in steps.items())
-    config = controller.settings.config
+    config, spec = controller.settings.config, state.run_spec
+    # The ledger's rules are those in force; before the run begins there are only the settings.
+    max_staleness, late_groups, max_token_age = (
+        (spec.max_staleness, spec.late_groups, spec.token_age)
+        if spec is not None
+        else (config.train.max_staleness, config.train.late_groups, config.train.token_age)
+    )
     return FlowReply(
         bottleneck=bottleneck(controller, stalled_s),
         stalled_s=round(stalled_s, 3),
         tasks=views.counts(state),
         staleness={str(age): ages[age] for age in sorted(ages)},
-        max_staleness=config.train.max_staleness,
-        late_groups=config.train.late_groups,
-        max_token_age=state.run.token_age if state.run_spec else config.train.token_age,
+        max_staleness=max_staleness,
+        late_groups=late_groups,
+        max_token_age=max_token_age,
         ages=ages_of_step(metrics) if "late_share" in metrics else None,
         groups_per_step=config.train.groups_per_step,
         group_size=config.rollout.group_size,

@@ -1,1 +1,0 @@
-"""Replies of the REST interface, from the ledger, the run files and the archive."""

@@ -1,1 +1,0 @@
-"""Routes of the REST interface, and the parameters of their requests."""
