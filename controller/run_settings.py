@@ -17,9 +17,9 @@ from controller.ledger.commands import (
 from controller.ledger.decisions.settings import problem_of, stays_ended
 from controller.ledger.state.settings import SettingChange
 from controller.ledger.state.state import State
+from paceline.config.changes import problem_of_change, problem_of_divisor, refusal
 from paceline.config.load import ConfigError, changeable, changed_config, unknown_setting
 from paceline.config.schema import Config
-from paceline.config.setting_rules import problem_of_change, problem_of_divisor, refusal
 from paceline.errors import BadInput
 from paceline.ids import Step
 from paceline.refusal_code import RefusalCode

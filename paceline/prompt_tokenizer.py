@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
+from paceline.config.prompt_template import placeholders
 from paceline.config.schema import Config
-from paceline.dataset.prompt_template import placeholders
 from paceline.dataset.rows import DataError, Message, prompt_of
 from paceline.errors import BadInput, one_line
 

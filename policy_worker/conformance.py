@@ -19,8 +19,9 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from paceline.config.fields import RowForm
 from paceline.config.load import ConfigError
-from paceline.config.recorded import FORMS, RECORDED_ALONE, RowForm
+from paceline.config.objectives import BUILT_IN
 from paceline.config.schema import Config
 from paceline.errors import one_line
 from paceline.process.lifetime import leave_after
@@ -292,10 +293,11 @@ _FIELDS = {
 def toy_config(algorithm: str, options: dict[str, Any], train: dict[str, Any]) -> Config:
     """The config of a toy step. Raises ConfigError on settings that do not fit."""
     # Groups of the toy have several completions, also for an objective of recorded rows.
-    recorded = algorithm in RECORDED_ALONE
+    entry = BUILT_IN.get(algorithm)
+    recorded = entry is not None and not entry.samples
     sections = {
         "model": {"path": "toy", "device": "cpu"},
-        "data": {"path": "toy", **(_FIELDS[FORMS[algorithm][0]] if recorded else {})},
+        "data": {"path": "toy", **(_FIELDS[entry.forms[0]] if entry and recorded else {})},
         "train": {**train, "algorithm": algorithm},
         "objective": options,
         "rollout": {

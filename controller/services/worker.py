@@ -15,7 +15,7 @@ from controller.ledger.role_traits import TRAITS
 from controller.proto_encoding import ROLES
 from controller.replicated_controller import Controller
 from controller.services.validation import MAX_TASKS, check_caller
-from paceline.config.differences import differences
+from paceline.config.changes import differences
 from paceline.config.schema import Config
 from paceline.groups.invalid import Invalid, check_text
 from paceline.ids import MeshEpoch, Version

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from controller.store.redis_keys import Keys
-from paceline.config.differences import differences
+from paceline.config.changes import differences
 from paceline.errors import BadInput
 from paceline.redis.client import without_password
 

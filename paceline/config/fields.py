@@ -1,10 +1,12 @@
-"""Field types of the configuration, and the base class of its sections."""
+"""Field types of the configuration, rules of change, and the base class of its sections."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
@@ -26,10 +28,74 @@ LocalPath = Annotated[str, AfterValidator(_home_expanded)]
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Live:
+    """Rule of a setting: a run may change it, also while it runs (``paceline set``).
+
+    ``at``: where the value travels: with the plan of a step, or the lease of a task. So every
+    process uses the same one, and a replay uses it again.
+    """
+
+    at: Literal["step", "lease"]
+
+
+@dataclass(frozen=True, slots=True)
+class AtStart:
+    """Rule of a setting: a run may change it when it is continued. A process reads it at its start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """Rule of a setting: a run never changes it. A new run can begin with a checkpoint's weights."""
+
+    reason: str
+    """What rests on it."""
+
+
+Change = Live | AtStart | Fixed
+
+
+@dataclass(frozen=True, slots=True)
+class Newer:
+    """Mark of a setting that early releases did not have. At its default it is in no digest, so that a
+    run of such a release can be continued."""
+
+
+NEWER = Newer()
+AT_START = AtStart()
+STEP, LEASE = Live("step"), Live("lease")
+OBJECTIVE = "steps that a rollback repeats must optimise what they optimised before"
+
+
+class RowForm(StrEnum):
+    """What a row of recorded data holds."""
+
+    CHAT = "chat"  # whole conversations: the assistant's turns are trained
+    COMPLETION = "completion"  # a prompt and its completion
+    PAIR = "pair"  # the better and the worse one of two completions
+    LABELLED = "labelled"  # a prompt, a completion, and whether it is good
+
+    @property
+    def completions(self) -> int:
+        """Completions that a row gives."""
+        return 2 if self is RowForm.PAIR else 1
+
+
 class Section(BaseModel):
+    """Settings with one meaning and one rule of change each; a field may have another rule than its
+    section, as ``Annotated[int, Live("step")]``."""
+
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
     )
+    change: ClassVar[Change] = AT_START
+
+    @classmethod
+    def change_of(cls, name: str) -> Change:
+        """The rule of the setting ``name``."""
+        info = cls.model_fields.get(name)
+        marks = [mark for mark in info.metadata if isinstance(mark, Change)] if info else []
+        return marks[0] if marks else cls.change
 
     @field_validator("*", mode="before")
     @classmethod

@@ -16,8 +16,8 @@ import tomli_w
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from paceline.config.fields import Section, meaning
-from paceline.config.lines import field_lines
+from paceline.config.changes import values_of, with_settings
+from paceline.config.fields import NEWER, AtStart, Change, Fixed, Live, Section, meaning
 from paceline.config.schema import (
     RENAMED,
     SECTIONS,
@@ -27,40 +27,12 @@ from paceline.config.schema import (
     with_new_names,
 )
 from paceline.config.sections.scorers import ScorerConfig
-from paceline.config.setting_rules import Rule, values_of, with_settings
 from paceline.errors import BadInput
 
 FLEET_SECTIONS = (
     *("run", "model", "data", "reward", "train", "objective", "evaluation", "rollout", "scorers"),
 )
-"""Sections with settings that must be equal in every process of a run; see setting_rules."""
-
-NEWER = (
-    *("rollout.source", "data.messages_field", "data.completion_field", "data.chosen_field"),
-    *("data.rejected_field", "data.margin_field", "data.label_field"),
-    *(
-        "train.loss.advantage",
-        "train.loss.surrogate",
-        "train.loss.importance_level",
-        "train.loss.kl_in",
-    ),
-    *(
-        "train.loss.entropy_coef",
-        "train.loss.overlong_filter",
-        "train.loss.covariance",
-        "train.loss.covariance_share",
-    ),
-    *(
-        "train.loss.covariance_range",
-        "train.loss.covariance_kl_coef",
-        "train.loss.router_aux_loss_coef",
-    ),
-    *("train.loss.reference", "reward.overlong_buffer", "reward.overlong_penalty"),
-    *("data.sources", "data.prompt_template", "data.prompt_suffix", "data.chat_template_args"),
-    *("data.long_prompts", "data.curriculum", "data.curriculum_min"),
-)
-"""Settings that earlier releases did not have. At their defaults they are in no digest, so that a
-run of such a release can be continued."""
+"""Sections with settings that must be equal in every process of a run; see Change."""
 
 Field = tuple[str, ...]
 """Path of a section, a setting, or a setting in a table [SECTION.FIELD.NAME]."""
@@ -140,7 +112,7 @@ def fleet_digest(config: Config) -> tuple[str, str]:
     Settings that may change while the run runs are not among them: their values come from the
     controller. The divisor of the ``dr_grpo`` loss is: every replica reads it from its own file.
     """
-    shared = _by_section(config, (Rule.FIXED, Rule.START))
+    shared = _by_section(config, Fixed, AtStart)
     if config.train.loss.aggregation == "dr_grpo":
         shared["rollout"][config.length_setting] = config.longest_completion
     return _digest(shared)
@@ -148,21 +120,21 @@ def fleet_digest(config: Config) -> tuple[str, str]:
 
 def run_digest(config: Config) -> tuple[str, str]:
     """Digest (hex) and canonical JSON of the settings that are fixed for the run."""
-    return _digest(_by_section(config, (Rule.FIXED,)))
+    return _digest(_by_section(config, Fixed))
 
 
 def changeable(config: Config) -> dict[str, Any]:
     """Settings of ``FLEET_SECTIONS`` that a run may change, while it runs or when it is continued."""
-    found = values_of(config, (Rule.LIVE, Rule.START))
+    found = values_of(config, Live, AtStart)
     return {name: v for name, v in found.items() if name.partition(".")[0] in FLEET_SECTIONS}
 
 
-def _by_section(config: Config, rules: Sequence[Rule]) -> dict[str, dict[str, Any]]:
-    """Settings of ``FLEET_SECTIONS`` under ``rules``."""
+def _by_section(config: Config, *changes: type[Change]) -> dict[str, dict[str, Any]]:
+    """Settings of ``FLEET_SECTIONS`` under ``changes``."""
     nested: dict[str, dict[str, Any]] = {section: {} for section in FLEET_SECTIONS}
-    for dotted, value in values_of(config, rules).items():
+    for dotted, value in values_of(config, *changes).items():
         section, _, name = dotted.partition(".")
-        if section not in nested or (dotted in NEWER and value == _default(dotted)):
+        if section not in nested or _is_newer_default(dotted, value):
             continue
         # Digests of earlier releases know no tables in [train].
         nested[section][name.rpartition(".")[2] if section == "train" else name] = value
@@ -175,9 +147,13 @@ def _by_section(config: Config, rules: Sequence[Rule]) -> dict[str, dict[str, An
     return nested
 
 
-def _default(dotted: str) -> Any:
-    known = SETTINGS[dotted].get_default(call_default_factory=True)
-    return json.loads(json.dumps(known))
+def _is_newer_default(dotted: str, value: Any) -> bool:
+    """True for the default of a setting that early releases did not have."""
+    info = SETTINGS.get(dotted)
+    if info is None or NEWER not in info.metadata:
+        return False
+    default = info.get_default(call_default_factory=True)
+    return bool(value == json.loads(json.dumps(default)))
 
 
 def _digest(settings: Mapping[str, Any]) -> tuple[str, str]:
@@ -368,3 +344,34 @@ def _section_of(field: Field) -> tuple[Field, type[Section]]:
         if ".".join(field[:length]) in SECTIONS and len(field) > length:
             return field[:length], SECTIONS[".".join(field[:length])]
     return (), Config
+
+
+def field_lines(text: str) -> dict[tuple[str, ...], int]:
+    """Line (from 1) of every key and table header of a valid TOML document, by path: tomllib keeps
+    no positions.
+
+    tomllib parses the document up to each line in turn. It fails inside a statement, so what is new
+    when it succeeds began on the line after the last success.
+    """
+    lines = text.split("\n")
+    found: dict[tuple[str, ...], int] = {}
+    began = 1
+    for end in range(1, len(lines) + 1):
+        try:
+            parsed = tomllib.loads("\n".join(lines[:end]))
+        except tomllib.TOMLDecodeError:
+            continue
+        for path in _paths(parsed):
+            found.setdefault(path, began)
+        began = end + 1
+    return found
+
+
+def _paths(value: object) -> Iterator[tuple[str, ...]]:
+    if isinstance(value, list) and value and isinstance(value[-1], Mapping):
+        value = value[-1]
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield (key,)
+            for path in _paths(inner):
+                yield (key, *path)

@@ -8,8 +8,8 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from paceline.config.fields import Section, meaning
+from paceline.config.objectives import BUILT_IN
 from paceline.config.schema import SECTIONS, TABLES
-from paceline.config.sections.objectives import BUILT_IN
 from paceline.config.sections.scorers import ScorerConfig, ScorersConfig
 
 HEAD = """\
@@ -41,10 +41,10 @@ def reference() -> str:
             if (table := TABLES.get(f"{section}.{name}")) is not None:
                 about = " ".join((table.__doc__ or "").split())
                 parts += [f"\n### [{section}.{name}.NAME]\n\n{about}\n\n", *_table(table)]
-    for algorithm, options in BUILT_IN.items():
-        if options.model_fields:
+    for algorithm, entry in BUILT_IN.items():
+        if entry.options.model_fields:
             parts.append(f'\n### [objective] of train.algorithm = "{algorithm}"\n\n')
-            parts += _table(options)
+            parts += _table(entry.options)
     return "".join(parts)
 
 

@@ -18,8 +18,8 @@ import tomli_w
 from pydantic.fields import FieldInfo
 
 from paceline.config.fields import meaning
+from paceline.config.objectives import BUILT_IN
 from paceline.config.schema import SECTIONS
-from paceline.config.sections.objectives import BUILT_IN
 
 WIDTH = 98
 
@@ -94,7 +94,7 @@ def template(algorithm: str, size: str, out: str) -> str:
     """
     chosen, base = ALGORITHMS[algorithm], SIZES[size]
     settings = template_settings(algorithm, size)
-    known = BUILT_IN[settings["train"]["algorithm"]].model_fields
+    known = BUILT_IN[settings["train"]["algorithm"]].options.model_fields
     head = [
         *_comment(f"{chosen.summary}."),
         *_comment(f"Sized for {base.summary}{'' if chosen.recorded else base.sampled}."),

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.config.recorded import RowForm, row_form
+from paceline.config.fields import RowForm
 from paceline.config.sections.training import DataConfig
 from paceline.dataset.row_source import DataError, RowSource
 from paceline.dataset.rows import (
@@ -43,7 +43,7 @@ def check_run_rows(rows: RowSource, data: DataConfig) -> None:
 
     Later rows may still be malformed: their tasks are dropped, with a reason, when they are leased.
     """
-    form = row_form(data)
+    form = data.row_form
     if form is None:
         check_rows(rows, data)
         return
@@ -63,7 +63,7 @@ def check_run_rows(rows: RowSource, data: DataConfig) -> None:
 
 def parts_of(row: Mapping[str, Any], data: DataConfig) -> RowParts:
     """Raises DataError if the row does not have the form that ``data`` names."""
-    form = row_form(data)
+    form = data.row_form
     if form is RowForm.CHAT:
         return _chat(row, data)
     if form is RowForm.PAIR:

@@ -19,10 +19,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from paceline.config.prompt_template import placeholders, render
 from paceline.config.sections.training import DataConfig
 from paceline.dataset.arrow_dataset import open_hub, open_parquet, open_saved
 from paceline.dataset.jsonl import JsonLines
-from paceline.dataset.prompt_template import placeholders, render
 from paceline.dataset.row_source import Concatenated, DataError, Row, RowSource
 from paceline.errors import seen_from
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.config.model_config import vocabulary_size
+from paceline.config.model_files import vocabulary_size
 from paceline.config.schema import Config
 from paceline.v1 import rollout_pb2
 

@@ -69,8 +69,9 @@ def problems(plans: list[ProcessPlan], gpu: Gpu) -> Iterator[tuple[str, str]]:
 
 def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
     train, ranks = config.train, config.fleet.policy_ranks
-    trained = 2 if train.algorithm == "ppo" else 1
-    paired = train.algorithm in ("dpo", "ipo", "kto", "online_dpo")
+    objective = config.built_in
+    trained = 2 if objective and objective.critic else 1
+    paired = objective is not None and objective.reference
     frozen = paired or train.loss.kl_coef > 0
     parts = {name: size * trained * shape.parameters // ranks for name, size in STATE.items()}
     host = dict[str, int]()

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.config.changes import flat_settings
 from paceline.config.schema import with_new_names
-from paceline.config.setting_rules import flat_settings
 from paceline.observe.json_lines import DamagedFile
 from paceline.observe.projection import Projection
 from paceline.observe.summary import read_summary, summarise

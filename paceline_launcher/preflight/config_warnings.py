@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from paceline.config.ignored_settings import ignored
+from paceline.config.objectives import ignored
 from paceline.config.schema import Config
-from paceline.config.sections.objectives import DistillOptions
+from paceline.config.sections.objective_options import DistillOptions
 from paceline.config.sections.scorers import named_scorer
 from paceline_launcher.preflight.findings import Findings, ok, warn
 

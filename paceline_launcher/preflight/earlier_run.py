@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.config.differences import differences
+from paceline.config.changes import differences, problem_of_divisor
 from paceline.config.load import ConfigError, load_config, run_digest
 from paceline.config.schema import Config
 from paceline.config.sections.training import LENGTHS
-from paceline.config.setting_rules import problem_of_divisor
 from paceline.errors import BadInput
 from paceline.observe.json_lines import DamagedFile
 from paceline.observe.projection import Projection

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from paceline.config.same_tokens import difference, misread
+from paceline.config.model_files import difference, misread
 from paceline.config.schema import Config
 from paceline.dataset.rows import DataError, Row, prompt_of
 from paceline.errors import BadInput, seen_from

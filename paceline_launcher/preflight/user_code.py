@@ -10,10 +10,10 @@ import json
 import subprocess
 from dataclasses import dataclass
 
-from paceline.config.built_in_rewards import BUILT_IN_REWARDS
+from paceline.config.objectives import BUILT_IN
 from paceline.config.schema import Config
-from paceline.config.sections.objectives import BUILT_IN
 from paceline.config.sections.scorers import named_scorer
+from paceline.config.sections.training import BUILT_IN_REWARDS
 from paceline.process.user_code import python_module
 from paceline_launcher.preflight.findings import CORRECT, Findings, Start, fail, ok, warn
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from paceline.config.sections.preference_objectives import DpoOptions, IpoOptions
+from paceline.config.sections.objective_options import DpoOptions, IpoOptions
 from policy_worker.objectives.importance_ratio import LOG_RATIO_LIMIT
 from policy_worker.objectives.objective import Mean, Part, reference_of
 from policy_worker.objectives.pairs import PairScores, PolicyPairs

@@ -3,7 +3,7 @@
 Sources: PPO, Schulman et al., arXiv 1707.06347; GRPO, Shao et al., arXiv 2402.03300; asymmetric
 clip and token mean: DAPO, Yu et al., arXiv 2503.14476; dual clip: Ye et al., arXiv 1912.09729;
 importance weight of the KL: DeepSeek-V3.2, arXiv 2512.02556; ratio as a constant weight: CISPO,
-MiniMax-M1, arXiv 2506.13585. paceline/config/algorithms.py has the source of each name of the
+MiniMax-M1, arXiv 2506.13585. paceline/config/objectives.py has the source of each name of the
 family.
 """
 

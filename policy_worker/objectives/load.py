@@ -5,34 +5,17 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Sequence
-from typing import Any
+from importlib import import_module
+from typing import Any, cast
 
 from pydantic import ValidationError
 
-from paceline.config.algorithms import FAMILY
+from paceline.config.objectives import BUILT_IN, problem_of
 from paceline.config.schema import Config
-from paceline.config.sections.objectives import problem_of
 from paceline.errors import BadInput, one_line
 from paceline.process.user_code import NotFound, find
-from policy_worker.objectives.dpo import Dpo, Ipo, OnlineDpo
-from policy_worker.objectives.grpo import Grpo
 from policy_worker.objectives.objective import POLICY, REFERENCE, Objective, Part
-from policy_worker.objectives.ppo import Ppo
-from policy_worker.objectives.preferences import Kto, Orpo, RewardModel
-from policy_worker.objectives.supervised import Distill, Sft
 
-BUILT_IN: dict[str, type[Objective]] = {
-    **dict.fromkeys(FAMILY, Grpo),
-    "ppo": Ppo,
-    "sft": Sft,
-    "distill": Distill,
-    "dpo": Dpo,
-    "online_dpo": OnlineDpo,
-    "ipo": Ipo,
-    "orpo": Orpo,
-    "kto": Kto,
-    "reward_model": RewardModel,
-}
 _CALLED = ("advantages", "loss", "columns", "contributing")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -79,7 +62,8 @@ def _problem_of_parts(trains: Sequence[Part], frozen: Sequence[Part]) -> str:
 def objective_class(name: str) -> type[Objective]:
     """Raises ObjectiveError if there is no such class, or if it is no objective."""
     if name in BUILT_IN:
-        return BUILT_IN[name]
+        module, _, attribute = BUILT_IN[name].implementation.partition(":")
+        return cast(type[Objective], getattr(import_module(module), attribute))
     if problem := problem_of(name, {}):
         raise ObjectiveError(problem)
     try:

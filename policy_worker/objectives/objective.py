@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.config.fields import Section
 from paceline.config.schema import Config
-from paceline.config.sections.objectives import NoOptions
+from paceline.config.sections.objective_options import NoOptions
 from paceline.config.sections.scorers import named_scorer
 from policy_worker.objectives.batch import Floats, StepTotals, TokenBatch, scored_by, staleness
 from policy_worker.objectives.columns import TokenColumns, TokenScores, token_weights

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.config.sections.preference_objectives import PairOptions
+from paceline.config.sections.objective_options import PairOptions
 from policy_worker.objectives.batch import Floats, Ints, StepTotals, TokenBatch
 from policy_worker.objectives.columns import (
     Array,

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.config.schema import Config
-from paceline.config.sections.ppo import PpoOptions
+from paceline.config.sections.objective_options import PpoOptions
 from policy_worker.objectives.batch import StepTotals, TokenBatch
 from policy_worker.objectives.columns import TokenColumns, TokenScores
 from policy_worker.objectives.grpo import grpo_loss

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from paceline.config.sections.preference_objectives import (
+from paceline.config.sections.objective_options import (
     KtoOptions,
     OrpoOptions,
     RewardModelOptions,

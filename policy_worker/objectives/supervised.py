@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.config.sections.objectives import DistillOptions
+from paceline.config.sections.objective_options import DistillOptions
 from policy_worker.objectives.batch import StepTotals, TokenBatch, scored_by
 from policy_worker.objectives.columns import TokenColumns, TokenScores
 from policy_worker.objectives.grpo import grpo_loss

@@ -29,7 +29,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from paceline.config.differences import differences
+from paceline.config.changes import differences
 from paceline.config.load import fleet_digest
 from paceline.config.schema import Config
 from paceline.errors import BadInput

@@ -27,7 +27,7 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 
-from paceline.config.same_tokens import difference
+from paceline.config.model_files import difference
 from paceline.config.schema import Config
 from paceline.ids import Step
 from paceline.process.structured_log import event, first_line

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from paceline.config.built_in_rewards import BUILT_IN_REWARDS
 from paceline.config.sections.scorers import named_scorer
+from paceline.config.sections.training import BUILT_IN_REWARDS
 from paceline.errors import BadInput
 from paceline.process.lifetime import leave_after
 from paceline.process.user_code import NotFound, find

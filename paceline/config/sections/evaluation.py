@@ -8,10 +8,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from paceline.config.built_in_rewards import BUILT_IN_REWARDS
-from paceline.config.fields import LocalPath, Positive, Section
+from paceline.config.fields import Fixed, LocalPath, Positive, Section
 from paceline.config.sections.scorers import named_scorer
-from paceline.config.sections.training import DataConfig, RewardConfig
+from paceline.config.sections.training import BUILT_IN_REWARDS, DataConfig, RewardConfig
 from paceline.evaluation.set_scores import judging_metrics
 
 HELD_OUT = "held_out"
@@ -93,6 +92,8 @@ class EvalSetConfig(Section):
 
 
 class EvaluationConfig(Section):
+    change = Fixed("the ledger ranks checkpoints by these evaluations")
+
     sets: dict[str, EvalSetConfig] = Field(default_factory=dict)
     """Evaluation sets by name, each a table [evaluation.sets.NAME] (its settings are below). The
     set of data.eval_path is called held_out: one greedy sample of each prompt."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from paceline.config.fields import LocalPath, Positive, Seconds, Section
+from paceline.config.fields import AT_START, Fixed, LocalPath, Positive, Seconds, Section
 
 PREFIX = "scorer:"
 """Of a scorer's name in reward.functions and train.loss.reference."""
@@ -20,18 +20,20 @@ PLACEHOLDERS = ("prompt", "completion", "answer")
 class ScorerConfig(Section):
     """One scorer. docs/scorers.md describes the kinds."""
 
+    change = Fixed("groups in flight were scored with it")
+
     kind: Literal["reward_model", "judge", "logprobs"]
     """What it computes. reward_model: the score of prompt and completion by a model with a scalar
     head. judge: the number in a language model's reply about the completion. logprobs: the log-prob
     of each token of the completion."""
     path: LocalPath | None = None
     """Directory or hub name of the model."""
-    url: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
+    url: Annotated[Annotated[str, Field(pattern=r"^https?://\S+$")] | None, AT_START] = None
     """Judge: base URL of an OpenAI-compatible server that runs the model, such as
     http://host:8000/v1. Without it the scorer loads path itself."""
     model: str | None = None
     """Judge with a url: name of the model there."""
-    api_key_file: LocalPath | None = None
+    api_key_file: Annotated[LocalPath | None, AT_START] = None
     """Judge with a url: file with the key that the server asks for. The environment variable
     PACELINE_JUDGE_KEY overrides it."""
     prompt: str = (
@@ -49,16 +51,16 @@ class ScorerConfig(Section):
     """Judge: largest number of tokens of its reply."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
     """Judge: sampling temperature of its replies. 0 is greedy."""
-    attempts: Positive = 3
+    attempts: Annotated[Positive, AT_START] = 3
     """Judge: replies that are asked for about one completion until one has a score. Then the
     attempt fails."""
     max_context: Positive | None = None
     """Longest prompt plus completion, in tokens. A longer one fails. Default: the model's limit."""
-    batch_size: Positive = 16
+    batch_size: Annotated[Positive, AT_START] = 16
     """Completions that the model computes at once. Judge with a url: requests at once."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    dtype: Annotated[Literal["auto", "float32", "bfloat16"], AT_START] = "auto"
     """Precision in which the model computes. auto uses model.dtype."""
-    timeout_s: Seconds = 60.0
+    timeout_s: Annotated[Seconds, AT_START] = 60.0
     """A request that a scorer has not answered for this many seconds is sent to another one as
     well. Judge with a url: longest time of one reply."""
 

@@ -6,11 +6,11 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from paceline.config.fields import LocalPath, Positive, Seconds, Section
+from paceline.config.fields import Fixed, LocalPath, Positive, Seconds, Section
 
 
 class RedisConfig(Section):
-    url: str | None = None
+    url: Annotated[str | None, Fixed("the journal is stored there")] = None
     """Address of an existing server, redis:// or rediss://. If none, Paceline starts one in the
     run directory."""
     host: str = "127.0.0.1"
@@ -45,6 +45,8 @@ REDIS_SCHEMES = ("redis", "rediss", "redis+sentinel", "rediss+sentinel", "unix")
 
 
 class PayloadsConfig(Section):
+    change = Fixed("the payloads of the run are stored there")
+
     url: str | list[str] | None = None
     """Where the tokens of groups are stored. If none, in the Redis of the journal. Otherwise one or
     several URLs of other servers, redis:// or rediss://, over which they are spread, or one of a

@@ -7,9 +7,24 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from paceline.config.algorithms import with_defaults
-from paceline.config.fields import Decay, LocalPath, NonNegative, Positive, Ratio, Seconds, Section
-from paceline.dataset.prompt_template import placeholders
+from paceline.config.fields import (
+    AT_START,
+    LEASE,
+    NEWER,
+    OBJECTIVE,
+    STEP,
+    Decay,
+    Fixed,
+    LocalPath,
+    NonNegative,
+    Positive,
+    Ratio,
+    RowForm,
+    Seconds,
+    Section,
+)
+from paceline.config.objectives import with_defaults
+from paceline.config.prompt_template import placeholders
 
 LENGTHS = ("steps", "epochs", "max_samples")
 """Settings of [train] that say how long the run is; one of them is set."""
@@ -22,41 +37,62 @@ TEMPLATE_ARGS = (
 """Arguments of apply_chat_template that a run sets itself."""
 
 
+BUILT_IN_REWARDS: Mapping[str, str] = {
+    "exact_match": "exact_match",
+    "math_verify": "math_verify",
+    "math_boxed": "math_boxed",
+    "math_boxed:intervals": "math_boxed_intervals",
+}
+"""Rewards that are built in, beside format:REGEX, all of which compare with the row's answer: name in
+the configuration, and name of the function among the rewards of the rollout worker."""
+
+
 class RunConfig(Section):
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] = "run"
+    name: Annotated[
+        str,
+        Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"),
+        Fixed("the journal is stored under it"),
+    ] = "run"
     """Name of the run. The default run directory is `runs/<name>`."""
-    seed: NonNegative = 0
+    seed: Annotated[
+        NonNegative,
+        Fixed("it decides the order of the data and the seeds of tasks that are under way"),
+    ] = 0
     """Seed of the data order, of sampling and of initialisation."""
 
 
 class ModelConfig(Section):
+    change = Fixed("checkpoints hold this model and its optimizer state")
+
     path: LocalPath
     """The model to train: a directory or hub name that `AutoModelForCausalLM.from_pretrained`
     accepts."""
-    initial_checkpoint: LocalPath | None = None
+    initial_checkpoint: Annotated[LocalPath | None, Fixed("the run has begun with it")] = None
     """Checkpoint directory of another run, with whose weights this run begins; its optimizer state
     is taken over if it fits. `paceline up --from` sets it. If none, the run begins with model.path.
     """
-    tokenizer: LocalPath | None = None
+    tokenizer: Annotated[
+        LocalPath | None, Fixed("groups in flight are token ids of this tokenizer")
+    ] = None
     """Directory or hub name of the tokenizer. Default: `model.path`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision in which the trainer computes. Master weights and optimizer state are always
     float32."""
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: Annotated[bool, AT_START] = False
     """Recompute activations in the backward pass. It needs less memory and about a third more
     compute."""
-    attention: Literal["sdpa", "flex"] = "sdpa"
+    attention: Annotated[Literal["sdpa", "flex"], AT_START] = "sdpa"
     """Attention of the trainer over packed rows. sdpa: PyTorch's scaled dot-product attention, for
     which a shared prompt is copied once for each completion. flex: a compiled block-sparse kernel
     without copies, for GPUs and long shared prompts; on a CPU it computes all scores of a row, and
     is for checks only.
     """
-    compile: bool = False
+    compile: Annotated[bool, AT_START] = False
     """Compile each transformer block of the trainer with torch.compile, around its attention. The
     first row takes longer."""
-    trust_remote_code: bool = False
+    trust_remote_code: Annotated[bool, Fixed("the model's code belongs to the run")] = False
     """Run model code that comes with the checkpoint."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Annotated[Literal["auto", "cpu", "cuda"], AT_START] = "auto"
     """Device of policy and rollout workers. auto uses cuda if torch finds a GPU."""
 
 
@@ -83,14 +119,16 @@ class SourceConfig(Section):
 
 
 class DataConfig(Section):
+    change = Fixed("the ledger counts rows of this data set")
+
     path: LocalPath | None = None
     """Training data: a JSONL or Parquet file, a directory of such files, or the name or directory
     of a Hugging Face data set. Either this or data.sources is needed."""
-    sources: dict[Annotated[str, Field(pattern=SOURCE_NAME)], SourceConfig] = Field(
-        default_factory=dict
+    sources: Annotated[dict[Annotated[str, Field(pattern=SOURCE_NAME)], SourceConfig], NEWER] = (
+        Field(default_factory=dict)
     )
     """Several sources of training data, each as a table [data.sources.NAME]."""
-    open_timeout_s: Seconds = 1800.0
+    open_timeout_s: Annotated[Seconds, AT_START] = 1800.0
     """Longest time to open the data. After it the controller ends with an error that names the
     data."""
     name: str | None = None
@@ -102,51 +140,62 @@ class DataConfig(Section):
     answer_field: str | None = "answer"
     """Field that is passed to rewards as the reference answer. If none, rewards receive only the
     row."""
-    messages_field: str | None = None
+    messages_field: Annotated[str | None, NEWER] = None
     """Recorded data: field with a chat. The assistant's turns are trained, the others are read."""
-    completion_field: str | None = None
+    completion_field: Annotated[str | None, NEWER] = None
     """Recorded data: field with the completion of prompt_field, as text or as chat messages."""
-    chosen_field: str | None = None
+    chosen_field: Annotated[str | None, NEWER] = None
     """Recorded data: field with the better one of two completions, as text or as chat messages. A
     whole chat may stand in both fields; prompt_field is not needed then."""
-    rejected_field: str | None = None
+    rejected_field: Annotated[str | None, NEWER] = None
     """Recorded data: field with the worse one of two completions."""
-    margin_field: str | None = None
+    margin_field: Annotated[str | None, NEWER] = None
     """Recorded data: field with a positive number, by how much chosen is better. If none, it is 1.
     """
-    label_field: str | None = None
+    label_field: Annotated[str | None, NEWER] = None
     """Recorded data: field that is true for a good completion and false for a bad one."""
     chat: bool = False
     """Wrap a text prompt as one user message and apply the tokenizer's chat template."""
     system_prompt: str | None = None
     """System message put before the chat messages, unless the row has its own."""
-    prompt_template: str | None = None
+    prompt_template: Annotated[str | None, NEWER] = None
     """Text of the prompt, with the names of fields in braces: "Question: {question}\\nAnswer:". It
     takes the place of data.prompt_field. {{ and }} stand for braces."""
-    prompt_suffix: str = ""
+    prompt_suffix: Annotated[str, NEWER] = ""
     """Text that is put after every prompt; after the last user message, if the prompt is chat
     messages."""
-    chat_template_args: dict[str, Any] = Field(default_factory=dict)
+    chat_template_args: Annotated[dict[str, Any], NEWER] = Field(default_factory=dict)
     """Arguments of the tokenizer's chat template, for example { enable_thinking = false }."""
     shuffle: bool = True
     """Shuffle the rows in each pass over the data, by run.seed. If false, rows keep the order of
     the file."""
     max_prompt_tokens: Positive = 4096
     """Longest prompt, in tokens. See long_prompts."""
-    long_prompts: Literal["drop", "truncate_left", "truncate_right"] = "drop"
+    long_prompts: Annotated[Literal["drop", "truncate_left", "truncate_right"], NEWER] = "drop"
     """What becomes of prompts with more than max_prompt_tokens. drop: they are dropped, with a
     reason. truncate_left, truncate_right: the text of the row loses its beginning or its end, until
     the prompt fits; template, system prompt and suffix stay whole."""
-    curriculum: Literal["success_rate"] | None = None
+    curriculum: Annotated[Literal["success_rate"] | None, NEWER] = None
     """success_rate: prompts that were always or never solved are drawn less. Each group in a row
     whose rewards are all equal halves the probability that the prompt is drawn in the next epoch.
     If none, every epoch draws every prompt."""
-    curriculum_min: Annotated[float, Field(gt=0, le=1)] = 0.1
+    curriculum_min: Annotated[float, Field(gt=0, le=1), NEWER] = 0.1
     """Lowest probability to which the curriculum reduces a prompt."""
     eval_path: LocalPath | None = None
     """Held-out data, in any form that data.path accepts. If none, the run has no evaluations."""
     eval_split: str = "test"
     """Split of a held-out Hugging Face data set."""
+
+    @property
+    def row_form(self) -> RowForm | None:
+        """Form of recorded rows; None if no field of recorded data is named."""
+        if self.messages_field is not None:
+            return RowForm.CHAT
+        if self.chosen_field is not None:
+            return RowForm.PAIR
+        if self.label_field is not None:
+            return RowForm.LABELLED
+        return None if self.completion_field is None else RowForm.COMPLETION
 
     @property
     def described(self) -> str:
@@ -220,33 +269,37 @@ def _check_renamed(source: str, setting: str, field: object, known: Mapping[str,
 
 
 class RewardConfig(Section):
+    change = Fixed("groups in flight were scored with them")
+
     functions: list[str] | dict[str, float] = Field(default_factory=lambda: ["exact_match"])
     """Rewards: built-in names (exact_match, math_verify, math_boxed, math_boxed:intervals,
     format:REGEX), package.module:function, or scorer:NAME for a scorer of [scorers]. As a table,
     each has a weight."""
-    timeout_s: Seconds = 10.0
+    timeout_s: Annotated[Seconds, LEASE] = 10.0
     """Time limit of one reward call, in seconds. The attempt fails if a call exceeds it."""
-    processes: NonNegative = 1
+    processes: Annotated[NonNegative, AT_START] = 1
     """Processes that score completions, per rollout worker. 0 scores in the worker itself,
     where only async functions have a time limit."""
-    overlong_buffer: NonNegative = 0
+    overlong_buffer: Annotated[NonNegative, NEWER] = 0
     """Soft penalty of long completions, in tokens (DAPO): within this many tokens of the length
     limit the reward falls linearly, by overlong_penalty at the limit. It is not applied to held-out
     prompts. 0: none."""
-    overlong_penalty: Annotated[float, Field(gt=0)] = 1.0
+    overlong_penalty: Annotated[float, Field(gt=0), NEWER] = 1.0
     """What a completion loses that reaches the length limit."""
 
 
 class OptimizerConfig(Section):
     """AdamW and its learning rate."""
 
-    lr: Annotated[float, Field(gt=0)] = 1e-6
+    change = Fixed(OBJECTIVE)
+
+    lr: Annotated[float, Field(gt=0), STEP] = 1e-6
     """Peak learning rate of AdamW."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    schedule: Annotated[Literal["constant", "linear", "cosine"], STEP] = "constant"
     """Shape of the learning rate's decay, from the end of the warm-up to the last step."""
-    warmup_steps: NonNegative = 0
+    warmup_steps: Annotated[NonNegative, STEP] = 0
     """Steps in which the learning rate rises linearly from 0."""
-    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1), STEP] = 0.0
     """Learning rate at the end of the decay, as a fraction of lr. The step after the last one would
     have it."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
@@ -262,13 +315,15 @@ class OptimizerConfig(Section):
 class LossConfig(Section):
     """The policy loss: its advantages, ratios, clips and further terms."""
 
+    change = Fixed(OBJECTIVE)
+
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum", "dr_grpo"] = "token_mean"
     """How token losses become one number. token_mean: mean over all tokens of the step (DAPO).
     sequence_mean: mean over each sequence, then over sequences (GRPO). sequence_sum: sum over each
     sequence, then the mean over sequences (RLOO). dr_grpo: sum divided by the
     longest completion, which is rollout.max_tokens, or with an environment rollout.max_context
     (Dr. GRPO)."""
-    advantage: Literal["group", "leave_one_out", "step", "group_step"] = "group"
+    advantage: Annotated[Literal["group", "leave_one_out", "step", "group_step"], NEWER] = "group"
     """What a reward is compared with. group: the mean of its group (GRPO). leave_one_out: the mean
     of the group's others (RLOO). step: the mean of all samples of the step (REINFORCE++).
     group_step: the mean of its group, and the standard deviation is that of the step
@@ -277,11 +332,11 @@ class LossConfig(Section):
     advantage_norm: bool = True
     """Divide advantages by the standard deviation of the rewards: of the group's, or with advantage
     = "step" and "group_step" of the step's."""
-    surrogate: Literal["clip", "weight"] = "clip"
+    surrogate: Annotated[Literal["clip", "weight"], NEWER] = "clip"
     """How the importance ratio enters. clip: the smaller of the ratio and the clipped ratio times
     the advantage, so that tokens beyond the clip have no gradient (PPO). weight: the clipped ratio
     is a constant weight of the log-prob, so that every token keeps its gradient (CISPO)."""
-    importance_level: Literal["token", "sequence"] = "token"
+    importance_level: Annotated[Literal["token", "sequence"], NEWER] = "token"
     """token: each token has its ratio. sequence: all tokens of a completion have the geometric mean
     of their ratios (GSPO)."""
     clip_low: Annotated[float, Field(ge=0)] = 0.2
@@ -313,31 +368,31 @@ class LossConfig(Section):
     model."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of the KL term in the loss, named as by Schulman."""
-    kl_in: Literal["loss", "reward"] = "loss"
+    kl_in: Annotated[Literal["loss", "reward"], NEWER] = "loss"
     """loss: the KL term is a part of the loss. reward: each token's advantage is lowered by kl_coef
     times the log-ratios to the reference model from this token to the end of the completion."""
-    entropy_coef: Annotated[float, Field(ge=0)] = 0.0
+    entropy_coef: Annotated[float, Field(ge=0), NEWER] = 0.0
     """Weight of the entropy bonus: the mean entropy of the policy at the trained tokens, in nats,
     is added to what is maximised."""
-    router_aux_loss_coef: Annotated[float, Field(ge=0)] = 0.0
+    router_aux_loss_coef: Annotated[float, Field(ge=0), NEWER] = 0.0
     """Weight of the load-balancing loss of a mixture of experts: 1 per completion if its experts
     get equal shares, more if they do not. 0 leaves it out. Many models were trained with 0.001."""
-    overlong_filter: bool = False
+    overlong_filter: Annotated[bool, NEWER] = False
     """Completions that were cut at the length limit give no gradient. Their rewards still count in
     the advantages of the others (DAPO)."""
-    covariance: Literal["none", "clip", "kl"] = "none"
+    covariance: Annotated[Literal["none", "clip", "kl"], NEWER] = "none"
     """Keeps the entropy from collapsing by the few tokens whose log-prob and advantage vary
     together most. clip: a random covariance_share of the tokens in covariance_range has no gradient
     (Clip-Cov). kl: the covariance_share of tokens with the largest covariance has a KL term to the
     policy that sampled, with covariance_kl_coef (KL-Cov).
     """
-    covariance_share: Annotated[float, Field(gt=0, le=1)] = 2e-4
+    covariance_share: Annotated[float, Field(gt=0, le=1), NEWER] = 2e-4
     """Share of the trained tokens that covariance chooses, group by group."""
-    covariance_range: tuple[float, float] = (1.0, 5.0)
+    covariance_range: Annotated[tuple[float, float], NEWER] = (1.0, 5.0)
     """Range of covariances from which covariance = "clip" chooses."""
-    covariance_kl_coef: Annotated[float, Field(ge=0)] = 1.0
+    covariance_kl_coef: Annotated[float, Field(ge=0), NEWER] = 1.0
     """Weight of the KL term of covariance = "kl"."""
-    reference: Annotated[str, Field(pattern=r"^(model|scorer:\w+)$")] = "model"
+    reference: Annotated[str, Field(pattern=r"^(model|scorer:\w+)$"), NEWER] = "model"
     """Reference model of the KL term. model: the trainer loads reference_path. scorer:NAME: the
     scorer NAME, of kind logprobs, computes its log-probs, and no trainer holds it."""
     reference_path: LocalPath | None = None
@@ -397,7 +452,9 @@ class MemoryConfig(Section):
 
 
 class TrainConfig(Section):
-    algorithm: str = "grpo"
+    change = STEP
+
+    algorithm: Annotated[str, Fixed(OBJECTIVE)] = "grpo"
     """What a step optimises. The GRPO family: grpo, dr_grpo, dapo, gspo, cispo, rloo, reinforce++,
     reinforce++-baseline, whose names give other defaults to the settings below. With a critic: ppo.
     For preferences: dpo, ipo, orpo, kto, online_dpo, reward_model. From a teacher: distill. For
@@ -412,7 +469,9 @@ class TrainConfig(Section):
     up: the last one is filled with rows of the next pass."""
     max_samples: Positive | None = None
     """Length of the run in samples (completions), instead of steps. The steps are rounded down."""
-    groups_per_step: Positive = 32
+    groups_per_step: Annotated[
+        Positive, Fixed("steps that a rollback repeats have this many groups")
+    ] = 32
     """Global batch size in groups, independent of the number of replicas. A group is the
     completions of one prompt."""
     max_staleness: NonNegative = 1
@@ -427,10 +486,12 @@ class TrainConfig(Section):
     """Oldest token that late_groups = "train" trains, in steps. Older tokens are masked in the
     loss, and a group without a younger one is dropped as expired. Default: 8 x max_staleness, at
     least 8."""
-    max_nonfinite_steps: Positive | None = 10
+    max_nonfinite_steps: Annotated[
+        Positive | None, Fixed("the ledger counts steps without a finite gradient by it")
+    ] = 10
     """The run fails after this many steps in a row whose gradient is not finite. Such a step
     changes no weight. none disables the limit."""
-    filter_uninformative: bool = False
+    filter_uninformative: Annotated[bool, Fixed(OBJECTIVE)] = False
     """Drop groups whose rewards are all equal, which have zero advantage, and generate others
     instead."""
     checkpoint_every: Positive = 50

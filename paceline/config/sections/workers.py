@@ -7,11 +7,24 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from paceline.config.fields import NonNegative, Positive, Seconds, Section, Workload
+from paceline.config.fields import (
+    LEASE,
+    NEWER,
+    Fixed,
+    NonNegative,
+    Positive,
+    Seconds,
+    Section,
+    Workload,
+)
 
 
 class RolloutConfig(Section):
-    source: Literal["engine", "recorded"] = "engine"
+    source: Annotated[
+        Literal["engine", "recorded"],
+        Fixed("the ledger counts ages of sampled groups alone"),
+        NEWER,
+    ] = "engine"
     """Origin of the completions. engine: they are sampled from the policy. recorded: they are in
     the data (data.messages_field, data.completion_field, data.chosen_field), and no engine runs.
     See docs/recorded-data.md."""
@@ -21,24 +34,37 @@ class RolloutConfig(Section):
     """
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """Settings of an engine of your own; Paceline does not read them."""
-    group_size: Annotated[int, Field(ge=1, le=1024)] = 8
+    group_size: Annotated[
+        int, Field(ge=1, le=1024), Fixed("groups in flight have this many completions")
+    ] = 8
     """Completions per prompt. With recorded data it follows from the rows: 2 for chosen and
     rejected, else 1."""
-    max_tokens: Annotated[int, Field(ge=1, le=131072)] = 1024
+    max_tokens: Annotated[int, Field(ge=1, le=131072), LEASE] = 1024
     """Largest number of new tokens in a completion."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
+    temperature: Annotated[
+        float,
+        Field(gt=0),
+        Fixed(
+            "the trainer computes log-probabilities with it, and groups in flight were sampled at it"
+        ),
+    ] = 1.0
     """Sampling temperature."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1), LEASE] = 1.0
     """Nucleus sampling: the smallest set of tokens with this probability. 1 disables it. See
     top_k."""
-    top_k: NonNegative = 0
+    top_k: Annotated[NonNegative, LEASE] = 0
     """Sample from the k most likely tokens. 0 disables it. With top_k > 0 or top_p < 1 the
     importance ratio is biased: the trainer's log-probs are not truncated."""
-    stop: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
+    stop: Annotated[
+        list[Annotated[str, Field(min_length=1)]],
+        Fixed("engines are built for it, and groups in flight were cut at it"),
+    ] = Field(default_factory=list)
     """Strings that end a completion."""
     max_sequences: Positive = 256
     """Sequences that an engine generates at once. In the transformers engine: cache slots."""
-    max_context: Positive | None = None
+    max_context: Annotated[
+        Positive | None, Fixed("engines and the controller are built for this length")
+    ] = None
     """Longest prompt plus completion, in tokens. Default: data.max_prompt_tokens + max_tokens, or
     the model's limit if it is lower."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -61,7 +87,10 @@ class RolloutConfig(Section):
     weight_deltas: bool = True
     """Receive only what changed since the version before, if weights travel as 16-bit numbers. A
     rollout worker then keeps a copy of them in host memory, and a trainer a second snapshot."""
-    relay_fanout: Annotated[int, Field(ge=0, le=64)] | Literal["auto"] = "auto"
+    relay_fanout: Annotated[
+        Annotated[int, Field(ge=0, le=64)] | Literal["auto"],
+        Fixed("the ledger decides by it who sends weights to whom"),
+    ] = "auto"
     """Receivers to which a policy replica, or a rollout worker that has received weights, sends
     them. Rollout workers hand weights on while they arrive, each to at most this many others, so a
     replica sends this many copies however many workers there are. 1 is a chain: every link carries
@@ -77,14 +106,14 @@ class RolloutConfig(Section):
     """Tokens after which an unfinished sequence is written to the payload store; if its worker dies,
     another one continues it from there. Worth setting (256) if a sequence takes minutes. 0: only a
     worker that leaves writes what it has."""
-    environment: str | None = None
+    environment: Annotated[str | None, Fixed("groups in flight come from it")] = None
     """Environment that produces completions in several turns with the model:
     package.module:function. If none, the model completes the prompt in one turn. See
     docs/environments.md."""
-    environment_timeout_s: Seconds = 60.0
+    environment_timeout_s: Annotated[Seconds, LEASE] = 60.0
     """Time that an environment may take for one sample, in seconds, not counting its waits for
     the model. The attempt fails if it takes longer."""
-    max_turns: Positive = 8
+    max_turns: Annotated[Positive, LEASE] = 8
     """Largest number of model turns in one sample of an environment. max_tokens limits each turn;
     max_context, which an environment requires, limits the whole transcript."""
     openai: bool = False
@@ -201,7 +230,9 @@ class FleetConfig(Section):
     one; 0 stops it at once."""
     wedged_after_s: Seconds = 300.0
     """A busy worker whose main loop makes no progress for this many seconds is declared dead."""
-    max_attempts: Positive = 3
+    max_attempts: Annotated[
+        Positive, Fixed("failed attempts of tasks under way are counted by it")
+    ] = 3
     """Failed attempts after which a task is quarantined."""
     restart: bool = True
     """`paceline up` restarts a process that died."""

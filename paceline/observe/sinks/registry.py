@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
+from paceline.config.changes import flat_settings
 from paceline.config.load import FLEET_SECTIONS, ConfigError
 from paceline.config.schema import Config
-from paceline.config.setting_rules import flat_settings
 from paceline.observe.sinks.base import ExternalRun, Sink
 
 BUILT_IN = {

@@ -15,7 +15,7 @@ from controller.services.worker import check_report
 from controller.store.journal import Journal
 from controller.store.ledger_follower import LedgerFollower
 from controller.store.redis_keys import Keys
-from paceline.config.setting_rules import with_settings
+from paceline.config.changes import with_settings
 from paceline.groups.invalid import Invalid
 from paceline.groups.limits import GroupLimits
 from paceline.payloads.redis_payloads import RedisPayloads

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.config import Config, ConfigError, fleet_digest, load_config, to_toml
-from paceline.config.lines import field_lines
-from paceline.config.load import unknown_setting
+from paceline.config.load import field_lines, unknown_setting
 
 MINIMAL = '[model]\npath = "m"\n\n[data]\npath = "d"\n'
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from paceline.config.changes import flat_settings
 from paceline.config.load import load_config
+from paceline.config.objectives import BUILT_IN
 from paceline.config.schema import SETTINGS
-from paceline.config.sections.objectives import BUILT_IN
-from paceline.config.setting_rules import flat_settings
 from paceline.config.template import ALGORITHMS, SIZES, template, template_settings
 from paceline.errors import BadInput
 from paceline_launcher.cli import app
@@ -79,7 +79,7 @@ def test_the_tiny_one_of_recorded_data_passes_the_whole_check(
 
 def test_the_options_of_an_objective_carry_their_meaning() -> None:
     words = " ".join(template("ppo", "tiny", "run.toml").replace("#", " ").split())
-    meaning_of = BUILT_IN["ppo"].model_fields["gae_lambda"].description or ""
+    meaning_of = BUILT_IN["ppo"].options.model_fields["gae_lambda"].description or ""
     assert " ".join(meaning_of.split()) in words
 
 

@@ -195,7 +195,7 @@ def test_the_steps_follow_from_epochs_and_samples(train: dict, rows: int, steps:
 
 
 def test_a_warm_up_longer_than_the_epochs_is_refused() -> None:
-    train = {"epochs": 1, "groups_per_step": 8, "warmup_steps": 5}
+    train = {"epochs": 1, "groups_per_step": 8, "optimizer": {"warmup_steps": 5}}
     config = Config.model_validate({"model": {"path": "/"}, "data": {"path": "x"}, "train": train})
     with pytest.raises(
         BadInput, match="warmup_steps = 5 is larger than the run, which has 4 steps"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from paceline.config.same_tokens import difference
+from paceline.config.model_files import difference
 from paceline_launcher.preflight.models import model_problems
 from policy_worker.model.policy_model import ModelError
 from policy_worker.ranks.sharding import load_sharded_state

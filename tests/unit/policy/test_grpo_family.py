@@ -18,7 +18,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from paceline.config.algorithms import FAMILY
+from paceline.config.objectives import FAMILY
 from paceline.config.sections.training import LossConfig, TrainConfig
 from policy_worker.objectives.advantages import EPSILON, advantages_of
 from policy_worker.objectives.batch import StepTotals, decode

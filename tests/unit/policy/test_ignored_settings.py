@@ -11,8 +11,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from paceline.config.ignored_settings import IGNORED, TERMS
 from paceline.config.load import ConfigError, load_config
+from paceline.config.objectives import BUILT_IN, TERMS
 from paceline.v1 import rollout_pb2
 from paceline_launcher.cli import app
 from policy_worker.conformance import toy_config
@@ -55,9 +55,11 @@ def gradient(algorithm: str, train: dict[str, Any]) -> torch.Tensor:
     return toy.gradient(toy.groups)
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", *IGNORED])
+@pytest.mark.parametrize(
+    "algorithm", ["grpo", *(name for name, entry in BUILT_IN.items() if entry.ignores)]
+)
 def test_what_is_listed_changes_no_gradient_and_the_rest_does(algorithm: str) -> None:
-    listed = IGNORED.get(algorithm, frozenset())
+    listed = BUILT_IN[algorithm].ignores
     default = gradient(algorithm, {})
     for name, train in OTHER.items():
         base = {key: value for key, value in train.items() if key != name}

@@ -13,9 +13,9 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from examples.own_objective.leave_one_out import LeaveOneOut
-from paceline.config.algorithms import FAMILY
 from paceline.config.fields import Section
 from paceline.config.load import fleet_digest, run_digest
+from paceline.config.objectives import FAMILY
 from paceline.config.schema import Config
 from paceline_launcher.cli import app
 from policy_worker.conformance import conformance

@@ -11,7 +11,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from paceline.config.sections.ppo import PpoOptions
+from paceline.config.sections.objective_options import PpoOptions
 from policy_worker.conformance import conformance
 from policy_worker.objectives.batch import StepTotals, decode
 from policy_worker.objectives.columns import TokenColumns, TokenScores, token_weights

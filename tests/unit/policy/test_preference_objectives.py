@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from paceline.config.load import ConfigError
-from paceline.config.sections.preference_objectives import DpoOptions
+from paceline.config.sections.objective_options import DpoOptions
 from policy_worker.conformance import conformance
 from policy_worker.model.train_state import TrainState
 from policy_worker.objectives.batch import StepTotals, decode

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.config.same_tokens import misread
+from paceline.config.model_files import misread
 from paceline.config.schema import Config
 from paceline_launcher.preflight.models import model_problems
 from testbed.tiny_model import make_tiny_model

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from paceline.config.objectives import BUILT_IN
 from paceline.config.schema import SETTINGS
-from paceline.config.sections.objectives import BUILT_IN
 from paceline.config.sections.scorers import ScorerConfig
 from paceline_launcher.cli import app
 
@@ -28,7 +28,7 @@ def rows(page: Path) -> list[list[str]]:
 def exists(name: str) -> bool:
     section, _, field = name.partition(".")
     if section == "objective":
-        return any(field in options.model_fields for options in BUILT_IN.values())
+        return any(field in entry.options.model_fields for entry in BUILT_IN.values())
     if section == "scorers":
         return field.removeprefix("NAME.") in ScorerConfig.model_fields
     return name in SETTINGS

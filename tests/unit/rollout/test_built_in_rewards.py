@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.config.built_in_rewards import BUILT_IN_REWARDS
 from paceline.config.schema import Config
-from paceline.config.sections.training import RewardConfig
+from paceline.config.sections.training import BUILT_IN_REWARDS, RewardConfig
 from rollout_worker.rewards.functions import RewardError, load
 from testbed.fleets.local_run import ROOT
 

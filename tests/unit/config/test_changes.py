@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from pydantic import ValidationError
 
-from paceline.config.differences import differences
-from paceline.config.load import fleet_digest
-from paceline.config.schema import SETTINGS, Config
-from paceline.config.sections.scorers import ScorerConfig
-from paceline.config.setting_rules import (
-    RULES,
-    SCORER_START,
-    Rule,
+from paceline.config.changes import (
+    change_of,
+    differences,
     problem_of_change,
     refusal,
-    rule_of,
     values_of,
     with_settings,
 )
-
-NAMES = list(SETTINGS)
+from paceline.config.fields import AtStart, Fixed, Live
+from paceline.config.load import fleet_digest
+from paceline.config.rules import RULES, Rule
+from paceline.config.schema import SETTINGS, Config
 
 
 def config(**sections: dict[str, object]) -> Config:
@@ -28,32 +26,30 @@ def config(**sections: dict[str, object]) -> Config:
     return Config.model_validate({**base, **sections})
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SETTINGS)
 def test_every_setting_is_changeable_or_refused_with_a_reason(name: str) -> None:
-    assert name in RULES, f"enter {name} in paceline/config/setting_rules.py: live, start or fixed?"
     why = refusal(name)
-    assert bool(why) == (RULES[name] is not Rule.LIVE)
+    assert bool(why) == (not isinstance(change_of(name), Live))
     if why:
         assert name in why and ("paceline" in why)
 
 
-def test_no_rule_is_left_over_from_a_setting_that_is_gone() -> None:
-    assert set(RULES) == set(NAMES)
-
-
 def test_what_users_change_most_is_live() -> None:
-    live = {name for name, rule in RULES.items() if rule is Rule.LIVE}
+    live = {name for name in SETTINGS if isinstance(change_of(name), Live)}
     assert {
-        *(
-            "train.optimizer.lr",
-            "train.optimizer.schedule",
-            "train.steps",
-            "train.eval_every",
-            "train.eval_limit",
-        ),
+        *("train.optimizer.lr", "train.optimizer.schedule", "train.steps", "train.eval_every"),
         *("train.checkpoint_every", "train.keep_checkpoints", "train.max_staleness"),
-        *("reward.timeout_s", "rollout.top_p", "rollout.top_k", "rollout.max_tokens"),
+        *("train.eval_limit", "reward.timeout_s", "rollout.top_p", "rollout.top_k"),
+        "rollout.max_tokens",
     } <= live
+
+
+def test_rules_name_settings_that_exist() -> None:
+    texts = [rule.text for rule in RULES if isinstance(rule, Rule)]
+    for text in texts:
+        plain = re.sub(r"\{.*?\}|docs/\S+", "", text)
+        for name in re.findall(r"\b[a-z]+(?:\.[a-z_]+)+\b", plain):
+            assert name in SETTINGS or name.startswith("objective."), name
 
 
 def test_a_fixed_setting_is_refused_with_the_way_that_works() -> None:
@@ -71,7 +67,7 @@ def test_settings_are_validated_together() -> None:
 
 def test_values_are_json_and_give_back_the_config() -> None:
     one = config(train={"optimizer": {"lr": 3e-4}}, rollout={"top_k": 5})
-    live = values_of(one, [Rule.LIVE])
+    live = values_of(one, Live)
     assert live["train.optimizer.lr"] == 3e-4 and "train.optimizer.betas" not in live
     assert with_settings(config(), live) == one
 
@@ -116,7 +112,6 @@ def test_another_divisor_of_the_loss_is_refused_by_the_name_of_its_setting(
 
 
 def test_the_numbers_of_a_scorer_are_fixed_and_its_pace_is_not() -> None:
-    assert set(SCORER_START) <= set(ScorerConfig.model_fields)
-    assert rule_of("scorers.helpful.batch_size") is Rule.START
-    assert rule_of("scorers.helpful.path") is rule_of("scorers.helpful.pattern") is Rule.FIXED
+    assert isinstance(change_of("scorers.helpful.batch_size"), AtStart)
+    assert isinstance(change_of("scorers.helpful.path"), Fixed)
     assert "groups in flight were scored with it" in refusal("scorers.helpful.prompt")

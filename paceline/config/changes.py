@@ -1,0 +1,129 @@
+"""Changes of a run's settings: which are allowed, when, and what to do otherwise.
+
+The rule of a setting is on its field in the schema: see ``Change``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from paceline.config.fields import OBJECTIVE, AtStart, Change, Fixed, Live
+from paceline.config.schema import RENAMED, SECTIONS, Config
+from paceline.config.sections.scorers import ScorerConfig
+
+JsonValue = Any
+NEW_RUN = "Start a new run with the weights of a checkpoint: paceline up CONFIG --from CHECKPOINT --set {}=..."
+
+
+def refusal(name: str) -> str:
+    """Why ``paceline set`` does not change this setting, and what does; empty if it is Live."""
+    match change_of(name):
+        case Live():
+            return ""
+        case AtStart() if name in ("fleet.policy", "fleet.rollout", "fleet.scorers"):
+            role = name.partition(".")[2].replace("scorers", "scorer:NAME")
+            return f"{name} is the number at the start. Use paceline scale {role}=COUNT"
+        case AtStart():
+            return (
+                f"{name} is read when a process starts. Interrupt paceline up, and continue the run with "
+                f"--set {name}=..."
+            )
+        case Fixed(reason):
+            return f"{name} is fixed for the run: {reason}. {NEW_RUN.format(name)}"
+
+
+def change_of(name: str) -> Change:
+    """The rule of a setting by its dotted name. The settings of all scorers have the same rules."""
+    section, _, field = name.rpartition(".")
+    if name.startswith("scorers."):
+        return ScorerConfig.change_of(field)
+    return SECTIONS[section].change_of(field) if section in SECTIONS else Fixed(OBJECTIVE)
+
+
+def values_of(config: Config, *changes: type[Change]) -> dict[str, JsonValue]:
+    """The settings under ``changes`` by dotted name, as JSON values."""
+    return {
+        name: value
+        for name, value in flat_settings(config.model_dump(mode="json"))
+        if isinstance(change_of(name), changes)
+    }
+
+
+def flat_settings(
+    values: Mapping[str, JsonValue], path: str = ""
+) -> Iterator[tuple[str, JsonValue]]:
+    """Settings by dotted name, from nested sections. Those of scorers are sections as well."""
+    for name, value in values.items():
+        dotted = f"{path}{name}"
+        if isinstance(value, Mapping) and (dotted in SECTIONS or path == "scorers."):
+            yield from flat_settings(value, f"{dotted}.")
+        else:
+            yield dotted, value
+
+
+def with_settings(config: Config, settings: Mapping[str, JsonValue]) -> Config:
+    """``config`` with ``settings``; what they touch is validated. Raises pydantic's
+    ValidationError."""
+    known = config.model_dump(mode="json")
+    sections: dict[str, Any] = {name: getattr(config, name) for name in known}
+    for dotted, value in settings.items():
+        section, *tables, name = dotted.split(".")
+        fields = known.get(section, {})
+        for table in tables:
+            fields = fields.get(table, {})
+        if name in fields and fields[name] != value:
+            fields[name] = value
+            sections[section] = known[section]
+    return Config.model_validate(sections)
+
+
+def problem_of_change(built: Config, before: Config, now: Config) -> str:
+    """Why a run cannot go from ``before`` to ``now`` while it runs; empty if it can.
+
+    ``built``: the config that its processes were started with.
+    """
+    most, wanted = built.rollout.max_tokens, now.rollout.max_tokens
+    if wanted > most:
+        return (
+            f"rollout.max_tokens = {wanted}: engines were built for at most {most}. "
+            + NEW_RUN.format("rollout.max_tokens")
+        )
+    return problem_of_divisor(before, now)
+
+
+def problem_of_divisor(before: Config, now: Config) -> str:
+    """Why the loss of a run cannot go on from ``before`` to ``now``; empty if it can."""
+    if (
+        now.train.loss.aggregation != "dr_grpo"
+        or now.longest_completion == before.longest_completion
+    ):
+        return ""
+    name = f"rollout.{now.length_setting}"
+    return (
+        f"{name} = {now.longest_completion}: with train.loss.aggregation = dr_grpo it is the divisor of the loss, and "
+        f"the run has {before.longest_completion}. " + NEW_RUN.format(name)
+    )
+
+
+def differences(ours: str, theirs: str) -> str:
+    """The fields that differ between two canonical configs: the run's value, then the other's."""
+    try:
+        run, other = dict(_flat(json.loads(ours))), dict(_flat(json.loads(theirs)))
+    except (ValueError, AttributeError):
+        return "one of them cannot be read"
+    names = sorted(n for n in run.keys() | other.keys() if run.get(n) != other.get(n))
+    shown = [
+        f"{RENAMED.get(n, n)} is {run.get(n)!r} in the run, {other.get(n)!r} here"
+        for n in names[:8]
+    ]
+    return "; ".join(shown) or "its digest"
+
+
+def _flat(tree: dict[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
