@@ -10,7 +10,7 @@ import math
 import socket
 from collections.abc import Iterable
 
-from controller.diagnosis.bottleneck import Bottleneck, bottleneck_of
+from controller.diagnosis.bottleneck import bottleneck_of
 from controller.diagnosis.diagnose import diagnose
 from controller.diagnosis.diagnosis import REPLIED
 from controller.diagnosis.evidence import (
@@ -39,36 +39,28 @@ _ROLE_OF = {value: role for role, value in ROLES.items()}
 
 
 def why_of(controller: Controller) -> admin_pb2.WhyReply:
-    pace = _bottleneck(controller)
+    leader, pace = controller.leader, None
+    if leader is not None and controller.state.steps.metrics:
+        pace = bottleneck_of(pace_of(leader))
     found = diagnose(evidence_of(controller, pace.sentence if pace is not None else ""))
+    faults, culprit = controller.context.projector.glance.faults, found.culprit
     return admin_pb2.WhyReply(
         sentence=found.sentence,
         subject=found.subject,
         since_s=found.since_s,
         culprit=admin_pb2.Culprit(
-            kind=found.culprit.kind,
-            name=found.culprit.name,
-            host=found.culprit.host,
-            pid=found.culprit.pid,
+            kind=culprit.kind, name=culprit.name, host=culprit.host, pid=culprit.pid
         ),
         because=found.because,
         next=found.next,
         remedy=found.remedy,
         severity=REPLIED[found.severity],
         controller_id=controller.identity.controller_id,
-        leads=controller.leader is not None,
+        leads=leader is not None,
         bottleneck=pace.kind if pace is not None else "",
         pace=pace.sentence if pace is not None else "",
-        faults=faults.sentence if (faults := controller.context.projector.glance.faults) else "",
+        faults=faults.sentence if faults is not None else "",
     )
-
-
-def _bottleneck(controller: Controller) -> Bottleneck | None:
-    """Known to a leader, once a step is committed."""
-    leader = controller.leader
-    if leader is None or not controller.state.steps.metrics:
-        return None
-    return bottleneck_of(pace_of(leader))
 
 
 def evidence_of(controller: Controller, pace: str = "") -> Evidence:
@@ -78,7 +70,11 @@ def evidence_of(controller: Controller, pace: str = "") -> Evidence:
     began_t = max(state.started_t, state.steps.last_commit_t)
     # From the first moment: appends that fail at once are in trouble before they are a second old.
     own = tuple(waits.present(0.0))
-    redis_pid = _redis_pid(controller) if trouble or _waits_for_store(own) else 0
+    redis_pid = None
+    if config.redis.url is None and (trouble or any(w.kind is WaitKind.STORE for w in own)):
+        redis_pid = embedded_pid(controller.run_dir)
+    redis = _redis_name(controller)
+    stores = ", ".join(map(without_password, config.payloads.urls)) or redis
     return Evidence(
         state,
         config.fleet,
@@ -86,10 +82,10 @@ def evidence_of(controller: Controller, pace: str = "") -> Evidence:
         leads=leader is not None,
         trouble=trouble,
         trouble_s=0.0 if leader is not None else controller.troubled_s,
-        redis=_redis_name(controller),
-        payloads=_payloads_name(controller),
+        redis=redis,
+        payloads=f"the payload store ({stores})",
         redis_kernel=kernel_state(redis_pid) if redis_pid else None,
-        redis_pid=redis_pid,
+        redis_pid=redis_pid or 0,
         lease=_lease(controller),
         own_waits=own,
         workers=_workers(leader, now) if leader is not None else (),
@@ -169,23 +165,8 @@ def _local_kernel(host: str, pid: int) -> KernelState | None:
     return kernel_state(pid) if host == socket.gethostname() else None
 
 
-def _redis_pid(controller: Controller) -> int:
-    return 0 if controller.config.redis.url else embedded_pid(controller.run_dir) or 0
-
-
 def _redis_name(controller: Controller) -> str:
-    """Without its password."""
+    """Redis in words, without its password."""
     if controller.config.redis.url is None:
         return "the run's own Redis"
     return f"Redis at {controller.config.redis.url.rpartition('@')[2].rpartition('//')[2]}"
-
-
-def _payloads_name(controller: Controller) -> str:
-    """Without passwords."""
-    urls = controller.config.payloads.urls
-    named = ", ".join(map(without_password, urls)) or _redis_name(controller)
-    return f"the payload store ({named})"
-
-
-def _waits_for_store(own: tuple[Wait, ...]) -> bool:
-    return any(wait.kind is WaitKind.STORE for wait in own)
