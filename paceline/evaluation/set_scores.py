@@ -14,7 +14,7 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class RowScore:
-    """What is known of the samples of one prompt."""
+    """Scores of the samples of one prompt."""
 
     compact = True
 
@@ -93,7 +93,7 @@ class SetScores:
         return found | {"tokens": self.tokens / samples, "truncated": self.truncated / samples}
 
     def _standard_error(self) -> float:
-        """Of the mean reward: sample standard deviation of the prompts' means over the root of
+        """Standard error of the mean reward: sample standard deviation of the prompts' means over the root of
         their number; 0 for one prompt."""
         if self.rows < 2:
             return 0.0

@@ -23,7 +23,8 @@ STATE = {"weights": 4, "gradients": 4, "optimizer moments": 8, "reduction scratc
 MOMENTS_BUCKET = 8 << 24
 """Bytes of both moments that the device holds of parameters under way."""
 PUBLISHING_BUFFERS = 2 << 24
-"""Bytes of the device's buffers through which slices of weights become shares, with several ranks."""
+"""Bytes of the device's buffers through which slices of weights become shares, with several
+ranks."""
 ENGINE_SHARE = 0.9
 """Fraction of a GPU that vLLM takes unless rollout.vllm.gpu_memory_utilization says otherwise."""
 
@@ -38,7 +39,7 @@ class ProcessPlan:
     host: dict[str, int]
     """Bytes by part, in host memory, at its peak."""
     remedies: tuple[str, ...]
-    """What to change if it does not fit, the most effective first."""
+    """Changes that help if it does not fit, the most effective first."""
 
     def fits(self, gpu: Gpu) -> bool:
         return sum(self.gpu.values()) <= gpu.bytes * RESERVE
@@ -54,7 +55,7 @@ def memory_plan(config: Config, shape: ModelShape) -> list[ProcessPlan]:
 
 
 def problems(plans: list[ProcessPlan], gpu: Gpu) -> Iterator[tuple[str, str]]:
-    """What does not fit, and the remedies."""
+    """Processes that do not fit, each with its remedies."""
     for plan in plans:
         if plan.fits(gpu):
             continue
@@ -133,7 +134,9 @@ def _remedies(config: Config, frozen: bool) -> Iterator[str]:
         "train.memory.offload_publishing = true: published weights in host memory": (
             not config.recorded and not train.memory.offload_publishing
         ),
-        "train.memory.offload_optimizer = true: moments in host memory": not train.memory.offload_optimizer,
+        "train.memory.offload_optimizer = true: moments in host memory": (
+            not train.memory.offload_optimizer
+        ),
         "train.memory.tokens_per_microbatch: fewer tokens in a row": True,
         'model.dtype = "bfloat16": about half of the activations': model.dtype == "float32",
     }
@@ -190,7 +193,8 @@ def _rollout(config: Config, shape: ModelShape) -> ProcessPlan:
         "engine weights": weights // devices,
         "KV cache of one sequence": width * shape.kv_elements * context // devices,
     }
-    # Weights that arrive, and those before them, on which deltas build or which a relay still hands on.
+    # Weights that arrive, and those before them, on which deltas build or which a relay still
+    # hands on.
     two = (rollout.weight_deltas and width == 2) or config.relay_fanout > 0
     host = {"received weights": (2 if two else 1) * weights}
     if vllm:

@@ -34,7 +34,8 @@ def export(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="A part that the run trains, such as critic; default: the policy, or the only part. One with a "
+            help="A part that the run trains, such as critic; default: the policy, or the only "
+            "part. One with a "
             "scalar head becomes an AutoModelForSequenceClassification.",
         ),
     ] = None,
@@ -87,8 +88,10 @@ def _checkpoint(source: Path, *, best: bool) -> Path:
         found = next(reversed(complete(source / "checkpoints")), source)
         if found == source and not (source / "meta.json").is_file():
             raise BadInput(
-                f"{source} is neither a checkpoint (it has no meta.json) nor the directory of a run (it has no "
-                "events.jsonl and no complete checkpoint). Give one of them; `paceline runs` lists runs"
+                f"{source} is neither a checkpoint (it has no meta.json) nor the directory of a "
+                "run (it has no "
+                "events.jsonl and no complete checkpoint). Give one of them; `paceline runs` "
+                "lists runs"
             )
         return found
     history = Projection.read(source).history
@@ -96,7 +99,8 @@ def _checkpoint(source: Path, *, best: bool) -> Path:
         raise BadInput(f"{source}: the run has no checkpoint yet")
     if best and history.best is None:
         raise BadInput(
-            f"{source}: no checkpoint has a held-out reward. Set data.eval_path, and train.eval_every "
+            f"{source}: no checkpoint has a held-out reward. Set data.eval_path, and "
+            "train.eval_every "
             "to a multiple of train.checkpoint_every; or export without --best"
         )
     chosen = history.best if best and history.best is not None else history.checkpoints[-1]

@@ -31,7 +31,8 @@ def memory(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="GPU to plan for, such as h100-80g, or its size in GiB, as in 80g. Default: the smallest of this machine.",
+            help="GPU to plan for, such as h100-80g, or its size in GiB, as in 80g. Default: the "
+            "smallest of this machine.",
             autocompletion=gpu_names,
         ),
     ] = None,

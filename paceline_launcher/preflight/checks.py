@@ -23,7 +23,7 @@ LENGTH, FIRST_ROW, PLACEMENT = "run length", "first row", "GPU placement"
 
 
 class Place(Flag):
-    """Where a check has something to look at."""
+    """Places at which a check has something to look at."""
 
     MACHINE = auto()
     """Any machine, also without a run (``paceline doctor``)."""

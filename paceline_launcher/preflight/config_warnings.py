@@ -50,11 +50,13 @@ _ENGINE = (
 
 
 def _without_effect(config: Config) -> Findings:
-    """Settings that the objective does not read, and settings of an engine in a run that has none."""
+    """Settings that the objective does not read, and settings of an engine in a run that has
+    none."""
     train = config.train
     if unread := [f"train.loss.{name}" for name in ignored(train)]:
         yield warn(
-            f"{', '.join(unread)}: no effect with train.algorithm = {train.algorithm}, whose loss has no such term",
+            f"{', '.join(unread)}: no effect with train.algorithm = {train.algorithm}, whose loss "
+            "has no such term",
             "Remove them",
         )
     if not config.recorded:
@@ -67,7 +69,8 @@ def _without_effect(config: Config) -> Findings:
     ]
     if changed:
         yield warn(
-            f'{", ".join(changed)}: no effect with rollout.source = "recorded", which has no engine',
+            f'{", ".join(changed)}: no effect with rollout.source = "recorded", which has no '
+            "engine",
             "Remove them",
         )
 
@@ -87,10 +90,12 @@ def _scorers(config: Config) -> Findings:
         if scorer.kind == "logprobs":
             yield warn(
                 f"scorers.{name}: it computes the log-probs of every group and nothing reads them",
-                f'Set train.loss.reference = "scorer:{name}" or train.algorithm = "distill", or remove the section',
+                f'Set train.loss.reference = "scorer:{name}" or train.algorithm = "distill", or '
+                "remove the section",
             )
         else:
             yield warn(
                 f"scorers.{name}: no reward names it, so its workers are never asked",
-                f'Add "scorer:{name}" to reward.functions or to the reward of an evaluation set, or remove the section',
+                f'Add "scorer:{name}" to reward.functions or to the reward of an evaluation set, '
+                "or remove the section",
             )

@@ -94,7 +94,7 @@ def _hub_silence(name: str) -> str:
 
 
 def hub_silence(ask: Callable[[Any], object]) -> str:
-    """Why the hub does not answer ``ask(HfApi)``; empty if it answers.
+    """The reason why the hub does not answer ``ask(HfApi)``; empty if it answers.
 
     Raises HfHubHTTPError, which is an answer too, if ``ask`` does.
     """

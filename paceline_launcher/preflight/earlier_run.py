@@ -33,7 +33,8 @@ def earlier_run(start: Start) -> Findings:
         length = next(f"train.{n}" for n in LENGTHS if getattr(config.train, n) is not None)
         found = f"the run in {run_dir} is finished ({summary.get('steps')} steps)"
         remedy = (
-            f"Give it more steps with a larger {length}, run it again with --fresh, or start another one "
+            f"Give it more steps with a larger {length}, run it again with --fresh, or start "
+            "another one "
             f"with {elsewhere}: with --from {run_dir} it begins with the weights of this one"
         )
         yield fail(found, remedy)
@@ -56,7 +57,8 @@ def earlier_run(start: Start) -> Findings:
         return
     found = f"the run in {run_dir} has another config: {differences(ours, theirs)}"
     remedy = (
-        f"Continue it with its own ({kept}), or start another one with {elsewhere}: with --from {run_dir} it "
+        f"Continue it with its own ({kept}), or start another one with {elsewhere}: with --from "
+        f"{run_dir} it "
         "begins with the weights of this one"
     )
     yield fail(found, remedy)

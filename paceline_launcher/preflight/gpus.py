@@ -18,7 +18,7 @@ DRIVER = Path("/proc/driver/nvidia")
 
 
 def gpu_memory(config: Config, gpu: Gpu | None = None) -> Findings:
-    """Whether a policy rank and an engine fit. Nothing if the size of a GPU is not known.
+    """Checks whether a policy rank and an engine fit. Finds nothing if the GPU's size is unknown.
 
     ``gpu``: default, the smallest of this machine.
     """
@@ -49,8 +49,8 @@ def gpu_memory(config: Config, gpu: Gpu | None = None) -> Findings:
 
 
 def gpu_placement(start: Start, environ: Mapping[str, str] = os.environ) -> Findings:
-    """Whether each worker of a fleet on this machine has GPUs of its own. Nothing if workers
-    compute on CPUs, or have places already."""
+    """Checks whether each worker of a fleet here has GPUs that no other has. Finds nothing if
+    workers compute on CPUs, or have places already."""
     config = start.config
     seen = gpus_for(config.model.device, environ) if start.here and not start.placed else ()
     if not seen or config.fleet.provider != "local":

@@ -20,7 +20,7 @@ GIVE_MODEL = "Give a model directory or a hub name"
 WEIGHTS = (".safetensors", ".bin")
 TEMPLATES = ("chat_template.jinja", "chat_template.json")
 Problem = tuple[str, str]
-"""What is wrong, and the remedy."""
+"""A sentence that says what is wrong, and the remedy."""
 
 
 def model_findings(start: Start) -> Findings:
@@ -45,7 +45,8 @@ def model_problems(config: Config, first_row: Row | None) -> Iterator[Problem]:
         path = config.model.tokenizer or config.model.path
         if not _has_template(path):
             yield (
-                f"{setting}: the tokenizer of {path} has no chat template, and the prompts are chat "
+                f"{setting}: the tokenizer of {path} has no chat template, and the prompts are "
+                "chat "
                 "messages",
                 "Give a tokenizer with one (model.tokenizer), or prompts as text without data.chat",
             )
@@ -95,7 +96,8 @@ def _token_problems(config: Config) -> Iterator[Problem]:
             continue
         if why := misread(tokens, scorer.path):
             yield (
-                f"scorers.{name}.path: {scorer.path} has other tokens than the run, {tokens} ({why})",
+                f"scorers.{name}.path: {scorer.path} has other tokens than the run, {tokens} "
+                f"({why})",
                 "Give a model with the tokenizer of the run, or use a judge, which reads text",
             )
 
@@ -126,7 +128,7 @@ def _model_problem(path: str, weights: bool) -> Problem | None:
 
 
 def _hub_problem(name: str) -> Problem | None:
-    """Why workers could not load the model from the Hugging Face hub, or from its cache here."""
+    """The reason why workers could not load the model from the hub, or from its cache here."""
     from huggingface_hub import constants, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
@@ -158,7 +160,7 @@ def _needs_template(config: Config, first_row: Row | None) -> bool:
 
 
 def _has_template(path: str) -> bool:
-    """Also true for a model of the hub whose files are not here: nobody can tell."""
+    """True if a chat template was found, or if the files of a hub model are not here to look at."""
     if any(_file(path, name) is not None for name in TEMPLATES):
         return True
     settings = _file(path, "tokenizer_config.json")

@@ -1,4 +1,5 @@
-"""Checks of what a run listens on and connects to: provider, access, ports, Redis and controllers."""
+"""Checks of what a run listens on and connects to: provider, access, ports, Redis and
+controllers."""
 
 from __future__ import annotations
 
@@ -171,7 +172,7 @@ def _version(server: Path) -> str:
 
 
 def controllers(start: Start) -> Findings:
-    """Whether the controllers of a run that is running answer, and one of them leads."""
+    """Checks that the controllers of a running run answer, and that one of them leads."""
     if not start.controllers:
         return
     try:

@@ -23,7 +23,7 @@ LIMIT_S = 120.0
 @dataclass(frozen=True, slots=True)
 class Tried:
     problem: str
-    """Why it cannot be used; empty if it can."""
+    """The reason why it cannot be used; empty if it can."""
     lines: tuple[str, ...] = ()
     """Lines of its standard output."""
 
@@ -75,7 +75,7 @@ def engine(config: Config) -> Findings:
 
 
 def objective(config: Config) -> Findings:
-    """Tries an objective of a user: a policy worker can load it, and a step may be split in any way.
+    """Tries an objective of a user: a worker can load it, and a step may be split in any way.
 
     Those that are built in were checked with the settings, and their properties are tested.
     """
@@ -101,7 +101,7 @@ def judges(config: Config) -> Findings:
 
 
 def first_row(start: Start) -> Findings:
-    """What the model reads of the first recorded row, and which tokens are trained."""
+    """Shows what the model reads of the first recorded row, and which tokens are trained."""
     config, row = start.config, start.data.first_row
     if row is None or not config.recorded:
         return

@@ -20,7 +20,8 @@ def kubernetes(request: RenderRequest) -> dict[str, str]:
     request.check_workers_fit_nodes()
     if request.options.host_network and request.options.node_cidr is None:
         raise BadInput(
-            "--host-network: pods then have their nodes' addresses, which the NetworkPolicy must admit: "
+            "--host-network: pods then have their nodes' addresses, which the NetworkPolicy must "
+            "admit: "
             "give them as --node-cidr, such as 10.0.0.0/16"
         )
     changes: dict[str, dict[str, Any]] = {
@@ -112,7 +113,8 @@ def _workload_settings(request: RenderRequest) -> dict[str, str]:
 
 
 def _workload(request: RenderRequest, pool: Pool) -> tuple[str, str]:
-    """Kind (statefulset or deployment) and name of the workload whose replicas the leader changes."""
+    """Kind (statefulset or deployment) and name of the workload whose replicas the leader
+    changes."""
     config = with_changes(request.config, {"kubernetes": _workload_settings(request)})
     kind, _, name = KubernetesProvider(config.kubernetes).workload(pool.name).partition("/")
     return kind, name

@@ -89,7 +89,8 @@ def parse_image(text: str) -> str:
     tag = text.rpartition("/")[2].partition(":")[2]
     if "@sha256:" not in text and tag in ("", "latest"):
         raise BadInput(
-            f"--image {text}: name a tag that does not move, or a digest. A restarted process could "
+            f"--image {text}: name a tag that does not move, or a digest. A restarted process "
+            "could "
             "otherwise run another release than the rest of the run"
         )
     return text
@@ -99,7 +100,8 @@ def parse_label(text: str) -> str:
     """``text``. Raises BadInput if it is no DNS label."""
     if not DNS_LABEL.fullmatch(text):
         raise BadInput(
-            f"{text!r} is no name for Kubernetes: use at most 63 lower-case letters, digits and '-', "
+            f"{text!r} is no name for Kubernetes: use at most 63 lower-case letters, digits and "
+            "'-', "
             "with no '-' at an end (--namespace, --secret, --storage-class)"
         )
     return text
@@ -156,7 +158,7 @@ class RenderOptions:
     secret: Annotated[str, _option("NAME", "Secret of the namespace.", parser=parse_label)] = (
         "paceline"
     )
-    """Its keys are token and redis-password, or redis-url for a server that the user runs."""
+    """The secret's keys are token and redis-password, or redis-url for a Redis that the user runs."""
     run_dir: Annotated[
         str | None,
         _option(
@@ -182,7 +184,8 @@ class RenderOptions:
         list[Variable] | None,
         _option(
             "NAME=VALUE",
-            "Environment variable of all workers, such as NCCL_SOCKET_IFNAME=eth0; may be repeated.",
+            "Environment variable of all workers, such as NCCL_SOCKET_IFNAME=eth0; may be "
+            "repeated.",
             parser=parse_variable,
         ),
     ] = None

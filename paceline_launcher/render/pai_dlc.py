@@ -1,7 +1,8 @@
 """PAI-DLC target: the request of CreateJob, with one kind of pod for each role or with a PyTorch
 job's nodes.
 
-    custom    Controller (Redis, controllers; the job's outcome) ◄── Policy, Rollout, Scorer-NAME: a worker in each pod
+    custom    Controller (Redis, controllers; the job's outcome) ◄── Policy, Rollout, Scorer-NAME:
+              a worker in each pod
     pytorch   Master, Worker: `paceline node` in each pod, which starts its part of all processes
 
 Field names: API version 2020-12-03 of pai-dlc.

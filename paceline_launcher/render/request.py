@@ -40,7 +40,7 @@ class Pool:
 
     @property
     def label(self) -> str:
-        """For names of files and workloads, which have no "_"."""
+        """The name with "-" for "_" and ":", for files and workloads."""
         return self.name.replace(":", "-").replace("_", "-")
 
 
@@ -55,12 +55,14 @@ class RenderRequest:
         on_cpu = config.model.device == "cpu"
         if options.gpus_per_node is None and not on_cpu:
             raise BadInput(
-                "--gpus-per-node is missing: give the number of GPUs of a node, or set model.device = "
+                "--gpus-per-node is missing: give the number of GPUs of a node, or set "
+                "model.device = "
                 '"cpu" for a run without GPUs'
             )
         if options.gpus_per_node is not None and on_cpu:
             raise BadInput(
-                '--gpus-per-node: model.device = "cpu", so no process uses a GPU. Remove one of the two'
+                '--gpus-per-node: model.device = "cpu", so no process uses a GPU. Remove one of '
+                "the two"
             )
         urls = [("payloads.url", url) for url in config.payloads.urls]
         urls += [
@@ -97,7 +99,7 @@ class RenderRequest:
 
     @property
     def run_dir(self) -> str:
-        """In containers, where storage is mounted."""
+        """Run directory in containers, where storage is mounted."""
         return self.options.run_dir or f"/runs/{self.name}"
 
     @property
@@ -106,7 +108,7 @@ class RenderRequest:
 
     @property
     def rest_port(self) -> int | None:
-        """None without a REST interface."""
+        """Port of the REST interface; None without one."""
         rest = self.config.rest
         return (rest.port or REST_PORT) if rest.enabled else None
 
@@ -145,13 +147,16 @@ class RenderRequest:
             if here is not None and pool.gpus > here and not (spread and pool.role == POLICY):
                 setting = {POLICY: "fleet.policy_ranks", ROLLOUT: "rollout.tensor_parallel"}
                 other = (
-                    ", or choose pytorchjob, slurm or PAI-DLC's pytorch job, whose replicas may be on several nodes"
+                    ", or choose pytorchjob, slurm or PAI-DLC's pytorch job, whose replicas may "
+                    "be on several nodes"
                     if pool.role == POLICY
                     else ""
                 )
                 raise BadInput(
-                    f"a {pool.name} worker has {pool.gpus} GPUs ({setting.get(pool.role, 'its scorer')}), and a node "
-                    f"{here} (--gpus-per-node): here a worker runs on one node. Lower the setting{other}"
+                    f"a {pool.name} worker has {pool.gpus} GPUs "
+                    f"({setting.get(pool.role, 'its scorer')}), and a node "
+                    f"{here} (--gpus-per-node): here a worker runs on one node. Lower the "
+                    f"setting{other}"
                 )
 
     @property
@@ -166,8 +171,10 @@ class RenderRequest:
         nodes = self.options.nodes or needed
         if nodes < needed:
             raise BadInput(
-                f"--nodes {nodes}: the fleet has {self.gpus} GPUs and needs {needed} nodes of {per_node}, because workers other "
-                f"than policy replicas of more than {per_node} ranks are each on one node. Give --nodes {needed}, or ask for fewer workers in [fleet]"
+                f"--nodes {nodes}: the fleet has {self.gpus} GPUs and needs {needed} nodes of "
+                f"{per_node}, because workers other "
+                f"than policy replicas of more than {per_node} ranks are each on one node. Give "
+                f"--nodes {needed}, or ask for fewer workers in [fleet]"
             )
         return nodes
 
@@ -192,7 +199,7 @@ class RenderRequest:
         return found
 
     def controller_secrets(self) -> Secrets:
-        """Those of a controller, with the address of a Redis of one's own."""
+        """Secrets of a controller, with the address of a Redis that the user runs."""
         found = self.worker_secrets()
         if self.config.redis.url is not None:
             found["REDIS_URL"] = Secret("redis-url")
@@ -210,4 +217,4 @@ class Secret:
 
 
 Secrets = dict[str, Secret]
-"""By the names of environment variables."""
+"""Secrets by the names of their environment variables."""

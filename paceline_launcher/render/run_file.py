@@ -72,7 +72,9 @@ def _scorer(table: Mapping[str, Any]) -> dict[str, Any]:
 
 def with_changes(config: Config, changes: Mapping[str, Mapping[str, Any]]) -> Config:
     """``config`` with ``changes``, which are known to be valid."""
-    updated = {name: getattr(config, name).model_copy(update=dict(new)) for name, new in changes.items()}  # fmt: skip
+    updated = {
+        name: getattr(config, name).model_copy(update=dict(new)) for name, new in changes.items()
+    }
     return config.model_copy(update=updated)
 
 

@@ -13,7 +13,8 @@ from paceline_launcher.render.run_file import script_run_file
 from paceline_launcher.render.templates import Templates
 
 STOP_SPARE_S = 60
-"""Slurm may signal a job a minute early, and a stopped run must have ended before its time limit."""
+"""Slurm may signal a job a minute early, and a stopped run must have ended before its time
+limit."""
 
 
 def slurm(request: RenderRequest) -> dict[str, str]:

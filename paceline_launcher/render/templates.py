@@ -65,5 +65,6 @@ class Templates:
             raise BadInput(f"--templates: {error.name}, line {error.lineno}: {error}") from error
         except jinja2.TemplateError as error:
             raise BadInput(f"--templates: {name}.j2: {error}") from error
-        # Plain scripts say for shellcheck which shell they are for; rendered ones have a first line.
+        # Plain scripts say for shellcheck which shell they are for; rendered ones have a first
+        # line.
         return re.sub(r"^# shellcheck shell=\w+\n", "", text.lstrip("\n"), flags=re.MULTILINE)

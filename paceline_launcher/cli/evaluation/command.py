@@ -20,7 +20,8 @@ def evaluate(
         str,
         typer.Argument(
             metavar="MODEL|CHECKPOINT",
-            help="Hugging Face directory or hub name, export, checkpoint, or run directory (its newest checkpoint).",
+            help="Hugging Face directory or hub name, export, checkpoint, or run directory (its "
+            "newest checkpoint).",
         ),
     ],
     wanted: Wanted,

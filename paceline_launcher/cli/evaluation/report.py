@@ -29,7 +29,8 @@ LOG_S = 10.0
 
 
 class ProgressLine:
-    """Progress on standard error, redrawn in place; without a terminal, one line every 10 s or 10 %."""
+    """Progress on standard error, redrawn in place; without a terminal, one line every 10 s or 10
+    %."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -138,7 +139,8 @@ def print_table(found: dict[str, Any], example: str) -> None:
     if found["interrupted"]:
         done = found["scored"] + sum(found["failed"].values())
         typer.echo(
-            f"interrupted after {done} of {found['prompts']} prompts: the means are over those scored",
+            f"interrupted after {done} of {found['prompts']} prompts: the means are over those "
+            "scored",
             err=True,
         )
 

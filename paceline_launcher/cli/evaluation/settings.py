@@ -1,4 +1,5 @@
-"""Options of ``paceline eval``, and the run's configuration with one evaluation set that they make."""
+"""Options of ``paceline eval``, and the run's configuration with one evaluation set that they
+make."""
 
 from __future__ import annotations
 

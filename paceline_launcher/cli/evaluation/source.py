@@ -48,7 +48,8 @@ def find_source(text: str) -> Source:
             raise BadInput(f"{text}: the run has no complete checkpoint yet")
         return Source(text, found[-1], _run_config(path))
     raise BadInput(
-        f"{text} is no model (it has no config.json), no checkpoint (no {META}) and no run. Give one of them"
+        f"{text} is no model (it has no config.json), no checkpoint (no {META}) and no run. Give "
+        "one of them"
     )
 
 
@@ -88,7 +89,7 @@ def _config_of_export(path: Path) -> Config | None:
 
 
 def _run_config(run_dir: Path) -> Config | None:
-    """None if the directory of the run has gone, or its configuration is of another release."""
+    """Configuration of the run; None if its directory has gone, or if it is of another release."""
     from paceline.config.load import ConfigError, load_config
 
     try:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 VARIABLE = "_PACELINE_COMPLETE"
-"""If this variable is set, the command answers the shell's question and does nothing else."""
+"""Variable with which the command answers the shell's question and does nothing else."""
 
 
 class Shell(StrEnum):

@@ -18,7 +18,8 @@ from paceline_launcher.cli.common import (
 
 DEFAULT = Path("run.toml")
 config = typer.Typer(
-    help="Check a configuration, or describe all settings.\n\nExample: paceline config check run.toml",
+    help="Check a configuration, or describe all settings.\n\nExample: paceline config check "
+    "run.toml",
     no_args_is_help=True,
 )
 
@@ -43,7 +44,8 @@ def init(
         str,
         typer.Option(
             metavar="NAME",
-            help="For sampled completions: grpo, dr_grpo, dapo, decoupled, interpolated, ppo or online_dpo. For recorded "
+            help="For sampled completions: grpo, dr_grpo, dapo, decoupled, interpolated, ppo or "
+            "online_dpo. For recorded "
             "data: sft, dpo or reward_model.",
             autocompletion=_algorithms,
         ),

@@ -42,7 +42,8 @@ def doctor(
     """Check that this machine is ready for a run, and print a remedy for each problem.
 
     Checks packages, GPUs, Redis, ports, shared memory, limits, disk and cores. With CONFIG, it
-    checks what that run needs. With --controllers or --run-dir, it also asks the controllers. Exit status 1 if a check fails; a warning is not a failure.
+    checks what that run needs. With --controllers or --run-dir, it also asks the controllers. Exit
+    status 1 if a check fails; a warning is not a failure.
 
     Example: paceline doctor run.toml --controllers a:7000,b:7000
     """

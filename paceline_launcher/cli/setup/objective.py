@@ -14,7 +14,8 @@ def check_objective(
         str,
         typer.Argument(
             metavar="NAME",
-            help="One that is built in, such as grpo or dpo, or a class of yours: package.module:Class.",
+            help="One that is built in, such as grpo or dpo, or a class of yours: "
+            "package.module:Class.",
         ),
     ],
     overrides: Annotated[

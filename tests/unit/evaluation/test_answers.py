@@ -1,4 +1,4 @@
-"""What completions vote for: equal answers are equal texts."""
+"""Answers that completions vote for: equal answers are equal texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""``paceline doctor``: what is wrong with a machine is found, told with a remedy, and is status 1."""
+"""``paceline doctor``: what is wrong with a machine is found, told with a remedy, and is status
+1."""
 
 from __future__ import annotations
 

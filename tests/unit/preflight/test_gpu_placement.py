@@ -1,4 +1,4 @@
-"""Which GPUs the workers of a fleet on one machine get, as the checks before a start say it."""
+"""GPUs that the workers of a fleet on one machine get, as the checks before a start say it."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_the_example_leaves_no_doubt() -> None:
 
 @pytest.mark.heavy
 def test_the_checks_before_a_start_say_both() -> None:
-    """In processes of their own, as for a user."""
+    """Checks run in child processes, as for a user."""
     (failed,) = objective_checks(config_of(f"{THERE}:NormalisedOverTheBatch"))
     assert failed.state == "fail" and "depends on other groups" in failed.found
     (warned,) = objective_checks(config_of(f"{THERE}:DetachesApart"))

@@ -63,7 +63,7 @@ def said_by(command: str, config: Path, *options: str) -> Result:
 
 
 def told(result: Result) -> str:
-    """What was said, in one line; an error that ends the command is raised."""
+    """Output and error of a command in one line."""
     return " ".join(f"{result.output} {result.exception or ''}".split())
 
 

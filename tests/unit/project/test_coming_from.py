@@ -16,7 +16,7 @@ from paceline_launcher.cli import app
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted((ROOT / "docs" / "coming-from").glob("*.md"))
 WITHOUT = ("no setting", "no counterpart")
-"""What stands in the place of a setting, if there is none."""
+"""Text in the place of a setting, if there is none."""
 
 
 def rows(page: Path) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""What is generated and checked in is what would be generated now."""
+"""Generated files that are checked in are those that would be generated now."""
 
 from __future__ import annotations
 

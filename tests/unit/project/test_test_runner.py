@@ -17,7 +17,7 @@ TERMINAL = "terminalreporter"
 
 
 def status_of(alone: Mapping[str, int], monkeypatch: pytest.MonkeyPatch) -> int:
-    """Of a run whose failures end with these statuses once each is run alone."""
+    """Exit status of a run whose failures end with these statuses once each is run alone."""
     failed = [SimpleNamespace(nodeid=name) for name in alone]
     terminal = SimpleNamespace(stats={"failed": failed})
     manager = SimpleNamespace(get_plugin=lambda name: terminal if name == TERMINAL else None)

@@ -43,7 +43,8 @@ def test_a_wheel_has_the_packages_of_the_layers_and_no_other(files: set[str]) ->
 
 
 def test_a_wheel_has_every_file_that_its_packages_read(files: set[str]) -> None:
-    """Templates, the page of the dashboard, settings and types: all that git knows beside modules."""
+    """Templates, the page of the dashboard, settings and types: all that git knows beside
+    modules."""
     packages = sorted({name.partition("/")[0] for name in files if ".dist-info" not in name})
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *packages]
     known = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout

@@ -67,7 +67,7 @@ def variant(name: str) -> dict[str, str]:
 
 
 def changes(name: str) -> str:
-    """What the variant has in other words than the plain files."""
+    """Diff of the variant against the plain files."""
     before, after = variant(name.partition(",")[0]), variant(name)
     lines: list[str] = []
     for file in sorted({*before, *after}):
@@ -95,8 +95,11 @@ def scripts(name: str) -> Iterator[str]:
             yield text
         if file == "job.json":
             job = json.loads(text)
-            yield from (f"#!/bin/sh\n{s['UserCommand']}" for s in job["JobSpecs"] if "UserCommand" in s)  # fmt: skip
-            yield f"#!/bin/sh\n{job['UserCommand']}"
+            texts = [
+                job["UserCommand"],
+                *(spec.get("UserCommand", ":") for spec in job["JobSpecs"]),
+            ]
+            yield from (f"#!/bin/sh\n{text}" for text in texts)
         if file.endswith(".yaml"):
             yield from (f"#!/bin/sh\n{script}" for script in _shell_words(yaml.safe_load_all(text)))
 

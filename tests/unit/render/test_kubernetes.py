@@ -90,7 +90,9 @@ def test_names_are_labels_and_selectors_meet_the_labels(manifests: Manifests) ->
     budgets = of_kind(manifests, "PodDisruptionBudget").values()
     for budget in budgets:
         assert budget["spec"]["selector"]["matchLabels"] in found
-    assert len(list(budgets)) == len([x for x in found if x["app.kubernetes.io/component"] != "redis"])  # fmt: skip
+    assert len(list(budgets)) == len(
+        [x for x in found if x["app.kubernetes.io/component"] != "redis"]
+    )
 
 
 def test_volumes_secrets_and_accounts_that_are_referred_to_exist(
@@ -99,7 +101,11 @@ def test_volumes_secrets_and_accounts_that_are_referred_to_exist(
     keys = set()
     for name, spec, container in pods(manifests):
         volumes = {v["name"]: v for v in spec.get("volumes", [])}
-        workload = next(m for m in manifests if m["metadata"]["name"] == name and "spec" in m and "template" in m["spec"])  # fmt: skip
+        workload = next(
+            m
+            for m in manifests
+            if m["metadata"]["name"] == name and "spec" in m and "template" in m["spec"]
+        )
         claims = workload["spec"].get("volumeClaimTemplates", [])
         known = volumes.keys() | {c["metadata"]["name"] for c in claims}
         assert {m["name"] for m in container.get("volumeMounts", [])} == known
@@ -178,7 +184,9 @@ def values_of(container: dict[str, Any]) -> dict[str, str]:
         field = variable.get("valueFrom", {}).get("fieldRef")
         assert (secret is None) + (field is None) + ("value" not in variable) == 2, name
         if secret is not None:
-            found[name] = "redis://:from-secret@there:6379/0" if "url" in secret["key"] else "from-secret"  # fmt: skip
+            found[name] = (
+                "redis://:from-secret@there:6379/0" if "url" in secret["key"] else "from-secret"
+            )
         else:
             found[name] = variable.get("value", "pod-1")
     return found
@@ -199,7 +207,12 @@ def called(
         values = values_of(container)
         command, arguments = container["command"], container["args"]
         if command[-1] == "paceline":
-            yield container["name"], ["paceline", *(expanded(a, values) for a in arguments)], container, own  # fmt: skip
+            yield (
+                container["name"],
+                ["paceline", *(expanded(a, values) for a in arguments)],
+                container,
+                own,
+            )
         else:
             assert command == ["tini", "--", "sh", "-c"]
             (script,) = arguments
@@ -234,7 +247,12 @@ def test_commands_exist_and_know_the_controllers(manifests: Manifests, tmp_path:
         assert "PACELINE_TOKEN" in values_of(spec), "0.0.0.0 is refused without a token"
         if container == "scorer":
             assert "--scorer=reference" in words
-    expected = {"controller", "wait", "drain", *(role.partition(":")[0] for role in desired_workers(config))}  # fmt: skip
+    expected = {
+        "controller",
+        "wait",
+        "drain",
+        *(role.partition(":")[0] for role in desired_workers(config)),
+    }
     assert set(seen) == expected
 
 

@@ -101,7 +101,9 @@ def test_existing_files_are_replaced_only_if_asked(tmp_path: Path) -> None:
     assert changed.read_text() == render(CPU, *K8S[1:])["redis.yaml"]
 
 
-def test_a_dry_run_prints_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_a_dry_run_prints_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for last in ("--dry-run", "--out=-"):
         config = (CPU, "--set", f"model.path={CPU.parent}")

@@ -28,7 +28,16 @@ from tests.fixtures.rendered import (
 )
 
 CPU = EXAMPLES / "digit_sort.toml"
-NEEDED = ("--image", IMAGE, "--workspace", "4711", "--resource-quota", "quota1", "--volume", "d-runs:/runs")  # fmt: skip
+NEEDED = (
+    "--image",
+    IMAGE,
+    "--workspace",
+    "4711",
+    "--resource-quota",
+    "quota1",
+    "--volume",
+    "d-runs:/runs",
+)
 OWN_REDIS = ("--set", "redis.url=redis://:hidden@here:6379/0")
 VARIANTS: dict[str, tuple[Any, ...]] = {
     "custom, cpu": (CPU,),

@@ -45,7 +45,8 @@ def test_the_operator_finds_its_container_and_the_service_its_pod() -> None:
 def test_nodes_of_the_job_share_the_fleet_as_paceline_node_places_it(
     options: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """With the environment that the operator sets: every worker of [fleet] is on one of the nodes."""
+    """The operator sets the environment: every worker of [fleet] is on one of the
+    nodes."""
     files = render(CPU, "pytorchjob", "--image", IMAGE, "--nodes", "2", *options)
     (config_map,) = of_kind(documents(files), "ConfigMap").values()
     (tmp_path / "run.toml").write_text(config_map["data"]["run.toml"])
@@ -78,7 +79,12 @@ def test_nodes_of_the_job_share_the_fleet_as_paceline_node_places_it(
 def test_the_nodes_are_as_many_as_the_workers_need(
     gpus: int, ranks: int, shards: int, nodes: int
 ) -> None:
-    settings = ("--set", f"fleet.policy_ranks={ranks}", "--set", f"rollout.tensor_parallel={shards}")  # fmt: skip
+    settings = (
+        "--set",
+        f"fleet.policy_ranks={ranks}",
+        "--set",
+        f"rollout.tensor_parallel={shards}",
+    )
     fleet = ("--set", "fleet.rollout=8" if shards != 3 else "fleet.rollout=5")
     words = ("--image", IMAGE, "--gpus-per-node", str(gpus), *settings, *fleet)
     replicas = job_of(render(GPU, "pytorchjob", *words))["spec"]["pytorchReplicaSpecs"]

@@ -110,7 +110,9 @@ def test_a_lost_job_is_submitted_again_and_a_failed_one_is_not(
         timeout=60,
     )
     assert done.returncode == expected, done.stderr
-    jobs = [line.split() for line in calls.read_text().splitlines() if line.startswith("job submit")]  # fmt: skip
+    jobs = [
+        line.split() for line in calls.read_text().splitlines() if line.startswith("job submit")
+    ]
     assert len(jobs) == submitted
     names = [words[words.index("--submission-id") + 1] for words in jobs]
     assert len(set(names)) == submitted, "an id is never used twice"

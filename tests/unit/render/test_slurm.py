@@ -108,7 +108,9 @@ def test_every_node_runs_the_same_command_on_a_config_that_loads(
     assert calls == [calls[0]] * nodes
     assert check_command(calls[0]) == "node"
     assert job.ranks() == [f"{rank} of {nodes}, first" for rank in range(nodes)]
-    overrides = [word for before, word in zip(calls[0], calls[0][1:], strict=False) if before == "--set"]  # fmt: skip
+    overrides = [
+        word for before, word in zip(calls[0], calls[0][1:], strict=False) if before == "--set"
+    ]
     config = load_config(calls[0][2], overrides)
     assert config.fleet.provider == "local", "paceline node starts the workers"
     assert config.rest.port != 0
@@ -221,6 +223,8 @@ def test_the_outcome_of_an_earlier_start_says_nothing(tmp_path: Path) -> None:
 def test_without_its_environment_the_job_says_so(tmp_path: Path) -> None:
     script = rendered(CPU)
     environment = {"PATH": os.defpath, "SLURM_JOB_ID": "1"}
-    done = subprocess.run(["bash", "-c", script], env=environment, cwd=tmp_path, capture_output=True, text=True)  # fmt: skip
+    done = subprocess.run(
+        ["bash", "-c", script], env=environment, cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 2
     assert "activate its environment before sbatch" in done.stderr
