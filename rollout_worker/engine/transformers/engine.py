@@ -39,7 +39,14 @@ from rollout_worker.engine.base import (
     ParametersDiffer,
     Request,
 )
-from rollout_worker.engine.model import cache_budget, context_limit, end_tokens, load_model
+from rollout_worker.engine.model import (
+    WeightTable,
+    cache_budget,
+    context_limit,
+    copy_parts,
+    end_tokens,
+    load_model,
+)
 from rollout_worker.engine.parameter_parity import ParameterPart, differing
 from rollout_worker.engine.stopping import TokenTexts
 from rollout_worker.engine.transformers import fused_decoder
@@ -48,7 +55,6 @@ from rollout_worker.engine.transformers.decoder import Decoder, largest_gap
 from rollout_worker.engine.transformers.fused_decoder import FusedDecoder
 from rollout_worker.engine.transformers.hf_decoder import HFDecoder
 from rollout_worker.engine.transformers.scheduler import Scheduler
-from rollout_worker.engine.transformers.weights import WeightTable, copy_parts
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,7 @@ from paceline.process.spawned_children import hidden_in_children
 from paceline.process.structured_log import first_line
 from paceline.process.user_code import safe_path_for_children
 from rollout_worker.engine.base import EngineDied, EngineError
-from rollout_worker.engine.model import end_tokens, from_pretrained
-from rollout_worker.engine.transformers.weights import WeightTable
+from rollout_worker.engine.model import WeightTable, end_tokens, from_pretrained
 from rollout_worker.engine.vllm import arguments, internals
 
 _T = TypeVar("_T")
