@@ -36,10 +36,10 @@ class ControllerContext:
     tick_s: float = 0.05
     """How often the leader asks whom liveness would declare dead."""
     config_digest: str = field(init=False)
-    """Of the settings that all processes of the run must share now."""
+    """Digest of the settings that all processes of the run must share now."""
     config_json: str = field(init=False)
     run_digest: str = field(init=False)
-    """Of the settings that are fixed for the run."""
+    """Digest of the settings that are fixed for the run."""
     run_json: str = field(init=False)
     texts: TextDecoder = field(init=False)
     """Of payloads that have tokens alone."""
@@ -52,7 +52,7 @@ class ControllerContext:
         self.projector = Projector(self.run_dir)
 
     def open_exports(self) -> tuple[RunFiles, Exporters]:
-        """What a term writes beside the journal, as long as it holds the lease."""
+        """Open what a term writes beside the journal, as long as it holds the lease."""
 
         def may_write() -> bool:
             return self.stores.election.holds_lease
@@ -67,7 +67,7 @@ class ControllerContext:
         return RunFiles(self.run_dir, may_write=may_write), exporters
 
     async def survives_failover(self) -> bool:
-        """Whether what is durable would be found by a leader after a failover of Redis itself."""
+        """True if what is durable would be found by a leader after a failover of Redis itself."""
         behind_sentinels = parse_sentinel(self.stores.url) is not None
         try:
             return await self.stores.journal.replicated(expected=behind_sentinels)
@@ -75,7 +75,8 @@ class ControllerContext:
             return False
 
     def run_spec(self, rows: DatasetRows, config: Config) -> RunSpec:
-        """What the ledger must know of the data and of ``config``: this controller's, with the
+        """The spec: what the ledger must know of the data and of ``config``: this controller's,
+        with the
         settings that are in force."""
         return RunSpec(
             run_id=config.run.name,

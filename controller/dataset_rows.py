@@ -55,7 +55,7 @@ class DatasetRows:
         self._cached_bytes = 0
         self._reading = asyncio.Semaphore(READERS)
         self.path = ""
-        """Where the training data is, for people."""
+        """Place of the training data, for people."""
 
     @classmethod
     async def load(cls, config: Config) -> DatasetRows:

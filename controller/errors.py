@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 class NotLeading(Exception):
-    """This controller does not lead now. ``leader`` is the address of the one that does, if known."""
+    """This controller does not lead now. ``leader`` is the address of the one that does, if
+    known."""
 
     def __init__(self, message: str, leader: str = "") -> None:
         super().__init__(message)

@@ -281,7 +281,7 @@ class Housekeeping:
             await self.sleep(GATE_S)
 
     async def _is_safe(self, number: int) -> bool:
-        """Whether the journal of this leader holds entry ``number``, and a replica of Redis holds
+        """True if the journal of this leader holds entry ``number``, and a replica of Redis holds
         it too."""
         try:
             return await self._survives(number) and await self._context.stores.election.renew(

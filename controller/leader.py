@@ -70,7 +70,7 @@ PATIENCE_S = 2.0
 
 @dataclass(slots=True)
 class _Closing:
-    """What a batch does once it is durable."""
+    """Work of a batch for when it is durable."""
 
     directives: list[tuple[ServerSession, worker_pb2.Directive]]
     obsolete: list[Ref]
@@ -97,7 +97,7 @@ class Leader:
         self.long_polls = LongPolls()
         self.sessions = Sessions(term, self._directive, self._grounds, self._owns)
         self.last_reports: dict[tuple[str, int], worker_pb2.Report] = {}
-        """Of living workers whose session has ended, by (worker id, incarnation)."""
+        """Last reports of living workers whose session has ended, by (worker id, incarnation)."""
         self.liveness = Liveness(config.fleet)
         self.group_commit = GroupCommit(
             stores.journal,
@@ -114,9 +114,9 @@ class Leader:
         self.flow = FlowAverage()
         """How the rollout workers spend their time; filled by the autoscaler's loop."""
         self.proposal: Proposal | None = None
-        """What the autoscaler would change."""
+        """Change that the autoscaler would make."""
         self.provider_trouble = ""
-        """What keeps the provider from reaching the desired counts."""
+        """Trouble that keeps the provider from reaching the desired counts."""
         self._ended: Exception | None = None
         self._spoilt = asyncio.Event()
         """This term is over: ``_spoilt_by`` says why."""
@@ -212,7 +212,7 @@ class Leader:
 
     @property
     def trouble(self) -> str:
-        """Why nothing can be decided now, in words; empty: it can."""
+        """Reason why nothing can be decided now, in words; empty: it can."""
         if self.group_commit.trouble:
             return self.group_commit.trouble
         return "" if self.election.holds_lease else "waiting for the lease"

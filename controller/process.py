@@ -166,8 +166,8 @@ def _check_bind(config: Config) -> str | None:
         return token
     if token is None:
         raise BadInput(
-            f"controller.host = {host!r} is not loopback: anyone who reaches it could steer the run. "
-            "Set auth.token_file (and auth.tls_cert, auth.tls_key), or bind to 127.0.0.1"
+            f"controller.host = {host!r} is not loopback: anyone who reaches it could steer the "
+            "run. Set auth.token_file (and auth.tls_cert, auth.tls_key), or bind to 127.0.0.1"
         )
     if config.redis.url is None and is_loopback(config.redis.host):
         raise BadInput(REDIS_OUT_OF_REACH.format(host=host))
@@ -193,7 +193,8 @@ def _make_run_dir(run_dir: Path) -> None:
         private_directory(new_private_directory(run_dir) / "controllers")
     except OSError as error:
         raise BadInput(
-            f"run directory {run_dir} cannot be made ({error.strerror}): choose another with --run-dir"
+            f"run directory {run_dir} cannot be made ({error.strerror}): choose another with "
+            "--run-dir"
         ) from error
 
 

@@ -1,4 +1,5 @@
-"""Projection of the run in a thread of its own, so that the event loop, which serves the fleet, does
+"""Projection of the run in a thread of its own, so that the event loop, which serves the fleet,
+does
 not wait for it.
 
     durable entry ──post──► waits ──────────┐

@@ -34,9 +34,11 @@ class Renewals:
             self.asked_s += self.clock.monotonic() - self._began
 
     def why_late(self) -> str:
-        """Why the lease ran out; empty if neither Redis nor this process was slow for half of it."""
+        """Reason why the lease ran out; empty if neither Redis nor this process was slow for half
+        of it."""
         if max(self.asked_s, self.overslept_s) < self.lease_s / 2:
             return ""
+        why = f"its process did not run for {self.overslept_s:.1f} s"
         if self.asked_s >= self.overslept_s:
-            return f"Redis did not answer for {self.asked_s:.1f} s, and the lease has {self.lease_s:g} s"
-        return f"its process did not run for {self.overslept_s:.1f} s, and the lease has {self.lease_s:g} s"
+            why = f"Redis did not answer for {self.asked_s:.1f} s"
+        return f"{why}, and the lease has {self.lease_s:g} s"

@@ -81,15 +81,15 @@ class Controller:
         self.hint = ""
         """Address of the leader, as the lease names it."""
         self.trouble = "waiting for Redis"
-        """Why a standby cannot follow the journal; empty once it does."""
+        """Reason why a standby cannot follow the journal; empty once it does."""
         self._trouble_since = context.clock.monotonic()
         self.lease_holder: LeaderIdentity | None = None
-        """Of a standby: who held the lease when it last looked, and until when if it is not
+        """Standby: who held the lease when it last looked, and until when if it is not
         renewed."""
         self.lease_until = 0.0
         self.without_session = WithoutSession()
         self.rest_url = ""
-        """Of this process's REST interface; empty: none."""
+        """URL of this process's REST interface; empty: none."""
         self.settings = RunSettings(context, lambda: self.state)
         self._topic = WakeUps()
         self._rows: asyncio.Task[DatasetRows] | None = None
@@ -200,9 +200,9 @@ class Controller:
             f"{n} is {configured.get(n)!r} there, {v!r} here" for n, v in edited.items()
         )
         raise BadInput(
-            f"{leader.controller_id} leads the run with another config: {shown}. Change settings of a running "
-            "run with paceline set, or end all of its controllers before you start them with another "
-            "config"
+            f"{leader.controller_id} leads the run with another config: {shown}. Change settings "
+            "of a running run with paceline set, or end all of its controllers before you start "
+            "them with another config"
         )
 
     async def _lead(self, term: int) -> None:
@@ -239,7 +239,8 @@ class Controller:
         return await DatasetRows.load(self.config)
 
     async def _presence(self) -> None:
-        """Publishes this process and learns of the others. Redis being away is no reason to stop."""
+        """Publishes this process and learns of the others. Redis being away is no reason to
+        stop."""
         while True:
             me = self.identity.controller_id
             mine = {
@@ -259,7 +260,8 @@ class Controller:
             await asyncio.sleep(PRESENCE_S)
 
     def _note_late_leaders(self) -> None:
-        """A leader that lost its lease and lives says itself why: nobody has seen it end or stop."""
+        """A leader that lost its lease and lives says itself why: nobody has seen it end or
+        stop."""
         leader = self.leader
         if leader is None or not leader.active:
             return

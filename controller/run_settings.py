@@ -1,4 +1,5 @@
-"""Settings of the run in force: a controller's config file with what the ledger says has changed."""
+"""Settings of the run in force: a controller's config file with what the ledger says has
+changed."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ class RunSettings:
 
     @property
     def config(self) -> Config:
-        """Of the run now. What is read at a process's start may still be older in some."""
+        """Config of the run now. What is read at a process's start may still be older in some."""
         values_now = self._state().settings.values
         if values_now != self._values:
             self._values = dict(values_now)
@@ -49,11 +50,13 @@ class RunSettings:
 
     @cached_property
     def _file(self) -> dict[str, Any]:
-        """Of the config file, what a run may change. A standby looks at it several times a second."""
+        """Values of the config file that a run may change. A standby looks at it several times a
+        second."""
         return changeable(self._context.config)
 
     def start_command(self, rows: DatasetRows) -> StartRun:
-        """Of a new leader: what was edited in its config file comes into force. Raises ConfigError."""
+        """Command of a new leader: what was edited in its config file comes into force. Raises
+        ConfigError."""
         file = self._file
         state = self._state()
         known = state.settings
@@ -89,7 +92,7 @@ class RunSettings:
         return ChangeSettings(request_id, {name: read[name] for name in asked}, whole.live)
 
     def effect_of(self, command: ChangeSettings) -> dict[str, SettingChange]:
-        """What the command would change. Raises CommandRefused as the ledger would."""
+        """Changes that the command would make. Raises CommandRefused as the ledger would."""
         state = self._state()
         if state.ended:
             raise CommandRefused(RefusalCode.STOPPED, f"the run has {state.phase}")

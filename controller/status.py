@@ -76,7 +76,7 @@ def status_view(controller: Controller) -> views.StatusView:
 
 
 def trouble_of(controller: Controller) -> str:
-    """Why the controller stands still; empty if it does not."""
+    """Reason why the controller stands still; empty if it does not."""
     return controller.leader.trouble if controller.leader is not None else controller.trouble
 
 

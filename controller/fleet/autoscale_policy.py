@@ -67,7 +67,8 @@ class Proposal:
 def propose(
     now: WorkerCounts, limits: ScaleBounds, waits: Waits, *, high: float
 ) -> Proposal | None:
-    """A better fleet by this measurement; None if waiting is below ``high`` or no fleet is better."""
+    """A better fleet by this measurement; None if waiting is below ``high`` or no fleet is
+    better."""
     starved = min(waits.starved, LARGEST_SHARE)
     throttled = min(waits.throttled, LARGEST_SHARE)
     if max(starved, throttled) < high:
@@ -161,6 +162,6 @@ def _average(values: Iterable[float]) -> float:
 
 
 def _direction(now: WorkerCounts, then: WorkerCounts) -> tuple[bool, ...]:
-    """Whether policy grows, policy shrinks, rollout grows, rollout shrinks."""
+    """Flags: policy grows, policy shrinks, rollout grows, rollout shrinks."""
     policy, rollout = then.policy - now.policy, then.rollout - now.rollout
     return policy > 0, policy < 0, rollout > 0, rollout < 0

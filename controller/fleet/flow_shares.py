@@ -17,7 +17,7 @@ AVERAGED_STEPS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class FlowShares:
-    """Of one moment, or averaged."""
+    """Shares of one moment, or averaged."""
 
     occupancy: float = 0.0
     """Slots of the engines that are in use. 0 to 1."""
@@ -44,9 +44,9 @@ class FlowAverage:
     _steps: float = 0.0
     """Commits so far, forgotten as the shares are."""
     _sums: dict[str, float] = field(default_factory=dict)
-    """Of their metrics."""
+    """Sums of their metrics."""
     weight: float = 0.0
-    """Of all samples so far; near 1 once the average has been filled."""
+    """Weight of all samples so far; near 1 once the average has been filled."""
 
     def commit(self, metrics: Mapping[str, float]) -> None:
         """A step was committed. Groups come in waves: of two steps in a row one may wait and one

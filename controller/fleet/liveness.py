@@ -56,7 +56,7 @@ class Pulse:
 
     heard_t: float
     spoke: bool = False
-    """Whether it has sent a request or report to this leader."""
+    """True if it has sent a request or report to this leader."""
     suspect_since: float | None = None
     """Time at which its session broke. None: the session is open, or was never opened."""
     progress: int = -1
@@ -65,14 +65,15 @@ class Pulse:
     held: frozenset[tuple[str, int]] = frozenset()
     """Leases its last report named."""
     news: bool = False
-    """Whether a report arrived since the last tick."""
+    """True if a report arrived since the last tick."""
     unnamed: dict[tuple[TaskId, int], float] = field(default_factory=dict)
     """Leases of the ledger that its reports do not name, with the time since which they do not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prognosis:
-    """Evidence about one worker as of now, and when it would be declared dead if nothing changes."""
+    """Evidence about one worker as of now, and when it would be declared dead if nothing
+    changes."""
 
     silent_s: float
     """Since it was last heard of."""
@@ -155,7 +156,8 @@ class Liveness:
         return -1.0 if pulse is None else now - pulse.heard_t
 
     def prognosis(self, worker_id: str, incarnation: int, now: float) -> Prognosis | None:
-        """What the evidence says of a worker, and until when; None for an unknown one."""
+        """Prognosis: what the evidence says of a worker, and until when; None for an unknown
+        one."""
         pulse = self.pulses.get((worker_id, incarnation))
         if pulse is None:
             return None
@@ -298,7 +300,7 @@ class Liveness:
             self._broken_epoch, self._broken_t = mesh.epoch, now
 
     def _may_form(self, state: State, dead: set[Key], now: float) -> bool:
-        """Whether every member of the broken epoch is dead, or has reported and has a session."""
+        """True if every member of the broken epoch is dead, or has reported and has a session."""
         mesh = state.fleet.mesh
         if mesh is None or not mesh.broken:
             return False
@@ -326,14 +328,15 @@ class Liveness:
 @dataclass(slots=True)
 class _Host:
     workers: int = 0
-    """Those alive, or lost with the host."""
+    """Workers on this host that are alive or died with it."""
     silent: int = 0
     heard: int = 0
-    """Those alive that were heard of lately."""
+    """Living workers that were heard of lately."""
 
 
 def _host_gone(name: str, hosts: dict[str, _Host]) -> str:
-    """In words, if all workers of the host are silent, at least two, and those of another are not."""
+    """In words, if all workers of the host are silent, at least two, and those of another are
+    not."""
     host = hosts[name]
     others = any(other.heard for key, other in hosts.items() if key != name)
     if host.workers == host.silent > 1 and others:

@@ -35,7 +35,7 @@ class ServerSession:
     cancels: bool = False
     """It tells the worker to stop some of its tasks."""
     grounds: Grounds | None = None
-    """What it was built from."""
+    """Values that the newest directive was built from."""
     due: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when ``latest`` is to be sent, or the session is closed."""
     closed: bool = False
@@ -56,7 +56,8 @@ TakeGrounds = Callable[[], Callable[[ServerSession], Grounds]]
 
 
 class Sessions:
-    """All open sessions of one leader. A newer stream of the same incarnation ends the older one."""
+    """All open sessions of one leader. A newer stream of the same incarnation ends the older
+    one."""
 
     def __init__(
         self,

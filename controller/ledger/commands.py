@@ -47,7 +47,8 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class WorkerCommand(Command):
-    """Of one process of a worker: refused for another incarnation than the current one."""
+    """A command of one process of a worker: refused for another incarnation than the current
+    one."""
 
     worker_id: str
     incarnation: int
@@ -109,10 +110,10 @@ class Observe(WorkerCommand):
     state_version: Version = Version(-1)
     loaded_version: Version = Version(-1)
     parity_failures: int = 0
-    """Of this incarnation so far."""
+    """Failures of this incarnation so far."""
     parity_detail: str = ""
     load_failures: int = 0
-    """Of this incarnation so far."""
+    """Failures of this incarnation so far."""
     load_detail: str = ""
 
 
@@ -165,7 +166,8 @@ class ExpireLease(Command):
 
 @dataclass(frozen=True, slots=True)
 class BreakMesh(WorkerCommand):
-    """A member reports a failed collective of ``epoch``. No effect on a later epoch. Reply: None."""
+    """A member reports a failed collective of ``epoch``. No effect on a later epoch. Reply:
+    None."""
 
     epoch: MeshEpoch
     detail: str = ""
@@ -193,7 +195,7 @@ class CastVote(Ballot, Command):
 class VoteResult:
     outcome: VoteOutcome
     version: Version = Version(-1)
-    """Of the state after a commit."""
+    """Version of the state after a commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +244,7 @@ class RecordCheckpoint(WorkerCommand):
     size_bytes: int = 0
     seconds: float = 0.0
     digest: str = ""
-    """Of the weights, as in votes."""
+    """Digest of the weights, as in votes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,9 +314,9 @@ class Pause(AdminCommand):
 @dataclass(frozen=True, slots=True)
 class ChangeSettings(AdminCommand):
     settings: Mapping[str, Any]
-    """Those to change, by dotted name; the shell has validated them together with the others."""
+    """Settings to change, by dotted name; the shell has validated them together with the others."""
     spec: LiveSpec
-    """What follows from them."""
+    """Fields of the run's spec that follow from them."""
 
 
 @dataclass(frozen=True, slots=True)

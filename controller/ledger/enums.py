@@ -36,7 +36,7 @@ PHASE_TRANSITIONS: dict[Phase, frozenset[Phase]] = {
 
 
 class SuspendStage(StrEnum):
-    """What a run still does before its workers leave. A later request shortens it."""
+    """Work that a run still does before its workers leave. A later request shortens it."""
 
     FINISH_STEP = "finish_step"  # commit the open step, then write a checkpoint
     LEAVE_STEP = "leave_step"  # give the open step up, then write a checkpoint

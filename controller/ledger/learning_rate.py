@@ -17,7 +17,7 @@ class LearningRate:
     min_ratio: float = 0.0
 
     def at(self, step: Step, steps: int) -> float:
-        """Of ``step``, counted from 1, in a run of ``steps``.
+        """Learning rate of ``step``, counted from 1, in a run of ``steps``.
 
         Warm-up is linear, from peak / warmup_steps at step 1 to the peak at step warmup_steps. The
         first step after it has the peak. The decay would reach min_ratio * peak at the step after

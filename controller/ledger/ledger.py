@@ -79,7 +79,7 @@ class Ledger(Decider):
         return encode(self.state)
 
     def begin_snapshot(self) -> dict[str, Any]:
-        """As ``to_snapshot``, at once: ``["tasks"]["records"]`` is a Moment, which encodes a task
+        """Like ``to_snapshot``, at once: ``["tasks"]["records"]`` is a Moment, which encodes a task
         when it is read. To be closed; until then no other snapshot may be begun."""
         book = self.state.tasks
         assert book.moment is None or book.moment.over, "a snapshot is being written"

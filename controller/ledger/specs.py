@@ -46,15 +46,15 @@ class SetResult:
     left_out: int
     """Rows that were scored with other versions, with several, or with one in doubt."""
     metrics: Mapping[str, float]
-    """Of ``count`` rows; see SetScores. Empty if they are at most half of the set."""
+    """Means over ``count`` rows; see SetScores. Empty if they are at most half of the set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveSpec:
     """The fields of a run's spec that follow from settings which a run may change.
 
-    A new live setting is a field here, a line in ``ControllerContext.run_spec``, and ``Live`` at the
-    setting in the config.
+    A new live setting is a field here, a line in ``ControllerContext.run_spec``, and ``Live`` at
+    the setting in the config.
     """
 
     steps: int
@@ -140,7 +140,7 @@ class RunSpec(LiveSpec):
 
     @property
     def trains_late(self) -> bool:
-        """Whether a group is trained that has tokens older than ``max_staleness``. Never in a
+        """True if a group is trained that has tokens older than ``max_staleness``. Never in a
         synchronous run of samples: its steps are made of tokens of the state before them."""
         return self.recorded or (self.late_groups == LATE_TRAIN and self.max_staleness > 0)
 
@@ -164,7 +164,7 @@ class LeasedTask:
     """Row of the data set in that pass."""
     seed: int
     eval_set: str = ""
-    """Of an evaluation: the set whose row it is. Empty: HELD_OUT."""
+    """Evaluation: the set whose row it is. Empty: HELD_OUT."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,11 +195,11 @@ class GroupMeta:
     """Number of sequences by the versions of their trainable tokens. Sequences without such a token
     are in none. Empty: every sequence is trained, as far as the journal knows."""
     rewards: tuple[float, ...] = field(default=(), metadata=TRANSIENT)
-    """Of an evaluation's sequences; empty for training groups."""
+    """Rewards of an evaluation's sequences; empty for training groups."""
     answers: tuple[str, ...] = field(default=(), metadata=TRANSIENT)
-    """What the sequences vote for; "": no vote."""
+    """Answers that the sequences vote for; "": no vote."""
     truncated: int = field(default=0, metadata=TRANSIENT)
-    """Of an evaluation: sequences that ended at the limit of tokens."""
+    """Evaluation: sequences that ended at the limit of tokens."""
     prompt_cut: int = 0
     """Tokens that the row's prompt has lost because it was too long."""
     digest: str = ""
@@ -288,7 +288,7 @@ class StepSpec:
 
     step: Step
     version: Version
-    """Of the state before it."""
+    """Version of the state before it."""
     mesh_epoch: MeshEpoch
     groups: tuple[TaskId, ...]
     """The batch, in the order in which the groups were chosen."""
@@ -335,7 +335,7 @@ class LinkSpec:
     receiver: str
     receiver_incarnation: int
     reload: bool = False
-    """What the receiver has of the newest version was withdrawn: it is sent again."""
+    """The newest version is sent again: what the receiver has of it was withdrawn."""
     tree: int = 0
     """Number of the tree of links that it belongs to; 0 if there are no relays."""
     blames: str = ""

@@ -138,7 +138,7 @@ def limits_of(fleet: FleetConfig, groups_per_step: int) -> ScaleBounds:
 
 
 def settled(state: State, counts: WorkerCounts) -> bool:
-    """Whether exactly the desired workers are active and neither evaluations nor the run's end slow
+    """True if exactly the desired workers are active and neither evaluations nor the run's end slow
     them."""
     at_work = WorkerCounts(
         sum(w.joinable for w in state.fleet.living(Role.POLICY)),

@@ -1,6 +1,6 @@
 """Fleet loops of the leader: calls of the provider and of the autoscaler.
 
-    desired counts ──► provisioning ──► provider ──► processes           (not with the local provider)
+    desired counts ──► provisioning ──► provider ──► processes         (not with the local provider)
     committed steps ─► autoscaling ──► proposal ──► Scale, if fleet.autoscale
 
 Both run as asyncio tasks for the term of a leader. The next leader can recompute their state. A

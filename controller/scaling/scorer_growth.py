@@ -1,6 +1,7 @@
 """Growth of a scorer's workers while they hold the trainers up. Pure.
 
-    step committed ──► a scorer is the bottleneck? ──► for as many steps as a proposal of the roles takes ──► proposal
+    step committed ──► a scorer is the bottleneck? ──► for as many steps as a proposal of the
+                                                       roles takes ──► proposal
 
 Scorers only grow: nothing tells how many of them a faster fleet would need.
 """
@@ -49,7 +50,8 @@ class ScorerGrowth:
             self.proposal = (bound.pool, wanted)
 
     def _wanted(self, bound: Bound) -> int:
-        """As many more as the trainers could use, if capacity is proportional to workers."""
+        """Workers to add: as many as the trainers could use, if capacity is proportional to
+        workers."""
         wanted = math.ceil(bound.workers / (1.0 - min(bound.starved, LARGEST_SHARE)) - 1e-9)
         wanted = min(max(wanted, bound.workers + 1), bound.workers * MOST_GROWTH)
         return wanted if self._most is None else min(wanted, self._most)

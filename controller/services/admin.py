@@ -123,7 +123,7 @@ def cause_of(text: str) -> FaultCause:
 
 
 def _cause_of_exit(code: int) -> FaultCause:
-    """Of a launcher that looks at nothing but the exit status."""
+    """Cause for a launcher that looks at nothing but the exit status."""
     if code < LAST_SIGNAL:
         return FaultCause.UNATTRIBUTED
     if code == 0:
@@ -136,7 +136,8 @@ async def scale(controller: Controller, request: admin_pb2.ScaleRequest) -> admi
         for role, count in counts.items():
             if role_of(role) not in ROLES or len(role) > 64 or not 0 <= count <= MAX_WORKERS:
                 raise Invalid(
-                    f"{what} {role[:64]} = {count}: write policy, rollout or scorer:NAME, and 0 or more"
+                    f"{what} {role[:64]} = {count}: write policy, rollout or scorer:NAME, and 0 or "
+                    "more"
                 )
     if not request.desired:
         raise Invalid("desired is empty")

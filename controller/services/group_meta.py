@@ -34,7 +34,8 @@ def check_meta(meta: rollout_pb2.GroupMeta, limits: GroupLimits, newest_version:
         raise Invalid("generate_s and reward_s must be finite and not negative")
     if not 1 <= meta.prompt_tokens <= limits.max_sequence_tokens:
         raise Invalid(
-            f"prompt_tokens: {meta.prompt_tokens} tokens, at most {limits.max_sequence_tokens} allowed"
+            f"prompt_tokens: {meta.prompt_tokens} tokens, at most {limits.max_sequence_tokens} "
+            "allowed"
         )
     if meta.prompt_cut > MOST_PROMPT_CUT:
         raise Invalid(f"prompt_cut is {meta.prompt_cut}")
@@ -79,7 +80,8 @@ def _check_sequences(meta: rollout_pb2.GroupMeta, limits: GroupLimits, *, train:
         raise Invalid(f"{count} completions; an evaluation takes 1 to {limits.eval_samples}")
     if len(meta.rewards) != count or len(meta.answers) not in (0, count):
         raise Invalid(
-            f"{count} lengths, {len(meta.rewards)} rewards and {len(meta.answers)} answers: one each, or no answers"
+            f"{count} lengths, {len(meta.rewards)} rewards and {len(meta.answers)} answers: one "
+            "each, or no answers"
         )
     lengths, rewards = list(meta.lengths), list(meta.rewards)
     most = limits.max_sequence_tokens

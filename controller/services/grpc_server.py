@@ -5,9 +5,9 @@ or requests) -> async iterator of replies`` for streams. Exceptions of a handler
 
     Invalid                       INVALID_ARGUMENT     nothing changed
     CommandRefused                by its code          nothing changed
-    NotLeading, Deposed           UNAVAILABLE          the client repeats at the leader in the metadata
+    NotLeading, Deposed           UNAVAILABLE          the client goes to the leader in the metadata
     RedisError, OSError           UNAVAILABLE          a store does not answer; the client repeats
-    any other exception           UNKNOWN              a bug of the controller; logged with its stack
+    any other exception           UNKNOWN              a bug of the controller; its stack is logged
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def final_error(controller: Controller, error: Exception) -> Exception:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a client reads of a request that failed."""
+    """Text that a client reads of a request that failed."""
 
     code: grpc.StatusCode
     message: str
@@ -219,8 +219,8 @@ async def _abort(context: grpc.aio.ServicerContext, failure: Failure) -> None:
 async def _deny(requests: Any, context: grpc.aio.ServicerContext) -> None:
     await context.abort(
         grpc.StatusCode.UNAUTHENTICATED,
-        "a valid bearer token is required: give the run's directory (--run-dir), whose file `token` "
-        "holds it, or set PACELINE_TOKEN or auth.token_file",
+        "a valid bearer token is required: give the run's directory (--run-dir), whose file "
+        "`token` holds it, or set PACELINE_TOKEN or auth.token_file",
     )
 
 

@@ -124,7 +124,8 @@ async def _fitting(
         held = (*caller, lease.task_id, lease.attempt)
         if size > room:
             limit = leader.context.config.controller.max_message_mb
-            detail = f"its row has {size:,} bytes, and controller.max_message_mb = {limit} allows {room:,}"
+            detail = f"its row has {size:,} bytes, and controller.max_message_mb = {limit}"
+            detail += f" allows {room:,}"
             leader.decide(ReturnTask(*held, ReturnKind.DROP, "prompt_too_long", detail))
         elif size > left:
             left = 0  # in their order: a small row does not overtake a large one

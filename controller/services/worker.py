@@ -55,8 +55,8 @@ async def register(
         raise CommandRefused(
             RefusalCode.FENCED,
             "the worker's config differs from the run's: "
-            f"{differences(context.config_json, request.config_json)}. Start every process of a run "
-            "with the same config",
+            f"{differences(context.config_json, request.config_json)}. Start every process of a "
+            "run with the same config",
         )
     if request.state_version < -1:
         raise Invalid("state_version must be -1 or a version")

@@ -30,7 +30,9 @@ log = logging.getLogger(__name__)
 _ACQUIRE = Script("""
 if redis.call('EXISTS', KEYS[1]) == 1 then
   -- Redis counts by its wall clock: set back, the lease would outlive its leader by the difference.
-  if redis.call('PTTL', KEYS[1]) > tonumber(ARGV[2]) then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
+  if redis.call('PTTL', KEYS[1]) > tonumber(ARGV[2]) then
+    redis.call('PEXPIRE', KEYS[1], ARGV[2])
+  end
   return false
 end
 local now = redis.call('TIME')
@@ -40,7 +42,8 @@ local written = tonumber(redis.call('HGET', KEYS[3], 'term') or '0')
 local known = tonumber(ARGV[3])
 term = math.max(term, granted + 1, written + 1, known + 1)
 local text = string.format('%.0f', term)
--- A server at its memory limit refuses SET as the first write of a script, and accepts it after a DEL.
+-- A server at its memory limit refuses SET as the first write of a script, and accepts it after
+-- a DEL.
 redis.call('DEL', KEYS[1])
 redis.call('SET', KEYS[2], text)
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
@@ -52,8 +55,8 @@ _RENEW = Script("""
 if redis.call('GET', KEYS[2]) ~= ARGV[3] then return 0 end
 local holder = redis.call('GET', KEYS[1])
 if holder and holder ~= ARGV[1] then return 0 end
--- PEXPIRE also if the lease has run out: a server at its memory limit refuses SET as the first write of a
--- script, and accepts it after a PEXPIRE.
+-- PEXPIRE also if the lease has run out: a server at its memory limit refuses SET as the first
+-- write of a script, and accepts it after a PEXPIRE.
 if redis.call('PEXPIRE', KEYS[1], ARGV[2]) == 0 then
   redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 end
@@ -153,7 +156,7 @@ class Election:
         await _RELEASE.run(self._redis, [self._keys.leader], [self._identity])
 
     async def is_newest(self, term: int) -> bool:
-        """Whether ``term`` is the highest granted term."""
+        """True if ``term`` is the highest granted term."""
         return bool((await self._redis.get(self._keys.term) or b"").decode() == str(term))
 
     async def holder(self) -> tuple[LeaderIdentity | None, float]:

@@ -65,7 +65,7 @@ class GroupCommit:
         self._journal = journal
         self._term = term
         self.at = at
-        """Of the newest batch that is durable."""
+        """Position of the newest batch that is durable."""
         self._on_flush = on_flush
         self._on_durable = on_durable
         self._clock = clock

@@ -251,7 +251,7 @@ class Journal:
             await asyncio.sleep(WRITTEN_AGAIN_S)
 
     async def replicated(self, *, expected: bool) -> bool:
-        """Whether a replica of Redis has all writes. ``expected``: False if none is connected."""
+        """True if a replica of Redis has all writes. ``expected``: False if none is connected."""
         return await replicated(self._redis, self._keys, expected=expected)
 
     async def _next(self, after: str, count: int, block_ms: int | None) -> list[Entry]:

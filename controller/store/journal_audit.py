@@ -189,7 +189,7 @@ class _Replay:
         self.ledger.take_garbage()
 
     def _check_rows(self, event: TasksLeased) -> None:
-        """Whether the leased rows are those that the data order has for the tasks."""
+        """Check that the leased rows are those that the data order has for the tasks."""
         data_order = self.ledger.state.run.order
         for lease in event.leases:
             if lease.kind is not Kind.TRAIN:
@@ -198,12 +198,12 @@ class _Replay:
             expected = data_order.place(ordinal)
             if (lease.dataset_pass, lease.index) != expected:
                 self.report.problem(
-                    f"{lease.task_id} was leased with row {lease.index} of epoch {lease.dataset_pass}, "
-                    f"which is row {expected[1]} of epoch {expected[0]}"
+                    f"{lease.task_id} was leased with row {lease.index} of epoch "
+                    f"{lease.dataset_pass}, which is row {expected[1]} of epoch {expected[0]}"
                 )
 
     def _check_passed(self, event: RowsPassedOver) -> None:
-        """Whether the curriculum leaves out these rows, by what was measured before."""
+        """Check that the curriculum leaves out these rows, by what was measured before."""
         state = self.ledger.state
         run, order = state.run, state.run.order
         for ordinal in event.ordinals:
@@ -292,7 +292,7 @@ class _Replay:
 
 
 def _missing(store: PayloadStore, refs: Sequence[Ref]) -> Refs:
-    """Those of ``refs`` that are not stored. Blocks; callable where an event loop runs."""
+    """Payloads of ``refs`` that are not stored. Blocks; callable where an event loop runs."""
 
     async def ask() -> Refs:
         try:

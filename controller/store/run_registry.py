@@ -1,4 +1,5 @@
-"""Run registry in Redis: the settings that all controllers share, and the controllers' addresses."""
+"""Run registry in Redis: the settings that all controllers share, and the controllers'
+addresses."""
 
 from __future__ import annotations
 
@@ -29,19 +30,20 @@ class RunRegistry:
         agreed = await self._first(self._keys.payloads_at, wanted)
         if agreed != wanted:
             raise BadInput(
-                f"run {run!r} keeps its payloads in {_shown(agreed)}: set payloads.url so, not {_shown(wanted)}"
+                f"run {run!r} keeps its payloads in {_shown(agreed)}: set payloads.url so, not "
+                f"{_shown(wanted)}"
             )
         agreed = await self._first(self._keys.config, config_json)
         if agreed != config_json:
             raise BadInput(
                 f"run {run!r} is under way with another config: "
-                f"{differences(agreed, config_json)}. Use the run's config, or start a new run under "
-                "another run.name. It can begin with the weights of a checkpoint: paceline up CONFIG "
-                "--from CHECKPOINT"
+                f"{differences(agreed, config_json)}. Use the run's config, or start a new run "
+                "under another run.name. It can begin with the weights of a checkpoint: paceline "
+                "up CONFIG --from CHECKPOINT"
             )
 
     async def payload_urls(self) -> list[str]:
-        """Of the run's payload store; empty: this Redis."""
+        """URLs of the run's payload store; empty: this Redis."""
         return urls_of(await self._redis.get(self._keys.payloads_at))
 
     async def announce(self, controller_id: str, facts: dict[str, Any]) -> dict[str, Any]:

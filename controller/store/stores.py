@@ -30,7 +30,7 @@ class Stores:
     worker_url: str
     """URL of the same Redis for workers, which exchange their addresses there."""
     payload_urls: Sequence[str] = ()
-    """Of the payload store, for workers; empty: the Redis of ``worker_url``."""
+    """URLs of the payload store, for workers; empty: the Redis of ``worker_url``."""
 
 
 def redis_stores(

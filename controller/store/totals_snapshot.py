@@ -1,4 +1,5 @@
-"""Totals of a projection beside the ledger: their cache in its snapshot, and the coverage report."""
+"""Totals of a projection beside the ledger: their cache in its snapshot, and the coverage
+report."""
 
 from __future__ import annotations
 

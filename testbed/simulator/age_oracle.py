@@ -27,7 +27,7 @@ def ages_of(group: GroupMeta, step: int, steps_of: Mapping[int, int]) -> Ages:
 
 
 NO_AGE = 1 << 30
-"""Of recorded data: no group is too old for any step."""
+"""Age of recorded data: no group is too old for any step."""
 
 
 def _late_allowed(spec: RunSpec) -> bool:
@@ -67,7 +67,8 @@ def trained_sequences(
 
 
 def wrong_drop(e: ev.TaskDropped, ages: Ages, spec: RunSpec) -> str:
-    """Why the group may not be dropped for its age; ``ages``: in the earliest step that it could be
+    """Reason why the group may not be dropped for its age; ``ages``: in the earliest step that it
+    could be
     in."""
     if e.reason == "stale" and _late_allowed(spec):
         return f"{e.task_id} was dropped because it was late: {e.detail}"

@@ -115,7 +115,7 @@ class Cluster:
         return self._incarnations
 
     def is_gone(self, worker_id: str, incarnation: int) -> bool:
-        """Whether a peer's connection to this process would be found closed."""
+        """True if a peer's connection to this process would be found closed."""
         newest, process = self._registered[worker_id]
         return newest != incarnation or not process.alive
 

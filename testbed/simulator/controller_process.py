@@ -136,7 +136,7 @@ class ControllerProcess(Process):
         self._oracle = oracle
         self._sessions: dict[Session, tuple[asyncio.Queue[worker_pb2.Report], asyncio.Task[None]]]
         self._sessions = {}
-        """Those that are over too: what still comes in over one of them is lost."""
+        """All sessions, also those that are over: what still comes in over one of them is lost."""
         self.spawn(self.controller.run())
 
     # ---- unary requests -------------------------------------------------------------------

@@ -47,7 +47,7 @@ class SimulatedEpoch:
     is_gone: Callable[[str, int], bool]
     collectives: dict[tuple[int, int], Collective] = field(default_factory=dict)
     weights: dict[str, tuple[Process, Weights]] = field(default_factory=dict)
-    """Of each member, as it came to the rendezvous."""
+    """Contribution of each member, as it came to the rendezvous."""
 
     def meet(self, worker: Process, weights: Weights) -> asyncio.Future[Any]:
         """Takes part in the rendezvous."""
@@ -87,7 +87,7 @@ class SimulatedEpoch:
             worker.call_later(delay, settle, future, ERROR if torn else union)
 
     def _watch(self, collective: Collective) -> None:
-        """Whether someone who waits can see by now that it will not complete."""
+        """True if someone who waits can see by now that it will not complete."""
         if collective.done:
             return
         if any(self.is_gone(m.worker_id, m.incarnation) for m in self.mesh.members):

@@ -57,7 +57,7 @@ class MemoryRedis:
     """Entries before this one have been trimmed."""
     failovers: int = 0
     lagging: Callable[[], bool] = lambda: False
-    """Whether the replica has not got the newest entries when somebody asks."""
+    """True if the replica has not got the newest entries when somebody asks."""
     replicated: int = 0
     """Entries that the replica is known to have: a failover does not lose them."""
     deleted: int = 0
@@ -172,7 +172,7 @@ class MemoryRedis:
     # ---- replica --------------------------------------------------------------------------
 
     def replicate(self) -> bool:
-        """Whether the replica has every entry."""
+        """True if the replica has every entry."""
         if self.lagging():
             return False
         self.replicated = len(self.entries)
@@ -296,7 +296,8 @@ class MemoryElection(Election):
 
 
 class MemoryPayloads:
-    """What workers have stored. The bytes are not kept: whether they are there is enough."""
+    """Payloads that workers have stored. The bytes are not kept: whether they are there is
+    enough."""
 
     largest = 1 << 30
 

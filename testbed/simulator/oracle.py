@@ -46,7 +46,8 @@ class Violation(Exception):
 
 
 def next_state(before: str, groups: frozenset[str], lr: float) -> str:
-    """The model of an optimizer step: weights after training ``groups`` from ``before`` at ``lr``."""
+    """The model of an optimizer step: weights after training ``groups`` from ``before`` at
+    ``lr``."""
     text = f"{before}|{','.join(sorted(groups))}|{lr!r}"
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -105,7 +106,7 @@ class Oracle:
         self.passed: set[int] = set()
         """Numbers that the curriculum has left out."""
         self.equal: dict[int, bool] = {}
-        """Whether the newest group of a row had equal rewards."""
+        """True if the newest group of a row had equal rewards."""
         self.leases: dict[str, tuple[int, str, int]] = {}
         """Attempt, worker and incarnation of each task that is leased."""
         self.accepted: dict[str, ev.GroupAccepted] = {}
@@ -113,11 +114,11 @@ class Oracle:
         """Accepted groups whose payload was lost: their tasks were leased again."""
         self.dropped: set[str] = set()
         self.reasons: dict[str, str] = {}
-        """Of every drop."""
+        """Reasons of every drop."""
         self.deaths: Counter[str] = Counter()
         """Owners of a task that died holding it and had not been told to leave."""
         self.isolated_deaths: Counter[str] = Counter()
-        """Those of them that held nothing else."""
+        """Deaths of owners that held nothing else."""
         self.leaving: set[str] = set()
         self.spares: set[str] = set()
         self._buried: dict[str, bool] = {}
@@ -142,11 +143,11 @@ class Oracle:
         self.outvoted: set[tuple[int, str, int]] = set()
         """(version, replica, incarnation) whose weights were not those of most replicas."""
         self.links: dict[int, frozenset[tuple[int, str, int]]] = {}
-        """Those that were known to be outvoted when a link was assigned, by its epoch."""
+        """Replicas that were known to be outvoted when a link was assigned, by its epoch."""
         self.finished: str = ""
         self.told: dict[Any, Any] = {}
         self._void_term = 0
-        """What leaders up to this term remember may be lost."""
+        """Term: what leaders up to this term remember may be lost."""
         self.counts: Counter[str] = Counter()
 
     # ---- the journal ----------------------------------------------------------------------
@@ -344,7 +345,8 @@ class Oracle:
 
     @staticmethod
     def _sums(of: EvalSet, rows: list[RowScore]) -> dict[str, float]:
-        """Of the rewards and of pass@k for the largest k, which is 1 if any sample is solved."""
+        """Sums of the rewards and of pass@k for the largest k, which is 1 if any sample is
+        solved."""
         passed = sum(row.solved > 0 for row in rows)
         return {
             "reward": sum(row.reward_mean for row in rows),
@@ -637,7 +639,7 @@ class Oracle:
             raise Violation(f"the totals at entry {number} differ from the journal's")
 
     def check_replica(self, name: str, replica: LedgerFollower) -> None:
-        """Of a controller that is about to lead."""
+        """Copy of a controller that is about to lead."""
         if not self.entries or replica.at.batch != self.entries[-1].entry.at.batch:
             return
         if replica.ledger.fingerprint() != self.ledger.fingerprint():
@@ -684,7 +686,7 @@ class Oracle:
             raise Violation(f"{path} was restored, and its writer's weights had diverged")
 
     def may_train(self, worker_id: str, incarnation: int, plan: policy_pb2.StepPlan) -> bool:
-        """Whether the plan still is what the journal says."""
+        """True if the plan still is what the journal says."""
         step, mesh = self.ledger.state.steps.open, self.ledger.state.fleet.mesh
         return (
             step is not None

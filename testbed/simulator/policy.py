@@ -96,7 +96,7 @@ class SimulatedPolicyWorker(SimulatedWorker):
         mesh: worker_pb2.PolicyMesh,
         limit_s: float = math.inf,
     ) -> Any:
-        """What the collective gives. Raises EpochLost."""
+        """Result of the collective. Raises EpochLost."""
         last = self.time() + limit_s
         while not collective.done() and self._current(mesh) and self.time() < last:
             await self.within(collective, 0.5)

@@ -51,7 +51,7 @@ class SimulatedRolloutWorker(SimulatedWorker):
         self.weights: Weights | None = None
         """The newest that came."""
         self.tree = 0
-        """Of the link that they came over, or that confirmed them."""
+        """Tree of the link that they came over, or that confirmed them."""
         self.sent = SentWeights()
         """To the workers that receive from this one."""
         self.fenced = False
@@ -163,7 +163,8 @@ class SimulatedRolloutWorker(SimulatedWorker):
             raise Violation(f"a sound group was refused: {result.message}")
 
     def _group(self, lease: rollout_pb2.Lease, first: int) -> rollout_pb2.Group:
-        """What it made of ``lease``, sampled with versions ``first`` to the one that is loaded."""
+        """Group that it made for ``lease``, sampled with versions ``first`` to the one that is
+        loaded."""
         dull = self.rng.random() < 0.1
         dull |= training(lease) and lease.index in self.cluster.shape.solved_rows
         last = 0 if self.cluster.shape.spec.recorded else self.loaded_version

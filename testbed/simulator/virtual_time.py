@@ -121,7 +121,7 @@ class Process:
         self.alive = True
         self.stopped = False
         self.waiting: list[VirtualHandle] = []
-        """What came due while the process was stopped."""
+        """Calls that came due while the process was stopped."""
         self.tasks: set[asyncio.Task[Any]] = set()
         self._skew_s = skew_s
         timeline.processes.append(self)
@@ -218,7 +218,7 @@ class Process:
 
 
 TIMEOUT: Any = object()
-"""What ``Process.answer`` and ``within`` give if the time is up first."""
+"""Result that ``Process.answer`` and ``within`` give if the time is up first."""
 
 
 def settle(future: asyncio.Future[Any], value: Any = None) -> None:

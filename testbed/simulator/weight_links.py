@@ -24,7 +24,7 @@ class Sender(Protocol):
 
 
 class SentWeights:
-    """What receivers have acknowledged."""
+    """Versions that receivers have acknowledged."""
 
     def __init__(self) -> None:
         self._newest: dict[tuple[int, int], int] = {}

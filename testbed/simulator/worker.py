@@ -88,7 +88,7 @@ class SimulatedWorker(Client):
         self.state_version = -1
         self.loaded_version = -1
         self.parity_failures = 0
-        """Of this incarnation."""
+        """Parity failures of this incarnation."""
         self.exited = False
         self.wedged = False
         self.exit = partial(exited, self)

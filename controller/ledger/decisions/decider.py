@@ -52,6 +52,7 @@ DECISIONS: dict[type[Command], Callable[..., Any]] = {}
 
 
 def decides(decision: _Decision) -> _Decision:
-    """Registers ``decision`` for the class of commands that its parameter ``c`` is annotated with."""
+    """Registers ``decision`` for the class of commands that its parameter ``c`` is annotated
+    with."""
     DECISIONS[get_type_hints(decision)["c"]] = decision
     return decision

@@ -83,7 +83,7 @@ def _usable_version(state: State, worker: Worker, loaded: Version) -> Version:
 
 
 def _not_eligible(state: State, worker: Worker) -> EmptyReason | None:
-    """Why the worker gets no task, whatever tasks there are; None: it may get some."""
+    """Reason why the worker gets no task, whatever tasks there are; None: it may get some."""
     if state.phase is not Phase.OPEN or worker.leaving:
         return EmptyReason.STOPPED
     if state.paused:
@@ -154,7 +154,7 @@ def _pending_evals(state: State, loaded_version: Version) -> Iterator[Task]:
 
 
 def _is_served(state: State, version: Version | None) -> bool:
-    """Whether a rollout worker that may lease tasks serves ``version``."""
+    """True if a rollout worker that may lease tasks serves ``version``."""
     workers = state.fleet.living(Role.ROLLOUT)
     return any(w.loaded_version == version and not w.leaving and not w.spare for w in workers)
 
@@ -174,7 +174,8 @@ def _train_tasks(state: State, count: int) -> list[Task]:
 
 
 def _taken(state: State, new: range) -> list[int]:
-    """As many numbers as ``new`` has, from its start: those whose rows the curriculum does not
+    """Numbers from the start of ``new``, as many as it has: those whose rows the curriculum does
+    not
     leave out."""
     run, order, curriculum = state.run, state.run.order, state.tasks.curriculum
     taken: list[int] = []

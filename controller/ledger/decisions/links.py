@@ -101,7 +101,7 @@ def _new_tree(s: State, sources: Sequence[Worker]) -> list[Wanted]:
 
 
 def _publishes_at_once(s: State, sources: Sequence[Worker]) -> bool:
-    """Whether a source that feeds nobody can send the newest version soon. All replicas have
+    """True if a source that feeds nobody can send the newest version soon. All replicas have
     equally many ranks."""
     return s.steps.open is None or sources[0].ranks == 1
 
@@ -114,7 +114,7 @@ def _ready(s: State, sources: Sequence[Worker]) -> Sequence[Worker]:
 
 
 def _may_move(s: State, sources: Sequence[Worker], receiver: Worker) -> bool:
-    """Whether a source that feeds nobody could feed the receiver without a wait for weights."""
+    """True if a source that feeds nobody could feed the receiver without a wait for weights."""
     return _publishes_at_once(s, sources) or receiver.loaded_version == s.versions.version
 
 
@@ -200,7 +200,7 @@ def renew_link(d: Decider, receiver: Worker) -> None:
 
 
 def take_back(d: Decider, receivers: Iterable[str]) -> None:
-    """What these receivers have of the newest version was withdrawn: they get it again over new
+    """Send again the newest version, which was withdrawn: these receivers get it again over new
     links."""
     s = d.state
     sources = s.fleet.sources(s.versions.version)

@@ -214,7 +214,8 @@ def _one_fewer(d: Decider, worker: Worker) -> dict[str, int]:
         raise cmd.CommandRefused(
             RefusalCode.INVALID,
             f"without {worker.worker_id} the desired count would be {pool}={desired - 1}, below "
-            f"fleet.{setting_of(pool)}_min = {least}. Replace the worker (--replace), or lower the minimum",
+            f"fleet.{setting_of(pool)}_min = {least}. Replace the worker (--replace), or lower the "
+            "minimum",
         )
     return {pool: desired - 1}
 

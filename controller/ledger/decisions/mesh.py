@@ -36,8 +36,9 @@ def break_mesh(d: Decider, c: cmd.BreakMesh, now: float) -> None:
             if fleet.hopeless(worker, failures, newest) and not fleet.left_out(worker, newest):
                 source = mesh.members[max(0, mesh.source_rank)].worker_id
                 detail += (
-                    f"; {failures.epochs} epochs of {worker.worker_id} and {source} failed in a row: "
-                    f"{worker.worker_id} is left out. Check the network between them, then restart it"
+                    f"; {failures.epochs} epochs of {worker.worker_id} and {source} failed in a "
+                    f"row: {worker.worker_id} is left out. Check the network between them, then "
+                    "restart it"
                 )
         d.emit(ev.MeshBroken(mesh.epoch, MeshEnd.PEER_ERROR, detail, broken_t=now))
 

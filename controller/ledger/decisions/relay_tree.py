@@ -31,7 +31,7 @@ class RelayTree:
     def __init__(
         self, fleet: Fleet | None, roots: Sequence[Worker], fanout: int, *, without: str = ""
     ) -> None:
-        """Of the links of ``fleet``; None: of no links yet. ``fanout``: 0 for no relays.
+        """A tree of the links of ``fleet``; None: of no links yet. ``fanout``: 0 for no relays.
         ``without``: a receiver that is left out, with all that hang on it."""
         self._fleet = fleet
         self._fanout = fanout

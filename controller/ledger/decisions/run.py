@@ -178,9 +178,9 @@ def _nonfinite(s: State) -> str:
     count = s.steps.nonfinite
     return (
         f"the gradients of {count} steps in a row were not finite, from step "
-        f"{s.versions.step - count + 1} on, and no weight has changed since. Look at grad_norm, rewards "
-        "and log-prob gaps before it, lower train.optimizer.lr, and start again from an earlier checkpoint; "
-        "train.max_nonfinite_steps is the limit"
+        f"{s.versions.step - count + 1} on, and no weight has changed since. Look at grad_norm, "
+        "rewards and log-prob gaps before it, lower train.optimizer.lr, and start again from an "
+        "earlier checkpoint; train.max_nonfinite_steps is the limit"
     )
 
 
@@ -204,7 +204,8 @@ def _fail(d: Decider, request_id: str, reason: str, now: float) -> None:
 
 
 def answer(d: Decider, decide: Callable[..., None], c: cmd.AdminCommand, now: float) -> str:
-    """The reply to a person's request. A repeated request gets its first reply and decides nothing."""
+    """The reply to a person's request. A repeated request gets its first reply and decides
+    nothing."""
     s = d.state
     if c.request_id not in s.requests:
         # The workers of a run that has ended may still be asked to leave.

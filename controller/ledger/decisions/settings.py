@@ -32,12 +32,12 @@ def change_settings(d: Decider, c: cmd.ChangeSettings, now: float) -> None:
 
 
 def problem_of(s: State, spec: LiveSpec) -> str:
-    """Why the run cannot go on with ``spec``; empty if it can."""
+    """Reason why the run cannot go on with ``spec``; empty if it can."""
     newest = _newest_step(s)
     if spec.steps < newest:
         return (
-            f"train.steps = {spec.steps}: step {newest} is under way or trained already. To end the run now, "
-            "use paceline stop"
+            f"train.steps = {spec.steps}: step {newest} is under way or trained already. To end "
+            "the run now, use paceline stop"
         )
     return ""
 
@@ -68,7 +68,7 @@ def take_over_config(d: Decider, c: cmd.StartRun, now: float) -> None:
 
 
 def stays_ended(s: State, steps: int) -> bool:
-    """Whether the run has ended, and does not go on to ``steps``. Then no setting of it changes any
+    """True if the run has ended, and does not go on to ``steps``. Then no setting of it changes any
     more."""
     extended = s.phase is Phase.FINISHED and s.versions.step >= s.run.steps < steps
     return s.ended and not extended

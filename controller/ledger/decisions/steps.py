@@ -73,7 +73,8 @@ def _choose(d: Decider, step: Step, count: int) -> tuple[TaskId, ...] | None:
 
 
 def reshard(d: Decider, mesh: Mesh) -> None:
-    """The open step goes on in ``mesh``: the members keep their groups and take over the lost ones."""
+    """The open step goes on in ``mesh``: the members keep their groups and take over the lost
+    ones."""
     s = d.state
     step = s.steps.open
     assert step is not None
@@ -140,7 +141,7 @@ def diverged(mesh: Mesh, step: OpenStep) -> tuple[str, ...]:
 
 
 def _disown_output(d: Decider, version: Version, wrong: Collection[str]) -> None:
-    """What outvoted replicas wrote and published of ``version`` counts for nothing."""
+    """Void what outvoted replicas wrote and published of ``version``."""
     s = d.state
     for record in list(s.versions.checkpoints):
         if record.version == version and not s.versions.is_agreed(record):

@@ -38,7 +38,8 @@ class Event(ABC):
 
     @property
     def listed(self) -> bool:
-        """Shown to people: a line of events.jsonl with severity and text. Others are only counted."""
+        """Shown to people: a line of events.jsonl with severity and text. Others are only
+        counted."""
         return True
 
     @property

@@ -55,7 +55,8 @@ class FaultExplained(Event):
             worker.death = self.cause
 
     def text(self) -> str:
-        return f"the death of {self.worker_id} is explained ({reason_in_words(self.cause, self.detail)})"
+        reason = reason_in_words(self.cause, self.detail)
+        return f"the death of {self.worker_id} is explained ({reason})"
 
 
 @event

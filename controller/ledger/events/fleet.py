@@ -140,7 +140,7 @@ class ParityFailed(Event):
     worker_id: str
     incarnation: int
     failures: int
-    """Of this incarnation so far. One report may stand for several."""
+    """Failures of this incarnation so far. One report may stand for several."""
     detail: str
 
     directs = False
@@ -165,7 +165,7 @@ class WeightsNotLoaded(Event):
     worker_id: str
     incarnation: int
     failures: int
-    """Of this incarnation so far. One report may stand for several."""
+    """Failures of this incarnation so far. One report may stand for several."""
     detail: str
 
     directs = False

@@ -44,7 +44,8 @@ class RewardHackingSuspected(Event):
 def hacking_in_words(metric: str, found: Exploited) -> str:
     """What is measured, what it means, and the remedy."""
     return (
-        f"the training score rises ({found.best_score:.3f} to {found.score:.3f}) while {metric} falls ({found.best_truth:.3f} after "
-        f"step {found.best_step}, {found.truth:.3f} after step {found.step}): the learned reward is probably being exploited; "
-        f"begin again with a larger train.loss.kl_coef, or stop at step {found.best_step}"
+        f"the training score rises ({found.best_score:.3f} to {found.score:.3f}) while {metric} "
+        f"falls ({found.best_truth:.3f} after step {found.best_step}, {found.truth:.3f} after step "
+        f"{found.step}): the learned reward is probably being exploited; begin again with a larger "
+        f"train.loss.kl_coef, or stop at step {found.best_step}"
     )

@@ -69,7 +69,8 @@ class VoteCast(Ballot, Event):
 
 @event
 class StepCommitted(Event):
-    """Every member of the epoch voted for it, with equal weights. ``version`` is the state after."""
+    """Every member of the epoch voted for it, with equal weights. ``version`` is the state
+    after."""
 
     step: Step
     version: Version
@@ -155,7 +156,7 @@ class StepAborted(Event):
     step: Step
     reason: str
     rejected: str = ""
-    """Why a group leaves the step; empty if none does."""
+    """Reason why a group leaves the step; empty if none does."""
     kept: bool = False
     """Its other groups stay reserved for the step, which opens again with the settings that it had.
     Otherwise they are ready again, as in every journal of a release that had no field for it."""
@@ -221,7 +222,7 @@ class CheckpointRecorded(Event):
     size_bytes: int
     seconds: float
     digest: str = ""
-    """Of the weights in it, as in votes."""
+    """Digest of the weights in it, as in votes."""
 
     def apply(self, s: State) -> None:
         s.versions.record(
@@ -257,7 +258,8 @@ class CheckpointVoided(Event):
 
 @event
 class BestCheckpointChosen(Event):
-    """The checkpoint with the highest held-out reward so far: it is kept as long as it is the best."""
+    """The checkpoint with the highest held-out reward so far: it is kept as long as it is the
+    best."""
 
     step: Step
     path: str

@@ -170,7 +170,7 @@ class TaskDropped(Event):
     verdict: VerdictCode = VerdictCode.DUPLICATE
     """On a repeated submission of this attempt."""
     group: GroupMeta | None = None
-    """What had been generated, if anything had."""
+    """The group, if one had been generated."""
 
     wakes = LEASES
 
@@ -216,7 +216,7 @@ class EvalScheduled(Event):
     step: Step
     version: Version
     rows: int
-    """Of all sets."""
+    """Rows of all sets."""
     sets: tuple[EvalSet, ...] = ()
     """Empty: HELD_OUT alone."""
 
@@ -249,7 +249,7 @@ class EvalTaskDone(Event):
     worker_id: str
     reward_mean: float
     version: Version = Version(0)
-    """Of all tokens; MIXED if they are of several versions, or of one in doubt."""
+    """Version of all tokens; MIXED if they are of several versions, or of one in doubt."""
     row: RowScore | None = None
     """None: written by a release that took one sample of a prompt and kept only its reward."""
 
@@ -273,7 +273,8 @@ class EvalRecorded(Event):
     step: Step
     version: Version
     reward_mean: float | None
-    """Of the set that ranks evaluations. None if at most half of its rows were scored with one
+    """Mean reward of the set that ranks evaluations. None if at most half of its rows were scored
+    with one
     version: that is no reward of 0; or if the set was not due."""
     count: int
     """Rows of that set that were scored with ``version``, the version of most: the reward is their
@@ -284,7 +285,7 @@ class EvalRecorded(Event):
     loss: float | None = None
     """Held-out loss of recorded data, which has no reward."""
     measured: Mapping[str, float] = field(default_factory=dict)
-    """Of recorded data: means over the rows, the loss among them."""
+    """Recorded data: means over the rows, the loss among them."""
     metric: str = ""
     """SET/METRIC that ranks evaluations. Empty: ``reward_mean`` does, or the loss; a release with
     one set wrote none."""
@@ -357,6 +358,6 @@ class HeldOutFell(Event):
                 f"{-self.best_reward:.4f} after step {self.best_step}"
             )
         return (
-            f"{self.metric or 'held-out reward'} fell to {self.reward_mean:.3f} after step {self.step}; it was "
-            f"{self.best_reward:.3f} after step {self.best_step}"
+            f"{self.metric or 'held-out reward'} fell to {self.reward_mean:.3f} after step "
+            f"{self.step}; it was {self.best_reward:.3f} after step {self.best_step}"
         )

@@ -62,6 +62,6 @@ class Curriculum:
         return max(minimum, 0.5**count)
 
     def leaves_out(self, row: int, ordinal: int, seed: int, minimum: float) -> bool:
-        """Whether the turn of ``row`` with the number ``ordinal`` is left out."""
+        """True if the turn of ``row`` with the number ``ordinal`` is left out."""
         taken = self.probability(row, minimum)
         return taken < 1 and mix(seed, _DRAW, ordinal) >= int(taken * 2**64)

@@ -43,7 +43,7 @@ class EvalRound:
     open: int = 0
     """Rows not yet scored or dropped."""
     version: Version | None = None
-    """Of the engine that took the newest row; None before the first one."""
+    """Version of the engine that took the newest row; None before the first one."""
     scores: dict[Version, Score] = field(default_factory=dict)
     """By the version of all of a row's tokens; MIXED for rows with tokens of several, or of one in
     doubt."""
@@ -117,7 +117,7 @@ class Evals:
     fallen: bool = False
     """The newest score is far below the best one: see RunSpec.eval_drop."""
     training: RewardSums = field(default_factory=RewardSums)
-    """Of the steps since the newest round was scheduled."""
+    """Scores of the steps since the newest round was scheduled."""
     checked: dict[str, dict[Step, Checked]] = field(default_factory=dict)
     """Finished rounds of the sets that measure the truth, by set and step."""
 
@@ -161,7 +161,7 @@ class Evals:
         self.fallen = drop > 0 and best - self.scores[steps[-1]] > drop * abs(best)
 
     def knows(self, step: Step, row: int) -> bool:
-        """Whether ``e<step>.<row>`` was ever a task."""
+        """True if ``e<step>.<row>`` was ever a task."""
         rows = self.rounds[step].rows if step in self.rounds else self.done.get(step, 0)
         return 0 <= row < rows
 

@@ -73,7 +73,7 @@ class Worker:
     load_failures: int = 0
     """Rollout: versions that came and could not be staged or loaded."""
     load_trouble: str = ""
-    """Why, for the newest of them; empty once a newer version has been loaded."""
+    """Reason of the newest of them; empty once a newer version has been loaded."""
     withdrawn_version: Version = Version(-1)
     """Rollout: its weights of this version came from a replica that was outvoted."""
     lease_seq: int = 0
@@ -91,7 +91,7 @@ class Worker:
     """Scorer: host:port at which it answers rollout workers."""
     cgroup: str = ""
     memory_kills: int = -1
-    """As it registered: processes that the kernel had killed in its control group."""
+    """When it registered: processes that the kernel had killed in its control group."""
     death: FaultCause | None = None
     """Cause of its death, as far as it is known; None: it has not died."""
     silent_s: float = 0.0
@@ -99,7 +99,7 @@ class Worker:
 
     @property
     def pool(self) -> str:
-        """Of the workers that can take its place; the desired numbers are by pool."""
+        """Pool of the workers that can take its place; the desired numbers are by pool."""
         return pool_of(self.role, self.scorer)
 
     @property
@@ -134,12 +134,13 @@ class Fleet:
     """Epochs formed because the one before broke."""
     rebuild_due: bool = False
     parity_failures: int = 0
-    """Of all workers there ever were."""
+    """Failures of all workers there ever were."""
     links: dict[str, LinkSpec] = field(default_factory=dict)
     """By receiver."""
     link_generation: int = field(default=0, metadata=stored_as("link_epoch"))
     tree: int = 0
-    """Number of the newest tree of links: the generation of its first link; 0 if there are no relays."""
+    """Number of the newest tree of links: the generation of its first link; 0 if there are no
+    relays."""
     tree_planted: tuple[int, Version] = (0, Version(-1))
     """Term and newest committed version when it was planted."""
     former: dict[str, dict[str, None]] = field(default_factory=dict)
@@ -148,7 +149,7 @@ class Fleet:
     _living: dict[Role, dict[str, Worker]] = field(
         default_factory=dict, init=False, repr=False, metadata=TRANSIENT
     )
-    """Those of ``workers`` that are alive, in the same order."""
+    """Living ones of ``workers``, in the same order."""
     _sent: dict[str, dict[str, None]] = field(
         default_factory=dict, init=False, repr=False, metadata=TRANSIENT
     )
@@ -188,7 +189,7 @@ class Fleet:
         return [w for role in Role for w in self.living(role) if w.pool == pool]
 
     def scorers(self) -> list[Worker]:
-        """Those that are ready for requests, by worker id."""
+        """Scorers that are ready for requests, by worker id."""
         ready = (w for w in self.living(Role.SCORER) if w.joinable)
         return sorted(ready, key=lambda worker: worker.worker_id)
 
@@ -202,7 +203,7 @@ class Fleet:
         return [worker for m in members if (worker := self.member(m)) is not None]
 
     def in_mesh(self, worker_id: str, incarnation: int) -> bool:
-        """Whether it is a member of the newest epoch, which may be over."""
+        """True if it is a member of the newest epoch, which may be over."""
         return self.mesh is not None and self.mesh.rank(worker_id, incarnation) >= 0
 
     def publisher(self, version: Version) -> Worker | None:
@@ -250,7 +251,7 @@ class Fleet:
         return self.hopeless(worker, worker.failures, newest)
 
     def hopeless(self, worker: Worker, failures: Failures, newest: Version) -> bool:
-        """As ``left_out``, for the given failures."""
+        """Like ``left_out``, for the given failures."""
         if failures.epochs < TRIES:
             return False
         there = self.holders(newest) or self.living(Role.POLICY)
@@ -292,7 +293,7 @@ class Fleet:
         self._sent.pop(worker.worker_id, None)
 
     def links_of(self, worker_id: str) -> list[LinkSpec]:
-        """Those that the worker sends over, oldest first, and the one over which it receives."""
+        """Links that the worker sends over, oldest first, and the one over which it receives."""
         sent = (self.links[receiver] for receiver in self._sent.get(worker_id, ()))
         found = sorted(sent, key=lambda link: link.generation)
         own = self.links.get(worker_id)
@@ -307,13 +308,13 @@ class Fleet:
         return len(self._sent.get(worker_id, ()))
 
     def receivers_of(self, worker: Worker) -> list[Worker]:
-        """Those to which the worker sends weights."""
+        """Receivers to which the worker sends weights."""
         links = (self.links[receiver] for receiver in self._sent.get(worker.worker_id, ()))
         found = (self.current(link.receiver, link.receiver_incarnation) for link in links)
         return [receiver for receiver in found if receiver is not None]
 
     def all_below(self, worker: Worker) -> list[Worker]:
-        """Those that may have the newest version from the worker, over however many relays."""
+        """Receivers that may have the newest version from the worker, over however many relays."""
         senders, found = [worker], {worker.worker_id}
         for sender in senders:
             names = (*self._sent.get(sender.worker_id, ()), *self.former.get(sender.worker_id, ()))

@@ -27,7 +27,8 @@ NAMED = ("settings", "values", "changes", "changed", "configured")
 
 
 def with_new_names(data: Mapping[str, Any]) -> dict[str, Any]:
-    """``data``, an event's or the state's settings, with names that an earlier release did not have."""
+    """``data``, an event's or the state's settings, with names that an earlier release did not
+    have."""
     return {
         name: {RENAMED.get(n, n): v for n, v in value.items()} if name in NAMED else value
         for name, value in data.items()
@@ -52,7 +53,8 @@ class Settings:
     """Settings that are not what the run was started with: that value, and the one in force."""
 
     def edited(self, file: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-        """Values in ``file``, a leader's config, that were edited since a leader last brought one."""
+        """Values in ``file``, a leader's config, that were edited since a leader last brought
+        one."""
         known = self.configured
         found = {n: v for n, v in file.items() if n not in known or known[n] != v}
         if any(n in known and n in found for n in RUN_LENGTH):

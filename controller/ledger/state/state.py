@@ -25,7 +25,7 @@ class State:
     phase: Phase = Phase.NONE
     paused: bool = False
     reason: str = ""
-    """Why the run was asked to stop, or failed."""
+    """Reason why the run was asked to stop, or failed."""
     started_t: float = 0.0
     ended_t: float = 0.0
     term: int = 0

@@ -41,7 +41,7 @@ class Blame:
     deaths: int = 0
     """Trainers that died with it in their shard."""
     alone: int = 0
-    """Those of them that were computing this group and nothing else."""
+    """Deaths of trainers that were computing this group and nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +72,12 @@ class StepBook:
     last_rejection: str = ""
     """Reason of the newest of them."""
     settings: dict[Step, StepSettings] = field(default_factory=dict, metadata=stored_as("terms"))
-    """Of the steps in ``history`` and ``replay``."""
+    """Settings of the steps in ``history`` and ``replay``."""
     commits: list[Commit] = field(default_factory=list)
     """The last few, oldest first."""
     last_commit_t: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
-    """Of the newest commit."""
+    """Metrics of the newest commit."""
     samples_trained: int = 0
     tokens_trained: int = 0
     """Over all commits, those of lost steps included."""
@@ -113,13 +113,15 @@ class StepBook:
         self.tokens_trained += int(metrics.get("tokens", 0))
 
     def reserve(self, step: OpenStep) -> None:
-        """The attempt is over: the step opens again with the same groups, with the same settings."""
+        """The attempt is over: the step opens again with the same groups, with the same
+        settings."""
         self.replay[step.step] = step.groups
         if step.settings is not None:
             self.settings[step.step] = step.settings
 
     def missing(self, until: Step, size: int) -> int:
-        """Groups that left steps up to ``until``, of ``size`` groups each, which are to open again."""
+        """Groups that left steps up to ``until``, of ``size`` groups each, which are to open
+        again."""
         return sum(size - len(groups) for n, groups in self.replay.items() if n <= until)
 
     def leave_out(self, task_id: TaskId) -> None:

@@ -109,7 +109,7 @@ class GroupSizes:
 
 
 def ordinal_of(task_id: TaskId) -> int:
-    """Of a training task: its position in the endless data order."""
+    """Training task: its position in the endless data order."""
     return int(task_id[1:])
 
 
@@ -144,9 +144,9 @@ class TaskBook:
     """An extended run does them first."""
 
     suspects: dict[TaskId, None] = field(default_factory=dict, init=False, metadata=TRANSIENT)
-    """Those of ``records`` that are suspect."""
+    """Suspect tasks in ``records``."""
     moment: Moment[Task] | None = field(default=None, init=False, repr=False, metadata=TRANSIENT)
-    """Of ``records``, while a snapshot of it is being written."""
+    """Moment of ``records``, while a snapshot of it is being written."""
 
     def __post_init__(self) -> None:
         self.suspects = {x.task_id: None for x in self.records.values() if x.suspect}

@@ -62,7 +62,7 @@ def trained_sequences(s: State, group: GroupMeta, step: Step) -> int:
 
 
 def is_late(s: State, group: GroupMeta, step: Step) -> bool:
-    """Whether a token that ``step`` would train, or mask, is older than ``max_staleness``."""
+    """True if a token that ``step`` would train, or mask, is older than ``max_staleness``."""
     return max(age for age, _ in token_ages(s, group, step)) > s.run.max_staleness
 
 

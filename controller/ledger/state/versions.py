@@ -44,7 +44,7 @@ class Checkpoint:
     version: Version
     path: str
     digest: str = ""
-    """Of the weights in it, as in votes. Empty: an earlier release wrote the record."""
+    """Digest of the weights in it, as in votes. Empty: an earlier release wrote the record."""
     worker_id: str = ""
     """Replica that wrote it."""
 
@@ -65,7 +65,8 @@ class Versions:
     checkpoints: list[Checkpoint] = field(default_factory=list)
     """Recorded and not abandoned, oldest first."""
     digests: dict[Version, str] = field(default_factory=dict)
-    """Of weights that all members of the mesh agreed on, since the newest agreed checkpoint."""
+    """Digests of weights that all members of the mesh agreed on, since the newest agreed
+    checkpoint."""
     voided: list[str] = field(default_factory=list)
     """Directories of voided checkpoints, which their writers may delete."""
     best: Step = Step(0)
@@ -102,14 +103,14 @@ class Versions:
         return Version(step)
 
     def survives(self, version: Version) -> bool:
-        """Whether ``version`` is a state that no rollback has abandoned."""
+        """True if ``version`` is a state that no rollback has abandoned."""
         return version <= self.version and all(
             version >= epoch.first_version or self.step_of(version) <= epoch.first_step
             for epoch in self.epochs
         )
 
     def staleness(self, version: Version, step: Step) -> int:
-        """Of a token of ``version`` trained in ``step``, in steps."""
+        """Age of a token of ``version`` trained in ``step``, in steps."""
         return max(0, step - 1 - self.step_of(version))
 
     def due_checkpoint(self, every: int, steps: int) -> Step:

@@ -23,9 +23,9 @@ class Grounds(NamedTuple):
     """Both parts compare by value."""
 
     firm: object
-    """Of all fields but ``cancelled``."""
+    """Grounds of all fields but ``cancelled``."""
     leases: object
-    """Of ``cancelled``, which also depends on the leases that the worker's report names."""
+    """Grounds of ``cancelled``, which also depends on the leases that the worker's report names."""
 
 
 def directive_grounds(state: State) -> Callable[[str, int], Grounds]:

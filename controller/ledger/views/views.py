@@ -77,7 +77,7 @@ class PlanView:
     groups: tuple[GroupMeta, ...]
     """The groups of the shard, in its order."""
     suspects: frozenset[TaskId]
-    """Those of them with which a trainer died: each is to be computed by itself."""
+    """Groups of the shard with which a trainer died: each is to be computed by itself."""
     total_tokens: int
     """Without those that are masked for their age."""
     total_sequences: int
@@ -85,8 +85,9 @@ class PlanView:
     total_samples: int
     reward_sum: float
     reward_squares: float
-    """Of each reward's difference from the mean of all; and then from the mean of its group."""
+    """Sum of the squares of each reward's difference from the mean of all."""
     within_squares: float
+    """Sum of the squares of each reward's difference from the mean of its group."""
     rank: int
     size: int
     version_epochs: tuple[VersionEpoch, ...]
@@ -135,7 +136,7 @@ class StatusView:
     samples_trained: int
     tokens_trained: int
     reward_trouble: str
-    """What is wrong with the training reward, and the remedy; empty: nothing is known."""
+    """Trouble with the training reward, and the remedy; empty: nothing is known."""
 
 
 def directive(
@@ -186,13 +187,13 @@ def due_checkpoint(state: State) -> Step:
 
 
 def is_leased(state: State, worker_id: str, task_id: TaskId, attempt: int) -> bool:
-    """Whether this attempt at the task is leased to this worker."""
+    """True if this attempt at the task is leased to this worker."""
     task = state.tasks.records.get(task_id)
     return task is not None and task.leased_as(attempt, worker_id)
 
 
 def owns_all(state: State, worker_id: str, refs: Iterable[Ref]) -> bool:
-    """Whether all of these attempts are leased to this worker."""
+    """True if all of these attempts are leased to this worker."""
     return all(is_leased(state, worker_id, task_id, attempt) for task_id, attempt in refs)
 
 
@@ -218,7 +219,7 @@ def _is_member(state: State, worker: Worker) -> bool:
 
 
 def _in_mesh(state: State, worker: Worker) -> bool:
-    """Whether the mesh counts on the replica: as a member, or for the epoch after a broken one."""
+    """True if the mesh counts on the replica: as a member, or for the epoch after a broken one."""
     if not _is_member(state, worker):
         return False
     holds = worker.state_version == state.versions.version
@@ -389,7 +390,7 @@ def live_payloads(state: State) -> set[Ref]:
 
 
 def may_need(state: State, ref: Ref) -> bool:
-    """Whether a step may still need this payload, or its group may still be accepted."""
+    """True if a step may still need this payload, or its group may still be accepted."""
     task = state.tasks.records.get(ref[0])
     return task is not None and task.attempt == ref[1] and (task.leased or task.group is not None)
 

@@ -340,7 +340,8 @@ async def test_a_full_disk_under_redis_is_named(redis: Any) -> None:
     with pytest.raises(RedisError) as refused:
         # As the server says it within a script.
         await redis.eval(
-            "return redis.error_reply('MISCONF Errors writing to the AOF file: No space left on device')",
+            "return redis.error_reply('MISCONF Errors writing to the AOF file: No space left on "
+            "device')",
             0,
         )
     assert trouble_of(refused.value) == UNWRITABLE and "RUN_DIR/redis" in remedy_of(UNWRITABLE)

@@ -132,7 +132,8 @@ async def test_a_request_that_ran_out_of_time_gets_twice_as_much_and_a_fast_stor
 async def test_a_store_that_answers_at_once_and_sends_slowly_is_read_in_the_end(
     urls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The question for the sizes is quick each time: it must not shorten the time for the payload."""
+    """The question for the sizes is quick each time: it must not shorten the time for the
+    payload."""
     monkeypatch.setattr(transfer_limits, "ANSWER_S", 0.2)
     ref, payload = (TaskId("slow"), 1), b"x" * MIB
     near = RedisPayloads(urls[:1], "run")

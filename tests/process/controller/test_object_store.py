@@ -1,4 +1,5 @@
-"""Payloads in an object store: the S3 protocol against moto's server, and what is no usable store."""
+"""Payloads in an object store: the S3 protocol against moto's server, and what is no usable
+store."""
 
 from __future__ import annotations
 

@@ -62,7 +62,10 @@ async def test_checkpoints_are_kept_until_a_replica_of_redis_has_the_record_of_t
                 async def record(number: int) -> list[str]:
                     request = policy_pb2.CheckpointRequest(
                         caller=trainer.session.caller, step=number, version=number,
-                        path=paths[number - 1], size_bytes=1, seconds=0.0, weights_digest=f"v{number}",
+                        path=paths[number - 1],
+                        size_bytes=1,
+                        seconds=0.0,
+                        weights_digest=f"v{number}",
                     )  # fmt: skip
                     reply = await trainer.control.call("PolicyService.RecordCheckpoint", request)
                     return list(reply.obsolete_paths)

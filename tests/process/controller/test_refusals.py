@@ -243,7 +243,8 @@ async def test_refused_submissions_change_nothing(tmp_path: Path) -> None:
             theirs = other.group_for((await other.lease()).leases[0])
 
             async def settled() -> bool:
-                """Both have reported what their engines serve: nothing changes by itself any more."""
+                """Both have reported what their engines serve: nothing changes by itself any
+                more."""
                 workers = json.loads(await ledger())["fleet"]["workers"].values()
                 loaded = [w["loaded_version"] for w in workers if w["role"] == "rollout"]
                 return min(loaded) >= 0

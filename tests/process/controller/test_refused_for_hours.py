@@ -1,4 +1,5 @@
-"""Hours of refused requests: what strangers leave behind in a controller's memory and open files."""
+"""Hours of refused requests: what strangers leave behind in a controller's memory and open
+files."""
 
 from __future__ import annotations
 

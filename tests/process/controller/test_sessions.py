@@ -322,7 +322,8 @@ async def hung_leader(term: int) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def other_controller(term: int) -> AsyncIterator[tuple[str, list[str]]]:
-    """Says that it leads ``term``, and gives directives of it. Its address, and what it was asked."""
+    """Says that it leads ``term``, and gives directives of it. Its address, and what it was
+    asked."""
     asked: list[str] = []
 
     async def session(reports: Any, context: Any) -> AsyncIterator[worker_pb2.Directive]:

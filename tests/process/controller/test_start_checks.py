@@ -141,9 +141,9 @@ def test_serves_without_a_deep_learning_framework_in_little_memory(tmp_path: Pat
         "heavy = [m for m in ('torch', 'transformers', 'datasets', 'pandas', 'vllm', 'pyarrow',"
         " 'tensorboardX') if m in sys.modules];"
         # Not getrusage: its peak survives fork and exec, so it would be that of the test runner.
-        "peak = [x for x in open('/proc/self/status') if x.startswith('VmHWM')][0];"
-        "rss = int(peak.split()[1]) / 1024;"
-        "print(','.join(heavy) or '-', time.perf_counter() - began, rss)"
+        "peak = [x for x in open('/proc/self/status') if x.startswith('VmHWM')][0];rss = "
+        "int(peak.split()[1]) / 1024;print(','.join(heavy) or '-', time.perf_counter() - began, "
+        "rss)"
     )
     output = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

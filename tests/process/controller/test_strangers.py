@@ -1,4 +1,5 @@
-"""Other users of a run's machine, who have no token: nothing of the run is shown or done to them."""
+"""Other users of a run's machine, who have no token: nothing of the run is shown or done to
+them."""
 
 from __future__ import annotations
 

@@ -36,13 +36,13 @@ def renewals_of(*rounds: tuple[float, float, bool], lease_s: float = 1.0) -> str
 @pytest.mark.parametrize(
     ("rounds", "said"),
     [
-        ([(0.25, 0.9, False), (0.25, 0.4, False)], "Redis did not answer for 1.3 s, and the lease has 1 s"),
-        ([(3.25, 0.1, False)], "its process did not run for 3.0 s, and the lease has 1 s"),
+        ([(0.25, 0.9, False), (0.25, 0.4, False)], "Redis did not answer for 1.3 s"),
+        ([(3.25, 0.1, False)], "its process did not run for 3.0 s"),
         # What was slow before the last renewal has cost nothing.
         ([(3.25, 2.0, True), (0.25, 0.1, False)], ""),
         # Somebody took the lease: neither was slow.
         ([(0.25, 0.0, False)], ""),
     ],
-)  # fmt: skip
+)
 def test_the_slower_of_the_two_is_named(rounds: list[tuple[float, float, bool]], said: str) -> None:
-    assert renewals_of(*rounds) == said
+    assert renewals_of(*rounds) == (said and f"{said}, and the lease has 1 s")

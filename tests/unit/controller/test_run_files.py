@@ -47,7 +47,8 @@ async def test_a_leader_that_never_began_takes_no_files_from_its_successor(tmp_p
 
 
 async def test_files_that_a_deposed_leader_took_are_put_back(tmp_path: Path) -> None:
-    """It was stopped in the middle of opening them, and woke up when its successor had opened them."""
+    """It was stopped in the middle of opening them, and woke up when its successor had opened
+    them."""
     leader = RunFiles(tmp_path, may_write=lambda: True)
     leader.start()
     leader.record("1-0", 1.0, [ENDED])

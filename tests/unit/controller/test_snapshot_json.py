@@ -107,7 +107,8 @@ async def test_no_task_is_encoded_before_it_is_written(monkeypatch: pytest.Monke
 
 
 def test_a_snapshot_says_what_was_true_when_it_was_begun() -> None:
-    """However much the ledger goes on while it is written: deaths, drops, rollbacks, checkpoints."""
+    """However much the ledger goes on while it is written: deaths, drops, rollbacks,
+    checkpoints."""
     assert sum(map(changed_while_written, range(12))) > 100
 
 

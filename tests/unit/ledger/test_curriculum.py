@@ -75,7 +75,8 @@ def test_a_row_needs_one_byte_and_time_does_not_grow_with_the_rows() -> None:
 
 
 def trained(run: Driven, steps: int, solved: set[int]) -> list[int]:
-    """Rows that were drawn in ``steps`` steps. The rewards of the rows ``solved`` are always equal."""
+    """Rows that were drawn in ``steps`` steps. The rewards of the rows ``solved`` are always
+    equal."""
     drawn = []
     for _ in range(steps):
         for lease in run.lease("r0", 4).leases:

@@ -106,8 +106,9 @@ LISTED: dict[str, ev.Event] = {
         5, "checkpoints/step-5", -0.75, is_loss=True
     ),
     (
-        "the training score rises (0.500 to 1.250) while truth/reward falls (0.750 after step 3, 0.250 after step 7): "
-        "the learned reward is probably being exploited; begin again with a larger train.loss.kl_coef, or stop at step 3"
+        "the training score rises (0.500 to 1.250) while truth/reward falls (0.750 after step 3, "
+        "0.250 after step 7): the learned reward is probably being exploited; begin again with a "
+        "larger train.loss.kl_coef, or stop at step 3"
     ): ev.RewardHackingSuspected(7, "truth/reward", 0.25, 3, 0.75, 1.25, 0.5),
     "evaluation after step 6: no prompt could be scored": ev.EvalRecorded(6, 6, None, 0),
     "evaluation after step 5 started over 8 prompts of math, rare": ev.EvalScheduled(
@@ -140,7 +141,8 @@ LISTED: dict[str, ev.Event] = {
     "run extended to 20 steps": ev.RunExtended(20, 1.0),
     "run paused": ev.Paused("r", True),
     "run resumed": ev.Paused("r", False),
-    "checkpoint of step 5 is void (checkpoints/step-5): the other replicas' weights differ from those "
+    "checkpoint of step 5 is void (checkpoints/step-5): the other replicas' weights differ from "
+    "those "
     "that policy-0 wrote": ev.CheckpointVoided("policy-0", 5, 5, "checkpoints/step-5"),
     "weights of version 5 from policy-0 are withdrawn: the other replicas' weights differ "
     "(2 receivers)": ev.WeightsWithdrawn("policy-0", 5, ("rollout-0", "rollout-1")),

@@ -102,7 +102,8 @@ def test_another_source_may_reach_it() -> None:
 
 
 def apart(policies: int) -> Driven:
-    """All hold the state; an epoch that steps were committed in has failed, and a new one is there."""
+    """All hold the state; an epoch that steps were committed in has failed, and a new one is
+    there."""
     run = Driven()
     for number in range(policies):
         run.policy(f"p{number}")

@@ -97,9 +97,7 @@ def test_an_open_step_keeps_the_age_at_which_its_tokens_are_masked() -> None:
     run.train()
 
 
-def test_a_step_that_opens_again_without_a_rejected_group_keeps_its_terms_and_its_other_groups() -> (
-    None
-):
+def test_a_step_without_a_rejected_group_keeps_its_settings_and_its_other_groups() -> None:
     run = Driven(max_staleness=4)
     run.policy("p0", "p1")
     run.rollout("r0")
@@ -123,9 +121,7 @@ def test_a_step_that_opens_again_without_a_rejected_group_keeps_its_terms_and_it
     assert run.state.settings.changed["train.optimizer.lr"].step == opened.step + 1
 
 
-def test_a_step_that_is_left_for_a_stop_keeps_its_terms_and_groups_for_when_the_run_goes_on() -> (
-    None
-):
+def test_a_step_that_is_left_for_a_stop_keeps_its_settings_and_groups() -> None:
     run = Driven(max_staleness=4)
     run.policy("p0")
     run.rollout("r0")
@@ -258,7 +254,8 @@ def test_a_finished_run_goes_on_with_more_steps_and_skips_no_row() -> None:
 
 
 def test_what_the_end_of_a_run_dropped_stays_suspect_if_the_run_goes_on() -> None:
-    """Two owners died with these tasks: in company they would bring others under suspicion again."""
+    """Two owners died with these tasks: in company they would bring others under suspicion
+    again."""
     run = Driven(steps=4, max_staleness=3, checkpoint_every=2)
     run.policy("p0")
     run.rollout("r0", "r1")

@@ -56,7 +56,8 @@ def test_no_row_is_skipped_or_trained_twice_at_any_crash_and_resume_point(
 
 @pytest.mark.parametrize("seed", [237, 269])
 def test_points_that_once_failed(seed: int) -> None:
-    """A finished run was extended, and a task with which two owners had died was leased in company."""
+    """A finished run was extended, and a task with which two owners had died was leased in
+    company."""
     run_crash_points(seed)
 
 
