@@ -132,7 +132,9 @@ def test_a_stage_of_other_settings_or_inputs_is_refused_with_the_remedy(
 ) -> None:
     Ran(monkeypatch)
     run_all([of(name, tmp_path) for name in PIPELINES["dpo"]], print)
-    with pytest.raises(PipelineProblem, match=r"no setting of train\.lr, now it is = 1") as raised:
+    with pytest.raises(
+        PipelineProblem, match=r"no setting of train\.optimizer\.lr, now it is = 1"
+    ) as raised:
         run_all([of("dpo", tmp_path, **{"train.optimizer.lr": 1})], print)
     assert f"remove {tmp_path / 'dpo'} and {tmp_path / 'dpo.json'}" in str(raised.value)
     # SFT is done once more, and gives another model.

@@ -336,3 +336,19 @@ def test_a_file_that_sets_another_length_takes_back_the_one_that_was_set_meanwhi
     # A release that knew only steps: what paceline set has changed of them stays.
     older = Settings(configured={"train.steps": 100}, values={"train.steps": 70})
     assert "train.steps" not in older.edited({**file, "train.steps": 100})
+
+
+def test_settings_of_an_earlier_release_are_read_with_their_names_now(run: Driven) -> None:
+    """[train] had no tables: train.lr is train.optimizer.lr."""
+    set_lr(run, 5e-4)
+    started = ev.to_json(ev.RunStarted(run.state.run, 1.0, FILE))
+    started["settings"] = {"train.lr": 1e-3, "train.steps": 10}
+    event = ev.from_json(started)
+    assert isinstance(event, ev.RunStarted)
+    assert event.settings == {"train.optimizer.lr": 1e-3, "train.steps": 10}
+    snapshot = json.loads(
+        json.dumps(run.ledger.to_snapshot()).replace("train.optimizer.lr", "train.lr")
+    )
+    settings = Ledger.from_snapshot(snapshot).state.settings
+    assert settings.values["train.optimizer.lr"] == 5e-4
+    assert settings.changed["train.optimizer.lr"].old == 1e-3

@@ -67,7 +67,7 @@ MISTAKES: list[tuple[str, dict[str, dict[str, Any]], str]] = [
     ),
     (
         "prompts",
-        {"train": {"algorithm": "ppo", "covariance": "clip"}},
+        {"train": {"algorithm": "ppo", "loss": {"covariance": "clip"}}},
         "train.loss.covariance: train.algorithm = ppo has no such term in its loss. Remove it",
     ),
 ]
