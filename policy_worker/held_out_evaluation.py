@@ -16,11 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from paceline.config.schema import Config
+from paceline.dataset.recorded_encoding import RowEncoder, recorded_group
 from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, waiting
 from paceline.prompt_tokenizer import BadPrompt, PromptTokenizer
-from paceline.recorded.encoding import RowEncoder
-from paceline.recorded.group import recorded_group
 from paceline.v1 import common_pb2, policy_pb2, rollout_pb2
 from policy_worker.control_plane import BlockingControlPlane
 from policy_worker.objectives.batch import BadGroup

@@ -41,12 +41,12 @@ from functools import partial
 from pathlib import Path
 
 from paceline.config.schema import Config
+from paceline.dataset.recorded_encoding import RowEncoder
 from paceline.payloads.open_store import open_payloads
 from paceline.process import structured_log as logs
 from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, loading_model, waiting
 from paceline.prompt_tokenizer import PromptTokenizer
-from paceline.recorded.encoding import RowEncoder
 from paceline.rpc.addresses import own_address
 from paceline.rpc.client import ControlPlane, RequestRefused
 from paceline.rpc.session import WorkerSession

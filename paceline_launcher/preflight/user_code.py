@@ -106,7 +106,7 @@ def first_row(start: Start) -> Findings:
     if row is None or not config.recorded:
         return
     text = json.dumps(row, default=str)
-    tried = try_import("paceline.recorded.check", config.model_dump_json(), given=text)
+    tried = try_import("paceline.dataset.recorded_preview", config.model_dump_json(), given=text)
     if tried.problem:
         remedy = "Correct the row or the fields of [data] (docs/recorded-data.md)"
         source = "path" if config.data.path is not None else f"sources.{min(config.data.sources)}"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from paceline.recorded.group import VERSION
+from paceline.dataset.recorded_encoding import VERSION
 from rollout_worker.engine.base import Completion, Engine, EngineError, EngineStats, Request
 
 _WHY = "a run of recorded data has no engine"

@@ -16,10 +16,9 @@ from typing import Any
 from paceline.config.schema import Config
 from paceline.config.sections.evaluation import EvalSetConfig
 from paceline.config.sections.scorers import named_scorer
+from paceline.dataset.recorded_encoding import RecordedRow, RowEncoder, recorded_group
 from paceline.process.waits import WaitKind, waiting
 from paceline.prompt_tokenizer import BadPrompt, Prompt, PromptTokenizer
-from paceline.recorded.encoding import RecordedRow, RowEncoder
-from paceline.recorded.group import recorded_group
 from paceline.v1 import rollout_pb2
 from rollout_worker.engine.base import Engine, GenerationFailed, Request
 from rollout_worker.engine.no_engine import NoEngine

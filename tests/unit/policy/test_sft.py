@@ -10,10 +10,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from paceline.config.schema import Config, with_new_names
+from paceline.dataset.recorded_encoding import RowEncoder, recorded_group
 from paceline.ids import Step, Version
 from paceline.prompt_tokenizer import PromptTokenizer
-from paceline.recorded.encoding import RowEncoder
-from paceline.recorded.group import recorded_group
 from paceline.v1 import common_pb2, rollout_pb2
 from policy_worker.conformance import conformance
 from policy_worker.model.policy_model import load_model

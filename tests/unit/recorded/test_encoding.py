@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from paceline.config.schema import Config
+from paceline.dataset.recorded_encoding import RecordedCompletion, RowEncoder, recorded_group
 from paceline.prompt_tokenizer import BadPrompt, PromptTokenizer
-from paceline.recorded.encoding import RecordedCompletion, RowEncoder
-from paceline.recorded.group import recorded_group
 from paceline.v1 import common_pb2, rollout_pb2
 from tests.fixtures.chat_model import FORGETFUL, MARKED, PLAIN, make_chat_model
 

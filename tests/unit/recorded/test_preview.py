@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.config.schema import Config
+from paceline.dataset.recorded_encoding import RowEncoder
+from paceline.dataset.recorded_preview import LONGEST, row_text
 from paceline.prompt_tokenizer import PromptTokenizer
-from paceline.recorded.encoding import RowEncoder
-from paceline.recorded.preview import LONGEST, row_text
 from paceline_launcher.cli import app
 from tests.fixtures.chat_model import FORGETFUL, PLAIN, make_chat_model
 from tests.fixtures.preflight import INPUTS, findings_of

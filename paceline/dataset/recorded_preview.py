@@ -1,11 +1,23 @@
-"""Text of a recorded row as a model reads it, with what is trained marked."""
+"""Preview of a recorded row: its text as a model reads it, with what is trained marked.
+
+    python -P -m paceline.dataset.recorded_preview CONFIG_AS_JSON < ROW_AS_JSON
+
+Exit status 2, with one line on standard error, if the row would be dropped.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
+import sys
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
-from paceline.recorded.encoding import RecordedCompletion, RecordedRow
+from paceline.config.schema import Config
+from paceline.dataset.recorded_encoding import RecordedCompletion, RecordedRow, RowEncoder
+from paceline.errors import BadInput
+from paceline.process.lifetime import leave_after
+from paceline.prompt_tokenizer import BadPrompt, PromptTokenizer
 
 BEGIN, END = "⟦", "⟧"
 """Around what is trained."""
@@ -49,3 +61,21 @@ def _shortened(text: str) -> str:
         return text
     head, tail = 2 * LONGEST // 3, LONGEST // 3
     return f"{text[:head]} ... {len(text) - head - tail:,} characters ... {text[-tail:]}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="paceline.dataset.recorded_preview", description=__doc__)
+    parser.add_argument("config", type=Config.model_validate_json, help="of the run, as JSON")
+    config = parser.parse_args().config
+    tokenizer = PromptTokenizer(config)
+    try:
+        row = RowEncoder(config, tokenizer).encode(json.load(sys.stdin))
+    except BadPrompt as error:
+        raise BadInput(f"the first row would be dropped ({error.reason}): {error}") from None
+    sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]  # whatever the locale is
+    print(row_text(row, tokenizer.decode_all))
+    return 0
+
+
+if __name__ == "__main__":
+    leave_after(main, "check")

@@ -1,4 +1,5 @@
-"""Encoding of recorded rows: from a row to the tokens of a prompt and its completions.
+"""Encoding of recorded rows: from a row to the tokens of a prompt and its completions, and to the
+group that a rollout worker submits.
 
 The prompt and each following piece are tokenised by themselves, so that the prompt has the tokens
 that an engine would get, and both completions of a pair have the same prompt.
@@ -14,10 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.config.schema import Config
+from paceline.dataset.assistant_spans import marked_answers, rendered_answers
 from paceline.dataset.recorded_rows import RowParts, parts_of
 from paceline.dataset.rows import DataError, Message
 from paceline.prompt_tokenizer import BadPrompt, Prompt, PromptTokenizer
-from paceline.recorded.assistant_spans import marked_answers, rendered_answers
+from paceline.v1 import common_pb2, rollout_pb2
+
+VERSION = 0
+"""Version of every recorded token: no weights sampled it, and it has no age."""
+_MAX_TEXT = 1 << 16
+"""Characters of a text that are sent along; texts are for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,3 +105,29 @@ class RowEncoder:
         # Nothing is learnt from what follows the last trained token.
         last = max((i for i, mark in enumerate(trained) if mark), default=-1) + 1
         return tokens[:last], trained[:last]
+
+
+def recorded_group(
+    task: common_pb2.TaskRef, kind: rollout_pb2.TaskKind, row: RecordedRow
+) -> rollout_pb2.Group:
+    """The group of ``row``. Its behaviour log-probs are 0, and nothing reads them."""
+    return rollout_pb2.Group(
+        task=task,
+        kind=kind,
+        prompt_tokens=row.prompt.tokens.astype("<i4").tobytes(),
+        completions=[_completion(completion) for completion in row.completions],
+        prompt_text=row.prompt.text[:_MAX_TEXT],
+    )
+
+
+def _completion(completion: RecordedCompletion) -> rollout_pb2.Completion:
+    count = len(completion.tokens)
+    return rollout_pb2.Completion(
+        tokens=completion.tokens.astype("<i4").tobytes(),
+        logprobs=np.zeros(count, dtype="<f4").tobytes(),
+        versions=[common_pb2.VersionSpan(version=VERSION, length=count)],
+        finish_reason=rollout_pb2.FINISH_REASON_STOP,
+        reward=completion.reward,
+        loss_mask=b"" if completion.trained.all() else completion.trained.tobytes(),
+        text=completion.text[:_MAX_TEXT],
+    )
