@@ -144,10 +144,13 @@ def open_files() -> Findings:
     yield judge(found, remedy, warns=soft < FILES_WARN, fails=soft < FILES_FAIL)
 
 
+def _existing(path: Path) -> Path:
+    """``path``, or the closest directory above it that exists."""
+    return next(place for place in (path.resolve(), *path.resolve().parents) if place.exists())
+
+
 def run_directory(run_dir: Path) -> Findings:
-    place = run_dir.resolve()
-    while not place.exists():
-        place = place.parent
+    place = _existing(run_dir)
     if not place.is_dir():
         yield fail(f"--run-dir: {place} is not a directory", "Choose another")
     elif not os.access(place, os.W_OK | os.X_OK):
@@ -157,12 +160,7 @@ def run_directory(run_dir: Path) -> Findings:
 
 
 def disk(config: Config | None, run_dir: Path) -> Findings:
-    place = run_dir.resolve()
-    while not place.exists():
-        place = place.parent
-    if not os.access(place, os.W_OK):
-        yield fail(f"{place} cannot be written", "Choose another --run-dir")
-        return
+    place = _existing(run_dir)
     free = shutil.disk_usage(place).free
     needed = _checkpoints_size(config) if config else 0
     found = f"{_size(free)} free at {place}"

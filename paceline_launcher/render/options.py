@@ -158,7 +158,7 @@ class RenderOptions:
     secret: Annotated[str, _option("NAME", "Secret of the namespace.", parser=parse_label)] = (
         "paceline"
     )
-    """The secret's keys are token and redis-password, or redis-url for a Redis that the user runs."""
+    """The secret has the keys token and redis-password, or redis-url for a user's Redis."""
     run_dir: Annotated[
         str | None,
         _option(
