@@ -298,8 +298,10 @@ class Fleet:
                 self.note(line)
             self._start(_seeing(spec, gpus))
         elif process.state is not State.NO_GPU:  # it is asked for again and again
+            others = (p for p in self.processes.values() if p.role == pool)
+            if not any(other.state is State.NO_GPU for other in others):
+                self.note(f"{name} waits for a free GPU: scale down or drain another worker")
             process.move(State.NO_GPU)
-            self.note(f"{name} waits for a free GPU: scale down or drain another worker")
 
     def _start(self, spec: ChildSpec, first: Child | None = None) -> None:
         """``first``: the process of that name that already runs."""

@@ -172,7 +172,7 @@ async def test_a_worker_without_a_free_gpu_waits_until_one_is_free(tmp_path: Pat
         await until(lambda: len(worker_pids(fleet)) == 3)
         assert gpus_of(fleet) == {"policy-0": "4", "rollout-0": "5", "rollout-1": "6"}
         for _ in range(2):
-            await fleet.reconcile(desired(policy=1, rollout=3))
+            await fleet.reconcile(desired(policy=1, rollout=4))
         assert notes == ["rollout-2 waits for a free GPU: scale down or drain another worker"]
         assert fleet.processes["rollout-2"].state is State.NO_GPU
         # One that leaves makes room for the new one.
