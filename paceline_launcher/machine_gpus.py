@@ -66,7 +66,7 @@ class MachineGpus:
 
 
 def machine_gpus(config: Config, environ: Mapping[str, str]) -> MachineGpus | None:
-    """GPUs of this machine; None if there are too few for [fleet], so that all workers share them."""
+    """GPUs of this machine; None if [fleet] needs more of them, so that all workers share them."""
     names = gpus_for(config.model.device, environ)
     return MachineGpus(config, names) if names and gpus_needed(config) <= len(names) else None
 

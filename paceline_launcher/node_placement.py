@@ -190,7 +190,8 @@ class Placement:
             SCORER: "fleet.scorers",
         }[role_of(pool)]
         if need > nodes.gpus and role_of(pool) != POLICY:
-            return f"{name} needs {need} GPUs on one node, and each node has {nodes.gpus}: lower {setting}"
+            has = f"each node has {nodes.gpus}"
+            return f"{name} needs {need} GPUs on one node, and {has}: lower {setting}"
         count = -(-need // nodes.gpus)
         where_to = "one node" if count == 1 else f"{count} nodes that are free"
         wanted = sum(self._counts[p] * self._needs[p] for p in self._counts)

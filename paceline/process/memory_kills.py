@@ -77,7 +77,7 @@ def memory_kills(pid: int | None = None, root: Path = ROOT) -> MemoryKills | Non
 
 
 def count_again(known: MemoryKills, root: Path = ROOT) -> MemoryKills:
-    """Counter of the same group now, also after its process has ended; ``known`` if the group is gone."""
+    """Counter of that group now, also after its process has ended; ``known`` if it is gone."""
     counts = (version.count(root, known.cgroup) for version in _VERSIONS)
     return next(filter(None, counts), known)
 

@@ -47,7 +47,7 @@ class Met:
 
 @dataclass(eq=False)
 class Meeting:
-    """``own``: the job as this node was started for it. ``wait_s``: how long node 0 may be silent."""
+    """``own``: the job that this node was started for. ``wait_s``: node 0 may be silent so long."""
 
     place: NodePlace
     run_dir: Path

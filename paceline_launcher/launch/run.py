@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,8 +25,6 @@ from typing import TYPE_CHECKING, Any
 from paceline.config.load import ConfigError, to_toml
 from paceline.config.schema import Config
 from paceline.errors import UserError
-from paceline.observe.event_follower import leader_status
-from paceline.observe.event_history import text_of
 from paceline.observe.file_tail import FileTail
 from paceline.observe.fleet_file import FleetRecord, ProcessId
 from paceline.observe.projection import Projection
@@ -36,8 +33,8 @@ from paceline.observe.vocabulary import EventType
 from paceline.providers.base import Trouble
 from paceline.providers.ray import RayProvider
 from paceline.redis.server import NoRedis, ensure_redis, redis_log, stop_redis
-from paceline.rpc.auth import dashboard_link, own_token, read_token
-from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
+from paceline.rpc.auth import own_token, read_token
+from paceline.rpc.client import ControlPlane
 from paceline.v1 import admin_pb2
 from paceline_launcher.console.live_view import Console
 from paceline_launcher.launch.child_specs import CONTROLLER, ChildSpecs, controller_ports
@@ -46,7 +43,8 @@ from paceline_launcher.launch.fleet import Fleet
 from paceline_launcher.launch.job import NodeJob, RunOutcome, write_job, write_outcome
 from paceline_launcher.launch.node_workers import NodeWorkers
 from paceline_launcher.launch.run_dir import EarlierRecord
-from paceline_launcher.launch.stop import Interrupts, TimedStop
+from paceline_launcher.launch.stop import Interrupts
+from paceline_launcher.launch.watch import RunWatch
 
 if TYPE_CHECKING:
     from controller.store.journal_audit import Report
@@ -96,16 +94,8 @@ class Run:
         self._earlier_s = Projection.read(self.run_dir).history.took_s or 0.0
         """Time of the earlier sessions of the run."""
         self._redis_url = ""
-        self._dashboard = ""
         self._fleet: Fleet | None = None
-        self._status: admin_pb2.StatusReply | None = None
-        self._begun = self.earlier is not None
-        """A leader has had a term. A controller that reads the journal again tells of none."""
-        self._accepted = self.earlier is not None
-        """A leader has begun its term with this config; a controller that refuses the config
-        journals nothing."""
-        self._stop: TimedStop | None = None
-        """Set while the run is being stopped."""
+        self._watch: RunWatch | None = None
         self._events = FileTail(self.run_dir / "events.jsonl")
         list(self._events.records())  # what an earlier session of the run left is no news
 
@@ -161,8 +151,19 @@ class Run:
                 fleet.start_workers()
             else:
                 note(f"took over {fleet.adopt_all()} running processes")
-            status, reason = await self._watch(fleet, control)
-            report = await self._wind_down(fleet, status)
+            watch = self._watch = RunWatch(
+                self.config,
+                self.console,
+                fleet,
+                control,
+                self._interrupts,
+                self._events,
+                self.extends_to,
+                token=read_token(self.config.auth, self.run_dir) if self.console.private else None,
+                adopted=self.earlier is not None,
+            )
+            status, reason = await watch.until_end(self._keep_redis(fleet))
+            report = await self._wind_down(fleet, watch.status, status)
             export = None
             if status == "finished":
                 give_up = self._interrupts.second
@@ -222,13 +223,6 @@ class Run:
         if self._fleet is not None:
             self._fleet.kill_all()
 
-    async def _note_events(self) -> None:
-        """Prints the new lines of events.jsonl. The live view shows steps itself."""
-        for _, event in await asyncio.to_thread(lambda: list(self._events.records())):
-            self._accepted |= event["type"] == EventType.TERM_BEGUN
-            if event["type"] != EventType.STEP_COMMITTED:
-                self.console.note(text_of(event))
-
     async def _start_redis(self, fleet: Fleet) -> None:
         endpoint = await asyncio.to_thread(ensure_redis, self.run_dir, self.config.redis)
         self._redis_url = fleet.redis_url = endpoint.url
@@ -237,85 +231,6 @@ class Run:
             if identity not in fleet.record.redis:
                 fleet.record.redis.append(identity)
                 fleet.record.write(self.run_dir)
-
-    async def _watch(self, fleet: Fleet, control: ControlPlane) -> tuple[str, str]:
-        """Watches the run until it ends. Returns (status, reason)."""
-        redis = asyncio.create_task(self._keep_redis(fleet))
-        first, second = self._interrupts.first, self._interrupts.second
-        try:
-            while True:
-                if fleet.failed.done():
-                    return "failed", fleet.failed.result()
-                await self._note_events()
-                try:
-                    if end := await self._poll(fleet, control):
-                        return end
-                except ControlPlaneUnavailable:
-                    # An election, or they are still starting. A stop is timed all the same.
-                    if first.done() and self._status is not None:
-                        self._begin_stop(control, self._status)
-                except RequestRefused as error:
-                    return "failed", error.message
-                if self._must_stop_now():
-                    return "interrupted", "interrupted"
-                if redis.done():
-                    redis.result()
-                again = second if first.done() else first
-                waiting: list[asyncio.Future[Any]] = [again, fleet.failed, redis]
-                await asyncio.wait(waiting, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            redis.cancel()
-
-    async def _poll(self, fleet: Fleet, control: ControlPlane) -> tuple[str, str] | None:
-        """Looks at the run once, and acts on it. (status, reason) once it has ended."""
-        if self._stop is not None:
-            await self._stop.ask()
-        interrupted = self._interrupts.first.done
-        status = self._status = await leader_status(control, ASK_LIMIT_S)
-        self._begun |= status.term > 0
-        self._note_dashboard(status)
-        self.console.show(status)
-        if status.total_steps < self.extends_to:
-            return None  # the journal's end; the leader has not extended the run yet
-        if status.phase in ("finished", "failed"):
-            fleet.finished = status.phase == "finished"
-            return status.phase, status.reason
-        if interrupted() and status.phase == "suspended":
-            return "interrupted", f"stopped after step {status.step}"
-        await fleet.reconcile(status)
-        if self._stop is None and (interrupted() or status.phase == "stopping"):
-            await self._begin_stop(control, status).ask()
-        elif not interrupted() and status.phase in ("suspending", "suspended"):
-            request = admin_pb2.ContinueRequest(request_id=uuid.uuid4().hex)
-            await control.call("AdminService.Continue", request, timeout_s=ASK_LIMIT_S)
-        return None
-
-    def _begin_stop(self, control: ControlPlane, status: admin_pb2.StatusReply) -> TimedStop:
-        if self._stop is None:
-            ending = status.phase == "stopping"
-            self._stop = TimedStop(control, self.config.fleet.stop_s, ending=ending)
-        return self._stop
-
-    def _must_stop_now(self) -> bool:
-        """A stop that waits for nothing more: nothing has begun, the user insists, or time is
-        up."""
-        if not self._interrupts.first.done():
-            return False
-        return (
-            self._status is None
-            # Nothing to save, and no leader to record a stop: the data set of a new run is being
-            # opened.
-            or not self._begun
-            or self._interrupts.second.done()
-            or (self._stop is not None and self._stop.overdue)
-        )
-
-    def _note_dashboard(self, status: admin_pb2.StatusReply) -> None:
-        urls = [c.rest for c in status.controllers if c.state == "leader" and c.rest]
-        if urls and not self._dashboard:
-            self._dashboard = urls[0]
-            token = read_token(self.config.auth, self.run_dir) if self.console.private else None
-            self.console.keep(f"dashboard: {dashboard_link(self._dashboard, token)}")
 
     async def _keep_redis(self, fleet: Fleet) -> None:
         """Restarts the embedded Redis whenever it ends. Never returns."""
@@ -330,15 +245,17 @@ class Run:
                 self.console.note(str(error))
                 await asyncio.sleep(REDIS_AGAIN_S)
 
-    async def _wind_down(self, fleet: Fleet, status: str) -> Report | None:
+    async def _wind_down(
+        self, fleet: Fleet, seen: admin_pb2.StatusReply | None, status: str
+    ) -> Report | None:
         """Stops workers, then controllers, then counts the samples."""
-        if self._status is not None and self._status.phase in ("finished", "suspended"):
+        if seen is not None and seen.phase in ("finished", "suspended"):
             # Workers that are still starting have nothing to finish. An interrupt ends only the
             # wait: all steps are committed.
             finished = status == "finished"
             if not finished:
                 fleet.ending.set()
-            members = {w.worker_id for w in self._status.workers if w.state != "dead"}
+            members = {w.worker_id for w in seen.workers if w.state != "dead"}
             limit_s = self.config.fleet.finish_s if finished else LEAVE_S
             waiting = asyncio.create_task(fleet.wait_workers(members, limit_s))
             interrupt = self._interrupts.first if finished else self._interrupts.second
@@ -361,8 +278,10 @@ class Run:
             export=str(export) if export else None,
             **fields_of(report),
         )
-        self._accepted |= any(e["type"] == EventType.TERM_BEGUN for _, e in self._events.records())
-        if self._before.exists and not self._accepted:
+        # A controller that refuses the config journals nothing: no term has begun with it.
+        accepted = self._watch is not None and self._watch.accepted
+        accepted |= any(e["type"] == EventType.TERM_BEGUN for _, e in self._events.records())
+        if self._before.exists and not (accepted or self.earlier is not None):
             # The earlier record stays as it was.
             self._before.restore()
         else:

@@ -20,9 +20,11 @@ import pytest
 from paceline.config import Config
 from paceline.errors import BadInput
 from paceline.observe.fleet_file import FleetRecord, ProcessId, ProcessRecord
-from paceline.rpc.client import ControlPlane
+from paceline.redis.server import RedisEndpoint
+from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
 from paceline.v1 import admin_pb2
 from paceline_launcher.console.live_view import open_console
+from paceline_launcher.launch import run, watch
 from paceline_launcher.launch.child import Child, ChildSpec, end_all
 from paceline_launcher.launch.fleet import Fleet
 from paceline_launcher.launch.fleet_process import ACTIVE, NEXT, State
@@ -404,7 +406,7 @@ async def test_what_a_killed_process_left_in_its_session_is_ended(tmp_path: Path
 
 
 async def test_a_child_that_ended_unheard_is_not_signalled(tmp_path: Path) -> None:
-    child = await Child.start(Scripts(tmp_path)._spec("rollout", 0))
+    child = await Child.start(Scripts(tmp_path).worker("rollout", 0))
     child.kill()
     # asyncio's own thread reaps it while the event loop does nothing.
     for thread in threading.enumerate():
@@ -509,6 +511,10 @@ def test_an_unreadable_record_is_no_record(tmp_path: Path) -> None:
     assert FleetRecord.read(tmp_path) is None
 
 
+def no_redis(*_: object) -> RedisEndpoint:
+    return RedisEndpoint("redis://127.0.0.1:1", None, "", started=False)
+
+
 def a_run(run_dir: Path) -> Run:
     return Run(settings(), run_dir, open_console(), NodeWorkers(settings()))
 
@@ -525,19 +531,19 @@ async def test_a_start_that_no_controller_accepts_leaves_the_earlier_record(
     for name, text in before.items():
         (tmp_path / name).write_text(text)
     (tmp_path / "events.jsonl").write_text('{"type": "TermBegun", "position": "1-0"}\n')
-    run = a_run(tmp_path)
+    fleets: list[Fleet] = []
 
-    def refuse(fleet: Fleet) -> None:
-        run._status = known
-        fleet.failed.set_result("controller-0: the run is under way with another config")
+    async def status(*_: object) -> admin_pb2.StatusReply:
+        fleets[0].failed.set_result("controller-0: the run is under way with another config")
+        if known is None:
+            raise ControlPlaneUnavailable("none answers")
+        return known
 
-    async def nothing(*_: object) -> None:
-        return None
-
-    monkeypatch.setattr(Run, "_start_redis", nothing)
-    monkeypatch.setattr(Fleet, "start_workers", refuse)
-    monkeypatch.setattr(Fleet, "start_controllers", lambda _: None)
-    outcome = await run.run()
+    monkeypatch.setattr(watch, "leader_status", status)
+    monkeypatch.setattr(run, "ensure_redis", no_redis)
+    monkeypatch.setattr(Fleet, "start_controllers", lambda fleet: fleets.append(fleet))
+    monkeypatch.setattr(Fleet, "start_workers", lambda _: None)
+    outcome = await a_run(tmp_path).run()
     assert outcome.status == "failed"
     assert {name: (tmp_path / name).read_text() for name in before} == before
 
@@ -548,13 +554,10 @@ async def test_an_error_of_the_supervisor_itself_leaves_a_summary(
     async def broken(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    async def nothing(*_: object) -> None:
-        return None
-
-    monkeypatch.setattr(Run, "_start_redis", nothing)
+    monkeypatch.setattr(run, "ensure_redis", no_redis)
     monkeypatch.setattr(Fleet, "start_workers", lambda _: None)
     monkeypatch.setattr(Fleet, "start_controllers", lambda _: None)
-    monkeypatch.setattr(Run, "_watch", broken)
+    monkeypatch.setattr(watch, "leader_status", broken)
     with pytest.raises(OSError, match="No space left"):
         await a_run(tmp_path).run()
     summary = json.loads((tmp_path / "summary.json").read_text())

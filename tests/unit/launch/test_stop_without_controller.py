@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +10,9 @@ import pytest
 
 from paceline.rpc.client import ControlPlaneUnavailable
 from paceline.v1 import admin_pb2
-from paceline_launcher.launch import run as run_module
-from paceline_launcher.launch.run import Run
+from paceline_launcher.launch import watch
+from paceline_launcher.launch.stop import Interrupts
+from paceline_launcher.launch.watch import RunWatch
 
 
 class Stop:
@@ -25,35 +25,46 @@ class Stop:
         pass
 
 
-async def silent(*_: object) -> None:
-    raise ControlPlaneUnavailable("no controller answers")
+def watch_of(reconcile: Any = None) -> tuple[RunWatch, Interrupts]:
+    """Watch over a run whose controllers the test answers for."""
+    config: Any = SimpleNamespace(fleet=SimpleNamespace(stop_s=1.0))
+    console: Any = SimpleNamespace(note=lambda _: None, show=lambda _: None)
+    failed = asyncio.get_running_loop().create_future()
+    fleet: Any = SimpleNamespace(failed=failed, reconcile=reconcile)
+    events: Any = SimpleNamespace(records=lambda: ())
+    interrupts = Interrupts(lambda: None, lambda: None)
+    control: Any = None
+    return RunWatch(config, console, fleet, control, interrupts, events), interrupts
+
+
+async def nothing(*_: object) -> None:
+    pass
 
 
 @pytest.fixture
-async def run(tmp_path: Path) -> Run:
-    config: Any = SimpleNamespace(fleet=SimpleNamespace(stop_s=1.0))
-    console: Any = SimpleNamespace(note=lambda _: None)
-    workers: Any = None
-    return Run(config, tmp_path, console, workers)
+def replies(monkeypatch: pytest.MonkeyPatch) -> list[admin_pb2.StatusReply]:
+    """Answers of the controllers, in turn; afterwards none answers."""
+    left: list[admin_pb2.StatusReply] = []
 
+    async def status(*_: object) -> admin_pb2.StatusReply:
+        if not left:
+            raise ControlPlaneUnavailable("no controller answers")
+        return left.pop(0)
 
-async def interrupted(run: Run) -> tuple[str, str]:
-    run._interrupts.take()
-    failed = asyncio.get_running_loop().create_future()
-    fleet: Any = SimpleNamespace(failed=failed, record=SimpleNamespace(redis=[]))
-    control: Any = None
-    async with asyncio.timeout(60.0):
-        return await run._watch(fleet, control)
+    monkeypatch.setattr(watch, "leader_status", status)
+    monkeypatch.setattr(watch, "TimedStop", Stop)
+    return left
 
 
 async def test_a_stop_begins_though_no_controller_answers(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    replies: list[admin_pb2.StatusReply],
 ) -> None:
-    monkeypatch.setattr(run_module, "TimedStop", Stop)
-    monkeypatch.setattr(run_module, "leader_status", silent)
-    run._status = admin_pb2.StatusReply(phase="running")  # a controller has answered before
-    run._begun = True
-    assert await interrupted(run) == ("interrupted", "interrupted")
+    run, interrupts = watch_of(nothing)
+    replies.append(admin_pb2.StatusReply(phase="running", term=1))
+    assert await run.poll() is None  # a controller has answered before
+    interrupts.take()
+    async with asyncio.timeout(60.0):
+        assert await run.until_end(nothing()) == ("interrupted", "interrupted")
 
 
 @pytest.mark.parametrize(
@@ -62,24 +73,15 @@ async def test_a_stop_begins_though_no_controller_answers(
     ids=["the data set is being opened", "a leader leads", "the journal is read again"],
 )
 async def test_a_stop_waits_for_nothing_only_if_no_leader_ever_had_a_term(
-    run: Run, monkeypatch: pytest.MonkeyPatch, terms: list[int], waits: bool
+    replies: list[admin_pb2.StatusReply],
+    monkeypatch: pytest.MonkeyPatch,
+    terms: list[int],
+    waits: bool,
 ) -> None:
-    replies = [admin_pb2.StatusReply(phase="waiting", term=term) for term in terms]
-
-    async def status(*_: object) -> admin_pb2.StatusReply:
-        return replies.pop(0)
-
     monkeypatch.setattr(Stop, "overdue", False)
-    monkeypatch.setattr(run_module, "TimedStop", Stop)
-    monkeypatch.setattr(run_module, "leader_status", status)
-    run.console.show = lambda _: None  # type: ignore[method-assign]
-    run._interrupts.take()
-
-    async def reconcile(_: object) -> None:
-        pass
-
-    fleet: Any = SimpleNamespace(reconcile=reconcile)
-    control: Any = None
+    run, interrupts = watch_of(nothing)
+    interrupts.take()
+    replies += [admin_pb2.StatusReply(phase="waiting", term=term) for term in terms]
     while replies:
-        assert await run._poll(fleet, control) is None
-    assert run._must_stop_now() is not waits
+        assert await run.poll() is None
+    assert run.must_stop_now is not waits
