@@ -44,11 +44,11 @@ def trained(config, steps=3):
 @pytest.mark.parametrize("bucket", [64, moments.BUCKET])
 def test_moments_on_the_host_give_the_same_bits(tmp_path, monkeypatch, bucket):
     """64 elements: parameters of several pieces, and pieces of several parameters in a bucket."""
-    on_host = partial(moments.HostMomentsAdamW, bucket=bucket)
-    monkeypatch.setattr(update, "HostMomentsAdamW", on_host)
+    kind = moments.HostMomentsAdamW
+    monkeypatch.setattr(update, "HostMomentsAdamW", partial(kind, bucket=bucket))
     here = trained(tiny_config(tmp_path))
     there = trained(tiny_config(tmp_path, offload_optimizer=True))
-    assert isinstance(there.optimizer, moments.HostMomentsAdamW)
+    assert isinstance(there.optimizer, kind)
     assert_same_bits(all_bits(there), all_bits(here))
 
 
