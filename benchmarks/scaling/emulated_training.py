@@ -17,9 +17,9 @@ def take_device_time(trainer: Any, times: DeviceTimes) -> None:
     tokens: dict[Any, int] = {}
     """Of what each take() returned."""
 
-    def counted_take(self: Any, groups: Sequence[Any], fetch: Any) -> Any:
-        taken = take(self, groups, fetch)
-        tokens[taken] = sum(sum(group.lengths) for group in groups)
+    def counted_take(self: Any, accepted: Sequence[Any], *, fetch: Any) -> Any:
+        taken = take(self, accepted, fetch=fetch)
+        tokens[taken] = sum(sum(group.lengths) for group in accepted)
         return taken
 
     def timed_add(self: Any, taken: Any, last: bool = False) -> None:
