@@ -7,7 +7,6 @@ from pathlib import Path
 
 from redis.exceptions import RedisError
 
-from controller.clock import SYSTEM_CLOCK, Clock
 from controller.dataset_rows import DatasetRows
 from controller.export.exporters import Exporters
 from controller.export.run_files import RunFiles
@@ -15,6 +14,7 @@ from controller.ledger.commands import RunSpec
 from controller.ledger.learning_rate import LearningRate
 from controller.ledger.specs import EvalSet
 from controller.projector import Projector
+from controller.runtime import SYSTEM_CLOCK, Clock
 from controller.store.stores import Stores
 from paceline.config.load import fleet_digest, run_digest
 from paceline.config.run_length import run_steps

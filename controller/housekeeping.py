@@ -19,7 +19,6 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from controller.context import ControllerContext
-from controller.errors import NotLeading
 from controller.export.alert_thread import RunPace
 from controller.export.exporters import FINISH_S
 from controller.export.sample_archiver import SampleArchiver
@@ -28,6 +27,7 @@ from controller.ledger.enums import Phase
 from controller.ledger.events import StepCommitted, TaskDropped, from_json, record_of
 from controller.ledger.views.views import live_payloads, may_need, running_attempts, unfinished
 from controller.projector import answer_of
+from controller.runtime import NotLeading
 from controller.store.group_commit import CommitBatch, GroupCommit
 from controller.store.journal import START, Deposed, LedgerSnapshot, Position, RedisFull
 from controller.store.totals_snapshot import encoded

@@ -28,10 +28,8 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from controller.cancel_tasks import cancel_all
 from controller.context import ControllerContext
 from controller.dataset_rows import DatasetRows
-from controller.errors import NotLeading
 from controller.fleet.autoscale_policy import Proposal
 from controller.fleet.flow_shares import FlowAverage
 from controller.fleet.liveness import Liveness
@@ -46,6 +44,7 @@ from controller.long_poll import LongPolls
 from controller.proto_encoding import directive_of
 from controller.renewals import Renewals
 from controller.run_settings import RunSettings
+from controller.runtime import NotLeading, cancel_all
 from controller.store.group_commit import CommitBatch, GroupCommit
 from controller.store.journal import Deposed, LedgerSnapshot
 from controller.store.ledger_follower import LedgerFollower

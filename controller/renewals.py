@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from controller.clock import Clock
+from controller.runtime import Clock
 
 
 @dataclass(slots=True)

@@ -21,16 +21,15 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from controller.cancel_tasks import cancel_all
 from controller.context import ControllerContext
 from controller.dataset_rows import DatasetRows
-from controller.errors import NotLeading
-from controller.fleet.without_session import WithoutSession
+from controller.fleet.sessions import WithoutSession
 from controller.leader import Leader
 from controller.ledger.commands import CommandRefused, RecordFault
 from controller.ledger.state.state import State
 from controller.long_poll import WakeUps
 from controller.run_settings import RunSettings
+from controller.runtime import NotLeading, cancel_all
 from controller.store.journal import Deposed, JournalGap
 from controller.store.ledger_follower import LedgerFollower
 from paceline.errors import BadInput

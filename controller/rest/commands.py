@@ -9,7 +9,6 @@ from typing import Annotated
 from fastapi import APIRouter, FastAPI, Path, Request
 from starlette.responses import RedirectResponse, Response
 
-from controller.errors import NotLeading
 from controller.ledger.commands import (
     Command,
     CommandRefused,
@@ -22,6 +21,7 @@ from controller.ledger.commands import (
 from controller.replicated_controller import Controller
 from controller.rest import schemas
 from controller.rest.problem_details import documented, respond
+from controller.runtime import NotLeading
 from controller.set_settings import set_settings
 from controller.store.journal import Deposed
 from paceline.providers.base import who_scales

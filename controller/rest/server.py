@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from controller.errors import NotLeading
 from controller.replicated_controller import Controller
+from controller.runtime import NotLeading
 from controller.store.journal import Deposed
 from paceline.config.schema import Config
 from paceline.errors import BadInput

@@ -11,12 +11,12 @@ import logging
 
 from controller.diagnosis.bottleneck import BottleneckKind, Pace, bottleneck_of
 from controller.diagnosis.flow_measurement import pace_of, reports_of, scorer_loads, shares_of
-from controller.errors import NotLeading
 from controller.fleet.autoscale_policy import Autoscaler, Proposal, ScaleBounds, Waits, WorkerCounts
 from controller.leader import Leader
 from controller.ledger.commands import CommandRefused, Role, Scale
 from controller.ledger.enums import Phase
 from controller.ledger.state.state import State
+from controller.runtime import NotLeading
 from controller.scaling.scorer_growth import Bound, ScorerGrowth
 from controller.store.journal import Deposed
 from paceline.config.sections.workers import FleetConfig

@@ -15,10 +15,10 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from controller.errors import NotLeading
 from controller.leader import Leader
 from controller.ledger.commands import CommandRefused, Drain
 from controller.replicated_controller import Controller
+from controller.runtime import NotLeading
 from controller.scaling.autoscaler import Autoscaling
 from controller.status import status_of
 from controller.store.journal import Deposed

@@ -24,9 +24,9 @@ import grpc
 import grpc.aio
 from redis.exceptions import RedisError
 
-from controller.errors import NotLeading
 from controller.ledger.commands import CommandRefused
 from controller.replicated_controller import Controller
+from controller.runtime import NotLeading
 from controller.store.journal import Deposed
 from paceline.config.schema import Config
 from paceline.errors import BadInput

@@ -6,7 +6,6 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Sequence
 
-from controller.errors import NotLeading
 from controller.fleet.sessions import ServerSession
 from controller.leader import Leader
 from controller.ledger.commands import BreakLink, BreakMesh, CommandRefused, Observe, Register
@@ -14,6 +13,7 @@ from controller.ledger.enums import Lifecycle
 from controller.ledger.role_traits import TRAITS
 from controller.proto_encoding import ROLES
 from controller.replicated_controller import Controller
+from controller.runtime import NotLeading
 from controller.services.validation import MAX_TASKS, check_caller
 from paceline.config.changes import differences
 from paceline.config.schema import Config

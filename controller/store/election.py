@@ -17,7 +17,7 @@ import asyncio
 import logging
 from typing import Any
 
-from controller.clock import SYSTEM_CLOCK, Clock
+from controller.runtime import SYSTEM_CLOCK, Clock
 from controller.store.lua_scripts import Script
 from controller.store.redis_durability import replicated
 from controller.store.redis_keys import Keys

@@ -17,8 +17,8 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from controller.clock import SYSTEM_CLOCK, Clock
 from controller.ledger.events import Event, to_json
+from controller.runtime import SYSTEM_CLOCK, Clock
 from controller.store.journal import Journal, Position, RedisFull
 from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, waiting

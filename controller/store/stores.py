@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from controller.clock import SYSTEM_CLOCK, Clock
+from controller.runtime import SYSTEM_CLOCK, Clock
 from controller.store.election import Election
 from controller.store.journal import Journal
 from controller.store.redis_keys import Keys

@@ -17,12 +17,12 @@ from redis.exceptions import RedisError
 
 from controller.context import ControllerContext
 from controller.dataset_rows import DatasetRows
-from controller.errors import NotLeading
 from controller.leader import Leader
 from controller.ledger.commands import CommandRefused, LiveSpec, RunSpec
 from controller.ledger.specs import values
 from controller.projector import Projector
 from controller.replicated_controller import Controller
+from controller.runtime import NotLeading
 from controller.services import worker as worker_service
 from controller.services.grpc_server import final_error
 from controller.store.journal import Deposed

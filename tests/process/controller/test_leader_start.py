@@ -12,16 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from controller.cancel_tasks import cancel_all
 from controller.context import ControllerContext
 from controller.dataset_rows import DatasetRows
-from controller.errors import NotLeading
 from controller.housekeeping import SYNC_S
 from controller.leader import Leader
 from controller.ledger.commands import Command, CommandRefused, DeclareDead, Register, Role
 from controller.ledger.enums import Phase
 from controller.ledger.events import WorkerDied
 from controller.replicated_controller import Controller
+from controller.runtime import NotLeading, cancel_all
 from controller.services.grpc_server import final_error
 from controller.store.journal import Deposed
 from controller.store.ledger_follower import LedgerFollower

@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from controller.errors import NotLeading
+from controller.runtime import NotLeading
 from controller.services.grpc_server import Services
 from paceline.rpc.client import ControlPlane, RequestRefused
 from paceline.rpc.ports import free_ports

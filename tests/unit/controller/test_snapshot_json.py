@@ -15,6 +15,7 @@ from controller.ledger.state.tasks import Task
 from controller.store.journal import Journal, LedgerSnapshot, Position
 from controller.store.redis_keys import Keys
 from controller.store.snapshot_json import PIECE, slices
+from paceline.observe.projection import Totals
 from testbed.simulator.faults import run_schedule
 from tests.fixtures.ledgers import Driven
 
@@ -41,19 +42,20 @@ class StoredJournal(Journal):
         return True
 
 
-def long_run() -> Ledger:
+def totals_of_a_long_run() -> Totals:
+    totals = Totals()
+    spans = totals.coverage.dropped.setdefault("uninformative", [])
+    for start in range(100, 100 + 3 * DROPS, 3):
+        spans += [start, start + 1]
+    return totals
+
+
+async def test_requests_are_answered_while_the_snapshot_of_a_long_run_is_encoded() -> None:
     run = Driven()
     run.policy("p0")
     run.rollout("r0")
     run.train()
-    spans = run.state.tasks.coverage.dropped.setdefault("uninformative", [])
-    for start in range(100, 100 + 3 * DROPS, 3):
-        spans += [start, start + 1]
-    return run.ledger
-
-
-async def test_requests_are_answered_while_the_snapshot_of_a_long_run_is_encoded() -> None:
-    state = long_run().to_snapshot()
+    state, observed = run.ledger.to_snapshot(), codec.encode(totals_of_a_long_run())
     unused: Any = None
     journal = StoredJournal(unused, Keys("run"), unused)
     turns = 0
@@ -66,10 +68,12 @@ async def test_requests_are_answered_while_the_snapshot_of_a_long_run_is_encoded
 
     working = asyncio.create_task(other_work())
     at = Position("1-0", 1, "batch")
-    await journal.save_snapshot(LedgerSnapshot(at, state, 1.0), term=1, trim_before="")
+    snapshot = LedgerSnapshot(at, state, 1.0, observed)
+    await journal.save_snapshot(snapshot, term=1, trim_before="")
     await working
     assert turns > len(journal.text) / 2**17
     stored = json.loads(journal.text)
+    assert stored["observed"] == observed
     assert Ledger.from_snapshot(stored["state"]).fingerprint() == json.dumps(
         state, separators=(",", ":")
     )
