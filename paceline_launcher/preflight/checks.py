@@ -54,7 +54,7 @@ CHECKS = (
     Check("packages", _A | _W, lambda start: machine.shadowed_packages()),
     Check("settings", _A, lambda start: config_warnings(start.config)),
     Check("vllm", _M | _W, lambda start: machine.vllm(start.given)),
-    Check("provider", _C | _W, network.provider),
+    Check("provider", _W, network.provider),
     Check("GPU memory", _W, lambda start: gpus.gpu_memory(start.config)),
     Check(PLACEMENT, _W, gpus.gpu_placement),
     Check("run directory", _C, lambda start: machine.run_directory(start.run_dir)),

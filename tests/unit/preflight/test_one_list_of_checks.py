@@ -16,6 +16,8 @@ from typer.testing import CliRunner
 
 from paceline.config.load import load_config, to_toml
 from paceline_launcher.cli import app
+from paceline_launcher.preflight.checks import Place, run_checks
+from paceline_launcher.preflight.findings import Start
 
 COMMANDS = ("config check", "doctor", "up --dry-run", "up")
 
@@ -190,3 +192,16 @@ def test_a_scorer_that_nothing_asks_is_told_by_every_command(
     )
     said = told(said_by(command, config_file, "run.seed=0"))
     assert "scorers.helpful: no reward names it" in said
+
+
+@pytest.mark.parametrize("provider", ["none", "ray"])
+def test_controllers_start_here_if_something_else_starts_the_workers(
+    provider: str, config_file: Path, tmp_path: Path
+) -> None:
+    config = load_config(config_file, [f"fleet.provider={provider}"])
+    start = Start(config, tmp_path / "run", here=True)
+    control = list(run_checks(start, Place.ANYWHERE | Place.CONTROL))
+    assert not [finding for finding in control if finding.state == "fail"]
+    assert {"ports", "redis", "data"} <= {finding.name for finding in control}
+    everything = run_checks(start, Place.ANYWHERE | Place.CONTROL | Place.WORKERS)
+    assert [f.name for f in everything if f.state == "fail"] == ["provider"]
