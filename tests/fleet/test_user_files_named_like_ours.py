@@ -19,9 +19,10 @@ from testbed.patience import patient
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-PACKAGES = ("paceline", "controller", "policy_worker", "rollout_worker", "scorer_worker")
+ROLES = ("controller", "policy_worker", "rollout_worker", "scorer_worker")
+PACKAGES = ("paceline", "paceline_launcher", *ROLES)
 MODULES = (
-    *("controller", "policy_worker", "rollout_worker", "scorer_worker"),
+    *ROLES,
     *(
         "rollout_worker.rewards.functions",
         "rollout_worker.engine.own_engine",
