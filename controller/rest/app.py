@@ -55,7 +55,7 @@ class Rest:
         return [url for url in urls if url]
 
     def _policy(self) -> str:
-        """Only scripts, styles and images of this controller; connections to the run's controllers."""
+        """Only scripts, styles and images of this controller; connections to the controllers."""
         hosts = " ".join(["'self'", *self._other_urls()])
         return (
             f"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "

@@ -30,7 +30,7 @@ REMEMBERED = 10_000
 MOST_BODY = 64 << 10
 READS = frozenset({"GET", "HEAD"})
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/"})
-"""They reveal nothing of the run: probes, and the dashboard without its data."""
+"""Paths that reveal nothing of the run: probes, and the dashboard without its data."""
 STATIC = "/static/"
 ENDLESS = "/api/v1/events/stream"
 
@@ -152,7 +152,7 @@ class RestAuth:
         return request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
 
     def _from_our_page(self, request: Request) -> bool:
-        """Whether the request names its origin, and that is a controller of this run."""
+        """Return True if the request names its origin, and that is a controller of this run."""
         place = place_of(request.headers.get("origin", ""))
         own = f"{request.url.scheme}://{request.headers.get('host', '')}"
         return place is not None and place in map(place_of, (own, *self.origins()))

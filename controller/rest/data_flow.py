@@ -58,7 +58,7 @@ class StepRate:
     def stalled_s(self) -> float:
         """Time since the last commit if that is far longer than a step; else 0."""
         rows, usual = self._rows(), self._step_s()
-        # If the glance is behind this controller's ledger, the newest commit is younger than its own.
+        # If the glance is behind this controller's ledger, the newest commit is younger.
         behind = bool(rows) and rows[-1]["step"] < self.controller.state.versions.step
         if not usual or behind or self.controller.state.ended:
             return 0.0
@@ -129,7 +129,7 @@ def ages_of_step(metrics: Mapping[str, float]) -> AgesReply:
 
 
 def bottleneck(controller: Controller, stalled_s: float) -> str:
-    """Which role waits for which, and what would help, in a sentence.
+    """The role that waits for another, and what would help, in a sentence.
 
     ``stalled_s``: time since the last commit if that is far longer than a step, else 0.
     """

@@ -59,8 +59,8 @@ def router(controller: Controller, rate: StepRate) -> APIRouter:
     archive = ArchivedGroups(controller.run_dir)
 
     async def answered(question: Callable[[Projection], Any]) -> Response:
-        """The answer, computed and written as JSON in the projection's thread. Its schema is checked
-        by tests, not per request."""
+        """The answer, computed and written as JSON in the projection's thread. Tests check its
+        schema, not every request."""
         body = await projector.ask(lambda projection: dumps(question(projection)))
         return Response(body, media_type="application/json")
 

@@ -29,7 +29,7 @@ SearchText = Annotated[
     Query(
         min_length=1,
         max_length=256,
-        description="Only groups with this text in the prompt or in a completion, in upper or lower case. "
+        description="Only groups with this text in the prompt or in a completion, in any case. "
         "The sample archive is searched: a trained group is in it after a minute at most.",
     ),
 ]

@@ -34,7 +34,7 @@ class ProblemModel(Reply):
 
 
 class MetricRow(Reply):
-    """One committed step with its metrics."""
+    """Committed step with its metrics."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -54,7 +54,7 @@ class WorkerReply(Reply):
     worker_id: str
     role: str
     scorer: str
-    """Its name in the config, if it is a scorer."""
+    """Name of the scorer in the config, if it is a scorer."""
     host: str
     pid: int
     incarnation: str
@@ -88,7 +88,7 @@ class SinkReply(Reply):
     """Points written in this term."""
     failing: bool
     trouble: str
-    """Why the last attempt failed; empty if it did not."""
+    """Error of the last attempt; empty if it succeeded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ class RunReply(StatusView):
     served_by: str
     """The controller that answers."""
     bottleneck: str
-    """Which role waits for which, in a sentence."""
+    """The role that waits for another, in a sentence."""
     time_left_s: float | None
     """Estimate by the median of the newest 20 steps; null if unknown or if the run is over."""
     stalled_s: float
@@ -115,7 +115,7 @@ class RunReply(StatusView):
     """Worker counts that the autoscaler proposes; empty: the desired counts."""
     proposed_why: str
     provider_trouble: str
-    """Why the fleet differs from the desired counts; only the leader knows."""
+    """Reason for which the fleet differs from the desired counts; only the leader knows."""
     sinks: list[SinkReply]
     """Metric sinks; only the leader has any."""
     changed: dict[str, SettingChange]
@@ -188,15 +188,15 @@ class GroupSummary(Reply):
     min_version: int = -1
     max_version: int = -1
     staleness: int = 0
-    """Of its oldest token, in steps, at the step that trains it or at the next one."""
+    """Staleness of its oldest token, in steps, at the step that trains it or at the next one."""
     step: int = 0
     """The step that trains it; 0: not known yet."""
     epoch: int = -1
-    """Of the data set; -1: not known."""
+    """Pass over the data set; -1: not known."""
     dataset_row: int = -1
     """Row of the data set that its prompt comes from; -1: not known."""
     reason: str = ""
-    """Why it was dropped."""
+    """Reason of the drop."""
     detail: str = ""
     lengths: list[int] = []
     """Tokens of each sequence, prompt included, of a group that could not be trained."""
@@ -216,7 +216,7 @@ class CompletionReply(Reply):
     reward: float
     reward_components: dict[str, float]
     relative_reward: float = Field(validation_alias=AliasChoices("relative_reward", "advantage"))
-    """(reward - mean of the group) / standard deviation of the group; 0 if all rewards are equal."""
+    """(reward - mean of the group) / standard deviation of the group; 0 if all are equal."""
 
 
 class GroupsReply(Reply):
@@ -237,9 +237,9 @@ class AgesReply(Reply):
     """Ages of what the newest step trained, and what it left out for its age."""
 
     late_share: float
-    """Of its groups: older than max_staleness."""
+    """Share of its groups that are older than max_staleness."""
     masked_share: float
-    """Of its tokens: older than max_token_age."""
+    """Share of its tokens that are older than max_token_age."""
     dropped_share: float
     """Groups that were dropped for their age since the step before, of those and its own."""
     uninformative_share: float
@@ -255,7 +255,7 @@ class AgesReply(Reply):
 
 class FlowReply(Reply):
     bottleneck: str
-    """Which role waits for which, in a sentence."""
+    """The role that waits for another, in a sentence."""
     stalled_s: float
     """Time since the last commit if that is far longer than a step: the rates are old then."""
     tasks: TaskCounts
@@ -267,14 +267,14 @@ class FlowReply(Reply):
     max_token_age: int
     """Age of the oldest token that is trained."""
     ages: AgesReply | None
-    """Of the newest step; null before the first."""
+    """Ages in the newest step; null before the first."""
     groups_per_step: int
     group_size: int
     tokens_per_s: float
     """Trained tokens, of the newest step."""
     samples_per_s: float
     time_split_s: dict[str, float]
-    """Of the newest step; trainers: mean of the replicas."""
+    """Seconds of the newest step by part; trainers: mean of the replicas."""
     step_s: float
     workers: dict[str, int]
     """Living workers by role."""
@@ -288,7 +288,7 @@ class VersionReply(Reply):
 
 
 class CulpritReply(Reply):
-    """What the run waits for."""
+    """Process or thing that the run waits for."""
 
     kind: str
     """worker, starting_worker, controller, redis, dataset, hub, model, reward, environment,
@@ -303,12 +303,12 @@ class WhyReply(Reply):
     sentence: str
     """The whole diagnosis, without the remedy."""
     subject: str
-    """What waits."""
+    """The part of the run that waits."""
     since_s: float
     culprit: CulpritReply
     because: str
     next: str
-    """What happens if nobody does anything."""
+    """The next thing that happens if nobody does anything."""
     remedy: str
     """Empty: nothing is needed."""
     severity: str
@@ -318,7 +318,7 @@ class WhyReply(Reply):
     leads: bool
     """A standby sees no heartbeats."""
     bottleneck: str
-    """What a run that makes progress would be faster without: trainers, generation, rewards,
+    """Bottleneck of a run that makes progress: trainers, generation, rewards,
     staleness, controller, weights or none. Empty: not known."""
     pace: str
     """The same in a sentence, with the remedy."""
@@ -352,7 +352,7 @@ class DesiredCounts(BaseModel):
 
     @property
     def by_pool(self) -> dict[str, int]:
-        """As in `desired` of the run: {"policy": 1, "scorer:helpful": 3}."""
+        """Counts as in `desired` of the run: {"policy": 1, "scorer:helpful": 3}."""
         named = {"policy": self.policy, "rollout": self.rollout}
         named |= {PREFIX + name: count for name, count in self.scorers.items()}
         return {pool: count for pool, count in named.items() if count is not None}
@@ -381,8 +381,8 @@ class DrainBody(RequestBody):
 
 class SettingsBody(RequestBody):
     settings: Annotated[dict[str, Any], Field(min_length=1, max_length=64)]
-    """Values by dotted name: {"train.optimizer.lr": 5e-7}. 422 names a setting that is fixed, and what works.
-    """
+    """Values by dotted name: {"train.optimizer.lr": 5e-7}. 422 names a setting that is fixed, and
+    what works."""
     dry_run: Annotated[bool, Field(strict=True)] = False
     """Check only, and say what would change."""
 

@@ -5,8 +5,8 @@ A learned reward is a proxy. Optimised hard enough, it goes on rising while the 
 (Gao et al., "Scaling laws for reward model overoptimization", arXiv 2210.10760). A set of held-out
 prompts with a reward of its own shows it:
 
-    truth   ▁▃▅▇█▇▅▃▁      fallen: the newest two evaluations are both below the best one, by more than noise
-    score   ▁▂▃▄▅▆▇▇█      risen: its mean before the newest two is above that before the best one and its predecessor
+    truth   ▁▃▅▇█▇▅▃▁      fallen: the newest two are below the best one by more than noise
+    score   ▁▂▃▄▅▆▇▇█      risen: its mean before them is above that around the best one
                 ↑ best     step to go back to
 
 A score that falls along with the truth is another fault, for example a learning rate that is too
@@ -57,7 +57,7 @@ class RewardSums:
 
     @property
     def estimate(self) -> Estimate | None:
-        """Of the mean reward; None without a step."""
+        """Estimate of the mean reward; None without a step."""
         if not self.steps:
             return None
         return Estimate(self.total / self.steps, math.sqrt(self.variance) / self.steps)
@@ -80,7 +80,7 @@ class Exploited:
     """The reward is probably exploited."""
 
     step: int
-    """Of the newest evaluation."""
+    """Step of the newest evaluation."""
     truth: float
     best_step: int
     best_truth: float
@@ -91,7 +91,7 @@ class Exploited:
 
 
 def exploited(evaluations: Sequence[Checked], drop: float) -> Exploited | None:
-    """Whether the score rose while the truth fell; None if not, or if that is not known.
+    """Return what shows that the score rose while the truth fell; None if nothing does.
 
     ``evaluations``: in order of their steps. ``drop``: share of the best truth by which the newest
     ones must be lower; 0: never.
@@ -125,7 +125,7 @@ def _below(truth: Estimate, best: Estimate, drop: float) -> bool:
 
 
 def _mean(evaluations: Sequence[Checked]) -> Estimate | None:
-    """Of their scores; None if none has one."""
+    """Mean of their scores; None if none has one."""
     scores = [each.score for each in evaluations if each.score is not None]
     if not scores:
         return None

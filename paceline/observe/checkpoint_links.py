@@ -1,6 +1,6 @@
 """Checkpoint links: readable names for the directories that the ledger recorded.
 
-    checkpoints/step-000123.<writer>    the directory; its name is never used twice, so nobody can overwrite it
+    checkpoints/step-000123.<writer>    the directory; its name is never used twice
     checkpoints/step-000123          ─► the directory that was recorded for that step
     checkpoints/best                 ─► the one with the highest held-out reward
 
@@ -69,7 +69,7 @@ def complete(directory: Path) -> list[Path]:
 
 
 def is_checkpoint_name(name: str) -> bool:
-    """Whether a directory or link of this name may be a checkpoint."""
+    """Return True if a directory or link of this name may be a checkpoint."""
     return _NAME.fullmatch(name) is not None
 
 

@@ -167,7 +167,7 @@ class Coverage:
         self.checkpoints = [checkpoint[0] for checkpoint in versions["checkpoints"]]
 
     def restore_old(self, state: Mapping[str, Any]) -> None:
-        """Takes the snapshot of a release that counted coverage in the ledger, or did not count it."""
+        """Takes the snapshot of a release that counted coverage in the ledger, or not at all."""
         if "coverage" not in state["tasks"]:
             self.recorded_from = state["tasks"]["cursor"]
         for step, kept in self.steps.items():
@@ -272,8 +272,8 @@ class Coverage:
                 self.passed[key] = self.passed.get(key, 0) + 1
 
     def _cover(self, step: int) -> None:
-        """A checkpoint of ``step`` is recorded. The replicas have agreed on the one before it, so no
-        rollback goes behind that."""
+        """A checkpoint of ``step`` is recorded. The replicas have agreed on the one before it, so
+        no rollback goes behind that."""
         self.checkpoints = [*(n for n in self.checkpoints if n < step), step][-2:]
         if len(self.checkpoints) > 1:
             for covered in [n for n in self.steps if n <= self.checkpoints[0]]:
@@ -285,7 +285,7 @@ class Coverage:
         return count(self.trained) + sum(map(count, self.dropped.values()))
 
     def finished(self) -> Iterator[tuple[int, int, str]]:
-        """(start, end, outcome) of every span; the outcome is ``trained`` or the reason of a drop."""
+        """(start, end, outcome) of every span; the outcome is ``trained`` or a drop's reason."""
         yield from ((start, end, TRAINED) for start, end in pairs(self.trained))
         for reason, spans in self.dropped.items():
             yield from ((start, end, reason) for start, end in pairs(spans))
@@ -362,7 +362,7 @@ class Coverage:
 
 @dataclass(slots=True)
 class EpochCoverage:
-    """One pass over a source: each of its rows is counted in exactly one of these, unless it was
+    """A pass over a source: each of its rows is counted in exactly one of these, unless it was
     repeated."""
 
     epoch: int
@@ -406,7 +406,7 @@ class CoverageReport:
     shuffle: bool = True
     seed: int = 0
     epochs: list[EpochCoverage] = field(default_factory=list)
-    """Those that were begun."""
+    """Passes that were begun."""
     compared: list[Comparison] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     """Names of the sources, in the order of their rows."""

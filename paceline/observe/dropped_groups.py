@@ -100,6 +100,6 @@ class DroppedGroups:
         return [group for why, found in groups if reason in (None, why) for group in found]
 
     def reason_of(self, group_id: str) -> str | None:
-        """Why the group was dropped; None if it was not dropped lately."""
+        """Reason of the group's drop; None if it was not dropped lately."""
         found = self.for_reason(None)
         return next((group["reason"] for group in found if group["group_id"] == group_id), None)

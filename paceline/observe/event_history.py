@@ -44,12 +44,12 @@ def position_key(position: str) -> tuple[int, ...]:
 
 
 def is_listed(event: Mapping[str, Any]) -> bool:
-    """Whether people are shown the event. Those that happen many times a step carry no text."""
+    """Return True if people are shown the event. One that happens many times a step has no text."""
     return "text" in event
 
 
 def text_of(event: Mapping[str, Any]) -> str:
-    """One line of prose, as the controller rendered it; the event's type if it carries no text."""
+    """A line of prose, as the controller rendered it; the event's type if it carries no text."""
     return str(event.get("text") or event.get("type", "?"))
 
 
@@ -73,9 +73,9 @@ class ListedEvent:
     noticed: str
     """How a fault was noticed."""
     mesh_s: float | None = None
-    """Of a fault: time until the next mesh epoch was formed."""
+    """Time from a fault until the next mesh epoch was formed."""
     commit_s: float | None = None
-    """Of a fault: time until the next step was committed."""
+    """Time from a fault until the next step was committed."""
 
     @property
     def key(self) -> Key:
@@ -102,7 +102,7 @@ class SavedCheckpoint:
     """Unix seconds; 0: unknown."""
     size_bytes: int
     best: bool = False
-    """It has the highest held-out reward of the checkpoints that were evaluated."""
+    """True if it has the highest held-out reward of the checkpoints that were evaluated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class EventHistory:
     status: Status = ""
     """Empty while the run goes on, or if it was killed."""
     reason: str = ""
-    """Why the run has ended, or was stopped for now."""
+    """Reason for which the run has ended, or was stopped for now."""
     took_s: float | None = None
     """Time of all sessions, without the pauses between them; None without any event."""
     _newest_t: float = 0.0
@@ -147,7 +147,7 @@ class EventHistory:
     """Faults after which no step has been committed yet."""
 
     def add(self, record: Mapping[str, Any]) -> bool:
-        """Takes the next line of events.jsonl. False, with nothing changed, if it is known already."""
+        """Takes the next line of events.jsonl. False, with nothing changed, if it is known."""
         key = (position_key(str(record["position"])), int(record["n"]))
         if key <= self._last:
             return False
@@ -243,7 +243,7 @@ class EventHistory:
         self.checkpoints = [*self.checkpoints, saved][-MOST_CHECKPOINTS:]
 
     def kept_checkpoints(self, keep: int) -> list[SavedCheckpoint]:
-        """Those that are on disk, newest first: the newest ``keep``, and the best one."""
+        """Checkpoints that are on disk, newest first: the newest ``keep``, and the best one."""
         best = self.best.path if self.best is not None else ""
         marked = [replace(c, best=c.path == best) for c in self.checkpoints]
         return [*marked[-keep:][::-1], *(c for c in marked[:-keep] if c.best)]

@@ -378,7 +378,7 @@ class FaultReport:
 
     faults: int
     attributed: int
-    """Those with a known cause."""
+    """Number of faults with a known cause."""
     attributed_share: float | None
     """Null without a fault."""
     causes: dict[str, CauseTotal]

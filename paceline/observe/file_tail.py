@@ -46,7 +46,7 @@ class FileTail:
         return void, lines
 
     def rest(self) -> bytes:
-        """What follows the last line that was read: a line without its end."""
+        """Bytes after the last line that was read: a line without its end."""
         if self._file is None:
             return b""
         self._file.seek(self._offset)

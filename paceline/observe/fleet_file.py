@@ -27,7 +27,7 @@ class ProcessId:
         return cls(pid, started_s(pid))
 
     def alive(self) -> bool:
-        """Whether this process runs, rather than another one with its id. Zombies are dead."""
+        """Return True if this process runs, not another one with its id. Zombies are dead."""
         try:
             same = started_s(self.pid) == self.started
             return same and bool(psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE)
@@ -78,7 +78,7 @@ class FleetRecord:
 
 
 def supervisor_gone(run_dir: Path) -> str:
-    """What to do about a fleet that runs without its ``paceline up``; empty if none does."""
+    """Remedy for a fleet that runs without its ``paceline up``; empty if none does."""
     record = FleetRecord.read(run_dir)
     if record is None or record.supervisor.alive() or not record.survivors():
         return ""

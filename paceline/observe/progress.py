@@ -75,7 +75,7 @@ def shrink(values: Sequence[float], points: int) -> list[float]:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """A bar for each value, scaled from the lowest to the highest; the lowest bar if all are equal."""
+    """A bar for each value, from the lowest to the highest; the lowest bar if all are equal."""
     if not values:
         return ""
     low, high = min(values), max(values)

@@ -7,8 +7,8 @@
 The leader hands over each entry once it is durable, a standby each entry that it follows, an audit
 each entry that it replays. ``read`` takes the run's file instead: the same code, with the same
 result for all that is listed for people. Events that happen many times a step are in no file, so
-coverage and dropped groups need the journal; a cache of ``totals`` lies beside the ledger's snapshot
-and bounds its replay.
+coverage and dropped groups need the journal; a cache of ``totals`` lies beside the ledger's
+snapshot and bounds its replay.
 
 A record is an event as it is journalled, with ``severity`` and ``text`` if it is listed. A line is
 the record of a listed event with ``position``, ``n`` (its number within the entry) and ``t``, as in
@@ -35,7 +35,7 @@ MOST_EVALS = 20_000
 
 @dataclass(slots=True)
 class Totals:
-    """What is counted over the whole run. A snapshot of the ledger is saved with its encoding."""
+    """Counts over the whole run. A snapshot of the ledger is saved with its encoding."""
 
     coverage: Coverage = field(default_factory=Coverage)
     faults: Faults = field(default_factory=Faults)
@@ -65,7 +65,7 @@ class Projection:
     def __init__(self, clean: Callable[[Any], Any] = lambda value: value) -> None:
         self.history = EventHistory(clean)
         self.metrics = MetricStore()
-        """Of the committed steps on the surviving line."""
+        """Metrics of the committed steps on the surviving line."""
         self.evals: list[dict[str, Any]] = []
         """step, version, t, eval_reward_mean, eval_count and eval_SET/METRIC of each evaluation, by
         step."""

@@ -22,7 +22,7 @@ MARKS = ("summary.json", "events.jsonl", "config.toml")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run directory. Rewards are means over steps, as in summary.json; None: unknown."""
+    """A run directory. Rewards are means over steps, as in summary.json; None: unknown."""
 
     name: str
     path: Path
@@ -128,7 +128,7 @@ def _places(directory: Path, depth: int) -> Iterator[Path]:
 
 
 def _is_running(path: Path) -> bool:
-    """Whether a process of this machine's fleet, or a controller started by hand, is alive."""
+    """Return True if a process of this machine's fleet, or a controller beside it, is alive."""
     from paceline.observe.fleet_file import FleetRecord
 
     record = FleetRecord.read(path)

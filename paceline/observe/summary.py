@@ -108,8 +108,8 @@ def _newest_of_sets(evals: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, A
 
 
 def _has_score(row: Mapping[str, Any]) -> bool:
-    """Whether any set of the round has a reward, or recorded data a loss. A round may lack the set
-    that ranks checkpoints."""
+    """Return True if any set of the round has a reward, or recorded data a loss. A round may
+    lack the set that ranks checkpoints."""
     rewards = (value for name, value in row.items() if name.endswith("/reward"))
     if row.get("eval_loss") is not None:
         return True
@@ -133,7 +133,7 @@ def read_summary(run_dir: Path) -> dict[str, Any] | None:
 
 
 def can_extend(summary: Mapping[str, Any] | None, steps: Callable[[], int]) -> bool:
-    """Whether the run ended with its last step, and may go on to ``steps``."""
+    """Return True if the run ended with its last step, and may go on to ``steps``."""
     if summary is None or summary.get("status") != "finished" or summary.get("reason"):
         return False
     return steps() > int(summary.get("steps") or 0)

@@ -41,7 +41,7 @@ PATHS = (
     *("events?kind=marks", "groups?limit=500", "groups?state=dropped&limit=500"),
 )
 VOLATILE = {"stalled_s", "bottleneck", "heartbeat_age_s"}
-"""They depend on the clock of the machine."""
+"""Fields that depend on the clock of the machine."""
 
 
 def entries_of(name: str) -> list[Entry]:

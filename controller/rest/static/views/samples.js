@@ -219,7 +219,8 @@ function partsText(c) {
 }
 
 function shadeOf(c, i) {
-  if (shading === "relative") return c.relative_reward > 0 ? "p1" : c.relative_reward < 0 ? "n1" : "";
+  if (shading === "relative")
+    return c.relative_reward > 0 ? "p1" : c.relative_reward < 0 ? "n1" : "";
   const logprob = c.logprobs[i];
   if (shading !== "logprob" || logprob >= -0.1) return "";
   if (logprob < -4) return "h4";
