@@ -1,7 +1,8 @@
-"""Check of submitted meta: what a worker says of a group whose payload the controller never sees.
+"""Check of submitted metadata: what a worker says of a group whose payload the controller never
+sees.
 
-Policy ranks compare the meta with the payload. Here they must be possible, and agree with one
-another.
+Policy ranks compare its digest with the payload. Here its fields must be possible, and agree with
+one another.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ MOST_PROMPT_CUT = 1 << 31
 
 
 def check_meta(meta: rollout_pb2.GroupMeta, limits: GroupLimits, newest_version: int) -> GroupMeta:
-    """The meta as the ledger keeps them. Raises Invalid."""
+    """The metadata as the ledger keeps it. Raises Invalid."""
     task_id, attempt = check_task(meta.task)
     train = task_id[0] == "t"
     if meta.kind != (rollout_pb2.TASK_KIND_TRAIN if train else rollout_pb2.TASK_KIND_EVAL):
         raise Invalid(f"kind does not fit task {task_id}")
     if train and not DIGEST.fullmatch(meta.digest):
-        raise Invalid(f"digest {meta.digest[:64]!r} is none: 32 hexadecimal digits")
+        raise Invalid(f"digest {meta.digest[:64]!r} is invalid: expected 32 hexadecimal digits")
     if not (0 <= meta.generate_s < math.inf and 0 <= meta.reward_s < math.inf):
         raise Invalid("generate_s and reward_s must be finite and not negative")
     if not 1 <= meta.prompt_tokens <= limits.max_sequence_tokens:
