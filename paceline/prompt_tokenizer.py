@@ -27,7 +27,7 @@ class TokenizerError(BadInput):
 
 
 class BadPrompt(Exception):
-    """This row can never become a prompt. ``reason``: prompt_too_long, malformed_row."""
+    """A row that can never become a prompt. ``reason``: prompt_too_long, malformed_row."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -83,7 +83,8 @@ class PromptTokenizer:
         count = len(self.encode(self._data.prompt_suffix)) if self._data.prompt_suffix else 0
         if count >= self.limit:
             raise TokenizerError(
-                f"data.prompt_suffix has {count} tokens, and a prompt may have data.max_prompt_tokens = {self.limit}: "
+                f"data.prompt_suffix has {count} tokens, and a prompt may have "
+                f"data.max_prompt_tokens = {self.limit}: "
                 "shorten it, or raise data.max_prompt_tokens"
             )
 
@@ -224,7 +225,7 @@ class PromptTokenizer:
 
     @property
     def marks_answers(self) -> bool:
-        """Whether the chat template says which part of a conversation the assistant wrote."""
+        """True if the chat template says which part of a conversation the assistant wrote."""
         return (
             re.search(r"\{%-?\s*generation\s*-?%\}", str(self._tokenizer.chat_template)) is not None
         )

@@ -14,11 +14,15 @@ from paceline.config.schema import RENAMED, SECTIONS, Config
 from paceline.config.sections.scorers import ScorerConfig
 
 JsonValue = Any
-NEW_RUN = "Start a new run with the weights of a checkpoint: paceline up CONFIG --from CHECKPOINT --set {}=..."
+NEW_RUN = (
+    "Start a new run with the weights of a checkpoint: paceline up CONFIG --from CHECKPOINT "
+    "--set {}=..."
+)
 
 
 def refusal(name: str) -> str:
-    """Why ``paceline set`` does not change this setting, and what does; empty if it is Live."""
+    """The reason why ``paceline set`` does not change this setting, and the way that does; empty if
+    it is Live."""
     match change_of(name):
         case Live():
             return ""
@@ -27,7 +31,8 @@ def refusal(name: str) -> str:
             return f"{name} is the number at the start. Use paceline scale {role}=COUNT"
         case AtStart():
             return (
-                f"{name} is read when a process starts. Interrupt paceline up, and continue the run with "
+                f"{name} is read when a process starts. Interrupt paceline up, and continue the "
+                "run with "
                 f"--set {name}=..."
             )
         case Fixed(reason):
@@ -80,7 +85,7 @@ def with_settings(config: Config, settings: Mapping[str, JsonValue]) -> Config:
 
 
 def problem_of_change(built: Config, before: Config, now: Config) -> str:
-    """Why a run cannot go from ``before`` to ``now`` while it runs; empty if it can.
+    """The reason why a run cannot go from ``before`` to ``now`` while it runs; empty if it can.
 
     ``built``: the config that its processes were started with.
     """
@@ -94,7 +99,7 @@ def problem_of_change(built: Config, before: Config, now: Config) -> str:
 
 
 def problem_of_divisor(before: Config, now: Config) -> str:
-    """Why the loss of a run cannot go on from ``before`` to ``now``; empty if it can."""
+    """The reason why the loss of a run cannot go on from ``before`` to ``now``; empty if it can."""
     if (
         now.train.loss.aggregation != "dr_grpo"
         or now.longest_completion == before.longest_completion
@@ -102,7 +107,8 @@ def problem_of_divisor(before: Config, now: Config) -> str:
         return ""
     name = f"rollout.{now.length_setting}"
     return (
-        f"{name} = {now.longest_completion}: with train.loss.aggregation = dr_grpo it is the divisor of the loss, and "
+        f"{name} = {now.longest_completion}: with train.loss.aggregation = dr_grpo it is the "
+        "divisor of the loss, and "
         f"the run has {before.longest_completion}. " + NEW_RUN.format(name)
     )
 

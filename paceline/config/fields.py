@@ -41,15 +41,17 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class AtStart:
-    """Rule of a setting: a run may change it when it is continued. A process reads it at its start."""
+    """Rule of a setting: a run may change it when it is continued. A process reads it at its
+    start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Rule of a setting: a run never changes it. A new run can begin with a checkpoint's weights."""
+    """Rule of a setting: a run never changes it. A new run can begin with a checkpoint's
+    weights."""
 
     reason: str
-    """What rests on it."""
+    """The part of the run that rests on it."""
 
 
 Change = Live | AtStart | Fixed
@@ -57,7 +59,8 @@ Change = Live | AtStart | Fixed
 
 @dataclass(frozen=True, slots=True)
 class Newer:
-    """Mark of a setting that early releases did not have. At its default it is in no digest, so that a
+    """Mark of a setting that early releases did not have. At its default it is in no digest, so
+    that a
     run of such a release can be continued."""
 
 
@@ -68,7 +71,7 @@ OBJECTIVE = "steps that a rollback repeats must optimise what they optimised bef
 
 
 class RowForm(StrEnum):
-    """What a row of recorded data holds."""
+    """Content of a row of recorded data."""
 
     CHAT = "chat"  # whole conversations: the assistant's turns are trained
     COMPLETION = "completion"  # a prompt and its completion

@@ -1,4 +1,5 @@
-"""Configuration files: TOML and dotted overrides become a checked ``Config``, and it becomes TOML."""
+"""Configuration files: TOML and dotted overrides become a checked ``Config``, and it becomes
+TOML."""
 
 from __future__ import annotations
 
@@ -124,7 +125,8 @@ def run_digest(config: Config) -> tuple[str, str]:
 
 
 def changeable(config: Config) -> dict[str, Any]:
-    """Settings of ``FLEET_SECTIONS`` that a run may change, while it runs or when it is continued."""
+    """Settings of ``FLEET_SECTIONS`` that a run may change, while it runs or when it is
+    continued."""
     found = values_of(config, Live, AtStart)
     return {name: v for name, v in found.items() if name.partition(".")[0] in FLEET_SECTIONS}
 
@@ -171,7 +173,7 @@ def parse_setting(text: str, option: str = "--set ") -> tuple[str, Any]:
 
 
 def unknown_setting(name: str) -> str:
-    """That ``name`` is no setting, with what was probably meant; empty if it is one."""
+    """Says that ``name`` is no setting, and which was probably meant; empty if it is one."""
     field = tuple(name.split("."))
     _, model = _section_of(field)
     if name in SETTINGS or (field[0] == "objective" and len(field) == 2):
@@ -285,7 +287,7 @@ def _describe(error: ErrorDetails, places: _Places) -> str:
 
 
 def _no_setting(field: Field) -> str:
-    """That ``field`` is no setting, and what was probably meant."""
+    """Says that ``field`` is no setting, and which was probably meant."""
     if (now := RENAMED.get(".".join(field))) is not None:
         return f"is now {now}"
     return f"is not a setting. {_suggest(field)}"

@@ -37,8 +37,8 @@ def model_file(model: str, name: str) -> Path:
 
 
 def difference(one: str, other: str) -> str:
-    """Why ids of ``one``'s tokens are not those of ``other``'s (directories, or hub names
-    downloaded before).
+    """The reason why ids of ``one``'s tokens are not those of ``other``'s (directories, or hub
+    names downloaded before).
 
     Empty if they are, or if this machine cannot tell. Vocabularies of tokenizer.json are compared
     if both have one, and else the rows of the embeddings: models of one tokenizer may pad them
@@ -55,14 +55,15 @@ def difference(one: str, other: str) -> str:
         return ""
     example = min(differing, key=lambda token: (len(token), token))
     return (
-        f"{len(mine)} and {len(theirs)} tokens; {example!r} is {mine.get(example, 'none')} in one and "
+        f"{len(mine)} and {len(theirs)} tokens; {example!r} is {mine.get(example, 'none')} in one "
+        "and "
         f"{theirs.get(example, 'none')} in the other"
     )
 
 
 def misread(ours: str, theirs: str) -> str:
-    """Why ids of the tokens of ``ours`` mean something else to the model ``theirs``; both as in
-    ``difference``.
+    """The reason why ids of the tokens of ``ours`` mean something else to the model ``theirs``; both
+    as in ``difference``.
 
     Empty if they do not, or if this machine cannot tell. ``theirs`` may know more tokens. A model
     that was saved without its tokenizer says only how many it knows.

@@ -170,7 +170,8 @@ defaults, and a setting of the user's own goes before them; but it cannot be use
 contradicts what defines it."""
 
 FAMILY = {name: entry for name, entry in BUILT_IN.items() if entry.source}
-"""The GRPO family: one clipped policy-gradient loss, and the settings that each published name stands
+"""The GRPO family: one clipped policy-gradient loss, and the settings that each published name
+stands
 for."""
 
 
@@ -186,7 +187,8 @@ def with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     for setting, value in published.defines.items():
         if flat.get(setting, value) != value:
             raise ValueError(
-                f"train.algorithm = {name} is defined by train.{setting} = {_toml(value)} ({published.source}): remove "
+                f"train.algorithm = {name} is defined by train.{setting} = {_toml(value)} "
+                f"({published.source}): remove "
                 f"train.{setting}, or set train.algorithm = grpo and each setting that you want"
             )
     defaults = published.settings
@@ -200,7 +202,8 @@ def _toml(value: Any) -> str:
 
 
 def problem_of(algorithm: str, options: Mapping[str, Any]) -> str:
-    """What is wrong with the name, or with the options of a built-in objective; empty if nothing is."""
+    """The problem with the name, or with the options of a built-in objective; empty if nothing
+    is."""
     if algorithm not in BUILT_IN:
         return "" if ":" in algorithm else _unknown(algorithm)
     section = BUILT_IN[algorithm].options
@@ -226,7 +229,8 @@ def _unknown(algorithm: str) -> str:
 
 
 def ignored(train: TrainConfig) -> list[str]:
-    """Settings of [train.loss] that are not at their defaults, and that the objective does not read."""
+    """Settings of [train.loss] that are not at their defaults, and that the objective does not
+    read."""
     entry = BUILT_IN.get(train.algorithm)
     names = entry.ignores if entry else frozenset()
     fields = type(train.loss).model_fields

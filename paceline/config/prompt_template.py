@@ -25,7 +25,8 @@ def placeholders(template: str) -> tuple[str, ...]:
             continue
         if spec or conversion or not name.isidentifier():
             raise ValueError(
-                f"{{{name}}} is no placeholder: write the name of a field between the braces, or {{{{ and }}}} for "
+                f"{{{name}}} is no placeholder: write the name of a field between the braces, or "
+                f"{{{{ and }}}} for "
                 "braces of the text"
             )
         names[name] = None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a run cannot be, and the remedy."""
+    """A contradiction between settings, and the remedy."""
 
     when: Callable[[Config], object]
     text: str
@@ -35,7 +35,8 @@ def problem(config: Config) -> str:
 
 
 NAME_ONE = (
-    "data.messages_field (whole chats), data.completion_field (a completion of data.prompt_field), or "
+    "data.messages_field (whole chats), data.completion_field (a completion of data.prompt_field), "
+    "or "
     "data.chosen_field and data.rejected_field (pairs)"
 )
 _FIELDS = ("messages", "completion", "chosen", "rejected", "margin", "label")
@@ -60,7 +61,8 @@ def _teacher(c: Config) -> str:
     if scorer is not None and scorer.kind == "logprobs":
         return ""
     return (
-        "train.algorithm = distill: the teacher is a scorer of kind logprobs, and there is none named "
+        "train.algorithm = distill: the teacher is a scorer of kind logprobs, and there is none "
+        "named "
         f"{teacher!r}. Add a section [scorers.{teacher}], or name another in objective.teacher"
     )
 
@@ -97,7 +99,8 @@ def _chat_without_template(c: Config) -> str:
     for name in ("prompt_template", "prompt_suffix"):
         if c.recorded and c.data.row_form is RowForm.CHAT and getattr(c.data, name):
             return (
-                f"data.{name} has no effect on whole chats, which data.messages_field names: remove "
+                f"data.{name} has no effect on whole chats, which data.messages_field names: "
+                "remove "
                 "it, and put its text into the messages"
             )
     return ""
@@ -109,7 +112,8 @@ def _recorded_form(c: Config) -> str:
         return ""
     if entry is not None and entry.forms and form not in entry.forms:
         return (
-            f'train.algorithm = "{c.train.algorithm}" does not train rows of the form {form}: set the '
+            f'train.algorithm = "{c.train.algorithm}" does not train rows of the form {form}: set '
+            "the "
             f"fields of {' or '.join(entry.forms)}: {NAME_ONE}"
         )
     if c.rollout.group_size != form.completions:
@@ -126,7 +130,8 @@ def _terms(c: Config) -> str:
         return ""
     them = "it" if len(missing) == 1 else "them"
     return (
-        f"{' and '.join(missing)}: train.algorithm = {c.train.algorithm} has no such term in its loss. "
+        f"{' and '.join(missing)}: train.algorithm = {c.train.algorithm} has no such term in its "
+        "loss. "
         f"Remove {them}, or choose another algorithm (docs/algorithms.md)"
     )
 
@@ -164,7 +169,8 @@ RULES: tuple[Callable[[Config], str], ...] = (
     _teacher,
     Rule(
         lambda c: c.train.algorithm == "distill" and c.train.filter_uninformative,
-        "train.filter_uninformative drops groups by their rewards, which distillation does not use: "
+        "train.filter_uninformative drops groups by their rewards, which distillation does not "
+        "use: "
         "set it to false",
     ),
     _evaluation,
@@ -184,13 +190,16 @@ RULES: tuple[Callable[[Config], str], ...] = (
     ),
     Rule(
         lambda c: not c.recorded and not _named(c) and c.built_in and not c.built_in.samples,
-        'train.algorithm = "{c.train.algorithm}" trains recorded data: set rollout.source = "recorded"',
+        'train.algorithm = "{c.train.algorithm}" trains recorded data: set rollout.source = '
+        '"recorded"',
     ),
     _recorded_fields,
     Rule(
         lambda c: c.recorded and c.data.long_prompts != "drop",
-        'data.long_prompts = "{c.data.long_prompts}": prompts of recorded rows are not truncated. A row '
-        'whose prompt is too long is dropped, and counted: set data.long_prompts = "drop", or raise '
+        'data.long_prompts = "{c.data.long_prompts}": prompts of recorded rows are not truncated. '
+        "A row "
+        'whose prompt is too long is dropped, and counted: set data.long_prompts = "drop", or '
+        "raise "
         "data.max_prompt_tokens",
     ),
     _chat_without_template,
@@ -231,12 +240,14 @@ RULES: tuple[Callable[[Config], str], ...] = (
     ),
     Rule(
         lambda c: c.built_in and c.built_in.preference and c.train.loss.kl_coef > 0,
-        "train.loss.kl_coef is not used by {c.train.algorithm}: set it to 0. If the objective compares "
+        "train.loss.kl_coef is not used by {c.train.algorithm}: set it to 0. If the objective "
+        "compares "
         "with the reference, objective.beta says how closely the policy follows it",
     ),
     Rule(
         lambda c: c.train.algorithm == "kto" and c.train.filter_uninformative,
-        "train.filter_uninformative drops groups whose rewards are all equal, and kto learns from each "
+        "train.filter_uninformative drops groups whose rewards are all equal, and kto learns from "
+        "each "
         "completion alone: set it to false",
     ),
     Rule(
@@ -246,12 +257,14 @@ RULES: tuple[Callable[[Config], str], ...] = (
             and c.train.loss.advantage != "step"
             and c.train.loss.kl_coef == 0
         ),
-        "rollout.group_size = 1: an advantage is relative to the other completions of the prompt, so "
+        "rollout.group_size = 1: an advantage is relative to the other completions of the prompt, "
+        "so "
         "it is always 0 and nothing is learnt. Set it to 2 or more, or train.algorithm = ppo",
     ),
     Rule(
         lambda c: _alone(c) and c.train.filter_uninformative,
-        "train.filter_uninformative with rollout.group_size = 1: the rewards of a group of one are all "
+        "train.filter_uninformative with rollout.group_size = 1: the rewards of a group of one are "
+        "all "
         "equal, so every group would be dropped. Set train.filter_uninformative = false",
     ),
     _terms,
@@ -262,8 +275,10 @@ RULES: tuple[Callable[[Config], str], ...] = (
     ),
     Rule(
         lambda c: c.reward.overlong_buffer >= c.longest_completion,
-        "reward.overlong_buffer = {c.reward.overlong_buffer} is not below rollout.{c.length_setting} = "
-        "{c.longest_completion}, so every completion would lose reward: set it to a part of the limit",
+        "reward.overlong_buffer = {c.reward.overlong_buffer} is not below "
+        "rollout.{c.length_setting} = "
+        "{c.longest_completion}, so every completion would lose reward: set it to a part of the "
+        "limit",
     ),
     Rule(
         lambda c: c.fleet.heartbeat_s * 2 > c.fleet.lease_ttl_s,

@@ -28,7 +28,8 @@ def run_steps(config: Config, rows: int) -> int:
         return train.steps
     if train.optimizer.warmup_steps > steps:
         raise BadInput(
-            f"train.optimizer.warmup_steps = {train.optimizer.warmup_steps} is larger than the run, which has {steps} steps ({said})"
+            f"train.optimizer.warmup_steps = {train.optimizer.warmup_steps} is larger than the "
+            f"run, which has {steps} steps ({said})"
         )
     return steps
 
@@ -38,6 +39,8 @@ def length_in_words(config: Config, rows: int) -> str:
     train, steps = config.train, run_steps(config, rows)
     groups = steps * train.groups_per_step
     return (
-        f"{steps:,} steps of {train.groups_per_step} groups x {config.rollout.group_size} completions: "
-        f"{steps * config.samples_per_step:,} samples, {round(groups / rows, 2):,g} epochs of {rows:,} row{'s' * (rows > 1)}"
+        f"{steps:,} steps of {train.groups_per_step} groups x {config.rollout.group_size} "
+        "completions: "
+        f"{steps * config.samples_per_step:,} samples, {round(groups / rows, 2):,g} epochs of "
+        f"{rows:,} row{'s' * (rows > 1)}"
     )

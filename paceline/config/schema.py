@@ -39,9 +39,9 @@ from paceline.config.sections.training import (
 from paceline.config.sections.workers import FleetConfig, KubernetesConfig, RayConfig, RolloutConfig
 
 AUTO_FANOUT = 2
-"""Of relays that the user has not asked for: a replica sends two copies at most, and the way to the
-last of n receivers is log2(n) relays long. A chain sends one, and each of its relays that fails
-holds up all below it."""
+"""Fan-out of relays that the user has not asked for: a replica sends two copies at most, and the way
+to the last of n receivers is log2(n) relays long. A chain sends one, and each of its relays that
+fails holds up all below it."""
 
 
 class Config(Section):
@@ -115,7 +115,7 @@ class Config(Section):
 
     @property
     def relay_fanout(self) -> int:
-        """Of rollout.relay_fanout, the number; 0: no relays."""
+        """rollout.relay_fanout as a number; 0: no relays."""
         chosen = self.rollout.relay_fanout
         if chosen != "auto":
             return chosen
@@ -128,7 +128,8 @@ class Config(Section):
 
     @property
     def longest_sequence(self) -> int:
-        """Tokens that a prompt may have together with a completion, unless the model takes fewer."""
+        """Tokens that a prompt may have together with a completion, unless the model takes
+        fewer."""
         rollout = self.rollout
         return rollout.max_context or self.data.max_prompt_tokens + rollout.max_tokens
 

@@ -34,7 +34,7 @@ class Algorithm:
     train: Mapping[str, Any]
     """The settings of [train] that define it."""
     rows: str = "prompts"
-    """What it trains: prompts, for which the policy samples, or recorded chats or pairs."""
+    """Kind of the rows: prompts, for which the policy samples, or recorded chats or pairs."""
     objective: Mapping[str, Any] = field(default_factory=dict)
     rollout: Mapping[str, Any] = field(default_factory=dict)
 
@@ -55,11 +55,11 @@ class Size:
     recorded_start: list[str]
     """The same for a run without an engine."""
     settings: Settings
-    """Of a run of prompts."""
+    """Settings of a run of prompts."""
     rows: Mapping[str, Mapping[str, Any]]
     """[data] of recorded rows, by their kind."""
     sampled: str = ""
-    """What the summary adds for a run with an engine."""
+    """Addition to the summary for a run with an engine."""
     algorithm: Mapping[str, Settings] = field(default_factory=dict)
     """Settings of an algorithm at this size."""
 
@@ -112,7 +112,7 @@ def template(algorithm: str, size: str, out: str) -> str:
 
 
 def commands(algorithm: str, size: str, out: str) -> list[str]:
-    """What starts a run of the file ``out``."""
+    """Commands that start a run of the file ``out``."""
     base = SIZES[size]
     lines = base.recorded_start if ALGORITHMS[algorithm].recorded else base.start
     return [line.format(out=out) for line in lines]

@@ -92,7 +92,8 @@ def open_hub(path: str, name: str | None, split: str) -> RowSource:
 
 
 def _load(problem: str, load: Callable[[Any], Any]) -> Any:
-    """The result of ``load``, called with the library. Its errors become a DataError of one line."""
+    """The result of ``load``, called with the library. Its errors become a DataError of one
+    line."""
     import datasets
 
     # The controller's log gets the one line of the DataError instead.
@@ -107,7 +108,7 @@ def _load(problem: str, load: Callable[[Any], Any]) -> Any:
 
 
 def _hub_resolves() -> bool:
-    """Whether the hub's name resolves, or the user has configured a route to it."""
+    """True if the hub's name resolves, or the user has configured a route to it."""
     configured = os.environ.get("HF_ENDPOINT") or os.environ.get("HF_HUB_OFFLINE")
     if configured or getproxies().keys() & {"https", "all"}:
         return True

@@ -30,7 +30,8 @@ _MIXTURE = 0x736F7572636573
 
 @dataclass(frozen=True, slots=True)
 class DataSource:
-    """One source of a mixture. Its rows have the numbers that follow those of the source before it."""
+    """One source of a mixture. Its rows have the numbers that follow those of the source before
+    it."""
 
     compact = True
 

@@ -1,4 +1,5 @@
-"""Rows of JSONL files, read without pyarrow: a controller with JSONL data starts in about a second."""
+"""Rows of JSONL files, read without pyarrow: a controller with JSONL data starts in about a
+second."""
 
 from __future__ import annotations
 

@@ -65,7 +65,8 @@ class RowEncoder:
         if longest > self._longest:
             raise BadPrompt(
                 "row_too_long",
-                f"{longest} tokens with the prompt, at most {self._longest} (rollout.max_context, or "
+                f"{longest} tokens with the prompt, at most {self._longest} (rollout.max_context, "
+                "or "
                 "data.max_prompt_tokens + rollout.max_tokens)",
             )
         return RecordedRow(prompt, completions)

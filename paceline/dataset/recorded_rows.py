@@ -126,7 +126,8 @@ def _common_opening(
     if data.prompt_template is not None or data.prompt_suffix:
         name = "prompt_suffix" if data.prompt_template is None else "prompt_template"
         raise DataError(
-            f"chosen and rejected are whole chats, which begin with their prompt: data.{name} has no effect on them. "
+            f"chosen and rejected are whole chats, which begin with their prompt: data.{name} has "
+            "no effect on them. "
             "Remove it, and put its text into the messages"
         )
     chats = [
@@ -155,7 +156,8 @@ def _following(prompt: Content, value: Any, field: str) -> Content:
     if isinstance(prompt, str):
         if not isinstance(value, str):
             raise DataError(
-                f"field {field!r} is no text, but the prompt is: set data.chat = true, or give both as messages"
+                f"field {field!r} is no text, but the prompt is: set data.chat = true, or give "
+                "both as messages"
             )
         if not value:
             raise DataError(f"field {field!r} is empty")

@@ -87,7 +87,8 @@ def check_template(rows: RowSource, template: str | None) -> None:
         if (place := rows.lacking(name)) is not None:
             there = ", ".join(rows.fields) or "none"
             raise DataError(
-                f"{place}: no field {name!r}, which data.prompt_template takes; fields of every row: {there}"
+                f"{place}: no field {name!r}, which data.prompt_template takes; fields of every "
+                f"row: {there}"
             )
 
 
@@ -172,7 +173,7 @@ def messages_of(prompt: object, field: str) -> list[Message]:
 
 
 def could_be_hub_name(text: str) -> bool:
-    """Whether ``text`` has the form ``name`` or ``owner/name`` and does not look like a path."""
+    """True if ``text`` has the form ``name`` or ``owner/name`` and does not look like a path."""
     return (
         bool(text)
         and not text.startswith(("/", ".", "~"))

@@ -81,7 +81,8 @@ def _common_names(name: str, source: SourceConfig, data: DataConfig) -> dict[str
         common = getattr(data, setting)
         if common is None:
             raise DataError(
-                f"{setting} = {own!r}, but data.{setting} is none: set it to the name that the field has in all sources"
+                f"{setting} = {own!r}, but data.{setting} is none: set it to the name that the "
+                "field has in all sources"
             )
         found[common] = own
     return found

@@ -64,13 +64,15 @@ class EvalSetConfig(Section):
     def _samples_differ(self) -> EvalSetConfig:
         if self.is_greedy and self.samples > 1:
             raise ValueError(
-                f"greedy = true with samples = {self.samples}: all samples of a prompt would be equal. Set "
+                f"greedy = true with samples = {self.samples}: all samples of a prompt would be "
+                "equal. Set "
                 "samples = 1, or greedy = false"
             )
         for name in ("temperature", "top_p"):
             if self.is_greedy and getattr(self, name) is not None:
                 raise ValueError(
-                    f"{name} has no effect on greedy samples: set greedy = false, or leave {name} out"
+                    f"{name} has no effect on greedy samples: set greedy = false, or leave {name} "
+                    "out"
                 )
         return self
 
@@ -108,7 +110,8 @@ class EvaluationConfig(Section):
         for name in sets:
             if not _NAME.fullmatch(name):
                 raise ValueError(
-                    f"{name!r} is no name of a set: use up to 32 letters, digits, '-', '_' or '.', beginning with "
+                    f"{name!r} is no name of a set: use up to 32 letters, digits, '-', '_' or '.', "
+                    "beginning with "
                     "a letter or digit"
                 )
         return sets
@@ -128,7 +131,7 @@ def all_sets(
 
 
 def measures_truth(of: EvalSetConfig, training: RewardConfig) -> bool:
-    """Whether the set shows what a learned reward stands for: scorers reward the training, and none
+    """True if the set shows what a learned reward stands for: scorers reward the training, and none
     rewards the set."""
     if of.reward is None:
         return False
@@ -147,33 +150,39 @@ def best_metric(data: DataConfig, evaluation: EvaluationConfig) -> tuple[str, st
 def problem_of_evaluation(
     data: DataConfig, evaluation: EvaluationConfig, *, recorded: bool = False
 ) -> str:
-    """What the sections say that cannot be; empty if nothing. ``recorded``: the run has no engine."""
+    """The contradiction between the sections; empty if nothing. ``recorded``: the run has no
+    engine."""
     if recorded and (evaluation.sets or evaluation.best_metric is not None):
         name = "sets" if evaluation.sets else "best_metric"
         return (
-            f'evaluation.{name} needs an engine, which a run with rollout.source = "recorded" has not. Leave it out: '
+            f'evaluation.{name} needs an engine, which a run with rollout.source = "recorded" has '
+            "not. Leave it out: "
             "data.eval_path gives the held-out loss, and paceline eval judges checkpoints"
         )
     if data.eval_path is not None and HELD_OUT in evaluation.sets:
         return (
-            "evaluation.sets.held_out: data.eval_path is the set of that name. Rename the set, or leave "
+            "evaluation.sets.held_out: data.eval_path is the set of that name. Rename the set, or "
+            "leave "
             "data.eval_path out"
         )
     for name, each in evaluation.sets.items():
         if each.prompt_field is not None and data.prompt_template is not None:
             return (
-                f"evaluation.sets.{name}.prompt_field has no effect beside data.prompt_template, which makes the prompts "
+                f"evaluation.sets.{name}.prompt_field has no effect beside data.prompt_template, "
+                "which makes the prompts "
                 "of every set: remove one of them"
             )
         if each.answer_field is not None and data.answer_field is None:
             return (
-                f"evaluation.sets.{name}.answer_field: rewards get no answer without data.answer_field. "
+                f"evaluation.sets.{name}.answer_field: rewards get no answer without "
+                "data.answer_field. "
                 "Set data.answer_field"
             )
         needing = [f for f in each.reward or () if f in BUILT_IN_REWARDS]
         if needing and data.answer_field is None:
             return (
-                f"evaluation.sets.{name}.reward: {needing[0]} compares with the answer. Set data.answer_field, "
+                f"evaluation.sets.{name}.reward: {needing[0]} compares with the answer. Set "
+                "data.answer_field, "
                 "or choose another reward"
             )
         if each.reward is not None and not each.reward:

@@ -50,7 +50,8 @@ class PpoOptions(Section):
     one label, such as a reward model, or a causal language model, whose head is replaced by zeros.
     Its tokenizer is that of model.path. Default: model.path."""
     critic_lr_scale: Annotated[float, Field(gt=0)] = 10.0
-    """Learning rate of the critic, as a multiple of train.optimizer.lr; it has the same schedule."""
+    """Learning rate of the critic, as a multiple of train.optimizer.lr; it has the same
+    schedule."""
     value_coef: Annotated[float, Field(ge=0)] = 1.0
     """Weight of the value loss. The critic is a model of its own, with a gradient norm of its own,
     so this matters only if train.optimizer.max_grad_norm clips."""
@@ -74,7 +75,8 @@ class PpoOptions(Section):
     moments_decay: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """How much the moments of whitening keep of a step with each later one."""
     kl_controller: Literal["fixed", "adaptive"] = "fixed"
-    """Coefficient of the KL penalty in the reward. fixed: train.loss.kl_coef. adaptive: it starts there,
+    """Coefficient of the KL penalty in the reward. fixed: train.loss.kl_coef. adaptive: it starts
+    there,
     and is raised or lowered towards kl_target after each step."""
     kl_target: Annotated[float, Field(gt=0)] = 6.0
     """KL to the reference that the adaptive controller aims at, in nats per completion."""

@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, model_validator
 from paceline.config.fields import AT_START, Fixed, LocalPath, Positive, Seconds, Section
 
 PREFIX = "scorer:"
-"""Of a scorer's name in reward.functions and train.loss.reference."""
+"""Prefix of a scorer's name in reward.functions and train.loss.reference."""
 NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 PLACEHOLDERS = ("prompt", "completion", "answer")
 """Names in braces that a judge's prompt may contain."""
@@ -37,7 +37,8 @@ class ScorerConfig(Section):
     """Judge with a url: file with the key that the server asks for. The environment variable
     PACELINE_JUDGE_KEY overrides it."""
     prompt: str = (
-        "Question:\n{prompt}\n\nAnswer:\n{completion}\n\nHow good is this answer, from 0 (wrong) to 10 (perfect)? "
+        "Question:\n{prompt}\n\nAnswer:\n{completion}\n\nHow good is this answer, from 0 (wrong) "
+        "to 10 (perfect)? "
         'Give a reason, then end with a line "Score: N".'
     )
     """Judge: text of the request. {prompt}, {completion} and {answer} are replaced; double other
@@ -88,7 +89,8 @@ class ScorerConfig(Section):
         except (KeyError, IndexError, ValueError) as error:
             names = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
             raise ValueError(
-                f"prompt has the placeholder {error}: only {names} are replaced. Double other braces"
+                f"prompt has the placeholder {error}: only {names} are replaced. Double other "
+                "braces"
             ) from None
         if "{completion}" not in self.prompt:
             raise ValueError("prompt does not contain {completion}: every score would be the same")
@@ -116,7 +118,8 @@ class ScorersConfig(Section):
         for name in self.by_name:
             if not NAME.fullmatch(name):
                 raise ValueError(
-                    f"scorers.{name[:64]}: a scorer's name has lower-case letters, digits and '_', begins with a "
+                    f"scorers.{name[:64]}: a scorer's name has lower-case letters, digits and '_', "
+                    "begins with a "
                     "letter, and has at most 32 characters"
                 )
         return self
@@ -130,7 +133,7 @@ def named_scorer(function: str) -> str | None:
 def problem_of_scorers(
     scorers: dict[str, ScorerConfig], rewards: list[str], reference: str, counts: Any
 ) -> str:
-    """What is wrong between [scorers] and the settings that name scorers; empty if nothing is."""
+    """The contradiction between [scorers] and the settings that name scorers; empty if nothing is."""
     known = ", ".join(scorers) or "there are none"
     for setting, named, scores in (
         *(("reward.functions", function, True) for function in rewards),
@@ -145,8 +148,8 @@ def problem_of_scorers(
         if scores == (scorers[name].kind == "logprobs"):
             made = "a number for each token" if scores else "one number for a completion"
             return (
-                f"{setting}: the scorer {name} is of kind {scorers[name].kind}, which gives {made}. Name "
-                + ("a reward_model or judge" if scores else "one of kind logprobs")
+                f"{setting}: the scorer {name} is of kind {scorers[name].kind}, which gives "
+                f"{made}. Name " + ("a reward_model or judge" if scores else "one of kind logprobs")
             )
     if isinstance(counts, dict):
         for name in counts:

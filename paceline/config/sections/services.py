@@ -66,7 +66,8 @@ class PayloadsConfig(Section):
             scheme, separator, rest = url.partition(":")
             if not separator or (scheme not in (*REDIS_SCHEMES, "file") and rest[:2] != "//"):
                 raise ValueError(
-                    f"payloads.url: {url!r} names no store: use redis://HOST:PORT/0, file:///PATH or s3://BUCKET/PREFIX"
+                    f"payloads.url: {url!r} names no store: use redis://HOST:PORT/0, file:///PATH "
+                    "or s3://BUCKET/PREFIX"
                 )
             if scheme == "file" and (not rest.startswith("/") or rest.strip("/") == ""):
                 raise ValueError(

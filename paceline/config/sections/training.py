@@ -43,7 +43,8 @@ BUILT_IN_REWARDS: Mapping[str, str] = {
     "math_boxed": "math_boxed",
     "math_boxed:intervals": "math_boxed_intervals",
 }
-"""Rewards that are built in, beside format:REGEX, all of which compare with the row's answer: name in
+"""Rewards that are built in, beside format:REGEX, all of which compare with the row's answer: name
+in
 the configuration, and name of the function among the rewards of the rollout worker."""
 
 
@@ -199,7 +200,7 @@ class DataConfig(Section):
 
     @property
     def described(self) -> str:
-        """Where the training data is, for people."""
+        """Place of the training data, for people."""
         if self.path is not None:
             return self.path
         return ", ".join(source.path for source in self.sources.values())
@@ -228,7 +229,8 @@ class DataConfig(Section):
         for name in arguments:
             if name in TEMPLATE_ARGS:
                 raise ValueError(
-                    f"data.chat_template_args: {name} is set by Paceline. Remove it: only arguments that the template "
+                    f"data.chat_template_args: {name} is set by Paceline. Remove it: only "
+                    "arguments that the template "
                     "itself reads belong here"
                 )
         return arguments
@@ -238,7 +240,8 @@ class DataConfig(Section):
         if (self.path is None) == (not self.sources):
             found = "are both set" if self.sources else "are both missing"
             raise ValueError(
-                f"data.path and data.sources {found}: give data.path for one source of rows, or a table "
+                f"data.path and data.sources {found}: give data.path for one source of rows, or a "
+                "table "
                 "[data.sources.NAME] for each of several"
             )
         for name, source in self.sources.items():
@@ -248,7 +251,8 @@ class DataConfig(Section):
         without = [name for name, weight in weights.items() if weight is None]
         if without and len(without) < len(weights):
             raise ValueError(
-                f"data.sources.{without[0]}.weight is missing: give every source a weight, or none of them"
+                f"data.sources.{without[0]}.weight is missing: give every source a weight, or none "
+                "of them"
             )
         if weights and not without and not any(weights.values()):
             raise ValueError(
@@ -409,7 +413,8 @@ class LossConfig(Section):
     ) -> tuple[float, float] | None:
         if bounds is not None and bounds[0] > bounds[1]:
             raise ValueError(
-                f"train.loss.{info.field_name} = {list(bounds)}: the lower bound is above the upper one, "
+                f"train.loss.{info.field_name} = {list(bounds)}: the lower bound is above the "
+                "upper one, "
                 "so it holds no number"
             )
         return bounds
@@ -522,7 +527,8 @@ class TrainConfig(Section):
         given = [name for name in LENGTHS if settings.get(name) not in (None, "none")]
         if len(given) > 1:
             raise ValueError(
-                f"train.{given[0]} and train.{given[1]} are both set, and each is the length of the run: keep one, "
+                f"train.{given[0]} and train.{given[1]} are both set, and each is the length of "
+                "the run: keep one, "
                 f'and set the other to "none"'
             )
         return settings if given else {**settings, "steps": DEFAULT_STEPS}
@@ -544,7 +550,8 @@ class TrainConfig(Section):
     def _informative(self) -> TrainConfig:
         if self.filter_uninformative and self.loss.advantage == "step":
             raise ValueError(
-                "train.filter_uninformative = true drops groups whose rewards are equal, and with train.loss.advantage = "
+                "train.filter_uninformative = true drops groups whose rewards are equal, and with "
+                "train.loss.advantage = "
                 "step they are compared with the rest of the step: set it to false"
             )
         return self

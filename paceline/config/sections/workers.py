@@ -45,7 +45,8 @@ class RolloutConfig(Section):
         float,
         Field(gt=0),
         Fixed(
-            "the trainer computes log-probabilities with it, and groups in flight were sampled at it"
+            "the trainer computes log-probabilities with it, and groups in flight were sampled at "
+            "it"
         ),
     ] = 1.0
     """Sampling temperature."""
@@ -103,7 +104,8 @@ class RolloutConfig(Section):
     newer version than theirs is known; and of a rank above 0 of a replica in the middle of a
     version. It is longer than one bucket of 16 MiB takes."""
     partial_every_tokens: NonNegative = 0
-    """Tokens after which an unfinished sequence is written to the payload store; if its worker dies,
+    """Tokens after which an unfinished sequence is written to the payload store; if its worker
+    dies,
     another one continues it from there. Worth setting (256) if a sequence takes minutes. 0: only a
     worker that leaves writes what it has."""
     environment: Annotated[str | None, Fixed("groups in flight come from it")] = None
@@ -135,7 +137,8 @@ class RolloutConfig(Section):
     def _known_or_named(cls, name: str) -> str:
         if name not in ("transformers", "vllm") and not re.fullmatch(r"[\w.]+:[\w.]+", name):
             raise ValueError(
-                f"{name!r} is no engine: use transformers, vllm, or a class of your own as package.module:Class"
+                f"{name!r} is no engine: use transformers, vllm, or a class of your own as "
+                "package.module:Class"
             )
         return name
 
@@ -263,7 +266,7 @@ class FleetConfig(Section):
 
     @property
     def bounds(self) -> dict[str, int]:
-        """Those of the roles' _min and _max, and rollout_spares, that are set."""
+        """The limits of the roles (_min and _max) and rollout_spares, if they are set."""
         names = [f"{role}_{end}" for role in BOUNDED for end in ("min", "max")]
         found = {name: value for name in names if (value := getattr(self, name)) is not None}
         return found | ({"rollout_spares": self.rollout_spares} if self.rollout_spares else {})
