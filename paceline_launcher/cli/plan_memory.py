@@ -10,10 +10,13 @@ import typer
 from paceline.errors import BadInput
 from paceline_launcher.cli.common import ConfigArgument, JsonOption, SetOption, print_json
 
-plan = typer.Typer(help="Compute what a run needs before it starts.", no_args_is_help=True)
+plan = typer.Typer(no_args_is_help=True)
 
 
-@plan.callback()
+@plan.callback(
+    help="Compute what a run needs before it starts.\n\n"
+    "Example: paceline plan memory run.toml --gpu h100-80g"
+)
 def _group() -> None:
     """Keep ``memory`` a command of its own, although it is the only one."""
 
