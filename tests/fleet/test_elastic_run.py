@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from paceline.observe.fleet_file import FleetRecord
 from testbed.fleets.local_run import Up, paceline, write_run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -87,7 +86,7 @@ def assert_no_step_noticed(events: dict[str, list[dict[str, Any]]]) -> None:
 
 @pytest.mark.long
 def test_a_replica_joins_and_leaves_and_no_step_notices(start: Start) -> None:
-    """The short form of the next test: 1, 2 and 1 replicas."""
+    """1, 2 and 1 replicas."""
     up = start(
         train={"steps": 5000, "checkpoint_every": 1000, "eval_every": 5000},
         # Steps that nobody waits for must not slow the newcomer's start down.
@@ -110,67 +109,6 @@ def test_a_replica_joins_and_leaves_and_no_step_notices(start: Start) -> None:
     assert summary["samples_lost"] == summary["samples_duplicated"] == 0
     assert summary["ledger_ok"] is True, summary["ledger_problems"]
     assert up.alive() == []
-
-
-@pytest.mark.slow
-def test_replicas_and_rollout_workers_join_and_leave_and_no_step_notices(start: Start) -> None:
-    up = start(
-        train={"steps": 5000, "max_staleness": 1, "checkpoint_every": 1000, "eval_every": 5000},
-        # One group at a time: there is work for both.
-        rollout={"max_sequences": 4},
-        fleet={"policy": 1, "rollout": 1, "policy_max": 2, "rollout_max": 2},
-    )
-    up.until(lambda: up.step() >= 2)
-    assert "policy=2, rollout=2" in said(up, "scale", "policy=2", "rollout=2")
-    up.until(lambda: len(mesh(up)) == 2)
-    joined = up.step()
-    up.until(lambda: up.step() >= joined + 3)
-    up.until(lambda: serves(up, "rollout-1"))
-
-    refused = paceline("scale", "policy=3", "--run-dir", str(up.run_dir))
-    assert refused.returncode == 1
-    assert "policy=3 is above fleet.policy_max = 2" in refused.stderr
-
-    # The newcomer leaves by a drain of its own, the rollout worker by the wanted number.
-    assert "policy=1" in said(up, "drain", "policy-1", "--wait", "60")
-    assert "rollout=1" in said(up, "scale", "rollout=1")
-    up.until(lambda: mesh(up) == ["policy-0"])
-    left = up.step()
-    up.until(lambda: up.step() >= left + 3)
-    refused = paceline("drain", "policy-0", "--run-dir", str(up.run_dir))
-    assert refused.returncode == 1
-    assert "fleet.policy_min = 1" in refused.stderr
-
-    events = journal(up)
-    end(up)
-    assert_no_step_noticed(events)
-    summary = up.summary()
-    assert summary["status"] == "finished", up.said()
-    assert summary["samples_trained"] == summary["steps"] * GROUPS * GROUP_SIZE
-    assert summary["samples_lost"] == summary["samples_duplicated"] == 0
-    assert summary["ledger_ok"] is True, summary["ledger_problems"]
-    assert up.alive() == []
-    record = FleetRecord.read(up.run_dir)
-    assert record is not None
-    ended = {p.name: (p.exit_code, len(p.ids)) for p in record.processes if p.role != "controller"}
-    assert ended == dict.fromkeys(("policy-0", "policy-1", "rollout-0", "rollout-1"), (0, 1))
-
-
-@pytest.mark.slow
-def test_wanted_numbers_survive_the_leader_that_took_them(start: Start) -> None:
-    up = start(
-        train={"steps": 5000, "checkpoint_every": 1000, "eval_every": 5000},
-        fleet={"policy": 1, "rollout": 1, "rollout_max": 2},
-    )
-    up.until(lambda: up.step() >= 1)
-    said(up, "scale", "rollout=2")
-    up.kill(up.leader())
-    up.until(lambda: any(e["worker_id"] == "rollout-1" for e in up.events("WorkerRegistered")))
-    assert up.status()["desired"] == {"policy": 1, "rollout": 2}
-    refused = paceline("scale", "rollout=3", "--run-dir", str(up.run_dir))
-    assert "fleet.rollout_max = 2" in refused.stderr
-    end(up)
-    assert up.summary()["ledger_ok"] is True
 
 
 @pytest.mark.slow

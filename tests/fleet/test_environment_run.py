@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -159,51 +158,6 @@ async def test_groups_with_masks_are_accepted_and_trained_on(tmp_path: Path) -> 
     _, counted, largest = stats.entries["logprob_gap"]
     assert counted == batch.trained.sum() and largest < 1e-3
     trainer.close()
-
-
-async def test_a_failing_environment_is_in_the_events_with_its_detail_and_never_a_zero(
-    tmp_path: Path,
-) -> None:
-    torch.set_num_threads(1)
-    model = make_chat_model(tmp_path / "model")
-    with running_controllers(
-        tmp_path,
-        model={"path": str(model), "device": "cpu"},
-        reward={"processes": 0},
-        rollout={
-            "environment": "tests.fixtures.agents:broken",
-            "max_tokens": 4,
-            "max_context": 128,
-        },
-        fleet={"max_attempts": 2},
-    ) as controllers:
-        config, (address,) = config_of(controllers), addresses(controllers)
-        worker = RolloutWorker(config, [address], "rollout-0", "127.0.0.1")
-        running = asyncio.create_task(worker.run())
-        policy = FakePolicy(config, [address], "policy-0")
-        await policy.start()
-        training = asyncio.create_task(policy.work(lambda: False))
-        log = controllers.run_dir / "events.jsonl"
-
-        def events(kind: str) -> list[dict[str, Any]]:
-            lines = log.read_text().splitlines() if log.exists() else []
-            return [e for e in map(json.loads, lines) if e["type"] == kind]
-
-        try:
-            await until(lambda: worker.lifecycle.state == worker_pb2.LIFECYCLE_RUNNING)
-            weights = AutoModelForCausalLM.from_pretrained(model).state_dict()
-            await worker.loading.load(StagedWeights(0, weights))
-            await until(lambda: len(events("TaskDropped")) >= 2)
-        finally:
-            training.cancel()
-            worker.lifecycle.stop()
-            await asyncio.gather(running, training, return_exceptions=True)
-            await policy.stop(goodbye=False)
-        dropped = events("TaskDropped")
-        for event in dropped:
-            assert event["reason"] == "quarantined"
-            assert event["detail"].count("environment_error KeyError") == 2
-        assert not events("GroupAccepted")
 
 
 @pytest.mark.e2e

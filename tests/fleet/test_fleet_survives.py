@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -119,21 +118,6 @@ def test_embedded_redis_killed_is_started_again_and_nothing_is_lost(fleet: Launc
     os.kill(killed.pid, signal.SIGKILL)
     fleet.until(lambda: fleet.redis_process() != killed)
     fleet.until(lambda: fleet.status().step >= steps + 3)
-    assert_no_worker_noticed(fleet, at, before)
-
-
-@pytest.mark.slow  # in every run: tests/process/controller/test_failover.py, with protocol-only workers
-@pytest.mark.parametrize("seconds", [LEASE_S + 2.0, 30.0])
-def test_redis_that_hangs_longer_than_every_lease_costs_no_worker(
-    fleet: LaunchedFleet, seconds: float
-) -> None:
-    before, at = fleet.pids(), fleet.mark()
-    os.kill(fleet.redis_process().pid, signal.SIGSTOP)
-    time.sleep(seconds)
-    said = fleet.status().phase
-    os.kill(fleet.redis_process().pid, signal.SIGCONT)
-    assert "Redis" in said
-    fleet.steps(3)
     assert_no_worker_noticed(fleet, at, before)
 
 

@@ -36,34 +36,3 @@ def test_every_part_runs_on_the_cpu_and_the_run_survives_both_kills(tmp_path: Pa
     assert found["publication"][0]["GB"] > 0
     (run,) = found["fleet"]
     assert (run["steps"], run["samples lost"], run["samples duplicated"]) == (12, 0, 0)
-
-
-STAND_INS = """
-import benchmarks.gpu_check.__main__ as m
-
-def raises(*_):
-    raise RuntimeError("no room")
-
-m.parity = lambda *_: [{"type": "float32", "ok": False}]
-m.trainer_speed = lambda *_: {"tokens/s": 1.0}
-m.publication = raises
-m.main()
-"""
-
-
-@pytest.mark.long
-def test_a_part_that_fails_is_named_and_the_others_run(tmp_path: Path) -> None:
-    out = tmp_path / "found.json"
-    done = subprocess.run(
-        [sys.executable, "-c", STAND_INS, "--without-fleet", "--out", str(out)],
-        cwd=ROOT,
-        env=HIDDEN,
-        capture_output=True,
-        text=True,
-        timeout=patient(600),
-    )
-    assert done.returncode == 1
-    assert "failed: parity, publication" in done.stderr
-    found = json.loads(out.read_text())
-    assert "no room" in found["publication"][0]["error"]
-    assert found["trainer"] == [{"tokens/s": 1.0}] and len(found["trainer's options"]) > 1

@@ -16,7 +16,6 @@ from testbed.fleets.node_job import NamespacedNodes, NodeProcesses
 WHY_NOT = why_not()
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-EVERYONE = {"policy-0", "policy-1", "rollout-0", "rollout-1"}
 SLOWLY = {"functions": ["testbed.rewards.slow_reward:digit_first_later"]}
 """Some two steps a second: what a test does to the run comes before its end."""
 
@@ -58,31 +57,6 @@ def assert_sound(job: NodeProcesses, steps: int) -> None:
     assert summary["samples_trained"] == steps * 4 * 4
     assert (Path(summary["export"]) / "config.json").is_file()
     assert job.alive() == []
-
-
-@pytest.mark.long
-@pytest.mark.slow  # in every run: the loss of either of two hosts, below
-def test_a_run_on_two_nodes_goes_on_after_the_loss_of_node_0(
-    job: NodeProcesses, tmp_path: Path
-) -> None:
-    write_run(tmp_path, reward=SLOWLY, train={"steps": 30, "checkpoint_every": 10})
-    # In the order in which a cluster may start them.
-    job.start(1)
-    job.start(0)
-    set_out_together(job, EVERYONE)
-    assert job.workers_of(0) == {"policy-0", "rollout-0"}
-    assert job.workers_of(1) == {"policy-1", "rollout-1"}
-    others = {name: job.pid(1, name) for name in job.workers_of(1)}
-
-    job.steps(2)
-    job.kill_all_of(0)
-    job.start(0)
-
-    assert [job.wait(0), job.wait(1)] == [0, 0], job.said()
-    assert_sound(job, 30)
-    assert "waiting for node 0" in job.said(1)
-    # They waited for node 0 and went on with it.
-    assert {name: job.pid(1, name) for name in others} == others
 
 
 @pytest.mark.long

@@ -5,30 +5,22 @@ Where one worker of each role shows the same, there is one: each takes seconds t
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from paceline.config.sections.services import RedisConfig
 from paceline.observe.fleet_file import FleetRecord
-from paceline.redis.server import ensure_redis, stop_redis
 from paceline.rpc.auth import own_token
 from paceline.rpc.client import ControlPlane
-from paceline.rpc.ports import free_ports
 from paceline.v1 import admin_pb2
-from testbed.fleets.local_run import ROOT, Up, paceline, write_run
-from testbed.patience import patient
+from testbed.fleets.local_run import Up, paceline, write_run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 Start = Callable[..., Up]
 SMALL = {"policy": 1, "rollout": 1}
-SLOWLY = {"functions": ["testbed.rewards.slow_reward:digit_first_later"]}
 """Some two steps a second: what a test does to the run comes before its end."""
 
 
@@ -133,29 +125,6 @@ def test_a_run_from_start_to_exported_model_scaled_while_it_is_paused(
     assert "is finished (6 steps)" in again.said()
 
 
-@pytest.mark.slow  # in every run: test_fleet_survives.py, test_recorded_run.py
-def test_leader_replica_and_rollout_worker_killed_in_one_run(start: Start) -> None:
-    up = start(train={"steps": 20, "checkpoint_every": 10, "eval_every": 10}, reward=SLOWLY)
-    hold_until_they_have_joined(up, {"policy-0", "policy-1", "rollout-0", "rollout-1"})
-    resume(up)
-    up.until(lambda: up.step() >= 2)
-    first = up.leader()
-    up.kill(first)
-    up.until(lambda: len(up.events("TermBegun")) >= 2)
-    after = up.step()
-    up.until(lambda: up.step() > after)
-    up.kill("policy-0")
-    up.until(lambda: any(e["worker_id"] == "policy-0" for e in up.events("WorkerDied")))
-    up.kill("rollout-1")
-    assert up.wait() == 0, up.said()
-    assert_sound(up, steps=20)
-    summary = up.summary()
-    assert summary["controller_failovers"] >= 1
-    assert summary["mesh_rebuilds"] >= 1
-    died = {e["worker_id"] for e in up.events("WorkerDied")}
-    assert {"policy-0", "rollout-1"} <= died
-
-
 def test_two_interrupts_end_it_at_once(start: Start) -> None:
     up = start(train={"steps": 500}, fleet=SMALL)
     up.until(lambda: up.step() >= 1)
@@ -187,56 +156,3 @@ def test_a_worker_that_cannot_start_ends_the_run_with_its_line(
     assert "policy-" in up.summary()["reason"] or "rollout-" in up.summary()["reason"]
     assert "Traceback" not in up.output.read_text()
     assert up.alive() == []
-
-
-@pytest.mark.slow  # in every run: test_slurm_job.py, with each role a job of its own
-def test_every_role_started_by_hand(tmp_path: Path) -> None:
-    config = write_run(tmp_path, train={"steps": 2, "eval_every": 2})
-    run_dir = tmp_path / "run"
-    ports = free_ports("127.0.0.1", 2)
-    controllers = ",".join(f"127.0.0.1:{port}" for port in ports)
-    common = (str(config), "--controllers", controllers, "--run-dir", str(run_dir))
-    commands = {
-        "rollout": ("rollout", *common),
-        "policy": ("policy", *common, "--id", "trainer"),
-        "first": ("controller", *common, "--index", "0"),
-        "second": ("controller", *common, "--index", "1"),
-    }
-    processes = {}
-    try:
-        with (tmp_path / "out").open("ab") as out:
-            for name, arguments in commands.items():
-                command = [sys.executable, "-m", "paceline_launcher", *arguments]
-                processes[name] = subprocess.Popen(command, stdout=out, stderr=out, cwd=ROOT)
-            command = [sys.executable, "-m", "paceline_launcher", "wait", *common]
-            processes["wait"] = subprocess.Popen(command, stdout=out, stderr=out, cwd=ROOT)
-        said = tmp_path / "out"
-        for name in ("rollout", "policy", "wait"):
-            assert processes[name].wait(patient(240)) == 0, said.read_text()
-        summary = json.loads((run_dir / "summary.json").read_text())
-        assert (summary["status"], summary["steps"], summary["samples_lost"]) == ("finished", 2, 0)
-        assert (run_dir / "export" / "config.json").is_file()
-        shown = paceline("status", "--json", "--run-dir", str(run_dir))
-        status = json.loads(shown.stdout)
-        assert status["phase"] == "finished"
-        assert {c["address"] for c in status["controllers"]} == set(controllers.split(","))
-        assert "trainer" in {w["worker_id"] for w in status["workers"]}
-        for name in ("first", "second"):
-            processes[name].terminate()
-            assert processes[name].wait(patient(60)) == 0, said.read_text()
-        # Nobody answers any more: the run's files say how it ended.
-        (run_dir / "summary.json").unlink()
-        late = paceline("wait", *common)
-        assert late.returncode == 0, late.stdout + late.stderr
-        assert json.loads((run_dir / "summary.json").read_text())["status"] == "finished"
-        shown = paceline("ledger", "verify", "--redis-url", redis_url(run_dir), "--run", "tiny")
-        assert shown.returncode == 0, shown.stdout + shown.stderr
-    finally:
-        for process in processes.values():
-            process.kill()
-            process.wait()
-        stop_redis(run_dir)
-
-
-def redis_url(run_dir: Path) -> str:
-    return ensure_redis(run_dir, RedisConfig()).url

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from testbed.fleets.local_run import Up, paceline, write_run
+from testbed.fleets.local_run import Up, write_run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -40,13 +40,6 @@ def test_online_dpo_trains_pairs_of_sampled_groups_on_two_replicas(tmp_path: Pat
         assert (Path(summary["export"]) / "model.safetensors").is_file()
     finally:
         up.close()
-
-
-def test_pairs_of_groups_of_one_are_refused_before_anything_starts(tmp_path: Path) -> None:
-    config = write_run(tmp_path, train={"algorithm": "dpo"}, rollout={"group_size": 1})
-    refused = paceline("up", str(config), "--dry-run")
-    assert refused.returncode == 2
-    assert "rollout.group_size = 1: set it to 2 or more" in " ".join(refused.stderr.split())
 
 
 def write_pairs(path: Path, count: int = 48, seed: int = 0) -> Path:

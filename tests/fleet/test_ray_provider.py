@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -21,10 +17,8 @@ import pytest
 from paceline.config.load import load_config
 from paceline.providers import Trouble
 from paceline.providers.ray import Placed, RayProvider, free_names
-from paceline.redis.server import stop_redis
-from paceline.rpc.ports import free_ports
 from paceline.v1 import admin_pb2, common_pb2
-from testbed.fleets.local_run import ROOT, paceline, write_run
+from testbed.fleets.local_run import ROOT, write_run
 from testbed.patience import Patience
 from tests.fixtures.ray_head import RayHead
 
@@ -206,68 +200,6 @@ async def test_an_actor_that_ends_takes_its_worker_with_it(cluster: str, tmp_pat
         await _until(lambda: not _alive(pid))
         await provider.converge(wanted(rollout=1))
         assert (await placed(provider, 1))["rollout-0"] != pid
-
-
-@needs_ray
-@pytest.mark.e2e
-@pytest.mark.slow
-def test_a_run_whose_workers_ray_places(cluster: str, tmp_path: Path) -> None:
-    config = write_run(
-        tmp_path,
-        run={"name": "on-ray"},
-        train={"steps": 5000, "eval_every": 5000, "checkpoint_every": 1000},
-        rollout={"max_sequences": 4},
-        fleet={"policy": 1, "rollout": 1, "provider": "ray"},
-        ray={"address": cluster},
-    )
-    run_dir = tmp_path / "run"
-    addresses = [f"127.0.0.1:{port}" for port in free_ports("127.0.0.1", 2)]
-    target = ("--run-dir", str(run_dir))
-    command = [sys.executable, "-m", "paceline_launcher", "controller", str(config)]
-    command += ["--controllers", ",".join(addresses)]
-
-    def wait_for(true: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-        patience = Patience(150)
-        while True:
-            shown = paceline("status", "--json", *target)
-            status: dict[str, Any] = json.loads(shown.stdout) if shown.returncode == 0 else {}
-            if true(status):
-                return status
-            assert patience.left(), (tmp_path / "out").read_text()[-4000:] + str(status)
-            time.sleep(0.5)
-
-    processes = []
-    with (tmp_path / "out").open("ab") as out:
-        for index in range(2):
-            more = ["--index", str(index), "--run-dir", str(run_dir)]
-            processes.append(subprocess.Popen([*command, *more], stdout=out, stderr=out, cwd=ROOT))
-    try:
-        wait_for(lambda status: status.get("step", 0) >= 1)
-        assert paceline("scale", "rollout=2", *target).returncode == 0
-        wait_for(lambda status: at_work(status, "rollout-1"))
-        assert paceline("scale", "rollout=1", *target).returncode == 0
-        wait_for(lambda status: state_of(status, "rollout-1") == "stopped")
-        assert paceline("stop", *target).returncode == 0
-        status = wait_for(lambda status: status.get("phase") == "finished")
-        assert {w["worker_id"]: w["state"] for w in status["workers"]} == dict.fromkeys(
-            ("policy-0", "rollout-0", "rollout-1"), "stopped"
-        )
-        assert status["desired"] == {"policy": 1, "rollout": 1}
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.wait(30)
-        stop_redis(run_dir)
-
-
-def state_of(status: dict[str, Any], worker_id: str) -> str:
-    return next((w["state"] for w in status.get("workers", []) if w["worker_id"] == worker_id), "")
-
-
-def at_work(status: dict[str, Any], worker_id: str) -> bool:
-    here = {w["worker_id"]: w for w in status.get("workers", [])}
-    return worker_id in here and here[worker_id].get("held_leases", 0) > 0
 
 
 async def _pids(provider: RayProvider) -> dict[str, int]:

@@ -12,11 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from testbed.faults.network_namespaces import why_not
 from testbed.fleets.local_run import write_run
-from testbed.fleets.node_job import NamespacedNodes, NodeProcesses
+from testbed.fleets.node_job import NodeProcesses
 
-WHY_NOT = why_not()
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600)]
 
 TWO_GPUS = {"CUDA_VISIBLE_DEVICES": "0,1"}
@@ -26,15 +24,6 @@ SLOWLY = {"functions": ["testbed.rewards.slow_reward:digit_first_later"]}
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[NodeProcesses]:
     made = NodeProcesses(tmp_path, nodes=2, environment=TWO_GPUS)
-    try:
-        yield made
-    finally:
-        made.close()
-
-
-@pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[NamespacedNodes]:
-    made = NamespacedNodes(tmp_path, nodes=2, environment=TWO_GPUS)
     try:
         yield made
     finally:
@@ -86,46 +75,3 @@ def test_a_replica_on_two_nodes_comes_back_after_the_death_of_a_rank_on_either(
 
     assert [job.wait(0), job.wait(1)] == [0, 0], job.said()
     assert_sound(job, 20)
-
-
-@pytest.mark.slow  # in every run: test_replica_on_hosts.py, and the loss of a node's host in test_node.py
-@pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
-def test_a_replica_on_two_hosts_comes_back_after_the_loss_of_either(
-    hosts: NamespacedNodes, tmp_path: Path
-) -> None:
-    write_spread_run(tmp_path, steps=40)
-    hosts.start(0)
-    hosts.start(1)
-    hosts.until(hosts.has_leader)
-    hosts.steps(2)
-    for node in (1, 0):
-        hosts.kill_all_of(node)
-        hosts.start(node)
-        hosts.steps(2)
-    assert [hosts.wait(0), hosts.wait(1)] == [0, 0], hosts.said()
-    assert_sound(hosts, 40)
-
-
-@pytest.mark.slow  # in every run: scripts for ranks in tests/process/cli/test_node_fleet.py
-def test_a_node_that_is_stopped_takes_its_replica_along_and_brings_it_back(
-    job: NodeProcesses, tmp_path: Path
-) -> None:
-    write_spread_run(tmp_path, steps=1_000_000)
-    job.start(0)
-    job.start(1)
-    job.until(job.has_leader)
-    job.steps(2)
-
-    job.send(1, signal.SIGTERM)
-    assert job.wait(1) == 130, job.said()
-    assert job.workers_of(0) == {"policy-0", "policy-0.1"}
-    job.start(1)
-    job.steps(2)
-
-    job.send(0, signal.SIGTERM)
-    job.send(1, signal.SIGTERM)
-    assert [job.wait(0), job.wait(1)] == [130, 130], job.said()
-    summary = job.summary()
-    assert summary["status"] == "interrupted"
-    assert summary["checkpoint_step"] == summary["steps"]
-    assert job.alive() == []

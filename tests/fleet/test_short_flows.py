@@ -7,8 +7,6 @@ test_preference_runs.py, and an objective of a user in test_user_files_named_lik
 
 from __future__ import annotations
 
-import json
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,20 +48,6 @@ def mean(rows: Sequence[Mapping[str, Any]], name: str) -> float:
     return sum(row[name] for row in rows) / len(rows)
 
 
-def labelled(path: Path, seed: int, count: int) -> None:
-    """Rows of digits, half of them with the digits in order, which is good, and half in the
-    opposite order."""
-    draw = random.Random(seed)
-    with path.open("w") as file:
-        for n in range(count):
-            digits = "".join(draw.sample("0123456789", draw.randint(2, 4)))
-            right = "".join(sorted(digits))
-            row = {"prompt": f"s{digits}=", "completion": right, "label": True}
-            if n % 2:
-                row |= {"completion": right[::-1], "label": False}
-            file.write(json.dumps(row) + "\n")
-
-
 def test_ppo_learns_what_a_reward_model_scores(tmp_path: Path) -> None:
     """A completion alone of its prompt: its advantage is the critic's, and its reward a scorer's
     less the KL."""
@@ -96,41 +80,6 @@ def test_ppo_learns_what_a_reward_model_scores(tmp_path: Path) -> None:
         assert mean(steps[-6:], "kl") > 0.01
         value, returned = mean(steps[-6:], "value_mean"), mean(steps[-6:], "return_mean")
         assert value > 0.5 * returned > 0
-
-
-@pytest.mark.slow  # in every run: test_preference_runs.py, other objectives on recorded rows
-def test_kto_raises_what_is_labelled_good_and_lowers_the_rest(tmp_path: Path) -> None:
-    labelled(tmp_path / "labels.jsonl", 0, 192)
-    labelled(tmp_path / "held_out_labels.jsonl", 1, 32)
-    config = write_run(
-        tmp_path,
-        data={
-            "path": str(tmp_path / "labels.jsonl"),
-            "eval_path": str(tmp_path / "held_out_labels.jsonl"),
-            "completion_field": "completion",
-            "label_field": "label",
-        },
-        train={
-            "algorithm": "kto",
-            "steps": 12,
-            "groups_per_step": 16,
-            "lr": 1e-3,
-            "checkpoint_every": 6,
-            "eval_every": 12,
-        },
-        objective={"beta": 1.0},
-        rollout={"source": "recorded", "group_size": 1},
-        fleet={**FLEET, "policy": 2},
-    )
-    with finished(config, tmp_path / "run") as rows:
-        steps, evaluated = of_kind(rows, "step"), of_kind(rows, "eval")
-        assert [step["samples"] for step in steps] == [16] * 12
-        # The policy is its own reference before the first update.
-        assert steps[0]["loss"] == pytest.approx(0.5, abs=1e-4)
-        assert steps[0]["chosen_logprob_shift"] == pytest.approx(0, abs=1e-4)
-        last = steps[-3:]
-        assert mean(last, "chosen_reward") > mean(last, "rejected_reward") + 0.1
-        assert evaluated[-1]["eval_loss"] < evaluated[0]["eval_loss"]
 
 
 def test_a_policy_is_distilled_from_a_teacher_that_is_a_scorer(tmp_path: Path) -> None:

@@ -48,25 +48,3 @@ def test_groups_that_kill_trainers_or_exceed_their_memory_leave_and_the_run_ends
         assert len(died) == 2 and set(died) <= {"policy-0", "policy-1"}, "fleet.max_attempts deaths"
     finally:
         up.close()
-
-
-@pytest.mark.slow  # in every run: the test above, test_two_rank_replicas.py and test_rejected_groups.py
-def test_a_group_too_large_for_a_rank_of_two_leaves_after_max_attempts(tmp_path: Path) -> None:
-    """The replica dies as one; its groups become suspects, and only the one that it dies of leaves."""
-    # Each death costs another start of both ranks.
-    fleet = {"controllers": 1, "policy": 1, "policy_ranks": 2, "rollout": 1, "max_attempts": 2}
-    up = Up(
-        write_run(tmp_path, fleet=fleet, train={"steps": 3}),
-        tmp_path / "run",
-        environment=doomed({"t2": "follower_memory"}),
-    )
-    try:
-        assert up.wait(360) == 0, up.said()
-        (dropped,) = up.events("TaskDropped")
-        assert (dropped["task_id"], dropped["reason"]) == ("t2", "killed_trainers")
-        lengths = dropped["group"]["lengths"]
-        assert len(lengths) == 4 and min(lengths) >= 1
-        assert len(up.events("WorkerDied")) == 2, "fleet.max_attempts deaths"
-        assert up.summary()["steps"] == 3
-    finally:
-        up.close()

@@ -30,7 +30,6 @@ MODULES = (
     ),
 )
 """Those of our processes that answer --help."""
-CHILDREN = ("policy_worker.follower", "rollout_worker.rewards.child")
 """Those that only a process of ours can start."""
 REWARD = """
 import pathlib, sys
@@ -59,11 +58,9 @@ class Mine(TransformersEngine):
 """
 
 
-@pytest.fixture(scope="module", params=["source tree", "wheel"])
-def python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Interpreter of an environment in which Paceline is installed that way."""
-    if request.param == "source tree":
-        return sys.executable
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Interpreter of an environment in which Paceline is installed from its wheel."""
     where = tmp_path_factory.mktemp("wheel")
     tree = where / "tree"
     for package in PACKAGES:
@@ -108,7 +105,6 @@ def start_directory(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("module", MODULES)
-@pytest.mark.parametrize("python", ["wheel"], indirect=True, scope="module")
 def test_a_process_of_ours_is_ours(python: str, module: str, start_directory: Path) -> None:
     _, *options = python_module(module)
     shown = subprocess.run(
@@ -118,39 +114,7 @@ def test_a_process_of_ours_is_ours(python: str, module: str, start_directory: Pa
     assert "usage: " in shown.stdout
 
 
-def test_a_child_is_ours_and_the_users_reward_is_found(python: str, start_directory: Path) -> None:
-    """What a whole run does, here also for the source tree: names are looked up the same way."""
-    _, safe, *_ = python_module("")
-    program = """
-import importlib, sys
-from paceline.process.user_code import search_start_directory_last
-before, after = sys.argv[1].split(), sys.argv[2].split()
-ours = [importlib.import_module(name) for name in before]
-search_start_directory_last()
-ours += [importlib.import_module(name) for name in after]
-print(*(module.__file__ for module in ours))
-"""
-    done = subprocess.run(
-        [python, safe, "-c", program, " ".join(CHILDREN), " ".join((*PACKAGES, "my_reward"))],
-        cwd=start_directory,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    *ours, reward = map(Path, done.stdout.split())
-    assert reward == start_directory / "my_reward.py"
-    assert not any(path.is_relative_to(start_directory) for path in ours)
-    checked = subprocess.run(
-        [python, *python_module("rollout_worker.rewards.functions")[1:], "my_reward:digits"],
-        cwd=start_directory,
-        capture_output=True,
-        text=True,
-    )
-    assert checked.returncode == 0, checked.stderr
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("python", ["wheel"], indirect=True, scope="module")
 def test_a_whole_run_uses_our_roles_and_the_users_reward_objective_and_engine(
     python: str, start_directory: Path
 ) -> None:

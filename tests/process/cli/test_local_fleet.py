@@ -129,10 +129,6 @@ def recorded(run_dir: Path) -> FleetRecord:
     return record
 
 
-def recorded_state(run_dir: Path, name: str) -> str:
-    return next((p.state for p in recorded(run_dir).processes if p.name == name), "")
-
-
 def desired(phase: str = "running", **desired: int) -> admin_pb2.StatusReply:
     return admin_pb2.StatusReply(phase=phase, desired=desired)
 
@@ -155,15 +151,6 @@ async def test_bad_input_of_a_worker_ends_the_run_with_its_last_line(tmp_path: P
         start_all(fleet)
         reason = await asyncio.wait_for(fleet.failed, 60)
         assert reason == "policy-0: model.path: no such directory"
-
-
-async def test_the_last_line_is_of_this_start_not_of_an_earlier_one(tmp_path: Path) -> None:
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "policy-0.log").write_text("an old complaint\n")
-    async with fleet_of(tmp_path, settings(), policy="import sys; sys.exit(2)") as (fleet, _):
-        start_all(fleet)
-        reason = await asyncio.wait_for(fleet.failed, 60)
-        assert "an old complaint" not in reason
 
 
 async def test_a_worker_without_a_free_gpu_waits_until_one_is_free(tmp_path: Path) -> None:
@@ -206,22 +193,6 @@ async def test_a_fleet_that_is_taken_over_keeps_its_gpus(tmp_path: Path) -> None
         fleet.ending.set()
         await heir.close()
         await control.close()
-
-
-async def test_desired_counts_are_reached_both_ways(tmp_path: Path) -> None:
-    async with fleet_of(tmp_path, settings(rollout=2)) as (fleet, _):
-        start_all(fleet)
-        await until(lambda: len(worker_pids(fleet)) == 3)
-        await fleet.reconcile(desired(policy=1, rollout=3))
-        await until(lambda: "rollout-2" in worker_pids(fleet))
-        # A worker that the run lets go does not come back.
-        status = desired(policy=1, rollout=2)
-        pid = worker_pids(fleet)["rollout-0"]
-        status.workers.add(worker_id="rollout-0", state="draining", pid=pid)
-        await fleet.reconcile(status)
-        os.kill(pid, signal.SIGKILL)
-        await fleet.reconcile(desired(policy=1, rollout=2))
-        assert set(worker_pids(fleet)) - {"rollout-0"} == {"policy-0", "rollout-1", "rollout-2"}
 
 
 async def test_a_worker_that_is_killed_while_it_leaves_does_not_come_back(

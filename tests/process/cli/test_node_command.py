@@ -68,27 +68,6 @@ def test_every_node_says_what_it_would_start(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_a_node_says_which_ranks_of_a_replica_on_several_nodes_are_its_own(tmp_path: Path) -> None:
-    config = write_run(
-        tmp_path,
-        model={"device": "auto"},
-        fleet={"policy": 1, "policy_ranks": 3, "rollout": 1},
-    )
-    run_dir, shown = str(tmp_path / "run"), []
-    for rank in ("0", "1"):
-        here = SECOND | {"RANK": rank, "CUDA_VISIBLE_DEVICES": "4,5"}
-        done = node(config, "--run-dir", run_dir, "--dry-run", "--json", **here)
-        assert done.returncode == 0, done.stderr
-        shown.append(json.loads(done.stdout)["workers"])
-    assert shown[0] == {"policy-0": {"gpus": ["4", "5"], "ranks": [0, 1]}}
-    assert shown[1] == {
-        "rollout-0": {"gpus": ["5"]},
-        "policy-0": {"gpus": ["4"], "ranks": [2]},
-    }
-    said = node(config, "--run-dir", run_dir, "--dry-run", **here).stdout
-    assert "policy-0 ranks 2 to 2 on GPUs 4" in said
-
-
 @pytest.mark.parametrize(
     ("options", "environ", "said"),
     [

@@ -86,16 +86,6 @@ def test_a_run_without_a_supervisor_has_its_state_and_the_time_of_all_sessions(h
     assert Projection.read(going_on).history.status == ""
 
 
-def test_a_long_reason_does_not_fill_the_table(here: Path) -> None:
-    run_dir = write_run(here / "runs" / "one")
-    reason = "policy-0 ended and failed 5 times in a row\nTraceback: a long one"
-    summary = {"status": "failed", "reason": reason, "steps": 3}
-    (run_dir / "summary.json").write_text(json.dumps(summary))
-    shown = invoke("runs").stdout
-    assert "one failed: policy-0 ended and failed 5 times in a row\n" in shown
-    assert "Traceback" not in shown
-
-
 def test_the_run_of_this_directory_needs_no_option(here: Path) -> None:
     done = invoke("events")
     assert done.exit_code != 0

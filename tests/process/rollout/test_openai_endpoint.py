@@ -308,21 +308,6 @@ async def test_an_agent_that_runs_out_of_room_ends_its_transcript(model: Path) -
                 assert completion.finish_reason == rollout_pb2.FINISH_REASON_LENGTH
 
 
-async def test_room_that_ran_out_elsewhere_is_an_error_like_any_other(model: Path) -> None:
-    """An agent may ask other models, too."""
-
-    class ElsewhereFull(Exception):
-        code = "context_length_exceeded"
-
-    async def asks_elsewhere(client: Any, task: EnvironmentTask) -> None:
-        await ask(client, task, BEGIN)
-        raise ElsewhereFull("too long for it")
-
-    async with staged(model, agent(asks_elsewhere), count_up, **SETTINGS) as stage:
-        refused = await stage.refusal(lease_of(count=1))
-        assert refused.reason == "environment_error" and "too long for it" in refused.detail
-
-
 # ---- sampling
 
 
@@ -349,23 +334,6 @@ async def test_whose_temperature_counts_is_the_runs_to_say(model: Path, sampling
         else:
             assert drawn == [(0.25, 0.5, False), (0.9, 1.0, True)] * 2
             assert seeds == {11}
-
-
-async def test_a_temperature_that_the_engine_would_change_is_refused(model: Path) -> None:
-    async def insists(client: Any, task: EnvironmentTask) -> float:
-        with pytest.raises(
-            openai.BadRequestError, match=r"temperature must be 0, or at least 0\.01"
-        ):
-            await ask(client, task, BEGIN, temperature=0.005)
-        # The sample is none the worse for it.
-        await ask(client, task, BEGIN, temperature=0)
-        return 1.0
-
-    settings = {**SETTINGS, "openai_sampling": "request"}
-    async with staged(model, agent(insists), count_up, **settings) as stage:
-        stage.engine.least_temperature = 0.01
-        await stage.group()
-        assert all(r.params.greedy for r in stage.engine.requests)
 
 
 # ---- connections
@@ -433,22 +401,6 @@ async def _whole(client: Any, task: EnvironmentTask, stream: bool) -> None:
     if stream:
         async for _ in reply:
             pass
-
-
-async def test_two_requests_of_one_sample_at_once_are_refused(model: Path) -> None:
-    async def hasty(task: EnvironmentTask, sample: Sample) -> float:
-        assert task.openai is not None
-        async with client_of(task.openai) as client:
-            replies = await asyncio.gather(
-                ask(client, task, BEGIN), ask(client, task, BEGIN), return_exceptions=True
-            )
-        (refused,) = [reply for reply in replies if isinstance(reply, Exception)]
-        # Whether the other is still running or already recorded is a matter of time.
-        assert isinstance(refused, openai.ConflictError | openai.BadRequestError)
-        return 1.0
-
-    async with staged(model, hasty, count_up, **SETTINGS) as stage:
-        assert (await stage.group()).completions[0].text == "turn 1<eos>"
 
 
 async def test_a_held_up_client_is_let_go_when_its_sample_is_over(model: Path) -> None:

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from paceline.process import worker_resources
@@ -29,21 +28,6 @@ def test_memory_of_children_counts_and_they_may_end_meanwhile(
         assert both["memory_bytes"] > alone["memory_bytes"] + 25e6
     assert found.read()["memory_bytes"] < both["memory_bytes"] - 25e6
     assert set(alone) == {"rss_bytes", "memory_bytes"}
-
-
-def test_it_is_not_looked_at_more_often_than_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = 0
-
-    def children(self: psutil.Process, recursive: bool) -> list[psutil.Process]:
-        nonlocal looks
-        looks += 1
-        return []
-
-    monkeypatch.setattr(psutil.Process, "children", children)
-    found = Resources(torch=SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False)))
-    for _ in range(5):
-        found.read()
-    assert looks == 1
 
 
 class Cuda:

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
-import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -291,18 +288,6 @@ async def test_weights_that_arrive_while_leaving_do_not_hold_the_worker_up(play:
         worker.lifecycle.stop()
         await asyncio.wait_for(scene.ended, 60)
         assert handed_over == [True]
-
-
-async def test_an_engine_that_dies_while_nothing_waits_for_it_ends_the_worker(play: Play) -> None:
-    with pytest.raises(EngineFailed, match="device lost"):
-        async with play(reward=GATED) as scene:
-            held = scene.controller.lease("t0")
-            await until(lambda: scene.engine.running)
-            scene.engine.finish("t0")
-            await until(lambda: not scene.engine.running)
-            scene.engine.fail(EngineError("device lost"))
-            await asyncio.wait_for(asyncio.wait([scene.ended]), 60)
-            assert set(scene.controller.returns) == {held}, "handed back, not lost with the worker"
 
 
 async def test_what_an_engine_dies_with_is_not_handed_back_as_by_one_that_leaves(
@@ -634,31 +619,6 @@ async def test_a_row_that_is_no_prompt_is_dropped_with_a_reason(
         assert item.kind == rollout_pb2.RETURN_KIND_DROP
         assert item.reason == reason and item.detail
         assert not scene.engine.requests
-
-
-async def test_a_worker_process_that_is_drained_exits_with_0(model: Path, tmp_path: Path) -> None:
-    controller = RolloutController()
-    address = await controller.start()
-    config = tmp_path / "run.toml"
-    config.write_text(
-        f'[run]\nname = "drained"\n[model]\npath = "{model}"\ndevice = "cpu"\n'
-        f'[data]\npath = "unused"\n[reward]\nfunctions = ["exact_match"]\n'
-    )
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "rollout_worker", str(config), "--controllers", address),
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        start_new_session=True,
-    )
-    try:
-        await until(lambda: controller.reports, 60)
-        controller.lifecycle = worker_pb2.LIFECYCLE_DRAINING
-        assert await asyncio.wait_for(process.wait(), 60) == 0
-        assert controller.reports[-1].lifecycle == worker_pb2.LIFECYCLE_STOPPED
-    finally:
-        if process.returncode is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
-        await controller.close()
 
 
 async def test_lost_replies_and_a_lost_leader_lose_and_double_nothing(

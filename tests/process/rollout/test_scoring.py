@@ -17,7 +17,7 @@ import pytest
 
 from paceline.config.sections.training import RewardConfig
 from rollout_worker.rewards.child import BYTES
-from rollout_worker.rewards.functions import RewardError, load
+from rollout_worker.rewards.functions import load
 from rollout_worker.rewards.process import ScoringProcess
 from rollout_worker.rewards.score import Job, ScoringFailed
 from rollout_worker.rewards.scoring import Scorer
@@ -323,13 +323,6 @@ async def test_a_reward_that_writes_into_every_descriptor_fails_alone(
         assert (await scorer.score(job("fine"))).rewards == [1.0]
 
 
-async def test_a_job_that_is_none_is_answered(make: Any) -> None:
-    process = pool_process(await make("by_word"))
-    async with asyncio.timeout(60):
-        with pytest.raises(ScoringFailed, match="the job cannot be scored"):
-            await process.run(Job(shared=3, each={"completion": ["x"]}))  # type: ignore[arg-type]
-
-
 async def test_what_a_reward_prints_is_bounded_in_the_log(
     make: Any, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -380,25 +373,6 @@ async def test_close_leaves_no_process(make: Any) -> None:
     assert len(before) == 2
     await scorer.close()
     assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in before)
-
-
-@pytest.mark.parametrize("processes", [0, 1])
-@pytest.mark.parametrize(
-    ("function", "words"),
-    [
-        ("no_such_module_anywhere:f", "cannot import no_such_module_anywhere"),
-        ("MODULE:missing", "has no 'missing'"),
-        ("MODULE:not_callable", "not a function"),
-        ("exact_mach", "neither built in"),
-        ("format:([", "not a regular expression"),
-    ],
-)
-async def test_a_reward_that_cannot_be_used_is_one_clear_line(
-    make: Any, module: str, function: str, words: str, processes: int
-) -> None:
-    with pytest.raises(RewardError, match=words) as failed:
-        await make([function.replace("MODULE", module)], processes)
-    assert "\n" not in str(failed.value)
 
 
 def test_math_verify_compares_expressions() -> None:
