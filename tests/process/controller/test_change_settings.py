@@ -21,7 +21,7 @@ from testbed.fleets.controllers import (
     until,
     working_fleet,
 )
-from testbed.workers.fake_workers import FakePolicy, FakeRollout
+from testbed.workers.fake_workers import FakeRollout
 
 
 async def command(controllers: Controllers, *arguments: str) -> Any:
@@ -94,60 +94,6 @@ async def test_what_is_fixed_is_refused_with_the_way_that_works(tmp_path: Path) 
                 assert refused.exit_code != 0 and way in str(refused.exception), setting
             misspelt = await command(controllers, "set", "train.lrr=1")
             assert "Did you mean train.optimizer.lr" in str(misspelt.exception)
-
-
-async def test_a_continued_run_takes_over_an_edited_file_and_keeps_what_was_set(
-    tmp_path: Path,
-) -> None:
-    with running_controllers(tmp_path, 1, train={"lr": 1e-3, "max_staleness": 2}) as controllers:
-        shutil.copy(controllers.config, controllers.run_dir / "config.toml")
-        async with working_fleet(controllers) as (policies, _):
-            await until(lambda: policies[0].timings.steps >= 1)
-            done = await command(controllers, "set", "train.optimizer.lr=5e-4")
-            assert done.exit_code == 0, done.output
-            earlier = policies[0].rates
-        controllers.started[0].process.terminate()
-        controllers.started[0].process.wait(60)
-        edited = controllers.config.read_text().replace("max_staleness = 2", "max_staleness = 3")
-        controllers.config.write_text(edited)
-        await asyncio.to_thread(controllers.start, "controller-1")
-        async with working_fleet(controllers) as (policies, _):
-            # No checkpoint was written: the first steps are trained again, at the rate that they
-            # had.
-            await until(lambda: 5e-4 in policies[0].rates.values())
-            rates = policies[0].rates
-            assert all(rates[step] == earlier[step] for step in rates.keys() & earlier.keys())
-            assert rates[max(rates)] == 5e-4
-            control = control_of(controllers)
-            changed = {c.name: (c.old, c.new) for c in (await status(control)).changed}
-            assert changed == {
-                "train.optimizer.lr": ("0.001", "0.0005"),
-                "train.max_staleness": ("2", "3"),
-            }
-            await control.close()
-
-
-async def test_a_finished_run_goes_on_with_more_steps(tmp_path: Path) -> None:
-    with running_controllers(tmp_path, 1, train={"steps": 3, "checkpoint_every": 2}) as controllers:
-        async with working_fleet(controllers) as (policies, _):
-            await until(lambda: phase(policies[0], "finished"))
-        controllers.started[0].process.terminate()
-        controllers.started[0].process.wait(60)
-        more = controllers.config.read_text().replace("steps = 3", "steps = 5")
-        controllers.config.write_text(more)
-        await asyncio.to_thread(controllers.start, "controller-1")
-        async with working_fleet(controllers) as (policies, _):
-            await until(lambda: phase(policies[0], "finished"))
-            reply = await status(policies[0].control)
-            assert (reply.step, reply.total_steps) == (5, 5)
-            assert {step for step, _ in policies[0].trained} == {4, 5}
-        report = verify(controllers.redis_url, "load")
-        assert report.ok, report.problems
-        assert report.counts["trained"] == 20 and report.counts["rollbacks"] == 0
-
-
-async def phase(policy: FakePolicy, wanted: str) -> bool:
-    return bool((await status(policy.control)).phase == wanted)
 
 
 async def test_a_start_with_fewer_steps_than_are_trained_ends_with_the_reason_whoever_is_connected(

@@ -139,24 +139,6 @@ async def test_a_report_of_a_later_term_ends_this_one_and_the_next_is_higher(
     assert following is not None and following > seen
 
 
-async def test_a_lease_that_was_given_up_is_not_renewed(
-    leader: Leader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A renewal between the release and the end of the term made the standby wait for a lease that
-    was nobody's."""
-    election = leader.election
-    release = election.release
-
-    async def with_a_late_answer() -> None:
-        await release()
-        await asyncio.sleep(0.5 * leader.context.config.controller.leader_lease_s)
-
-    monkeypatch.setattr(election, "release", with_a_late_answer)
-    async with leading(leader):
-        await leader.execute(REGISTER)
-    assert await election.holder() == (None, 0)
-
-
 async def test_payloads_of_groups_that_may_still_be_handed_in_survive_the_sweep(
     leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

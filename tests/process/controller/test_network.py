@@ -119,37 +119,3 @@ async def test_workers_cut_off_from_the_leader_only_come_back_without_a_loss(
 async def _all_dead(control: ControlPlane, count: int) -> bool:
     dead = [w for w in (await status(control)).workers if w.state == "dead"]
     return len(dead) >= count
-
-
-async def test_a_cut_off_rollout_workers_tasks_go_to_the_others(tmp_path: Path) -> None:
-    with running_controllers(tmp_path, 1, fleet={"lease_ttl_s": 1.5}) as controllers:
-        port = int(controllers.started[0].address.rsplit(":", 1)[1])
-        with TcpProxy(("127.0.0.1", port)) as proxy:
-            async with (
-                working_fleet(controllers, rollouts=0, where=[proxy.address]) as (policies, _),
-                working_fleet(controllers, policies=0, rollouts=1) as (_, near),
-            ):
-                await until(lambda: policies[0].timings.steps >= 3)
-                done = near[0].timings.groups
-                proxy.partition()
-                await until(lambda: near[0].timings.groups >= done)
-                await until(lambda: _all_dead(near[0].control, 1))
-                proxy.heal()
-                steps = policies[0].timings.steps
-                await until(lambda: policies[0].timings.steps >= steps + 3)
-                assert near[0].rejoins == 0
-        assert_sound(controllers.redis_url)
-
-
-async def test_a_slow_network_slows_and_breaks_nothing(tmp_path: Path) -> None:
-    with behind_proxies(tmp_path, 1) as (controllers, proxies):
-        port = int(controllers.started[0].address.rsplit(":", 1)[1])
-        with TcpProxy(("127.0.0.1", port)) as proxy:
-            async with working_fleet(controllers, where=[proxy.address]) as (policies, rollouts):
-                proxy.delay_s = 0.1
-                proxies[0].delay_s = 0.05
-                await until(lambda: policies[0].timings.steps >= 5, 60.0)
-                assert [w.rejoins for w in (*policies, *rollouts)] == [0, 0, 0]
-                found = await status(policies[0].control)
-                assert found.failovers == 0 and found.mesh_rebuilds <= 1
-        assert_sound(controllers.redis_url)

@@ -376,17 +376,6 @@ async def test_config_that_differs_is_refused_by_the_names_of_its_fields(tmp_pat
         await worker.control.close()
 
 
-async def test_config_that_differs_in_live_settings_is_accepted(tmp_path: Path) -> None:
-    """Their values come with each lease and plan, whatever a worker's own file says."""
-    with running_controllers(tmp_path, 1) as controllers:
-        other = with_settings(
-            config_of(controllers), {"train.optimizer.lr": 0.5, "rollout.top_p": 0.5}
-        )
-        worker = FakeRollout(other, addresses(controllers), "rollout-0")
-        await worker.start()
-        await worker.stop()
-
-
 async def test_events_after_a_position_that_is_none_are_refused(tmp_path: Path) -> None:
     with running_controllers(tmp_path, 1) as controllers:
         control = control_of(controllers)

@@ -20,9 +20,9 @@ from paceline.config.load import load_config
 from paceline.process.threads import BackgroundLoop
 from paceline.rpc import session as session_module
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
-from paceline.rpc.grpc_channel import LEADER_KEY, METHODS
+from paceline.rpc.grpc_channel import METHODS
 from paceline.rpc.session import WorkerSession
-from paceline.v1 import admin_pb2, common_pb2, policy_pb2, worker_pb2
+from paceline.v1 import admin_pb2, common_pb2, worker_pb2
 from testbed.fleets.controller_processes import write_config
 from testbed.fleets.controllers import (
     addresses,
@@ -33,7 +33,7 @@ from testbed.fleets.controllers import (
     until,
     working_fleet,
 )
-from testbed.workers.fake_workers import FakePolicy, FakeRollout
+from testbed.workers.fake_workers import FakeRollout
 
 
 async def directive_of(
@@ -115,17 +115,6 @@ async def _state(control: ControlPlane, worker_id: str, state: str) -> bool:
     )
 
 
-async def test_a_goodbye_is_heard_before_the_session_ends(tmp_path: Path) -> None:
-    with running_controllers(tmp_path, 1) as controllers:
-        worker = FakeRollout(config_of(controllers), addresses(controllers), "rollout-0")
-        await worker.start()
-        await until(lambda: worker.session.connected)
-        control = control_of(controllers)
-        await worker.stop()
-        await until(lambda: _state(control, "rollout-0", "stopped"))
-        await control.close()
-
-
 async def test_the_last_report_says_the_final_lifecycle_even_if_another_is_under_way(
     tmp_path: Path,
 ) -> None:
@@ -151,75 +140,6 @@ async def test_the_last_report_says_the_final_lifecycle_even_if_another_is_under
         assert await _state(control, "rollout-0", "stopped"), "taken before close returned"
         await worker.stop(goodbye=False)
         await control.close()
-
-
-async def test_one_rollout_alone_is_enough_and_a_drained_one_leaves(tmp_path: Path) -> None:
-    with running_controllers(tmp_path, 1) as controllers:
-        async with working_fleet(controllers, policies=2, rollouts=2) as (policies, rollouts):
-            control = policies[0].control
-            await until(lambda: policies[0].timings.steps >= 2)
-            request = admin_pb2.DrainRequest(request_id="d1", worker_id="rollout-0")
-            first = await control.call("AdminService.Drain", request)
-            assert first.accepted and (await control.call("AdminService.Drain", request)) == first
-            session = rollouts[0].session
-            wanted = await directive_of(
-                session, lambda d: d.lifecycle == worker_pb2.LIFECYCLE_STOPPED, 10.0
-            )
-            assert wanted.version >= 0
-            done = policies[1].timings.steps
-            await until(lambda: policies[1].timings.steps >= done + 2)
-            refused = await control.call(
-                "AdminService.Drain", admin_pb2.DrainRequest(request_id="d2", worker_id="ghost")
-            )
-            assert not refused.accepted and "ghost" in refused.message
-
-
-async def test_dead_replica_costs_its_groups_a_round_and_not_the_step(tmp_path: Path) -> None:
-    with running_controllers(tmp_path, 1) as controllers:
-        async with working_fleet(controllers, policies=1, rollouts=2) as (policies, _):
-            await until(lambda: policies[0].timings.steps >= 2)
-            config, where = config_of(controllers), addresses(controllers)
-            silent = FakePolicy(config, where, "policy-9")
-            await silent.start()
-            # In the mesh, with a shard of the open step, and it never votes.
-            await until(lambda: _members(silent) == 2)
-            assert silent._running is not None
-            await _has_a_shard(silent)
-            done = policies[0].timings.steps
-            silent._running.cancel()
-            exit_ = admin_pb2.ExitReport(
-                worker_id="policy-9",
-                incarnation=silent.session.caller.incarnation,
-                exit_code=-9,
-            )
-            await policies[0].control.call("AdminService.ReportExit", exit_)
-            await until(lambda: policies[0].timings.steps >= done + 2)
-            await silent.stop(goodbye=False)
-        report = verify(controllers.redis_url, "load")
-        assert report.ok, report.problems
-
-
-async def _has_a_shard(policy: FakePolicy) -> None:
-    """Returns once the open step waits for this replica's vote."""
-    reply = policy_pb2.PlanReply()
-    while reply.state != policy_pb2.PLAN_STATE_OPEN:
-        directive = policy.session.directive
-        assert directive is not None
-        request = policy_pb2.PlanRequest(
-            caller=policy.session.caller,
-            mesh_epoch=directive.mesh.epoch,
-            state_version=directive.mesh.state_version,
-            wait_s=5.0,
-        )
-        policy.mesh_epoch = directive.mesh.epoch
-        policy.state_version = directive.mesh.state_version
-        policy.session.poke()
-        reply = await policy.control.call("PolicyService.NextPlan", request, None)
-
-
-def _members(policy: FakePolicy) -> int:
-    directive = policy.session.directive
-    return len(directive.mesh.members) if directive is not None else 0
 
 
 # ---- the client side against a controller made for the purpose ------------------------------
@@ -375,44 +295,6 @@ async def test_a_leader_that_is_only_slow_is_not_left(
         await control.close()
 
 
-async def test_calls_follow_the_hint_of_a_standby(tmp_path: Path) -> None:
-    answered: list[str] = []
-
-    async def leads(request: Any, context: Any) -> admin_pb2.StatusReply:
-        answered.append("leader")
-        return admin_pb2.StatusReply(run_name="found")
-
-    async with scripted_leader({"AdminService.GetStatus": leads}) as (leader, _):
-
-        async def stands_by(request: Any, context: Any) -> None:
-            answered.append("standby")
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "not me", ((LEADER_KEY, leader),))
-
-        async with scripted_leader({"AdminService.GetStatus": stands_by}) as (standby, _):
-            control = ControlPlane([standby])
-            assert (await status(control)).run_name == "found"
-            assert (await status(control)).run_name == "found"
-            assert answered == ["standby", "leader", "leader"]
-            await control.close()
-
-
-async def test_reply_lost_after_its_effect_is_asked_for_again() -> None:
-    requests: list[str] = []
-
-    async def stop(request: Any, context: Any) -> admin_pb2.AdminReply:
-        requests.append(request.request_id)
-        if len(requests) == 1:
-            await context.abort(grpc.StatusCode.INTERNAL, "RST_STREAM")
-        return admin_pb2.AdminReply(accepted=True)
-
-    async with scripted_leader({"AdminService.Stop": stop}) as (address, _):
-        control = ControlPlane([address])
-        request = admin_pb2.StopRequest(request_id="once")
-        assert (await control.call("AdminService.Stop", request)).accepted
-        assert requests == ["once", "once"]
-        await control.close()
-
-
 async def test_refusals_are_raised_and_outages_time_out() -> None:
     async def refuses(request: Any, context: Any) -> None:
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "register anew")
@@ -430,28 +312,6 @@ async def test_refusals_are_raised_and_outages_time_out() -> None:
     with pytest.raises(ControlPlaneUnavailable, match=r"within 0\.3 s"):
         await control.call("AdminService.GetStatus", admin_pb2.StatusRequest(), 0.3)
     await control.close()
-
-
-async def test_a_call_that_waits_on_a_hung_leader_moves_when_another_is_found() -> None:
-    reached = asyncio.Event()
-
-    async def hangs(request: Any, context: Any) -> None:
-        reached.set()
-        await asyncio.Event().wait()
-
-    async def answers(request: Any, context: Any) -> admin_pb2.StatusReply:
-        return admin_pb2.StatusReply(run_name="found")
-
-    async with (
-        scripted_leader({"AdminService.GetStatus": hangs}) as (hung, _),
-        scripted_leader({"AdminService.GetStatus": answers}) as (alive, _),
-    ):
-        control = ControlPlane([hung, alive])
-        waiting = asyncio.create_task(status(control))
-        await reached.wait()
-        control.prefer(alive)
-        assert (await asyncio.wait_for(waiting, 5.0)).run_name == "found"
-        await control.close()
 
 
 async def test_a_call_that_is_cancelled_while_it_moves_ends() -> None:

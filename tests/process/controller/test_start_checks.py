@@ -121,19 +121,6 @@ async def _leads(controllers: Controllers) -> None:
     await control.close()
 
 
-@pytest.mark.long
-def test_other_config_than_the_runs_is_refused_by_field(tmp_path: Path) -> None:
-    with running_controllers(tmp_path, 1) as controllers:
-        ended = start(
-            controllers.config,
-            "--run-dir",
-            str(controllers.run_dir),
-            "--set",
-            "train.optimizer.lr=0.25",
-        )
-        assert_one_clear_line(ended, "train.optimizer.lr", "0.25")
-
-
 def test_serves_without_a_deep_learning_framework_in_little_memory(tmp_path: Path) -> None:
     """How long it takes is printed; benchmarks measure it, on machines that do nothing else."""
     program = (

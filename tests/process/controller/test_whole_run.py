@@ -16,18 +16,14 @@ from controller.store.ledger_follower import LedgerFollower
 from controller.store.redis_keys import Keys
 from paceline.payloads.redis_payloads import RedisPayloads
 from paceline.redis.client import connect
-from paceline.v1 import admin_pb2, policy_pb2, rollout_pb2
+from paceline.v1 import admin_pb2
 from paceline_launcher.cli import app
 from testbed.fleets.controllers import (
-    addresses,
-    config_of,
-    control_of,
     running_controllers,
     status,
     until,
     working_fleet,
 )
-from testbed.workers.fake_workers import FakeRollout
 
 
 async def test_every_group_is_trained_once_and_payloads_go_with_checkpoints(tmp_path: Path) -> None:
@@ -61,26 +57,6 @@ async def test_every_group_is_trained_once_and_payloads_go_with_checkpoints(tmp_
         # The files follow the journal by a fraction of a second.
         await until(lambda: len(steps()) >= 12)
         assert steps() == list(range(1, 13))
-
-
-async def test_as_many_checkpoints_stay_as_are_to_be_kept(tmp_path: Path) -> None:
-    train = {"steps": 12, "checkpoint_every": 2, "keep_checkpoints": 3}
-    with running_controllers(tmp_path, 1, train=train) as controllers:
-
-        def recorded_paths() -> list[str]:
-            path = controllers.run_dir / "events.jsonl"
-            lines = path.read_text().splitlines() if path.exists() else []
-            events = [json.loads(line) for line in lines]
-            return [e["path"] for e in events if e["type"] == "CheckpointRecorded"]
-
-        async with working_fleet(controllers) as (policies, _):
-            await until(lambda: _phase(policies[0], "finished"))
-            # The files follow the journal by a fraction of a second, and so may the last answer.
-            await until(lambda: "checkpoints/step-12" in recorded_paths())
-            await until(lambda: policies[0].obsolete >= set(recorded_paths()[:-3]))
-        recorded = recorded_paths()
-    assert len(recorded) > 3
-    assert policies[0].obsolete == set(recorded[:-3])
 
 
 async def _phase(policy: object, phase: str) -> bool:
@@ -189,68 +165,3 @@ async def test_events_can_be_followed_from_any_position(tmp_path: Path) -> None:
                 kinds.add(json.loads(record.json)["type"])
                 if "StepCommitted" in kinds:
                     break
-
-
-async def test_a_standby_answers_status_and_refuses_the_rest(tmp_path: Path) -> None:
-    with running_controllers(tmp_path, 2) as controllers:
-        leader, standby = controllers.started
-        async with working_fleet(controllers, where=[standby.address]) as (policies, _):
-            # The workers know only the standby's address: its hint leads them on.
-            await until(lambda: policies[0].timings.steps >= 2)
-            assert policies[0].control.address == leader.address
-            direct = control_of(controllers, [standby.address])
-            state = await status(direct)
-            assert state.leader == leader.id and state.step >= 1
-            assert {c.controller_id: c.state for c in state.controllers} == {
-                leader.id: "leader",
-                standby.id: "standby",
-            }
-            assert {w.worker_id for w in state.workers} == {"policy-0", "rollout-0", "rollout-1"}
-            await direct.close()
-
-
-async def test_returned_tasks_go_out_again_and_a_dropped_one_never_does(tmp_path: Path) -> None:
-    with running_controllers(tmp_path, 1) as controllers:
-        async with working_fleet(controllers, rollouts=0):
-            worker = FakeRollout(
-                config_of(controllers), addresses(controllers), "rollout-0", tasks_a_lease=3
-            )
-            await worker.start()
-            await until(lambda: worker.version >= 0)
-            leases = (await worker.lease()).leases
-            kinds = [
-                rollout_pb2.RETURN_KIND_HAND_BACK,
-                rollout_pb2.RETURN_KIND_FAILED,
-                rollout_pb2.RETURN_KIND_DROP,
-            ]
-            request = rollout_pb2.ReturnRequest(
-                caller=worker.session.caller,
-                tasks=[
-                    rollout_pb2.ReturnedTask(task=lease.task, kind=kind, reason="test")
-                    for lease, kind in zip(leases, kinds, strict=True)
-                ],
-            )
-            for _ in range(2):
-                reply = await worker.control.call("RolloutService.ReturnTasks", request)
-                assert len(reply.results) == 3
-            again = (await worker.lease()).leases
-            assert [x.task.task_id for x in again] == ["t0", "t1", "t3"]
-            assert [x.task.attempt for x in again] == [2, 2, 1]
-            assert [x.row_json for x in again[:2]] == [x.row_json for x in leases[:2]]
-            assert [x.seed for x in again[:2]] == [x.seed for x in leases[:2]]
-            state = await status(worker.control)
-            assert dict(state.tasks.dropped) == {"test": 1}
-            await worker.stop(goodbye=False)
-
-
-async def test_a_plan_of_an_epoch_that_is_over_says_so(tmp_path: Path) -> None:
-    with running_controllers(tmp_path, 1) as controllers:
-        async with working_fleet(controllers, rollouts=0) as (policies, _):
-            await until(lambda: policies[0].mesh_epoch > 0)
-            reply = await policies[0].control.call(
-                "PolicyService.NextPlan",
-                policy_pb2.PlanRequest(
-                    caller=policies[0].session.caller, mesh_epoch=99, state_version=0
-                ),
-            )
-            assert reply.state == policy_pb2.PLAN_STATE_EPOCH_OVER

@@ -17,12 +17,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from paceline.redis.client import connect_sync
 from paceline.rpc.client import ControlPlaneUnavailable, RequestRefused
 from paceline.v1 import admin_pb2
 from testbed.fleets.controller_processes import Controllers
 from testbed.fleets.controllers import (
-    config_of,
     control_of,
     running_controllers,
     status,
@@ -30,8 +28,6 @@ from testbed.fleets.controllers import (
     working_fleet,
 )
 from testbed.patience import patient
-from testbed.redis.full_redis import full_redis
-from testbed.workers.fake_workers import FakePolicy
 from tests.fixtures.rest import rest_url
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -96,18 +92,6 @@ async def test_a_stopped_redis_is_named_by_every_controller(tmp_path: Path) -> N
                 os.kill(controllers.redis_pid, signal.SIGCONT)
 
 
-async def test_a_full_redis_is_named(tmp_path: Path) -> None:
-    with running_controllers(tmp_path, redis={"maxmemory_mb": 24}) as controllers:
-        await until(lambda: leads(controllers))
-        where = controllers.started[0].address
-        async with working_fleet(controllers):
-            with connect_sync(controllers.redis_url, timeout_s=5.0) as client, full_redis(client):
-                found = await until_named(
-                    controllers, where, "redis", lambda reply: "full" in reply.because
-                )
-            assert "redis.maxmemory_mb" in found.remedy and "nobody dead" in found.next
-
-
 async def test_a_stopped_leader_is_named_by_its_standby_before_it_takes_over(
     tmp_path: Path,
 ) -> None:
@@ -131,28 +115,6 @@ async def test_a_stopped_leader_is_named_by_its_standby_before_it_takes_over(
             await until(taken_over)
         finally:
             first.thaw()
-
-
-async def test_a_silent_worker_is_named_over_grpc_and_rest_and_then_dead(tmp_path: Path) -> None:
-    with running_controllers(tmp_path, 1, fleet={"lease_ttl_s": 8.0}) as controllers:
-        where = controllers.started[0].address
-        async with working_fleet(controllers) as _:
-            victim = FakePolicy(config_of(controllers), [where], "policy-1")
-            await victim.start()
-            at_work = asyncio.create_task(victim.work(lambda: False))
-            await until(lambda: victim.timings.steps >= 2)
-            # Its process lives; its session and its requests have ended.
-            at_work.cancel()
-            await asyncio.gather(at_work, return_exceptions=True)
-            await victim.stop(goodbye=False)
-            found = await until_named(
-                controllers, where, "worker", lambda r: r.culprit.name == "policy-1"
-            )
-            assert found.culprit.pid == os.getpid()
-            assert "declared dead in" in found.next
-            async with httpx.AsyncClient(base_url=rest_url(controllers), timeout=30) as client:
-                said = (await client.get("/api/v1/why")).json()
-            assert said["culprit"]["name"] == "policy-1" and said["severity"] == "stuck"
 
 
 @contextmanager
@@ -282,17 +244,6 @@ def paceline(*arguments: str) -> subprocess.CompletedProcess[str]:
         cwd=ROOT,
         timeout=patient(120),
     )
-
-
-async def test_stacks_of_a_worker_that_the_run_does_not_have_are_refused(tmp_path: Path) -> None:
-    with running_controllers(tmp_path) as controllers:
-        async with working_fleet(controllers):
-            await until(lambda: leads(controllers))
-            done = await asyncio.to_thread(
-                paceline, "stacks", "rollout-9", "--run-dir", str(controllers.run_dir)
-            )
-            assert done.returncode == 2 and "'rollout-9'" in done.stderr
-            assert "policy-0, rollout-0, rollout-1" in done.stderr
 
 
 async def test_a_launchers_word_is_told_over_grpc_and_rest_with_its_cause(tmp_path: Path) -> None:

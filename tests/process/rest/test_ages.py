@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import httpx
 import pytest
@@ -15,9 +14,8 @@ from paceline.v1 import common_pb2, policy_pb2, rollout_pb2
 from testbed.fleets.controller_processes import Controllers
 from testbed.fleets.controllers import addresses, config_of, running_controllers, until
 from testbed.workers.fake_workers import FakePolicy, FakeRollout, make_group
-from tests.fixtures.browser import browser, errors_of
 from tests.fixtures.rest import rest_url
-from tests.process.rest.test_dashboard import api, open_page, text, wait
+from tests.process.rest.test_dashboard import api
 
 BATCH = 4
 STEPS_BEFORE = 5
@@ -25,12 +23,6 @@ STEPS_BEFORE = 5
 # train.
 EXPIRED = ((0, 40),)
 LAST_STEP = (((1, 20), (5, 10)), ((3, 10), (5, 10)), ((5, 16),), ((5, 16),))
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with browser(tmp_path_factory.mktemp("chromium")) as driver:
-        yield driver
 
 
 class Weighing(FakePolicy):
@@ -119,34 +111,3 @@ def test_prometheus_has_the_same_numbers(served: Controllers) -> None:
         assert length == pytest.approx(ages["response_tokens"][name])
     assert found["paceline_effective_sample_size_ratio"] == pytest.approx(ages["ess"])
     assert found["paceline_token_age_share 2"] == pytest.approx(10 / 62)
-
-
-def test_the_dashboard_shows_them_beside_what_is_trained(served: Controllers, page: Any) -> None:
-    url = rest_url(served)
-    errors_of(page)
-    open_page(page, url, "flow")
-    wait(lambda: "Effective sample size" in text(page, "ages-text"), "no ages")
-    assert text(page, "ages-text") == (
-        "Newest step, age in steps: 50% of groups late (25 tokens long), 24% of tokens masked, older than 2 steps "
-        "(in groups 30 tokens long), 20% of groups dropped for their age (40 tokens long). "
-        "All that is trained is 20.5 tokens long. Effective sample size 90%."
-    )
-    bars = "return [...document.querySelectorAll('#ages text:not(.soft)')].map(t => t.textContent)"
-    assert page.execute_script(bars) == ["84%", "16%"]
-    open_page(page, url, "learning")
-    script = (
-        "return Object.fromEntries([...document.querySelectorAll('.chart:not([hidden])')].map("
-        "c => [c.querySelector('h3').textContent, c.textContent]))"
-    )
-    charts: dict[str, str] = {}
-
-    def drawn() -> bool:
-        charts.update(page.execute_script(script))
-        return charts.get("Effective sample size") == "Effective sample size0.9"
-
-    wait(drawn, "no chart of the effective sample size")
-    for name in ("late groups", "masked tokens", "dropped groups"):
-        assert name in charts["Late, masked, dropped"]
-    for name in ("trained", "late", "masked", "dropped"):
-        assert name in charts["Response length"]
-    assert errors_of(page) == []

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import json
 import re
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -210,40 +209,6 @@ def test_a_page_that_is_behind_changes_only_what_was_typed(served: Controllers, 
     assert errors_of(page, of_status=409) == []
 
 
-def test_groups_are_found_by_their_length(served: Controllers, page: Any) -> None:
-    url = rest_url(served)
-    open_page(page, url, "samples")
-    groups = api(url, "groups?limit=500")["groups"]
-    longest = max(g["tokens"] for g in groups)
-    fill = (
-        "const e = document.getElementById(arguments[0]); e.value = arguments[1];"
-        "e.dispatchEvent(new Event('input'))"
-    )
-    page.execute_script(fill, "groups-most", "1")
-    wait(lambda: "No group matches" in text(page, "groups-count"), "long ones are listed")
-    page.execute_script(fill, "groups-long", str(longest))
-    page.execute_script(fill, "groups-most", str(longest))
-    wait(lambda: rows_of(page, "groups-table"), "the longest are not listed")
-    assert {row[4] for row in rows_of(page, "groups-table")} == {f"{longest:,}"}
-
-
-def test_groups_are_found_by_their_text(served: Controllers, page: Any) -> None:
-    url = rest_url(served)
-    errors_of(page)
-    open_page(page, url, "samples")
-    wait(lambda: rows_of(page, "groups-table"), "no groups")
-    fill = (
-        "const e = document.getElementById('groups-text'); e.value = arguments[0];"
-        "e.dispatchEvent(new Event('input'))"
-    )
-    page.execute_script(fill, "Prompt of t1 ")
-    # The archive has a group a minute after its training at the latest.
-    wait(lambda: [r[0] for r in rows_of(page, "groups-table")] == ["t1"], "t1 is not found", 120)
-    page.execute_script(fill, "no such text")
-    wait(lambda: "No group matches" in text(page, "groups-count"), "groups without it are listed")
-    assert errors_of(page) == []
-
-
 def test_dropped_groups_are_listed_by_reason(served: Controllers, page: Any) -> None:
     url = rest_url(served)
     errors_of(page)
@@ -269,32 +234,6 @@ def test_dropped_groups_are_listed_by_reason(served: Controllers, page: Any) -> 
     assert errors_of(page, of_status=404) == []
 
 
-def test_a_worker_is_drained_from_the_page_and_another_takes_its_place(
-    served: Controllers, page: Any
-) -> None:
-    url = rest_url(served)
-    open_page(page, url, "fleet")
-    before = api(url, "run")["desired"]
-    wait(lambda: len(rows_of(page, "workers-table")) == 2, "workers are missing")
-    button = "document.querySelector('[aria-label=\"Drain rollout-0\"]')"
-    wait(lambda: page.execute_script(f"return !{button}.disabled"), "it cannot be drained")
-    token = bearer(served)["Authorization"].split()[1]
-    page.execute_script("sessionStorage.setItem('paceline-token', arguments[0])", token)
-    page.execute_script(f"{button}.click()")
-    wait(lambda: page.execute_script("return document.getElementById('dialog').open"), "no dialog")
-    assert text(page, "option-text") == "Start another in its place"
-    page.execute_script("document.getElementById('option').click()")
-    page.execute_script("document.getElementById('dialog-yes').click()")
-    wait(
-        lambda: any(
-            e["text"] == "rollout-0 is asked to leave"
-            for e in api(url, "events?kind=notable")["events"]
-        ),
-        "it is not drained",
-    )
-    assert api(url, "run")["desired"] == before
-
-
 def test_a_token_in_the_address_is_taken_out_of_it_and_steers(
     served: Controllers, page: Any
 ) -> None:
@@ -306,45 +245,6 @@ def test_a_token_in_the_address_is_taken_out_of_it_and_steers(
     hidden = "return document.getElementById('token-label').hidden"
     assert page.execute_script(hidden), "the page asks for a token that it has"
     page.execute_script("document.getElementById('dialog-no').click(); sessionStorage.clear()")
-
-
-def test_settings_are_shown_and_searched(served: Controllers, page: Any) -> None:
-    url = rest_url(served)
-    open_page(page, url, "settings")
-    wait(lambda: rows_of(page, "settings-table"), "no settings")
-    page.find_element("id", "settings-filter").send_keys("data.eval_p")
-    wait(lambda: len(rows_of(page, "settings-table")) == 1, "the settings are not searched")
-    assert dict(rows_of(page, "settings-table"))["data.eval_path"] == "none"
-    page.find_element("id", "settings-filter").clear()
-    page.find_element("id", "settings-filter").send_keys("train.optimizer.lr")
-    wait(
-        lambda: "train.optimizer.lr" in dict(rows_of(page, "settings-table")),
-        "the rate is not found",
-    )
-    searched = dict(rows_of(page, "settings-table"))
-    assert float(searched["train.optimizer.lr"]) == api(url, "config")["train"]["optimizer"]["lr"]
-    assert "data.eval_path" not in searched
-
-
-def test_a_curve_that_is_never_measured_takes_no_place_and_the_others_are_saved(
-    served: Controllers, page: Any
-) -> None:
-    open_page(page, rest_url(served), "learning")
-    wait(lambda: rows_of(page, "steps-table"), "no table of steps")
-    titles = (
-        "return [...document.querySelectorAll('.chart:not([hidden]) h3')].map(h => h.textContent)"
-    )
-    wait(lambda: "Reward" in page.execute_script(titles), "no charts")
-    measured = any(row.get("kl") for row in api(rest_url(served), "steps?limit=20")["steps"])
-    assert ("KL from the reference" in page.execute_script(titles)) == measured
-    saved = page.execute_async_script(
-        "const done = arguments[0]; const make = URL.createObjectURL;"
-        "URL.createObjectURL = (blob) => { blob.text().then(done); return make.call(URL, blob); };"
-        "document.getElementById('curves-csv').click(); URL.createObjectURL = make;"
-    )
-    head, first, *_ = saved.splitlines()
-    assert head.startswith("step,") and "reward_mean" in head
-    assert len(first.split(",")) == len(head.split(","))
 
 
 def test_every_view_is_reached_by_keyboard_and_has_a_name(served: Controllers, page: Any) -> None:
@@ -369,27 +269,6 @@ def test_every_view_is_reached_by_keyboard_and_has_a_name(served: Controllers, p
     assert headless == 0
 
 
-def test_steps_are_named_where_no_pointer_can_be_dragged(served: Controllers, page: Any) -> None:
-    url = rest_url(served)
-    open_page(page, url, "learning")
-    fill = (
-        "const e = document.getElementById(arguments[0]); e.value = arguments[1];"
-        "e.dispatchEvent(new Event('change'))"
-    )
-    label = "return document.querySelector('.chart canvas').getAttribute('aria-label')"
-    page.execute_script(fill, "zoom-from", "2")
-    page.execute_script(fill, "zoom-to", "5")
-    wait(lambda: "at step 5:" in page.execute_script(label), "the curves are not those steps'")
-    assert text(page, "zoom-hint") == "Steps 2 to 5."
-    page.execute_script(fill, "zoom-to", "1")
-    assert "a later one" in text(page, "zoom-hint")
-    page.execute_script("document.getElementById('zoom-reset').click()")
-    last = api(url, "steps?limit=1")["next"]
-    assert last > 5
-    wait(lambda: f"at step {last}:" in page.execute_script(label), "the whole run is not shown")
-    assert page.execute_script("return document.getElementById('zoom-from').value") == ""
-
-
 def test_nothing_is_wider_than_a_phone(served: Controllers, page: Any) -> None:
     url = rest_url(served)
     errors_of(page)
@@ -412,67 +291,6 @@ def test_nothing_is_wider_than_a_phone(served: Controllers, page: Any) -> None:
     finally:
         page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     assert errors_of(page) == []
-
-
-def test_on_a_phone_versions_are_in_sight_and_the_chosen_group_too(
-    served: Controllers, page: Any
-) -> None:
-    """`versions` was cut off at the edge, and the group that was chosen stood below a hundred rows."""
-    phone = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
-    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
-    try:
-        open_page(page, rest_url(served), "samples")
-        wait(lambda: rows_of(page, "groups-table"), "no groups")
-        edges = page.execute_script(
-            "return [...document.querySelectorAll('#groups-table thead th')]"
-            ".filter(th => th.checkVisibility()).map(th => "
-            "[th.textContent, th.getBoundingClientRect().right])"
-        )
-        assert "versions" in [title for title, _ in edges]
-        assert all(right <= 390 for _, right in edges), edges
-        page.execute_script("document.querySelector('#groups-table .link').click()")
-        wait(lambda: HTML in text(page, "group"), "no group")
-        top = "return document.getElementById('group').getBoundingClientRect().top"
-        wait(lambda: 0 <= page.execute_script(top) < 422, "the group is out of sight")
-        # Below what stays at the top of the page.
-        bar = "return document.querySelector('nav').getBoundingClientRect().bottom"
-        assert page.execute_script(top) >= page.execute_script(bar) - 1
-    finally:
-        page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-    assert errors_of(page) == []
-
-
-def test_what_happened_on_another_day_says_on_which(served: Controllers, page: Any) -> None:
-    open_page(page, rest_url(served), "events")
-    shown = (
-        "const [t, done] = arguments; import('/static/views/events.js').then(({ eventItem }) =>"
-        " done(eventItem({ t, severity: 'info', text: '', noticed: '', mesh_s: null,"
-        " commit_s: null }).textContent))"
-    )
-    assert "Jan" in page.execute_async_script(shown, 864000)
-    assert re.fullmatch(r"[\d:]{8}", page.execute_async_script(shown, time.time()))
-
-
-def test_shaded_text_can_be_read_in_light_and_dark(served: Controllers, page: Any) -> None:
-    open_page(page, rest_url(served), "samples")
-    for theme in ("light", "dark"):
-        for shade in ("h1", "h2", "h3", "h4", "p1", "n1"):
-            ratio = page.execute_script(CONTRAST, theme, shade)
-            assert ratio >= 4.5, f"{shade}, {theme}: {ratio:.1f}"
-    page.execute_script("delete document.documentElement.dataset.theme")
-
-
-def test_who_gets_no_answer_is_not_told_that_nothing_was_done(
-    served: Controllers, page: Any
-) -> None:
-    url = rest_url(served)
-    open_page(page, url, "fleet")
-    token = bearer(served)["Authorization"].split()[1]
-    page.execute_script("sessionStorage.setItem('paceline-token', arguments[0])", token)
-    page.execute_script("document.getElementById('do-checkpoint').click()")
-    page.execute_script("window.fetch = () => Promise.reject(new TypeError('gone'))")
-    page.execute_script("document.getElementById('dialog-yes').click()")
-    wait(lambda: "it counts once" in text(page, "dialog-error"), "what to do is not told")
 
 
 def test_a_leader_killed_while_the_page_is_open_leaves_it_working(
@@ -607,29 +425,6 @@ def _busy_share(page: Any, span_ms: int = 2000) -> float:
     computed, began = metric("TaskDuration"), metric("Timestamp")
     page.execute_async_script("setTimeout(arguments[1], arguments[0])", span_ms)
     return (metric("TaskDuration") - computed) / (metric("Timestamp") - began)
-
-
-# Of text on a completion's background, as WCAG computes it.
-CONTRAST = """
-const [theme, shade] = arguments;
-document.documentElement.dataset.theme = theme;
-const box = document.createElement("section"), span = document.createElement("span");
-box.className = "completion"; span.className = shade; box.append(span);
-document.getElementById("group").append(box);
-const area = document.createElement("canvas"); area.width = area.height = 1;
-const g = area.getContext("2d", { willReadFrequently: true });
-const light = (...colours) => {
-  g.clearRect(0, 0, 1, 1);
-  for (const c of colours) { g.fillStyle = c; g.fillRect(0, 0, 1, 1); }
-  const part = (v) => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
-  const [r, b, c] = [...g.getImageData(0, 0, 1, 1).data].slice(0, 3).map(part);
-  return 0.2126 * r + 0.7152 * b + 0.0722 * c;
-};
-const paper = getComputedStyle(box).backgroundColor, over = getComputedStyle(span);
-const pair = [light(paper, over.backgroundColor), light(over.color)].sort((a, b) => b - a);
-box.remove();
-return (pair[0] + 0.05) / (pair[1] + 0.05);
-"""
 
 
 def test_faults_are_shown_with_their_cause_their_host_and_what_they_cost(

@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
-from dataclasses import fields
 from http import HTTPStatus
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,13 +22,11 @@ from controller.ledger.views import views
 from controller.projector import Projector
 from controller.rest import schemas
 from controller.rest.prometheus import PrometheusMetrics
-from controller.rest.queries import provider_trouble_of
 from controller.store.journal import Journal
 from controller.store.ledger_follower import LedgerFollower
 from controller.store.redis_keys import Keys
 from paceline.observe import faults, vocabulary
 from paceline.observe.event_history import EventHistory
-from paceline.observe.redaction import Redactor
 from paceline.redis.client import connect
 from testbed.fleets.controller_processes import Controllers
 from testbed.fleets.controllers import addresses, control_of, status, until
@@ -471,16 +468,6 @@ def test_what_the_autoscaler_proposes_is_exported_beside_what_is_wanted() -> Non
     assert standby._proposed(view).samples == []
 
 
-def test_what_keeps_the_wanted_workers_away_is_told_without_paths_of_the_machine() -> None:
-    """It stood in `paceline status` alone: who scaled from the page saw nothing happen."""
-    scrub = Redactor(Path("/srv/run"))
-    trouble = "no token in /var/run/secrets/token"
-    leading: Any = SimpleNamespace(leader=SimpleNamespace(provider_trouble=trouble))
-    assert provider_trouble_of(leading, scrub) == "no token in …/token"
-    assert provider_trouble_of(SimpleNamespace(leader=None), scrub) == ""  # type: ignore[arg-type]
-    assert "provider_trouble" in {field.name for field in fields(schemas.RunReply)}
-
-
 async def test_a_drained_worker_is_replaced_where_that_is_asked_for(
     served: Controllers, leader: httpx.AsyncClient, standby: httpx.AsyncClient
 ) -> None:
@@ -546,14 +533,3 @@ def _examples(named: dict[str, Any], schema: dict[str, Any]) -> list[Any]:
         return list(named[schema["$ref"].rpartition("/")[2]].get("examples", []))
     inner = [*schema.get("anyOf", []), *([schema["items"]] if "items" in schema else [])]
     return [example for one in inner for example in _examples(named, one)]
-
-
-async def test_examples_of_questions_can_be_asked(leader: httpx.AsyncClient) -> None:
-    schema = await get(leader, "openapi.json")
-    for path, methods in schema["paths"].items():
-        if "get" not in methods or "{" in path or path.endswith("/stream"):
-            continue
-        asked = methods["get"].get("parameters", ())
-        query = {p["name"]: p["example"] for p in asked if p["in"] == "query"}
-        answer = await leader.get(path, params=query)
-        assert answer.status_code == 200, f"{path}: {answer.text}"

@@ -67,10 +67,3 @@ def test_each_page_begins_with_commands_that_are_accepted(page: Path, tmp_path: 
             assert done.exit_code == 0, done.output
         else:
             assert CliRunner().invoke(app, [words[0], "--help"]).exit_code == 0, words
-
-
-def test_aiak_has_every_flag_of_both_tables() -> None:
-    page = (ROOT / "docs" / "coming-from" / "aiak-rlhf.md").read_text()
-    model, _, ppo = page.partition("## PPO")
-    assert len(re.findall(r"^\| `--", model, re.MULTILINE)) == 21
-    assert len(re.findall(r"^\| `--", ppo, re.MULTILINE)) == 33

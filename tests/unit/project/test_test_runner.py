@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 from collections.abc import Mapping
@@ -51,19 +50,3 @@ def test_failures_that_pass_alone_do_not_fail_the_run(monkeypatch: pytest.Monkey
 def test_many_failures_are_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = {f"test {number}": 0 for number in range(runner.MOST_AGAIN + 1)}
     assert status_of(alone, monkeypatch) == pytest.ExitCode.TESTS_FAILED
-
-
-@pytest.mark.parametrize(("cores", "workers"), [(1, 3), (2, 4), (4, 6), (64, 8)])
-def test_make_test_runs_two_more_tests_at_a_time_than_there_are_cores(
-    cores: int, workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-
-    def run(words: list[str]) -> int:
-        asked.extend(words)
-        return 0
-
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
-    monkeypatch.setattr(runner, "run", run)
-    assert runner.main([]) == 0
-    assert asked[asked.index("-n") + 1] == str(workers)
