@@ -33,16 +33,13 @@ class ControllerContext:
     identity: LeaderIdentity
     stores: Stores
     clock: Clock = SYSTEM_CLOCK
-    tick_s: float = 0.05
-    """How often the leader asks whom liveness would declare dead."""
+    tick_s: float = 0.05  # How often the leader asks whom liveness would declare dead
     config_digest: str = field(init=False)
     """Digest of the settings that all processes of the run must share now."""
     config_json: str = field(init=False)
-    run_digest: str = field(init=False)
-    """Digest of the settings that are fixed for the run."""
+    run_digest: str = field(init=False)  # Digest of the settings that are fixed for the run
     run_json: str = field(init=False)
     texts: TextDecoder = field(init=False)
-    """Of payloads that have tokens alone."""
     projector: Projector = field(init=False)
 
     def __post_init__(self) -> None:

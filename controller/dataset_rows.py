@@ -25,11 +25,9 @@ from paceline.process.waits import WaitKind, waiting
 
 CACHED_ROWS = 4096
 CACHED_BYTES = 8 << 20
-READERS = 16
-"""Reads at once. On a dead mount no more threads than these hang."""
+READERS = 16  # Reads at once. On a dead mount no more threads than these hang.
 
 _Key = tuple[Kind, str, int]
-"""Kind, evaluation set and row."""
 
 
 class DatasetRows:
@@ -55,7 +53,6 @@ class DatasetRows:
         self._cached_bytes = 0
         self._reading = asyncio.Semaphore(READERS)
         self.path = ""
-        """Place of the training data, for people."""
 
     @classmethod
     async def load(cls, config: Config) -> DatasetRows:
@@ -89,7 +86,6 @@ class DatasetRows:
         return cls(train.rows, held_out, sets, train.sources)
 
     def eval_rows(self, name: str) -> int:
-        """Rows of a named set."""
         return len(self._sets[name])
 
     async def of(self, leases: Sequence[LeasedTask]) -> list[str]:
@@ -134,7 +130,6 @@ class DatasetRows:
 
 
 def _open_set(name: str, of: EvalSetConfig, data: DataConfig) -> RowSource:
-    """Raises DataError that names the set."""
     try:
         rows = load_rows(of.path, name=of.name, split=of.split)
         check_rows(rows, of.data(data))

@@ -39,8 +39,7 @@ log = logging.getLogger(__name__)
 SYNC_S = 2.5
 """Redis syncs its append-only file each second and may lag by another one (appendfsync everysec):
 after this time a power cut does not lose an entry."""
-GATE_S = 1.0
-"""Between two questions whether a replica of Redis has an entry."""
+GATE_S = 1.0  # Between two questions whether a replica of Redis has an entry
 SWEEP_S = 600.0
 """Between two sweeps of payloads that nobody refers to: of workers that died before they submitted
 the facts."""
@@ -48,16 +47,13 @@ HAND_OVER_S = 0.3
 """How long a leader that leaves waits for a sink in the middle of a write before it lets go."""
 
 
-ARCHIVE_S = 30.0
-"""How long the last payloads of a run are kept for the archive to read them."""
+ARCHIVE_S = 30.0  # How long the last payloads of a run are kept for the archive to read them
 END_ALERT_S = 12.0
 """How long the process waits at the end of a run for its last alert: a receiver that takes longer
 than the time limit of one try may miss it."""
 
 
 class Housekeeping:
-    """One term's."""
-
     def __init__(
         self,
         context: ControllerContext,
@@ -68,8 +64,7 @@ class Housekeeping:
     ) -> None:
         """``snapshot_at``: position of the newest snapshot there is."""
         self.files, self.exporters = context.open_exports()
-        self.over = False
-        """The end of the run is durable."""
+        self.over = False  # The end of the run is durable
         self.chores: dict[asyncio.Task[None], None] = {}
         self._context = context
         self._term = term
@@ -103,7 +98,6 @@ class Housekeeping:
         return RunPace(state.versions.step, makes_some)
 
     def chore(self, coro: Coroutine[Any, Any, None]) -> None:
-        """Something that goes on by itself, until the term ends."""
         task = asyncio.create_task(coro)
         self.chores[task] = None
         task.add_done_callback(self._chore_done)

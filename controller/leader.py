@@ -58,8 +58,7 @@ from paceline.v1 import admin_pb2, worker_pb2
 
 log = logging.getLogger(__name__)
 
-MENDING_TICK_S = 0.02
-"""While a mesh is to be formed."""
+MENDING_TICK_S = 0.02  # While a mesh is to be formed
 TERM_AHEAD_S = 86_400.0
 """Terms are milliseconds of Redis's clock: a worker's may be this far ahead of the leader's clock.
 """
@@ -75,7 +74,6 @@ class _Closing:
     obsolete: list[Ref]
     snapshot: dict[str, Any] | None
     last: bool
-    """The run has ended with it."""
 
 
 class Leader:
@@ -112,13 +110,11 @@ class Leader:
         self.renewals = Renewals(context.clock, config.controller.leader_lease_s)
         self.flow = FlowAverage()
         """How the rollout workers spend their time; filled by the autoscaler's loop."""
-        self.proposal: Proposal | None = None
-        """Change that the autoscaler would make."""
+        self.proposal: Proposal | None = None  # Change that the autoscaler would make
         self.provider_trouble = ""
         """Trouble that keeps the provider from reaching the desired counts."""
         self._ended: Exception | None = None
-        self._spoilt = asyncio.Event()
-        """This term is over: ``_spoilt_by`` says why."""
+        self._spoilt = asyncio.Event()  # This term is over: ``_spoilt_by`` says why
         self._spoilt_by = ""
         self._begun = False
         """The run and the term are in the ledger: until then nobody's command may be decided."""
@@ -126,21 +122,17 @@ class Leader:
     # ---- what handlers use ----------------------------------------------------------------
 
     async def execute(self, command: Command) -> Any:
-        """Decides ``command`` and returns its reply once all it rests on is durable.
-
-        Raises CommandRefused, or NotLeading or Deposed if this process no longer leads: the caller
-        asks the next leader.
-        """
+        """Decides ``command`` and returns its reply once all it rests on is durable. Raises
+        CommandRefused, or NotLeading or Deposed if this process no longer leads: the caller asks
+        the next leader."""
         await self.ready()
         reply = self.decide(command)
         await self.group_commit.durable()
         return reply
 
     def decide(self, command: Command) -> Any:
-        """The reply, before it may leave: await ``group_commit.durable()`` first.
-
-        Raises CommandRefused, with nothing changed, or NotLeading.
-        """
+        """The reply, before it may leave: await ``group_commit.durable()`` first. Raises
+        CommandRefused, with nothing changed, or NotLeading."""
         if self._spoilt.is_set():
             raise NotLeading("stepping down")
         try:
@@ -159,12 +151,9 @@ class Leader:
 
     def check_term(self, seen: int) -> None:
         """Ends this term if a worker has seen a later one: it would follow no directive of this
-        leader.
-
-        The later one has begun elsewhere, or Redis has lost it with the end of the journal. Raises
-        NotLeading, or Invalid for a term that no clock has reached: after such a report no term
-        would be left for the run.
-        """
+        leader. The later one has begun elsewhere, or Redis has lost it with the end of the journal.
+        Raises NotLeading, or Invalid for a term that no clock has reached: after such a report no
+        term would be left for the run."""
         if seen > 1e3 * (self.clock.time() + TERM_AHEAD_S):
             raise Invalid(f"report.seen_term = {seen} is a term of the future: check the clocks")
         if seen > self.term:
@@ -206,12 +195,10 @@ class Leader:
 
     @property
     def version(self) -> int:
-        """Newest committed version."""
         return int(self.ledger.state.versions.version)
 
     @property
     def trouble(self) -> str:
-        """Reason why nothing can be decided now, in words; empty: it can."""
         if self.group_commit.trouble:
             return self.group_commit.trouble
         return "" if self.election.holds_lease else "waiting for the lease"
@@ -235,7 +222,6 @@ class Leader:
         return owns_all(self.ledger.state, session.worker_id, refs)
 
     def session_ended(self, session: ServerSession) -> None:
-        """The worker may be dead, or about to open the next session."""
         self.liveness.session_lost(*session.key, self.clock.monotonic())
         fleet = self.ledger.state.fleet
         known = {k: r for k, r in self.last_reports.items() if fleet.current(*k) is not None}

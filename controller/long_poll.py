@@ -15,11 +15,8 @@ from controller.ledger.events import Event, Topic
 
 
 class WakeUps:
-    """Wakes all waiters at once, in the order in which they came."""
-
     def __init__(self) -> None:
-        self.turn = 0
-        """Rises with every wake-up."""
+        self.turn = 0  # Rises with every wake-up
         self._next = asyncio.Event()
 
     def wake(self) -> None:
@@ -40,8 +37,7 @@ class LongPolls:
 
     def __init__(self) -> None:
         self._topics = {name: WakeUps() for name in Topic}
-        self.journal = WakeUps()
-        """Something was appended: for followers of the events."""
+        self.journal = WakeUps()  # Something was appended: for followers of the events
 
     def __getitem__(self, topic: Topic) -> WakeUps:
         return self._topics[topic]

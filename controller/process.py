@@ -80,11 +80,9 @@ async def serve(
     port: int | None = None,
     advertise: str | None = None,
 ) -> None:
-    """Runs one controller until SIGTERM or SIGINT, then hands the lease over and returns.
-
-    ``port``: to bind; default: ``controller.port``, 0 for any free one. ``advertise``: host name or
-    address under which others reach this one. Raises BadInput with what is wrong and the remedy.
-    """
+    """Runs one controller until SIGTERM or SIGINT, then hands the lease over and returns. ``port``:
+    to bind; default: ``controller.port``, 0 for any free one. ``advertise``: host name or address
+    under which others reach this one. Raises BadInput with what is wrong and the remedy."""
     stop = _on_signal()
     configured = _check_bind(config)
     check_sinks(config)

@@ -36,8 +36,7 @@ PATIENCE_S = 0.3
 class Glance:
     """What the status of the run needs."""
 
-    steps: Sequence[Mapping[str, Any]] = ()
-    """Rows of the newest committed steps, oldest first."""
+    steps: Sequence[Mapping[str, Any]] = ()  # Rows of the newest committed steps, oldest first
     faults: FaultReport | None = None
 
 
@@ -51,8 +50,7 @@ class Projector:
         self._waiting: list[tuple[str, float, Sequence[Mapping[str, Any]]]] = []
         self._pool = None if inline else ThreadPoolExecutor(1, thread_name_prefix="projection")
         self._glancing: asyncio.Task[Glance] | None = None
-        self.glance = Glance()
-        """As of the last ``look``."""
+        self.glance = Glance()  # As of the last ``look``
 
     # ---- feeding --------------------------------------------------------------------------
 

@@ -14,14 +14,11 @@ class Renewals:
 
     clock: Clock
     lease_s: float
-    asked_s: float = 0.0
-    """In calls to Redis."""
-    overslept_s: float = 0.0
-    """Beyond the pauses between the calls: the process did not run."""
+    asked_s: float = 0.0  # In calls to Redis
+    overslept_s: float = 0.0  # Beyond the pauses between the calls: the process did not run
     _began: float = 0.0
 
     def begin(self) -> None:
-        """A pause or a call begins."""
         self._began = self.clock.monotonic()
 
     def paused(self, wanted_s: float) -> None:

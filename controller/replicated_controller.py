@@ -47,8 +47,7 @@ EDITED_S = 30.0
 """How long a standby's config may differ from the leader's: a new leader takes its own over at
 once."""
 STALE_PEER_S = 3600.0
-LATE_SAID_S = 30.0
-"""How long a controller that has lost the lead says why."""
+LATE_SAID_S = 30.0  # How long a controller that has lost the lead says why
 READING = "reading the journal"
 """Trouble of a controller that has led, until it has a copy of the ledger again."""
 
@@ -59,8 +58,6 @@ KeepFleet = Callable[["Controller", Leader], list[asyncio.Task[None]]]
 
 
 class Controller:
-    """One controller, leading or standing by."""
-
     FOLLOW_MS = 50
     """Longest wait of a standby for a journal entry before it looks at the lease again."""
 
@@ -75,10 +72,8 @@ class Controller:
         self.leader: Leader | None = None
         self.replica: LedgerFollower | None = None
         self.peers: dict[str, dict[str, Any]] = {}
-        self._late: dict[str, Any] = {}
-        """Term that this controller has lost last, why, and when."""
-        self.hint = ""
-        """Address of the leader, as the lease names it."""
+        self._late: dict[str, Any] = {}  # Term that this controller has lost last, why, and when
+        self.hint = ""  # Address of the leader, as the lease names it
         self.trouble = "waiting for Redis"
         """Reason why a standby cannot follow the journal; empty once it does."""
         self._trouble_since = context.clock.monotonic()
@@ -87,8 +82,7 @@ class Controller:
         renewed."""
         self.lease_until = 0.0
         self.without_session = WithoutSession()
-        self.rest_url = ""
-        """URL of this process's REST interface; empty: none."""
+        self.rest_url = ""  # URL of this process's REST interface; empty: none
         self.settings = RunSettings(context, lambda: self.state)
         self._topic = WakeUps()
         self._rows: asyncio.Task[DatasetRows] | None = None
@@ -113,14 +107,11 @@ class Controller:
 
     @property
     def journal_topic(self) -> WakeUps:
-        """Woken when the journal has grown."""
         return self.leader.long_polls.journal if self.leader is not None else self._topic
 
     def sink_states(self) -> list[dict[str, Any]]:
-        """name, written (points in this term), failing and trouble of each metric sink.
-
-        Empty on a standby: only the leader feeds sinks.
-        """
+        """name, written (points in this term), failing and trouble of each metric sink. Empty on a
+        standby: only the leader feeds sinks."""
         feeds = self.leader.housekeeping.exporters.feeds if self.leader is not None else []
         names = ("name", "written", "failing", "trouble")
         return [{name: getattr(feed, name) for name in names} for feed in feeds]
@@ -185,9 +176,8 @@ class Controller:
 
     def _check_edited(self, leader: LeaderIdentity, since: float | None) -> float | None:
         """Since when this controller's config differs from the leader's in what a run may change.
-
-        Raises BadInput if it stays so: as the next leader it would take back the leader's settings.
-        """
+        Raises BadInput if it stays so: as the next leader it would take back the leader's
+        settings."""
         edited = self.settings.edited()
         now = self.clock.monotonic()
         if not edited or since is None:

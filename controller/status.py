@@ -19,8 +19,7 @@ from controller.proto_encoding import ROLES, message_of
 from controller.replicated_controller import Controller
 from paceline.v1 import admin_pb2
 
-SILENT_S = 5.0
-"""A controller renews its entry in Redis every second."""
+SILENT_S = 5.0  # A controller renews its entry in Redis every second
 
 
 def status_of(controller: Controller) -> admin_pb2.StatusReply:

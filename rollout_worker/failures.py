@@ -6,10 +6,8 @@ from paceline.process.structured_log import first_line
 
 
 class AttemptFailed(Exception):
-    """The attempt makes no group. ``reason``: what the ledger counts, for example reward_timeout.
-
-    A failed attempt never becomes a reward of zero.
-    """
+    """The attempt makes no group. ``reason``: what the ledger counts, for example reward_timeout. A
+    failed attempt never becomes a reward of zero."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)

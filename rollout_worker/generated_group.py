@@ -20,21 +20,16 @@ FINISH_REASONS = {
     Finish.LENGTH: rollout_pb2.FINISH_REASON_LENGTH,
     Finish.PARTIAL: rollout_pb2.FINISH_REASON_UNSPECIFIED,
 }
-_MAX_TEXT = 1 << 16
-"""Characters of a text that are sent along; texts are for people."""
+_MAX_TEXT = 1 << 16  # Characters of a text that are sent along; texts are for people
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratedGroup:
-    """A lease's completions; all sequences are in the order of the completions."""
-
     prompt: Prompt
     completions: tuple[Completion, ...]
     texts: list[str]
-    scored: Mapping[str, list[Any]]
-    """Arguments of the reward functions; see Job.each."""
-    scores: Scores | None = None
-    """Scores from an environment that scores by itself."""
+    scored: Mapping[str, list[Any]]  # Arguments of the reward functions; see Job.each
+    scores: Scores | None = None  # Scores from an environment that scores by itself
     masks: Sequence[NDArray[np.uint8]] = ()
     """1 where the model produced the token; empty: it produced all."""
     turn_ends: Sequence[Sequence[int]] = ()

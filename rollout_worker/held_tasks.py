@@ -17,11 +17,9 @@ from rollout_worker.engine.base import Completion, Request
 
 
 class Stage(StrEnum):
-    GENERATING = "generating"
-    """Its prompt is tokenised or its sequences are in the engine."""
+    GENERATING = "generating"  # Its prompt is tokenised or its sequences are in the engine
     SCORING = "scoring"
-    FINISHED = "finished"
-    """Its group, or its return, waits for the controller's acknowledgement."""
+    FINISHED = "finished"  # Its group, or its return, waits for the controller's acknowledgement
 
 
 @dataclass(slots=True)
@@ -30,12 +28,9 @@ class HeldTask:
     stage: Stage = Stage.GENERATING
     since: float = field(default_factory=time.monotonic)
     work: asyncio.Task[None] | None = None
-    request: Request | None = None
-    """The engine request, if another worker can continue it."""
-    completions: tuple[Completion, ...] = ()
-    """The request's result, while it is scored."""
-    unfinished: int = field(init=False)
-    """Completions that are not complete."""
+    request: Request | None = None  # The engine request, if another worker can continue it
+    completions: tuple[Completion, ...] = ()  # The request's result, while it is scored
+    unfinished: int = field(init=False)  # Completions that are not complete
 
     def __post_init__(self) -> None:
         self.unfinished = self.lease.group_size
@@ -52,8 +47,7 @@ def request_id_of(task: common_pb2.TaskRef) -> str:
 
 class HeldTasks:
     def __init__(self) -> None:
-        self._tasks: dict[str, HeldTask] = {}
-        """By request id."""
+        self._tasks: dict[str, HeldTask] = {}  # By request id
         self._released = asyncio.Event()
         self.room = asyncio.Event()
         """Set when there may be room for more tasks; the lease loop waits for it and clears it."""
@@ -94,10 +88,8 @@ class HeldTasks:
         return [task for task in self._tasks.values() if task.stage is stage]
 
     def unfinished(self) -> int:
-        """Completions that the engine or an environment is still making.
-
-        Counted one by one: the short ones of a group free their slots long before the longest.
-        """
+        """Completions that the engine or an environment is still making. Counted one by one: the
+        short ones of a group free their slots long before the longest."""
         return sum(task.unfinished for task in self.in_stage(Stage.GENERATING))
 
     def completion_finished(self, request_id: str) -> None:

@@ -18,8 +18,7 @@ log = logging.getLogger(__name__)
 
 PARTIAL_S = 1.0
 """A stopping worker tries for this long to store its unfinished completions for other workers."""
-HAND_BACK_S = 2.0
-"""A stopping worker tries for this long to hand its tasks back."""
+HAND_BACK_S = 2.0  # A stopping worker tries for this long to hand its tasks back
 
 
 class EngineFailed(UserError):
@@ -50,7 +49,6 @@ class WorkerLifecycle:
         return not (self.leaving.is_set() or self.ended.is_set())
 
     def stop(self) -> None:
-        """Hand back and leave now."""
         self.leaving.set()
         self.ended.set()
 

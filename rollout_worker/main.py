@@ -134,9 +134,7 @@ class RolloutWorker:
         self.lifecycle = WorkerLifecycle(self.held, config.fleet.drain_s)
         self.receiver: WeightReceiver | None = None
         self.side: SideChannel | None = None
-        """Reports while there is no session."""
-        self.admitted = False
-        """The controller has accepted this worker's config and token."""
+        self.admitted = False  # The controller has accepted this worker's config and token
 
     async def run(self) -> None:
         """From start to STOPPED. Raises the failure that made the worker useless."""
@@ -292,7 +290,6 @@ class RolloutWorker:
         await self.control.close()
 
     async def guard(self, loop: Callable[[], Awaitable[None]]) -> None:
-        """A loop of the worker: if it fails, the worker ends with its error."""
         try:
             await loop()
         except EngineError as error:

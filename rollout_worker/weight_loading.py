@@ -42,22 +42,17 @@ class WeightLoader:
     tasks: TaskRunner
     lifecycle: WorkerLifecycle
     loop: asyncio.AbstractEventLoop
-    _failed: int = 0
-    """In a row."""
+    _failed: int = 0  # In a row
     replacing: bool = False
     """The version that the engine serves was never committed and is being replaced."""
-    parity_failures: int = 0
-    """In the life of this process."""
-    parity_detail: str = ""
-    """Detail of the newest of them."""
+    parity_failures: int = 0  # In the life of this process
+    parity_detail: str = ""  # Detail of the newest of them
     failures: int = 0
     """Versions that came and could not be staged or loaded, in the life of this process."""
-    failure_detail: str = ""
-    """Detail of the newest of them."""
+    failure_detail: str = ""  # Detail of the newest of them
     reported_from: tuple[int, int] = (0, 0)
     """Parity failures and failures that earlier incarnations have reported."""
-    _handed: Future[None] | None = None
-    """The newest load that the receiver's thread has asked for."""
+    _handed: Future[None] | None = None  # The newest load that the receiver's thread has asked for
     _closed: bool = False
     _handing_over: threading.Lock = field(default_factory=threading.Lock)
 

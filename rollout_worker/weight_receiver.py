@@ -86,13 +86,11 @@ class WeightRelay(SendingEnd):
             self._held.wake()
 
 
-HOLD_CHECK_S = 0.05
-"""Time after which it is asked again whether an evaluation is under way."""
+HOLD_CHECK_S = 0.05  # Time after which it is asked again whether an evaluation is under way
 SLOW_BYTES_PER_S = 16e6
 """Ranks that send at once share a receiver's bandwidth: each bucket of theirs is allowed the time
 that this one takes."""
-_SIGNS = 4
-"""LifeSigns of a relay within the time after which its silence is a failure."""
+_SIGNS = 4  # LifeSigns of a relay within the time after which its silence is a failure
 _log = logging.getLogger(__name__)
 
 
@@ -116,12 +114,11 @@ class WeightReceiver(LinkEnd):
         """``on_weights``: called from the receiver's thread with each new version, in rising order;
         the next transfer starts after it returns. ``evaluating``: while it is true, a version that
         has come waits, because an evaluated completion is of one version. ``on_staging_failure``:
-        called from that thread if this worker, not the link, is why a version could not be
-        staged. ``deltas``: keep the newest weights in host memory, so that the next version may
-        come as what changed. ``relays``: links may lead from one receiver to another; then weights
-        pass through host memory, and the newest stay there. ``stall_s``: silence after which a
-        relay, or a rank that owes buckets, has failed. Other arguments as for LinkEnd.
-        """
+        called from that thread if this worker, not the link, is why a version could not be staged.
+        ``deltas``: keep the newest weights in host memory, so that the next version may come as
+        what changed. ``relays``: links may lead from one receiver to another; then weights pass
+        through host memory, and the newest stay there. ``stall_s``: silence after which a relay, or
+        a rank that owes buckets, has failed. Other arguments as for LinkEnd."""
         self._deltas = deltas
         self._on_weights = on_weights
         self._evaluating = evaluating
@@ -129,8 +126,7 @@ class WeightReceiver(LinkEnd):
         self._stall_s = stall_s
         self._new_links: queue.SimpleQueue[WeightLink | None] = queue.SimpleQueue()
         """Links to serve; None: no more."""
-        self.version = -1
-        """Newest version handed to on_weights; -1 for none."""
+        self.version = -1  # Newest version handed to on_weights; -1 for none
         self._base: ReceiverBase | None = None
         """The weights that came last. They outlive the link: the next one may go on with deltas."""
         self._known, self._known_t = -1, 0.0
@@ -142,16 +138,13 @@ class WeightReceiver(LinkEnd):
             self.relay = WeightRelay(**ends, life=life, through_host=True)
         self._reception = Reception(
             keep_deltas=relays, began=self._relayed, heard=self._heard, paid=self._paid
-        )
-        """Outlives a link, with what the link has left of a transfer."""
+        )  # Outlives a link, with what the link has left of a transfer
 
     def set_link(self, link: worker_pb2.WeightsLink | None, newest: int | None = None) -> None:
         """Converges to this link; another epoch replaces the present one. Does not block.
-
         ``newest``: version that the controller calls the newest. Versions received beyond it were
         never committed, and the new link replaces them by an older one. A link with ``reload``
-        replaces them in any case.
-        """
+        replaces them in any case."""
         if newest is not None and newest != self._known:
             self._known, self._known_t = newest, time.monotonic()
         if link is None:

@@ -1,5 +1,3 @@
-"""The report that a rollout worker sends with every heartbeat, and the engine's rates in it."""
-
 from __future__ import annotations
 
 import time
@@ -65,8 +63,7 @@ class RolloutReport:
     leasing: LeaseLoop
     loading: WeightLoader
     slots: InitVar[int]
-    receiver: WeightReceiver | None = None
-    """None until the worker is registered."""
+    receiver: WeightReceiver | None = None  # None until the worker is registered
 
     def __post_init__(self, slots: int) -> None:
         self.rates = EngineRates(self.tasks.engine, slots)

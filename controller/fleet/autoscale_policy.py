@@ -19,18 +19,14 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 
-LEAST_GAIN = 0.05
-"""Fraction of time that a change must save."""
+LEAST_GAIN = 0.05  # Fraction of time that a change must save
 LARGEST_SHARE = 0.9
 """Limit of measured waiting: a larger value would ask for over ten times the workers."""
-MOST_GROWTH = 2
-"""Largest growth factor of a role in one proposal."""
+MOST_GROWTH = 2  # Largest growth factor of a role in one proposal
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerCounts:
-    """Workers by role."""
-
     policy: int
     rollout: int
 
@@ -56,11 +52,9 @@ class Proposal:
     counts: WorkerCounts
     why: str
     scorers: Mapping[str, int] = field(default_factory=dict)
-    """Workers by pool, of the scorers that change."""
 
     @property
     def desired(self) -> dict[str, int]:
-        """Workers by pool."""
         return asdict(self.counts) | dict(self.scorers)
 
 
@@ -91,11 +85,9 @@ def propose(
 
 
 def waiting(balance: float, now: WorkerCounts, then: WorkerCounts) -> float:
-    """Fraction of time that the waiting role would wait with ``then`` workers.
-
-    ``balance``: rollout capacity over trainer capacity with ``now`` workers. Capacity is assumed to
-    be proportional to workers.
-    """
+    """Fraction of time that the waiting role would wait with ``then`` workers. ``balance``: rollout
+    capacity over trainer capacity with ``now`` workers. Capacity is assumed to be proportional to
+    workers."""
     after = balance * (then.rollout / now.rollout) / (then.policy / now.policy)
     return 1.0 - min(after, 1.0 / after)
 
@@ -126,8 +118,7 @@ class Autoscaler:
         self._seen: list[Waits] = []
         self._move: tuple[bool, ...] | None = None
         self._agreed = 0
-        self.proposal: Proposal | None = None
-        """The current proposal; None if no change is proposed."""
+        self.proposal: Proposal | None = None  # The current proposal; None if no change is proposed
 
     def observe(self, counts: WorkerCounts, waits: Waits, *, settled: bool) -> None:
         """``counts``: desired workers. ``settled``: exactly these are active."""

@@ -17,12 +17,8 @@ AVERAGED_STEPS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class FlowShares:
-    """Shares of one moment, or averaged."""
-
-    occupancy: float = 0.0
-    """Slots of the engines that are in use. 0 to 1."""
-    idle: float = 0.0
-    """Engines that generate nothing. 0 to 1."""
+    occupancy: float = 0.0  # Slots of the engines that are in use. 0 to 1.
+    idle: float = 0.0  # Engines that generate nothing. 0 to 1.
     closed: float = 0.0
     """No task may be leased: as many groups are in flight as the staleness bound allows. 0 or 1."""
     lagging: float = 0.0
@@ -34,19 +30,15 @@ class FlowShares:
     """Workers of the busiest scorer that have as many requests as they can work on. 0 to 1."""
     unsent: float = 0.0
     """Finished groups that the controller has not taken, over groups of a step. May exceed 1."""
-    ready: float = 0.0
-    """Enough groups for a step are ready. 0 or 1."""
+    ready: float = 0.0  # Enough groups for a step are ready. 0 or 1.
 
 
 @dataclass(slots=True)
 class FlowAverage:
     mean: FlowShares = FlowShares()
-    _steps: float = 0.0
-    """Commits so far, forgotten as the shares are."""
+    _steps: float = 0.0  # Commits so far, forgotten as the shares are
     _sums: dict[str, float] = field(default_factory=dict)
-    """Sums of their metrics."""
-    weight: float = 0.0
-    """Weight of all samples so far; near 1 once the average has been filled."""
+    weight: float = 0.0  # Weight of all samples so far; near 1 once the average has been filled
 
     def commit(self, metrics: Mapping[str, float]) -> None:
         """A step was committed. Groups come in waves: of two steps in a row one may wait and one

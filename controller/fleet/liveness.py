@@ -46,8 +46,7 @@ EARLY = 0.02
 ABSENCE_S = 1.0
 """Longest time between two ticks that counts in full. In the rest of it the leader did not run."""
 
-Key = tuple[str, int]
-"""(worker id, incarnation)."""
+Key = tuple[str, int]  # (worker id, incarnation)
 
 
 @dataclass(slots=True)
@@ -55,17 +54,14 @@ class Pulse:
     """Evidence about one incarnation of a worker."""
 
     heard_t: float
-    spoke: bool = False
-    """True if it has sent a request or report to this leader."""
+    spoke: bool = False  # True if it has sent a request or report to this leader
     suspect_since: float | None = None
     """Time at which its session broke. None: the session is open, or was never opened."""
     progress: int = -1
     busy: bool = False
     progress_t: float = 0.0
-    held: frozenset[tuple[str, int]] = frozenset()
-    """Leases its last report named."""
-    news: bool = False
-    """True if a report arrived since the last tick."""
+    held: frozenset[tuple[str, int]] = frozenset()  # Leases its last report named
+    news: bool = False  # True if a report arrived since the last tick
     unnamed: dict[tuple[TaskId, int], float] = field(default_factory=dict)
     """Leases of the ledger that its reports do not name, with the time since which they do not."""
 
@@ -75,16 +71,11 @@ class Prognosis:
     """Evidence about one worker as of now, and when it would be declared dead if nothing
     changes."""
 
-    silent_s: float
-    """Since it was last heard of."""
-    dead_in_s: float
-    """Until its lease expires."""
-    suspect: bool
-    """Its session broke."""
-    still_s: float = 0.0
-    """Busy without progress for so long; 0: it is not busy."""
-    wedged_in_s: float | None = None
-    """Until it counts as wedged; None: it is not busy."""
+    silent_s: float  # Since it was last heard of
+    dead_in_s: float  # Until its lease expires
+    suspect: bool  # Its session broke
+    still_s: float = 0.0  # Busy without progress for so long; 0: it is not busy
+    wedged_in_s: float | None = None  # Until it counts as wedged; None: it is not busy
 
 
 class Liveness:
@@ -94,15 +85,12 @@ class Liveness:
         self.limits = limits
         self.pulses: dict[Key, Pulse] = {}
         self._broken_epoch = 0
-        self._broken_t = 0.0
-        """Epoch whose end has been noticed, and the time of that."""
+        self._broken_t = 0.0  # Epoch whose end has been noticed, and the time of that
         self._breaks = 0
         self._breaks_step = -1
         """Number of epochs that broke in a row at this step, without a commit."""
-        self._error_epoch = 0
-        """Newest epoch with a report of a failed collective."""
-        self._looked_t: float | None = None
-        """Time of the last tick."""
+        self._error_epoch = 0  # Newest epoch with a report of a failed collective
+        self._looked_t: float | None = None  # Time of the last tick
 
     # ---- evidence -------------------------------------------------------------------------
 
@@ -126,7 +114,6 @@ class Liveness:
         return pulse
 
     def observe(self, report: worker_pb2.Report, now: float) -> None:
-        """A report came in over the worker's session."""
         pulse = self.heard(report.caller.worker_id, report.caller.incarnation, now)
         pulse.suspect_since = None
         if report.progress != pulse.progress or not report.busy or not pulse.busy:
@@ -171,10 +158,8 @@ class Liveness:
         )
 
     def tick(self, ledger: Ledger, now: float) -> list[Command]:
-        """Commands that follow from the evidence at ``now``, in the order of execution.
-
-        A command that the ledger did not carry out is returned again by the next tick.
-        """
+        """Commands that follow from the evidence at ``now``, in the order of execution. A command
+        that the ledger did not carry out is returned again by the next tick."""
         state = ledger.state
         self._forgive_absence(now)
         self._forget(state, now)
@@ -317,7 +302,6 @@ class Liveness:
         return True
 
     def _forget(self, state: State, now: float) -> None:
-        """Deletes the evidence about workers that left. New workers start with a full lease."""
         living = {(w.worker_id, w.incarnation) for w in state.fleet.workers.values() if w.alive}
         for key in self.pulses.keys() - living:
             del self.pulses[key]
@@ -327,11 +311,9 @@ class Liveness:
 
 @dataclass(slots=True)
 class _Host:
-    workers: int = 0
-    """Workers on this host that are alive or died with it."""
+    workers: int = 0  # Workers on this host that are alive or died with it
     silent: int = 0
-    heard: int = 0
-    """Living workers that were heard of lately."""
+    heard: int = 0  # Living workers that were heard of lately
 
 
 def _host_gone(name: str, hosts: dict[str, _Host]) -> str:

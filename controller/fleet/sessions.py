@@ -22,20 +22,14 @@ from paceline.v1 import worker_pb2
 
 @dataclass(eq=False, slots=True)
 class ServerSession:
-    """One open stream of one incarnation."""
-
     worker_id: str
     incarnation: int
     report: worker_pb2.Report
-    """The newest report."""
     latest: worker_pb2.Directive | None = None
     """Newest directive that may be sent: its events are durable."""
-    content: bytes = b""
-    """The newest directive that was built, serialised without term and seq."""
+    content: bytes = b""  # The newest directive that was built, serialised without term and seq
     cancels: bool = False
-    """It tells the worker to stop some of its tasks."""
-    grounds: Grounds | None = None
-    """Values that the newest directive was built from."""
+    grounds: Grounds | None = None  # Values that the newest directive was built from
     due: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when ``latest`` is to be sent, or the session is closed."""
     closed: bool = False
@@ -49,8 +43,7 @@ class ServerSession:
         self.due.set()
 
 
-FORGET_S = 10.0
-"""A process that has no session and still waits reports every two seconds."""
+FORGET_S = 10.0  # A process that has no session and still waits reports every two seconds
 MOST = 4096
 
 Build = Callable[[ServerSession], worker_pb2.Directive]

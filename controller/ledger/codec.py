@@ -194,7 +194,6 @@ def _bare(kind: Any) -> Any:
 
 
 def _fields(kind: Any) -> list[tuple[str, str, Any]]:
-    """Attribute, name in JSON and type of each field that is stored."""
     hints = get_type_hints(kind)
     return [
         (f.name, f.metadata.get("stored_as", f.name), hints[f.name])
@@ -204,12 +203,10 @@ def _fields(kind: Any) -> list[tuple[str, str, Any]]:
 
 
 def stored_names(kind: Any) -> tuple[str, ...]:
-    """Names of the fields of the dataclass ``kind`` in JSON."""
     return tuple(name for _, name, _ in _fields(kind))
 
 
 def _optional(kind: Any) -> frozenset[str]:
-    """Names of the fields with a default."""
     return frozenset(
         f.name for f in fields(kind) if f.default is not MISSING or f.default_factory is not MISSING
     )

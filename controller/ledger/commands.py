@@ -63,22 +63,16 @@ class AdminCommand(Command):
 
 @dataclass(frozen=True, slots=True)
 class StartRun(Command):
-    """First command of a run, and of every later leader of it.
+    """First command of a run, and of every later leader of it. Refused if the run exists with
+    another spec, apart from what may change. A finished run goes on if it is given more steps."""
 
-    Refused if the run exists with another spec, apart from what may change. A finished run goes on
-    if it is given more steps.
-    """
-
-    spec: RunSpec
-    """With the settings that are in force once ``settings`` is taken over."""
+    spec: RunSpec  # With the settings that are in force once ``settings`` is taken over
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Changeable settings of the leader's config file, by dotted name."""
 
 
 @dataclass(frozen=True, slots=True)
 class BeginTerm(Command):
-    """A controller has become leader of ``term``."""
-
     term: int
     controller_id: str
 
@@ -98,8 +92,7 @@ class DeclareDead(WorkerCommand):
     how: DeathCause
     detail: str = ""
     cause: FaultCause = FaultCause.UNATTRIBUTED
-    silent_s: float = 0.0
-    """Since it was last heard of."""
+    silent_s: float = 0.0  # Since it was last heard of
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +102,9 @@ class Observe(WorkerCommand):
     lifecycle: Lifecycle
     state_version: Version = Version(-1)
     loaded_version: Version = Version(-1)
-    parity_failures: int = 0
-    """Failures of this incarnation so far."""
+    parity_failures: int = 0  # Failures of this incarnation so far
     parity_detail: str = ""
-    load_failures: int = 0
-    """Failures of this incarnation so far."""
+    load_failures: int = 0  # Failures of this incarnation so far
     load_detail: str = ""
 
 
@@ -194,8 +185,7 @@ class CastVote(Ballot, Command):
 @dataclass(frozen=True, slots=True)
 class VoteResult:
     outcome: VoteOutcome
-    version: Version = Version(-1)
-    """Version of the state after a commit."""
+    version: Version = Version(-1)  # Version of the state after a commit
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +194,8 @@ class RecordHeldOut(WorkerCommand):
 
     step: Step
     version: Version
-    loss: float | None
-    """None: no row could be measured."""
-    measured: Mapping[str, float]
-    """Means over the rows, by name, the loss among them."""
+    loss: float | None  # None: no row could be measured
+    measured: Mapping[str, float]  # Means over the rows, by name, the loss among them
     rows: int
     left_out: int
 
@@ -218,8 +206,7 @@ class RejectGroups(WorkerCommand):
     Groups that have left it, or are in another member's shard, are not counted again."""
 
     step: Step
-    groups: tuple[tuple[TaskId, int], ...]
-    """(task id, attempt)."""
+    groups: tuple[tuple[TaskId, int], ...]  # (task id, attempt)
     fault: GroupFault
     detail: str = ""
 
@@ -243,8 +230,7 @@ class RecordCheckpoint(WorkerCommand):
     path: str
     size_bytes: int = 0
     seconds: float = 0.0
-    digest: str = ""
-    """Digest of the weights, as in votes."""
+    digest: str = ""  # Digest of the weights, as in votes
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,12 +239,9 @@ class CheckpointVerdict:
     """Directories that are never restored: this one if it is refused, and voided ones."""
     older: tuple[str, ...] = ()
     """Recorded checkpoints that no rollback needs any more, oldest first."""
-    needed: int = 1
-    """Number of recorded checkpoints that a rollback may still need."""
-    settled: Step = Step(0)
-    """No checkpoint of an earlier step is ever recorded any more."""
-    recorded: tuple[str, ...] = ()
-    """Directories of all recorded checkpoints."""
+    needed: int = 1  # Number of recorded checkpoints that a rollback may still need
+    settled: Step = Step(0)  # No checkpoint of an earlier step is ever recorded any more
+    recorded: tuple[str, ...] = ()  # Directories of all recorded checkpoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,8 +258,7 @@ class Drain(AdminCommand):
 
     worker_id: str
     replace: bool = False
-    incarnation: int = 0
-    """Refused if another process has that name by now; 0: any."""
+    incarnation: int = 0  # Refused if another process has that name by now; 0: any
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +268,6 @@ class RecordFault(Command):
 
     request_id: str
     name: str
-    """Worker id, controller id or "redis"."""
     host: str
     pid: int
     cause: FaultCause
@@ -299,7 +280,6 @@ class RecordExit(Command):
     name, host and pid."""
 
     name: str
-    """Worker id."""
     host: str
     pid: int
     cause: FaultCause
@@ -315,8 +295,7 @@ class Pause(AdminCommand):
 class ChangeSettings(AdminCommand):
     settings: Mapping[str, Any]
     """Settings to change, by dotted name; the shell has validated them together with the others."""
-    spec: LiveSpec
-    """Fields of the run's spec that follow from them."""
+    spec: LiveSpec  # Fields of the run's spec that follow from them
 
 
 @dataclass(frozen=True, slots=True)

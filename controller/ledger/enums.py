@@ -12,8 +12,6 @@ class Role(StrEnum):
 
 
 class Phase(StrEnum):
-    """Phase of the run."""
-
     NONE = "none"  # no run yet
     OPEN = "open"  # tasks are leased and steps open
     SUSPENDING = "suspending"  # asked to stop for now: no new step, no new lease
@@ -44,8 +42,6 @@ class SuspendStage(StrEnum):
 
 
 class Kind(StrEnum):
-    """Kind of a task."""
-
     TRAIN = "train"  # a group of completions that a step trains
     EVAL = "eval"  # one greedy completion of a held-out prompt, scored and never trained
 
@@ -71,8 +67,6 @@ LIFECYCLE_TRANSITIONS: dict[Lifecycle, frozenset[Lifecycle]] = {
 
 
 class DesiredLifecycle(StrEnum):
-    """Part of a directive: the stage that the worker should be in."""
-
     RUNNING = "running"
     DRAINING = "draining"  # finish what is held, take nothing new
     STOPPED = "stopped"  # leave
@@ -94,8 +88,6 @@ class PlanState(StrEnum):
 
 
 class EmptyReason(StrEnum):
-    """Reason for which no task was leased."""
-
     UNSPECIFIED = ""  # tasks were leased
     STALENESS = "staleness"  # enough groups are in flight for the allowed staleness
     WEIGHTS = "weights"  # the worker's weights are too old to start a task
@@ -106,8 +98,6 @@ class EmptyReason(StrEnum):
 
 
 class VerdictCode(StrEnum):
-    """Result of a submission or of a return."""
-
     ACCEPTED = "accepted"  # counted now
     DUPLICATE = "duplicate"  # the same attempt was accepted before
     SUPERSEDED = "superseded"  # the lease is over: the task went on without this attempt
@@ -117,8 +107,6 @@ class VerdictCode(StrEnum):
 
 
 class ReturnKind(StrEnum):
-    """Form in which a worker gives a task back."""
-
     HAND_BACK = "hand_back"  # no fault: does not count towards quarantine
     FAILED = "failed"  # the attempt failed: counts towards quarantine
     DROP = "drop"  # the task can never succeed

@@ -11,19 +11,15 @@ from paceline.ids import Step
 @dataclass(frozen=True, slots=True)
 class LearningRate:
     peak: float = 1e-6
-    schedule: str = "constant"
-    """constant, linear or cosine."""
+    schedule: str = "constant"  # constant, linear or cosine
     warmup_steps: int = 0
     min_ratio: float = 0.0
 
     def at(self, step: Step, steps: int) -> float:
-        """Learning rate of ``step``, counted from 1, in a run of ``steps``.
-
-        Warm-up is linear, from peak / warmup_steps at step 1 to the peak at step warmup_steps. The
-        first step after it has the peak. The decay would reach min_ratio * peak at the step after
-        the last one, as in transformers' get_linear_schedule_with_warmup: the last batch is
-        trained, too.
-        """
+        """Learning rate of ``step``, counted from 1, in a run of ``steps``. Warm-up is linear, from
+        peak / warmup_steps at step 1 to the peak at step warmup_steps. The first step after it has
+        the peak. The decay would reach min_ratio * peak at the step after the last one, as in
+        transformers' get_linear_schedule_with_warmup: the last batch is trained, too."""
         if step <= self.warmup_steps:
             return self.peak * step / self.warmup_steps
         if self.schedule == "constant":

@@ -42,10 +42,8 @@ class Ledger(Decider):
 
     def execute(self, command: cmd.Command, now: float) -> tuple[tuple[Event, ...], Any]:
         """Decides and applies. Returns the events, for the journal, and the command's reply.
-
         ``now``: Unix seconds. Raises ``CommandRefused``, with nothing changed, if the command is
-        not allowed. The reply may leave only once the events are durable.
-        """
+        not allowed. The reply may leave only once the events are durable."""
         if self.state.phase is Phase.NONE and not isinstance(command, cmd.StartRun | cmd.BeginTerm):
             raise cmd.CommandRefused(RefusalCode.UNKNOWN, "no run has been started")
         events: list[Event] = []

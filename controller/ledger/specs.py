@@ -13,24 +13,18 @@ from paceline.dataset.data_order import DataOrder, DataSource
 from paceline.ids import ANY, MeshEpoch, Step, TaskId, Version
 
 LATE_TRAIN, LATE_DROP = "train", "drop"
-HELD_OUT = "held_out"
-"""Set that a run has by ``eval_rows`` alone."""
+HELD_OUT = "held_out"  # Set that a run has by ``eval_rows`` alone
 
 
 @dataclass(frozen=True, slots=True)
 class EvalSet:
-    """A set of held-out prompts."""
-
     compact = True
 
     name: str
     rows: int
-    samples: int = 1
-    """Completions of each prompt."""
-    every: int = 0
-    """Steps between evaluations; 0: RunSpec.eval_every."""
-    solved_at: float = 1.0
-    """Reward from which a completion counts as solved."""
+    samples: int = 1  # Completions of each prompt
+    every: int = 0  # Steps between evaluations; 0: RunSpec.eval_every
+    solved_at: float = 1.0  # Reward from which a completion counts as solved
     truth: bool = False
     """Its reward is none of the scorers that the training is rewarded by: see
     paceline.evaluation.reward_hacking."""
@@ -38,32 +32,25 @@ class EvalSet:
 
 @dataclass(frozen=True, slots=True)
 class SetResult:
-    """A set's part of an evaluation."""
-
     name: str
     count: int
-    """Rows that were scored with the evaluation's version."""
     left_out: int
-    """Rows that were scored with other versions, with several, or with one in doubt."""
     metrics: Mapping[str, float]
     """Means over ``count`` rows; see SetScores. Empty if they are at most half of the set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveSpec:
-    """The fields of a run's spec that follow from settings which a run may change.
-
-    A new live setting is a field here, a line in ``ControllerContext.run_spec``, and ``Live`` at
-    the setting in the config.
-    """
+    """The fields of a run's spec that follow from settings which a run may change. A new live
+    setting is a field here, a line in ``ControllerContext.run_spec``, and ``Live`` at the setting
+    in the config."""
 
     steps: int
     max_staleness: int
     late_groups: str = LATE_DROP
     """LATE_TRAIN or LATE_DROP. The journals of releases that knew no other way have no field for
     it."""
-    max_token_age: int = 0
-    """Steps; of LATE_TRAIN alone."""
+    max_token_age: int = 0  # Steps; of LATE_TRAIN alone
     eval_rows: int
     eval_every: int
     early_stop_evals: int = 0
@@ -100,13 +87,11 @@ class RunSpec(LiveSpec):
     recorded: bool = False
     """Completions are in the data: no weights sampled them, no worker loads weights, and no group
     is too old."""
-    eval_sets: tuple[EvalSet, ...] = ()
-    """Beside the one of ``eval_rows``."""
+    eval_sets: tuple[EvalSet, ...] = ()  # Beside the one of ``eval_rows``
     relay_fanout: int = 0
     """Receivers to which a worker sends weights; 0: the replica sends to all, and no receiver hands
     them on."""
-    best_metric: str = ""
-    """SET/METRIC that ranks evaluations. Empty: the reward of the first set."""
+    best_metric: str = ""  # SET/METRIC that ranks evaluations. Empty: the reward of the first set.
 
     @property
     def evaluations(self) -> tuple[EvalSet, ...]:
@@ -125,8 +110,7 @@ class RunSpec(LiveSpec):
         """Completions of each of its prompts."""
         return next((each.samples for each in self.eval_sets if each.name == eval_set), 1)
 
-    sources: tuple[DataSource, ...] = ()
-    """None: all rows are of one source without a name."""
+    sources: tuple[DataSource, ...] = ()  # None: all rows are of one source without a name
     curriculum_min: float = 0.0
     """Lowest probability of a row under the curriculum; 0: there is no curriculum."""
 
@@ -161,10 +145,8 @@ class LeasedTask:
     kind: Kind
     dataset_pass: int
     index: int
-    """Row of the data set in that pass."""
     seed: int
-    eval_set: str = ""
-    """Evaluation: the set whose row it is. Empty: HELD_OUT."""
+    eval_set: str = ""  # Evaluation: the set whose row it is. Empty: HELD_OUT.
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,15 +157,12 @@ class GroupMeta:
     attempt: int
     sequences: int
     prompt_tokens: int
-    """Length of the prompt, once."""
-    tokens: int
-    """Trainable completion tokens over all sequences."""
+    tokens: int  # Trainable completion tokens over all sequences
     min_version: Version
     max_version: Version
     reward_mean: float
     reward_std: float
-    reward_max: float
-    """Over the group's sequences."""
+    reward_max: float  # Over the group's sequences
     generate_s: float = 0.0
     reward_s: float = 0.0
     token_versions: tuple[tuple[Version, int], ...] = ()
@@ -200,10 +179,8 @@ class GroupMeta:
     """Answers that the sequences vote for; "": no vote."""
     truncated: int = field(default=0, metadata=TRANSIENT)
     """Evaluation: sequences that ended at the limit of tokens."""
-    prompt_cut: int = 0
-    """Tokens that the row's prompt has lost because it was too long."""
-    digest: str = ""
-    """Digest of the payload; empty if there is no payload, or the journal has none."""
+    prompt_cut: int = 0  # Tokens that the row's prompt has lost because it was too long
+    digest: str = ""  # Digest of the payload; empty if there is no payload, or the journal has none
     meta_digest: str = field(default="", metadata=stored_as("facts_digest"))
     """Digest of all that was submitted of the group: see paceline.groups.payload."""
 
@@ -228,8 +205,6 @@ class StatValue:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """One process of a worker, as it announces itself."""
-
     worker_id: str
     incarnation: int
     role: Role
@@ -237,22 +212,16 @@ class WorkerSpec:
     pid: int
     tensor_host: str
     ranks: int = 1
-    state_version: Version = Version(-1)
-    """Policy: version of the state it holds; -1 for none."""
-    scorer: str = ""
-    """Scorer: its name in the config."""
-    address: str = ""
-    """Scorer: host:port at which it answers rollout workers."""
-    cgroup: str = ""
-    """Control group of its memory; empty: it knows none."""
+    state_version: Version = Version(-1)  # Policy: version of the state it holds; -1 for none
+    scorer: str = ""  # Scorer: its name in the config
+    address: str = ""  # Scorer: host:port at which it answers rollout workers
+    cgroup: str = ""  # Control group of its memory; empty: it knows none
     memory_kills: int = -1
     """Processes that the kernel had killed in that group by then; -1: not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One replica of a mesh epoch, or one end of a weights link."""
-
     worker_id: str
     incarnation: int
     tensor_host: str
@@ -278,8 +247,7 @@ class StepSettings:
     compact = True
 
     lr: float
-    token_age: int
-    """Steps after which its tokens are masked."""
+    token_age: int  # Steps after which its tokens are masked
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,13 +255,10 @@ class StepSpec:
     """One attempt at a step: its batch, and the part of each replica."""
 
     step: Step
-    version: Version
-    """Version of the state before it."""
+    version: Version  # Version of the state before it
     mesh_epoch: MeshEpoch
-    groups: tuple[TaskId, ...]
-    """The batch, in the order in which the groups were chosen."""
-    shards: Mapping[str, tuple[int, ...]]
-    """Worker id to positions in ``groups``."""
+    groups: tuple[TaskId, ...]  # The batch, in the order in which the groups were chosen
+    shards: Mapping[str, tuple[int, ...]]  # Worker id to positions in ``groups``
     replay: bool
     """A composition that an earlier attempt at the step had, but for groups that had to leave it.
     """
@@ -303,16 +268,11 @@ class StepSpec:
 
 @dataclass(frozen=True, slots=True)
 class MeshSpec:
-    """One epoch of the gradient mesh."""
-
     epoch: MeshEpoch
-    members: tuple[Member, ...]
-    """In rank order."""
-    state_version: Version
-    """Every member must hold this state before it takes part in a step."""
+    members: tuple[Member, ...]  # In rank order
+    state_version: Version  # Every member must hold this state before it takes part in a step
     step: Step
-    source_rank: int
-    """Member that sends the state to those without it; -1: each restores by itself."""
+    source_rank: int  # Member that sends the state to those without it; -1: each restores by itself
     restore: bool
     """No member holds the state: each loads ``checkpoint_path`` ("": the initial model)."""
     checkpoint_path: str
@@ -336,10 +296,8 @@ class LinkSpec:
     receiver_incarnation: int
     reload: bool = False
     """The newest version is sent again: what the receiver has of it was withdrawn."""
-    tree: int = 0
-    """Number of the tree of links that it belongs to; 0 if there are no relays."""
-    blames: str = ""
-    """Relay from which the receiver's link before broke."""
+    tree: int = 0  # Number of the tree of links that it belongs to; 0 if there are no relays
+    blames: str = ""  # Relay from which the receiver's link before broke
 
 
 def values(kind: type, source: Any) -> dict[str, Any]:

@@ -27,10 +27,8 @@ answers 307 with the leader's URL. Errors are RFC 9457 problem details.
 
 
 class Rest:
-    """Application of one controller, with access control: writes must present ``token``.
-
-    ``asgi`` answers requests. ``close`` ends the streams.
-    """
+    """Application of one controller, with access control: writes must present ``token``. ``asgi``
+    answers requests. ``close`` ends the streams."""
 
     def __init__(self, controller: Controller, *, token: str, loopback: bool) -> None:
         self._controller = controller

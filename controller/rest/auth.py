@@ -40,17 +40,14 @@ PreflightHeaders = {
     "Access-Control-Max-Age": "60",
 }
 
-Place = tuple[str, str, int]
-"""Scheme, host and port of an origin; every loopback name is one host."""
+Place = tuple[str, str, int]  # Scheme, host and port of an origin; every loopback name is one host
 
 
 @dataclass(slots=True)
 class RestAuth:
-    """Middleware around the REST application ``app``.
-
-    ``origins`` returns the URLs of the run's other controllers, ``policy`` the content security
-    policy of the dashboard. Both are called anew for each request that needs them.
-    """
+    """Middleware around the REST application ``app``. ``origins`` returns the URLs of the run's
+    other controllers, ``policy`` the content security policy of the dashboard. Both are called anew
+    for each request that needs them."""
 
     app: ASGIApp
     token: str = field(repr=False)

@@ -31,7 +31,6 @@ REFUSALS = {"unknown": 404, "invalid": 422}
 
 
 def install(app: FastAPI, controller: Controller) -> None:
-    """Adds the routes to ``app``, and its answers to commands that were not carried out."""
     app.include_router(router(controller))
 
     @app.exception_handler(CommandRefused)

@@ -25,8 +25,7 @@ from paceline.observe.summary import TIME_SPLIT
 from paceline.worker_pools import in_order
 
 STALLED_STEPS = 5.0
-STALLED_S = 5.0
-"""A run has stalled after so many usual steps and so many seconds without a commit."""
+STALLED_S = 5.0  # A run has stalled after so many usual steps and so many seconds without a commit
 
 
 @dataclass(slots=True)
@@ -129,10 +128,8 @@ def ages_of_step(metrics: Mapping[str, float]) -> AgesReply:
 
 
 def bottleneck(controller: Controller, stalled_s: float) -> str:
-    """The role that waits for another, and what would help, in a sentence.
-
-    ``stalled_s``: time since the last commit if that is far longer than a step, else 0.
-    """
+    """The role that waits for another, and what would help, in a sentence. ``stalled_s``: time
+    since the last commit if that is far longer than a step, else 0."""
     leader, state = controller.leader, controller.state
     trouble, phase = trouble_of(controller), views.phase(state)
     if state.ended:

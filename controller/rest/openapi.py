@@ -55,16 +55,14 @@ EXAMPLES: dict[str, Any] = {
     "versions": [[4, 2]],
     "worker_id": "rollout-0",
     "workers": {"policy": 2, "rollout": 4},
-}
-"""Examples of fields and parameters by name, if their type fits. Others follow from the type."""
+}  # Examples of fields and parameters by name, if their type fits. Others follow from the type.
 TEXTS: dict[str, Any] = {
     "/healthz": {"status": "alive"},
     "/readyz": {"status": "leader"},
     "/metrics": "# TYPE paceline_step gauge\npaceline_step 48.0\n",
     "/api/v1/config": {"train": {"steps": 200, "groups_per_step": 4}},
     "/api/v1/events/stream": f'id: {EVENT_ID}\nevent: warning\ndata: {{"type":"WorkerDied"}}\n\n',
-}
-"""Replies without a model, by path."""
+}  # Replies without a model, by path
 TYPES: dict[str, tuple[type, Any]] = {
     "integer": (int, 1),
     "number": (float, 0.5),
@@ -72,12 +70,10 @@ TYPES: dict[str, tuple[type, Any]] = {
     "string": (str, ""),
     "object": (dict, {}),
     "array": (list, []),
-}
-"""Python type and default example of each JSON type."""
+}  # Python type and default example of each JSON type
 
 
 def complete(schema: dict[str, Any]) -> dict[str, Any]:
-    """Adds to the schema that FastAPI generates, in place."""
     parts = schema.setdefault("components", {})
     named = parts.setdefault("schemas", {})
     named["Problem"] = ProblemModel.model_json_schema()

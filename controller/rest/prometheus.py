@@ -92,8 +92,7 @@ OF_WORKER = {
     "engine_idle_fraction": ("engine_idle_ratio", "Share of time that its engine stands idle"),
     "slot_occupancy": ("engine_slot_occupancy_ratio", "Share of its engine's slots in use"),
     "tokens_per_s": ("generated_tokens_per_second", "Tokens it generates"),
-}
-"""Name and help text of what is known of each worker, and of the gauges of its report."""
+}  # Name and help text of what is known of each worker, and of the gauges of its report
 RENAMED = {
     "tokens_per_s": "tokens_per_second",
     "samples_per_s": "samples_per_second",
@@ -103,8 +102,6 @@ RENAMED = {
 
 
 class PrometheusMetrics(Collector):
-    """``text()`` returns the text exposition format, version 0.0.4."""
-
     content_type = "text/plain; version=0.0.4; charset=utf-8"
 
     def __init__(self, controller: Controller, rate: StepRate | None = None) -> None:

@@ -90,7 +90,6 @@ def kept_groups(state: State) -> list[GroupSummary]:
 
 
 def listed(found: Iterable[GroupSummary], chosen: Filter, sort: str, limit: int) -> GroupsReply:
-    """The groups that fulfil ``chosen``, in order."""
     matching = sorted(filter(chosen, found), key=SORTS[sort])
     return GroupsReply(groups=matching[:limit], total=len(matching))
 
@@ -133,8 +132,6 @@ def _reason_of_absence(state: State, group_id: str) -> str:
 
 
 class ArchivedGroups:
-    """Groups of the run's archive, as replies; blocks for as long as the disk takes."""
-
     def __init__(self, run_dir: Path) -> None:
         self._reader = ArchiveReader(run_dir)
 
@@ -175,10 +172,8 @@ async def stored_groups(
 ) -> dict[str, Any]:
     """``groups``, each as in ``GET groups/{id}``, and ``total``, their number before the limit:
     those of the archive and, with ``redis_url``, those in the payload store. With ``text`` only
-    archived groups that have it in their prompt or in a completion. Writes nothing.
-
-    Raises NoRedis if the journal cannot be read.
-    """
+    archived groups that have it in their prompt or in a completion. Writes nothing. Raises NoRedis
+    if the journal cannot be read."""
     archive, run_id = ArchivedGroups(run_dir), config.run.name
     if redis_url is None:
         return await _detailed(archive, None, None, config, wanted, sort, limit, text)

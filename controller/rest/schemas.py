@@ -123,11 +123,9 @@ class RunReply(StatusView):
 
 
 class MetricsReply(Reply):
-    """Curves: every list has as many values as ``x``; null if none was measured.
-
-    If there are more steps than points, a value is the mean of a bucket of steps, and ``low`` and
-    ``high`` are the bucket's extremes. Otherwise ``low`` and ``high`` are empty.
-    """
+    """Curves: every list has as many values as ``x``; null if none was measured. If there are more
+    steps than points, a value is the mean of a bucket of steps, and ``low`` and ``high`` are the
+    bucket's extremes. Otherwise ``low`` and ``high`` are empty."""
 
     x: list[int]
     """Steps."""

@@ -46,12 +46,10 @@ class Door:
 def open_door(
     config: Config, run_dir: Path, controller_id: str, *, token: str, host: str
 ) -> Door | None:
-    """Binds the socket; None if the interface is disabled.
-
-    ``token``: that requests must carry. ``host``: the name under which others reach this
-    controller, unless rest.host is set. Raises BadInput for a port that is taken, and for an
-    address other than loopback if no token is configured.
-    """
+    """Binds the socket; None if the interface is disabled. ``token``: that requests must carry.
+    ``host``: the name under which others reach this controller, unless rest.host is set. Raises
+    BadInput for a port that is taken, and for an address other than loopback if no token is
+    configured."""
     if not config.rest.enabled:
         return None
     address = config.rest.host or config.controller.host
@@ -72,7 +70,6 @@ def open_door(
 
 
 def _ports(config: Config, run_dir: Path, controller_id: str, address: str) -> list[int]:
-    """Ports to try, in this order."""
     if config.rest.port:
         number = re.search(r"(\d{1,4})$", controller_id)
         return [config.rest.port + (int(number[1]) if number else 0)]

@@ -19,16 +19,13 @@ from paceline.observe.event_history import Key
 from paceline.observe.projection import Projection
 
 HEARTBEAT_S = 5.0
-LAG_S = 0.25
-"""Lag of the run files behind the journal."""
+LAG_S = 0.25  # Lag of the run files behind the journal
 MOST_STREAMS = 64
 AT_ONCE = 500
 
 
 @dataclass(slots=True)
 class EventStreams:
-    """The open streams of one controller. ``close`` ends them all."""
-
     controller: Controller
     _closing: asyncio.Event = field(default_factory=asyncio.Event)
     _open: int = 0

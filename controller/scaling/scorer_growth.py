@@ -16,13 +16,9 @@ from controller.fleet.autoscale_policy import LARGEST_SHARE, MOST_GROWTH
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A scorer whose workers the run waits for."""
-
     pool: str
-    workers: int
-    """Desired ones, all of them at work."""
-    starved: float
-    """Share of a step that replicas wait for groups. 0 to 1."""
+    workers: int  # Desired ones, all of them at work
+    starved: float  # Share of a step that replicas wait for groups. 0 to 1.
 
 
 class ScorerGrowth:

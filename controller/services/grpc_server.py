@@ -41,13 +41,11 @@ Unary = Callable[["Controller", Any], Awaitable[Any]]
 Streaming = Callable[["Controller", Any], AsyncIterator[Any]]
 
 
-HANDSHAKE_MS = 10_000
-"""Time for the handshakes of TLS and HTTP/2."""
+HANDSHAKE_MS = 10_000  # Time for the handshakes of TLS and HTTP/2
 IDLE_MS = 300_000
 """A connection without a call is closed after this time; a client connects again when it needs to.
 """
-MOST_METADATA = 16 << 10
-"""Bytes of the headers of a call."""
+MOST_METADATA = 16 << 10  # Bytes of the headers of a call
 
 
 class Services(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -165,10 +163,8 @@ def _serialize(reply: Any) -> bytes:
 
 
 def final_error(controller: Controller, error: Exception) -> Exception:
-    """``error``, unless it is a refusal by a leader whose lease has run out.
-
-    Such a leader may refuse a request that its successor would accept, and a refusal is final.
-    """
+    """``error``, unless it is a refusal by a leader whose lease has run out. Such a leader may
+    refuse a request that its successor would accept, and a refusal is final."""
     if isinstance(error, CommandRefused | Invalid):
         leader = controller.leader
         if leader is not None and not leader.active:

@@ -30,10 +30,8 @@ from paceline.v1 import common_pb2, policy_pb2
 log = logging.getLogger(__name__)
 
 MAX_REJECTED = 65536
-HELD_OUT_AT_ONCE = 64
-"""Rows that are read before the size of the reply is looked at again."""
-MOST_KEPT = 32
-"""Older checkpoints that stay while no replica of Redis confirms records."""
+HELD_OUT_AT_ONCE = 64  # Rows that are read before the size of the reply is looked at again
+MOST_KEPT = 32  # Older checkpoints that stay while no replica of Redis confirms records
 
 _OUTCOMES = wire_values(VoteOutcome, policy_pb2.Outcome, "OUTCOME")
 _NAMED_FAULTS = {

@@ -32,8 +32,7 @@ from paceline.payloads.store import Ref, partial_ref
 from paceline.v1 import rollout_pb2
 
 MAX_LEASED = 256
-LEASE_BYTES = 1024
-"""Upper bound for one encoded lease, excluding its row."""
+LEASE_BYTES = 1024  # Upper bound for one encoded lease, excluding its row
 MAX_GROUPS = 1024
 
 _KINDS = wire_values(Kind, rollout_pb2.TaskKind, "TASK_KIND")

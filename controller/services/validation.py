@@ -23,7 +23,6 @@ MAX_STATS = 128
 
 
 def check_caller(caller: common_pb2.Caller) -> tuple[str, int]:
-    """(worker id, incarnation)."""
     if not WORKER_ID.fullmatch(caller.worker_id):
         raise Invalid(
             "caller.worker_id must be 1 to 64 letters, digits, '-', '_' or '.', beginning with a "

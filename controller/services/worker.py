@@ -214,7 +214,6 @@ def check_scorer(request: worker_pb2.RegisterRequest, config: Config) -> None:
 
 
 def check_report(report: worker_pb2.Report) -> None:
-    """Raises Invalid if a field of the report is malformed."""
     check_caller(report.caller)
     if report.lifecycle not in _LIFECYCLES:
         raise Invalid("report.lifecycle must be starting, running, draining or stopped")
@@ -240,7 +239,6 @@ def check_report(report: worker_pb2.Report) -> None:
 
 
 def check_waits(waits: Sequence[worker_pb2.Wait]) -> None:
-    """Raises Invalid if a wait is malformed."""
     if len(waits) > MAX_WAITS:
         raise Invalid(f"a report names at most {MAX_WAITS} waits")
     for wait in waits:

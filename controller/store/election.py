@@ -84,10 +84,8 @@ class Election:
         self._identity = identity.to_json()
         self._lease_s = lease_s
         self._lease_ms = max(1, round(lease_s * 1000))
-        self.released = False
-        """The lease was given up. Nobody renews it."""
-        self._seen_term = 0
-        """By a worker, of this controller or another one."""
+        self.released = False  # The lease was given up. Nobody renews it.
+        self._seen_term = 0  # By a worker, of this controller or another one
         self._one_request = asyncio.Lock()
         """A renewal that overtook a release would take the lease again, for nobody."""
         self.lease_until = 0.0
@@ -95,7 +93,6 @@ class Election:
         no later than the lease in Redis."""
 
     async def acquire(self, known_term: int) -> int | None:
-        """The new term, or None while another controller holds the lease."""
         began = self._clock.monotonic()
         term = await self._grant(max(known_term, self._seen_term))
         if term is not None:

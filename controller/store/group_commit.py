@@ -30,8 +30,7 @@ FIRST_RETRY_S = 0.02
 LAST_RETRY_S = 0.5
 CROWD = 4
 LINGER_S = 0.002
-APPEND_SHARE = 0.05
-"""Weight of the newest append in the moving average."""
+APPEND_SHARE = 0.05  # Weight of the newest append in the moving average
 
 
 @dataclass(slots=True, eq=False)
@@ -43,14 +42,11 @@ class CommitBatch:
     t: float = 0.0
     json: list[dict[str, Any]] = field(default_factory=list)
     at: Position = field(default_factory=Position)
-    attachment: Any = None
-    """Result of ``on_flush`` when the batch was closed, for ``on_durable``."""
+    attachment: Any = None  # Result of ``on_flush`` when the batch was closed, for ``on_durable``
     waiters: list[asyncio.Future[None]] = field(default_factory=list)
 
 
 class GroupCommit:
-    """The only writer of the journal in this process."""
-
     def __init__(
         self,
         journal: Journal,
@@ -64,8 +60,7 @@ class GroupCommit:
         """``on_flush`` runs when a batch is closed, with the ledger exactly at the batch's end."""
         self._journal = journal
         self._term = term
-        self.at = at
-        """Position of the newest batch that is durable."""
+        self.at = at  # Position of the newest batch that is durable
         self._on_flush = on_flush
         self._on_durable = on_durable
         self._clock = clock
@@ -74,13 +69,10 @@ class GroupCommit:
         self._wanted = asyncio.Event()
         self._flowing = asyncio.Event()
         self._flowing.set()
-        self.append_s = 0.0
-        """Duration of an append, moving average. Seconds."""
-        self.trouble = ""
-        """Reason for which appends fail now, for people. Empty: they succeed."""
+        self.append_s = 0.0  # Duration of an append, moving average. Seconds.
+        self.trouble = ""  # Reason for which appends fail now, for people. Empty: they succeed.
 
     def add(self, events: Sequence[Event]) -> None:
-        """Adds events to the open batch, in the order in which they were decided."""
         self._open.events.extend(events)
         self._wanted.set()
 

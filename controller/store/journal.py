@@ -36,10 +36,8 @@ FORMAT = 2
 START = "0-0"
 READ_COUNT = 256
 WRITTEN_AGAIN_S = 0.001
-STAGED_S = 600
-"""After it a snapshot that was begun and not finished is gone."""
-SNAPSHOT_PIECE_BYTES = 1 << 20
-"""Bytes of a snapshot that one command reads."""
+STAGED_S = 600  # After it a snapshot that was begun and not finished is gone
+SNAPSHOT_PIECE_BYTES = 1 << 20  # Bytes of a snapshot that one command reads
 
 # KEYS: journal, head, term. ARGV: term, previous batch, batch, number, entry, format. The
 # last part of the answer is 0 if Redis writes its append-only file before it answers.
@@ -110,22 +108,17 @@ def check_format(found: bytes | int | None) -> None:
 class Position:
     """Point in the journal that a state corresponds to."""
 
-    entry: str = START
-    """Stream id of the last entry that was applied."""
-    number: int = 0
-    """Number of that entry, counted from the beginning of the run."""
-    batch: str = ""
-    """Unique id of that entry's batch."""
+    entry: str = START  # Stream id of the last entry that was applied
+    number: int = 0  # Number of that entry, counted from the beginning of the run
+    batch: str = ""  # Unique id of that entry's batch
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     at: Position
     term: int
-    t: float
-    """Unix seconds at which the leader began to append it."""
-    events: Sequence[Mapping[str, Any]]
-    """JSON objects with ``type``, as in the journal."""
+    t: float  # Unix seconds at which the leader began to append it
+    events: Sequence[Mapping[str, Any]]  # JSON objects with ``type``, as in the journal
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +150,8 @@ class Journal:
         events: Sequence[Mapping[str, Any]],
     ) -> Position:
         """Appends one entry after ``after`` and returns its position. A repeat has no further
-        effect.
-
-        Raises Deposed, RedisFull or a connection error; after the last, the entry may be in the
-        journal.
-        """
+        effect. Raises Deposed, RedisFull or a connection error; after the last, the entry may be in
+        the journal."""
         entry, number = encode_entry(term, t, events), after.number + 1
         verdict, detail = await self._write(after, term, batch, number, entry)
         if verdict == "appended":
@@ -173,10 +163,8 @@ class Journal:
     async def read(
         self, after: Position, *, count: int = READ_COUNT, block_ms: int | None = None
     ) -> list[Entry]:
-        """The next entries, at most ``count``; waits up to ``block_ms`` for the first one.
-
-        Raises JournalGap if the stream was trimmed past ``after``.
-        """
+        """The next entries, at most ``count``; waits up to ``block_ms`` for the first one. Raises
+        JournalGap if the stream was trimmed past ``after``."""
         entries = await self._next(after.entry, count, block_ms)
         expected = after.number + 1
         for entry in entries:
@@ -198,9 +186,7 @@ class Journal:
 
     async def save_snapshot(self, snapshot: LedgerSnapshot, *, term: int, trim_before: str) -> None:
         """Stores ``snapshot`` and drops entries before stream id ``trim_before`` (empty: none).
-
-        Raises Deposed.
-        """
+        Raises Deposed."""
         at = snapshot.at
         whole = {
             "format": FORMAT,
@@ -267,7 +253,6 @@ class Journal:
         return [decode_entry(position, fields) for position, fields in rows]
 
     async def head(self) -> Position:
-        """Position of the newest entry."""
         fields = await self._redis.hgetall(self._keys.head)
         if not fields:
             return Position()

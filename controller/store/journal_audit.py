@@ -59,16 +59,13 @@ MAX_PROBLEMS = 50
 
 @dataclass(slots=True)
 class Report:
-    """Result of an audit."""
-
     counts: dict[str, Any] = field(default_factory=dict)
     """dispatched, pending, leased, ready, in_step, trained, dropped (by reason), duplicates, lost,
     steps, events, entries, terms, failovers, mesh_rebuilds, rollbacks."""
     faults: dict[str, Any] = field(default_factory=dict)
     """Causes, hosts and time lost, as in paceline.observe.faults."""
     coverage: CoverageReport = field(default_factory=CoverageReport)
-    problems: list[str] = field(default_factory=list)
-    """One line for each broken promise."""
+    problems: list[str] = field(default_factory=list)  # One line for each broken promise
 
     @property
     def ok(self) -> bool:
@@ -80,10 +77,8 @@ class Report:
 
 
 def verify(redis_url: str, run_id: str) -> Report:
-    """Checks the journal of ``run_id``, up to the entries that exist when the check begins.
-
-    Raises NoRedis if it cannot be read, and ForeignFormat if another release wrote it.
-    """
+    """Checks the journal of ``run_id``, up to the entries that exist when the check begins. Raises
+    NoRedis if it cannot be read, and ForeignFormat if another release wrote it."""
     client = connect_sync(redis_url, timeout_s=30.0)
     try:
         with client:
@@ -189,7 +184,6 @@ class _Replay:
         self.ledger.take_garbage()
 
     def _check_rows(self, event: TasksLeased) -> None:
-        """Check that the leased rows are those that the data order has for the tasks."""
         data_order = self.ledger.state.run.order
         for lease in event.leases:
             if lease.kind is not Kind.TRAIN:

@@ -23,12 +23,9 @@ class Observer(Protocol):
 
 @dataclass(slots=True)
 class LedgerFollower:
-    """``ledger`` is the state at journal position ``at``; ``observer`` takes the entries, too."""
-
     ledger: Ledger
     at: Position
-    snapshot_at: str = ""
-    """Stream id of the snapshot that was loaded; empty: none."""
+    snapshot_at: str = ""  # Stream id of the snapshot that was loaded; empty: none
     observer: Observer | None = None
 
     @classmethod

@@ -13,11 +13,8 @@ WAIT_MS = 200
 
 async def replicated(redis: Any, keys: Keys, *, expected: bool = False) -> bool:
     """True if a replica has all earlier writes, or if no replica is connected and none is
-    ``expected``.
-
-    Set ``expected`` behind Sentinels: a replica that is not connected is then no better than one
-    that lags. Redis errors propagate.
-    """
+    ``expected``. Set ``expected`` behind Sentinels: a replica that is not connected is then no
+    better than one that lags. Redis errors propagate."""
     info = await redis.info("replication")
     if not info.get("connected_slaves", 0):
         return not expected

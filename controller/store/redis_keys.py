@@ -22,8 +22,7 @@ class Keys:
         """Canonical JSON of the config sections that every process of the run must agree on."""
         self.payloads_at = self._prefix + "payloads-at"
         """JSON list of the URLs of the payload store; empty: they are in this Redis."""
-        self.mark = self._prefix + "mark"
-        """Written to test whether writes reach a replica."""
+        self.mark = self._prefix + "mark"  # Written to test whether writes reach a replica
         self.term = self._prefix + "term"
         """Highest granted term: an append with a lower one is refused."""
         self.leader = lease_key(run_id)

@@ -14,18 +14,13 @@ from paceline.redis.client import without_password
 
 
 class RunRegistry:
-    """Registry of one run. Redis errors propagate."""
-
     def __init__(self, redis: Any, keys: Keys) -> None:
         self._redis = redis
         self._keys = keys
 
     async def agree(self, run: str, payload_urls: Sequence[str], config_json: str) -> None:
         """Stores the settings that all processes of a run must share, or compares them with the
-        stored ones.
-
-        Raises BadInput if they differ.
-        """
+        stored ones. Raises BadInput if they differ."""
         wanted = json.dumps(list(payload_urls)) if payload_urls else ""
         agreed = await self._first(self._keys.payloads_at, wanted)
         if agreed != wanted:
@@ -43,7 +38,6 @@ class RunRegistry:
             )
 
     async def payload_urls(self) -> list[str]:
-        """URLs of the run's payload store; empty: this Redis."""
         return urls_of(await self._redis.get(self._keys.payloads_at))
 
     async def announce(self, controller_id: str, facts: dict[str, Any]) -> dict[str, Any]:

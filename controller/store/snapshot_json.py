@@ -17,13 +17,10 @@ from typing import Any
 
 from controller.ledger.state.moment import Moment
 
-SLICE = 4096
-"""Items of an array in one piece: under 1 ms of numbers."""
-TURN = 65_536
-"""Characters between two turns of the event loop: some milliseconds."""
+SLICE = 4096  # Items of an array in one piece: under 1 ms of numbers
+TURN = 65_536  # Characters between two turns of the event loop: some milliseconds
 
-PIECE = 1 << 20
-"""Characters of a piece, which is one write to Redis."""
+PIECE = 1 << 20  # Characters of a piece, which is one write to Redis
 
 _compact = json.JSONEncoder(separators=(",", ":")).encode
 

@@ -25,10 +25,8 @@ class Stores:
     payloads: PayloadStore
     registry: RunRegistry
     close: Callable[[], Awaitable[None]]
-    url: str
-    """URL of the Redis with the journal."""
-    worker_url: str
-    """URL of the same Redis for workers, which exchange their addresses there."""
+    url: str  # URL of the Redis with the journal
+    worker_url: str  # URL of the same Redis for workers, which exchange their addresses there
     payload_urls: Sequence[str] = ()
     """URLs of the payload store, for workers; empty: the Redis of ``worker_url``."""
 
@@ -42,9 +40,7 @@ def redis_stores(
     clock: Clock = SYSTEM_CLOCK,
 ) -> Stores:
     """Stores in the Redis at ``url``; payloads in those of ``payloads.url`` if that is set.
-
-    ``worker_url``: for workers, if they have another user there.
-    """
+    ``worker_url``: for workers, if they have another user there."""
     redis, keys = connect(url, timeout_s=2.0), Keys(config.run.name)
     lease_s = config.controller.leader_lease_s
     election = Election(redis, keys, identity, lease_s=lease_s, clock=clock)

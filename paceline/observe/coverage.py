@@ -77,11 +77,9 @@ class Group:
     """The part of an accepted group's facts that is counted."""
 
     sequences: int
-    tokens: int
-    """Completion tokens that could be trained."""
+    tokens: int  # Completion tokens that could be trained
     reward_mean: float
-    versions: Sequence[Sequence[int]]
-    """(version, tokens)."""
+    versions: Sequence[Sequence[int]]  # (version, tokens)
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Group:
@@ -92,15 +90,12 @@ class Group:
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over groups whose completions are known."""
-
     compact = True
 
     groups: int = 0
     sequences: int = 0
     tokens: int = 0
-    reward_sum: float = 0.0
-    """Over sequences."""
+    reward_sum: float = 0.0  # Over sequences
 
     def add(self, group: Group, sign: int = 1) -> None:
         self.groups += sign
@@ -111,19 +106,14 @@ class Tally:
 
 @dataclass(slots=True)
 class Step:
-    """A step that is open, or committed and not certain to survive."""
-
     ordinals: list[int]
-    token_age: int | None
-    """Steps after which its tokens are masked; None: not recorded."""
+    token_age: int | None  # Steps after which its tokens are masked; None: not recorded
 
 
 @dataclass(slots=True)
 class Coverage:
-    trained: Spans = field(default_factory=list)
-    """On the surviving line."""
-    dropped: dict[str, Spans] = field(default_factory=dict)
-    """By reason."""
+    trained: Spans = field(default_factory=list)  # On the surviving line
+    dropped: dict[str, Spans] = field(default_factory=dict)  # By reason
     repeated: list[int] = field(default_factory=list)
     """Tasks that were finished more than once. Always empty unless a promise is broken."""
     trained_tally: Tally = field(default_factory=Tally)
@@ -141,12 +131,10 @@ class Coverage:
     """Accepted groups that are not finished for good, by ordinal."""
     steps: dict[int, Step] = field(default_factory=dict, metadata=_NOT_STORED)
     """Committed steps that a rollback may undo, and the open one."""
-    open: int = field(default=0, metadata=_NOT_STORED)
-    """Number of the open step; 0: none."""
+    open: int = field(default=0, metadata=_NOT_STORED)  # Number of the open step; 0: none
     version_epochs: list[tuple[int, int]] = field(
         default_factory=lambda: [(0, 0)], metadata=_NOT_STORED
-    )
-    """(first version, version minus step from there on), oldest first."""
+    )  # (first version, version minus step from there on), oldest first
     checkpoints: list[int] = field(default_factory=list, metadata=_NOT_STORED)
     """Steps of the checkpoints that are not void."""
 
@@ -175,7 +163,6 @@ class Coverage:
                 self._train(step, kept)
 
     def take(self, kind: str, event: Mapping[str, Any]) -> None:
-        """Takes the next event of the journal. Those that say nothing of tasks change nothing."""
         if kind == EventType.GROUP_ACCEPTED:
             if event["task_id"].startswith("t"):
                 self.groups[int(event["task_id"][1:])] = Group.of(event)
@@ -367,22 +354,16 @@ class EpochCoverage:
 
     epoch: int
     rows: int
-    source: str = ""
-    """Empty: the run has one source, without a name."""
+    source: str = ""  # Empty: the run has one source, without a name
     trained: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     in_flight: dict[str, int] = field(default_factory=dict)
     """By state: pending, leased, ready, in_step."""
-    to_come: int = 0
-    """Rows that were not dispatched yet."""
-    passed_over: int = 0
-    """Rows that the curriculum left out."""
-    skipped: int = 0
-    """Rows that are passed by, and neither trained nor dropped nor on their way."""
-    twice: int = 0
-    """Rows that were finished or held more than once."""
-    unrecorded: int = 0
-    """Rows that were finished under a release that did not record which."""
+    to_come: int = 0  # Rows that were not dispatched yet
+    passed_over: int = 0  # Rows that the curriculum left out
+    skipped: int = 0  # Rows that are passed by, and neither trained nor dropped nor on their way
+    twice: int = 0  # Rows that were finished or held more than once
+    unrecorded: int = 0  # Rows that were finished under a release that did not record which
 
 
 @dataclass(slots=True)
@@ -392,10 +373,8 @@ class Comparison:
     outcome: str
     """trained, trained in part (tokens were masked for their age), or the reason of a drop."""
     groups: int
-    share: float
-    """Share of all finished groups."""
-    measured: int
-    """Number of them whose completions are known: the means are over these."""
+    share: float  # Share of all finished groups
+    measured: int  # Number of them whose completions are known: the means are over these
     completion_tokens: float | None
     reward: float | None
 
@@ -405,8 +384,7 @@ class CoverageReport:
     rows: int = 0
     shuffle: bool = True
     seed: int = 0
-    epochs: list[EpochCoverage] = field(default_factory=list)
-    """Passes that were begun."""
+    epochs: list[EpochCoverage] = field(default_factory=list)  # Passes that were begun
     compared: list[Comparison] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     """Names of the sources, in the order of their rows."""

@@ -66,11 +66,9 @@ class MetricStore:
     def curves(
         self, names: Sequence[str], *, since: int, until: int, points: int
     ) -> dict[str, Any]:
-        """Curves of at most ``points`` points over the steps after ``since`` up to ``until``.
-
-        Each point stands for a bucket of rows: its last step and time, the mean of its values, and
-        their lowest and highest, so that no spike is lost. A value is None if none was measured.
-        """
+        """Curves of at most ``points`` points over the steps after ``since`` up to ``until``. Each
+        point stands for a bucket of rows: its last step and time, the mean of its values, and their
+        lowest and highest, so that no spike is lost. A value is None if none was measured."""
         import numpy as np  # 0.1 s: only curves need it
 
         first = bisect_right(self.steps, since)

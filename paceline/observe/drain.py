@@ -22,7 +22,6 @@ class Drain(ABC, Generic[T]):
     """Queue and thread of one consumer, from ``start`` to ``begin_close``."""
 
     def __init__(self, name: str, *, most: int | None = None, poll_s: float = POLL_S) -> None:
-        """``most``: beyond so many items the oldest are lost; None: no limit."""
         self._items: deque[T] = deque(maxlen=most)
         self._poll_s = poll_s
         self._closing = threading.Event()
@@ -34,14 +33,11 @@ class Drain(ABC, Generic[T]):
             self._thread.start()
 
     def put(self, item: T) -> None:
-        """Returns at once."""
         self._items.append(item)
 
     def begin_close(self, outcome: str | None = None) -> None:
         """Asks the thread to take what is there and to end. Later calls change nothing.
-
-        ``outcome``: finished or failed; None if the run goes on with another leader.
-        """
+        ``outcome``: finished or failed; None if the run goes on with another leader."""
         if not self._closing.is_set():
             self._outcome = outcome
             self._closing.set()

@@ -11,14 +11,12 @@ from typing import Any
 
 from paceline.observe.vocabulary import EventType
 
-MOST = 200
-"""Kept per reason: the end of a run drops many at once."""
+MOST = 200  # Kept per reason: the end of a run drops many at once
 MOST_REASONS = 64
 FACTS = (
     *("sequences", "tokens", "reward_mean", "reward_std", "reward_max"),
     *("min_version", "max_version"),
-)
-"""Facts of an accepted group that are shown."""
+)  # Facts of an accepted group that are shown
 _NOT_STORED = {"transient": True}
 
 
@@ -31,8 +29,7 @@ class DroppedGroups:
     """Worker of each leased task."""
     accepted: dict[str, dict[str, Any]] = field(default_factory=dict, metadata=_NOT_STORED)
     """Facts of the groups that are ready or in the open step."""
-    open: tuple[str, ...] = field(default=(), metadata=_NOT_STORED)
-    """Groups of the open step."""
+    open: tuple[str, ...] = field(default=(), metadata=_NOT_STORED)  # Groups of the open step
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes what the ledger's state, as it is in a snapshot, says of tasks under way."""

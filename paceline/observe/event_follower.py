@@ -15,25 +15,19 @@ from paceline.observe.event_history import ENDS
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
 from paceline.v1 import admin_pb2
 
-IDLE_S = 30.0
-"""After so long without a message, another controller is asked."""
-GONE_S = 60.0
-"""After so long without an answer, the controllers are considered gone."""
-FAREWELL_S = 2.0
-"""GONE_S once the run is over."""
-LEADER_S = 0.5
-"""Time limit for the leader, if another controller has answered already."""
+IDLE_S = 30.0  # After so long without a message, another controller is asked
+GONE_S = 60.0  # After so long without an answer, the controllers are considered gone
+FAREWELL_S = 2.0  # GONE_S once the run is over
+LEADER_S = 0.5  # Time limit for the leader, if another controller has answered already
 START = "0-0"
 
 
 async def follow_events(
     control: ControlPlane, after: str = "", *, gone_s: float = GONE_S
 ) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-    """Yields (journal position, event record) after ``after``, as events happen.
-
-    Returns once the run is over and no controller is left. Raises ControlPlaneUnavailable if no
-    controller answers for ``gone_s`` seconds before that.
-    """
+    """Yields (journal position, event record) after ``after``, as events happen. Returns once the
+    run is over and no controller is left. Raises ControlPlaneUnavailable if no controller answers
+    for ``gone_s`` seconds before that."""
     over = False
     seen = 0  # events of the entry after ``after``: a new request repeats the entry from its start
     while True:
@@ -69,10 +63,8 @@ async def follow_events(
 
 async def leader_status(control: ControlPlane, timeout_s: float) -> admin_pb2.StatusReply:
     """The run's status from its leader, which alone has heartbeats and gauges; from another
-    controller if the leader cannot be reached.
-
-    Raises ControlPlaneUnavailable and RequestRefused.
-    """
+    controller if the leader cannot be reached. Raises ControlPlaneUnavailable and
+    RequestRefused."""
     request = admin_pb2.StatusRequest()
     found: admin_pb2.StatusReply = await control.call(
         "AdminService.GetStatus", request, timeout_s=timeout_s

@@ -192,7 +192,6 @@ class EventHistory:
         )
 
     def _fold(self, event: ListedEvent, record: Mapping[str, Any]) -> None:
-        """Follows up on the event for the state of the run."""
         self._time(event, begins=event.type == EventType.TERM_BEGUN and not record.get("failover"))
         if event.type in ENDS or event.type in _PAUSES:
             self.status = ENDS[event.type] if event.type in ENDS else _PAUSES[event.type]
@@ -258,11 +257,9 @@ class EventHistory:
         steps: tuple[int, int] = (0, 1 << 62),
     ) -> list[ListedEvent]:
         """Events after ``key``, oldest first, at most ``limit``; ``newest``: the last of them.
-
         ``kinds``: all, notable (without commits), faults, or marks. Checkpoints get the room that
         the other marks leave; if they do not fit, every n-th is returned. ``steps``: only events
-        with at least and at most so many committed steps.
-        """
+        with at least and at most so many committed steps."""
 
         def taken(pool: deque[ListedEvent], most: int | None = None) -> list[ListedEvent]:
             """From the newest backwards: a follower asks for the few that came last."""

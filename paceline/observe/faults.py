@@ -159,7 +159,6 @@ class Faults(FaultLog):
     """Process id and host of the newest process of each worker id."""
 
     def take(self, kind: str, event: Mapping[str, Any]) -> None:
-        """Takes the next event of the run. Those that say nothing of faults change nothing."""
         if kind == EventType.STEP_COMMITTED:
             self._commit(float(event["t"]))
         elif kind == EventType.WORKER_REGISTERED:

@@ -12,11 +12,9 @@ CHUNK = 4 << 20
 
 
 class FileTail:
-    """Continues where the last read stopped.
-
-    A new leader copies the file up to its last complete line and appends to the copy. The tail
-    continues in the copy at the same offset if the line before it is the one it read last.
-    """
+    """Continues where the last read stopped. A new leader copies the file up to its last complete
+    line and appends to the copy. The tail continues in the copy at the same offset if the line
+    before it is the one it read last."""
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         """``offset``: of the first line to read, in bytes."""
@@ -53,11 +51,9 @@ class FileTail:
         return self._file.read()
 
     def records(self) -> Iterator[tuple[bool, dict[str, Any]]]:
-        """The JSON objects up to the end of the file; a line that cannot be parsed is skipped.
-
-        The flag is True on the first object of a file that is no continuation: everything read
-        before is void.
-        """
+        """The JSON objects up to the end of the file; a line that cannot be parsed is skipped. The
+        flag is True on the first object of a file that is no continuation: everything read before
+        is void."""
         void = False
         while True:
             replaced, lines = self.read()

@@ -18,8 +18,7 @@ from paceline.process.lifetime import started_s
 @dataclass(frozen=True, slots=True)
 class ProcessId:
     pid: int
-    started: float
-    """Seconds since boot."""
+    started: float  # Seconds since boot
 
     @classmethod
     def of(cls, pid: int) -> ProcessId:
@@ -40,10 +39,8 @@ class ProcessRecord:
     name: str
     role: str
     log: str
-    address: str = ""
-    """gRPC address of a controller."""
-    state: str = "new"
-    """new, running, waiting (for its restart), or ended."""
+    address: str = ""  # gRPC address of a controller
+    state: str = "new"  # new, running, waiting (for its restart), or ended
     restarts: int = 0
     exit_code: int | None = None
     ids: list[ProcessId] = field(default_factory=list)

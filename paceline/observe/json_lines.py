@@ -20,13 +20,11 @@ class DamagedFile(BadInput, ValueError):
 
 
 class JsonLinesFile:
-    """Appends one JSON object per line; on return the operating system has the line.
-
-    Opening copies the file up to its last complete line into a new file that replaces it. A torn
-    last line disappears, and an earlier owner that wakes up after it was declared dead writes into
-    an unlinked file. If that owner wakes up in the middle of opening, it replaces the file of its
-    successor: the successor calls ``keep_place``.
-    """
+    """Appends one JSON object per line; on return the operating system has the line. Opening copies
+    the file up to its last complete line into a new file that replaces it. A torn last line
+    disappears, and an earlier owner that wakes up after it was declared dead writes into an
+    unlinked file. If that owner wakes up in the middle of opening, it replaces the file of its
+    successor: the successor calls ``keep_place``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -62,10 +60,8 @@ class JsonLinesFile:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON-lines file, without a torn last line; none if it does not exist.
-
-    Raises DamagedFile for any other line that cannot be parsed.
-    """
+    """The objects of a JSON-lines file, without a torn last line; none if it does not exist. Raises
+    DamagedFile for any other line that cannot be parsed."""
     for number, line in enumerate(_complete_lines(path).splitlines(), start=1):
         try:
             value = json.loads(line)

@@ -10,8 +10,7 @@ from pathlib import Path
 from paceline.observe.file_tail import FileTail
 
 BLOCK = 1 << 16
-LOOK_S = 0.2
-"""Polling interval: there is no portable way to wait for a file."""
+LOOK_S = 0.2  # Polling interval: there is no portable way to wait for a file
 
 
 def log_files(run_dir: Path) -> dict[str, Path]:
@@ -24,11 +23,8 @@ def log_files(run_dir: Path) -> dict[str, Path]:
 
 
 def last_lines(path: Path, count: int) -> tuple[list[str], int]:
-    """The last ``count`` complete lines and the offset after them, in bytes.
-
-    Text after the last line end is left for the next reader. Reads only the end of the file.
-    Raises OSError.
-    """
+    """The last ``count`` complete lines and the offset after them, in bytes. Text after the last
+    line end is left for the next reader. Reads only the end of the file. Raises OSError."""
     with path.open("rb") as file:
         at = file.seek(0, os.SEEK_END)
         data = b""
@@ -43,11 +39,9 @@ def last_lines(path: Path, count: int) -> tuple[list[str], int]:
 
 
 def new_lines(path: Path, offset: int, over: Callable[[], bool]) -> Iterator[str]:
-    """Complete lines after ``offset`` as they are written, until ``over()`` and the end. Blocks.
-
-    A file that is replaced or truncated is read from its beginning. At the end, a last line without
-    a line end is returned too.
-    """
+    """Complete lines after ``offset`` as they are written, until ``over()`` and the end. Blocks. A
+    file that is replaced or truncated is read from its beginning. At the end, a last line without a
+    line end is returned too."""
     tail = FileTail(path, offset)
     while True:
         ending = over()  # before reading: lines written before the end are still read

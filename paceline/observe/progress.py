@@ -13,8 +13,7 @@ from paceline.v1 import admin_pb2
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 48
-RATE_STEPS = 20
-"""The time left is estimated from so many of the newest steps."""
+RATE_STEPS = 20  # The time left is estimated from so many of the newest steps
 
 
 @dataclass(slots=True)
@@ -24,7 +23,6 @@ class Progress:
     metrics: MetricStore = field(default_factory=MetricStore)
 
     def add(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Takes a committed step and forgets later ones, which a rollback undid."""
         if step >= 1:
             self.metrics.append({**metrics, "step": step})
 
@@ -52,7 +50,6 @@ class Progress:
         return seconds_left([seconds for at, seconds in newest if at > 1], step, total)
 
     def line(self, status: admin_pb2.StatusReply, width: int = WIDTH) -> str:
-        """Reward sparkline with its range, and the time left."""
         shown = self.rewards(width)
         bars = f"{sparkline(shown)}  {min(shown):.3g} to {max(shown):.3g}" if shown else "-"
         left = self.seconds_left(int(status.step), int(status.total_steps))

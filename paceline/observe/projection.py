@@ -64,14 +64,12 @@ class Projection:
 
     def __init__(self, clean: Callable[[Any], Any] = lambda value: value) -> None:
         self.history = EventHistory(clean)
-        self.metrics = MetricStore()
-        """Metrics of the committed steps on the surviving line."""
+        self.metrics = MetricStore()  # Metrics of the committed steps on the surviving line
         self.evals: list[dict[str, Any]] = []
         """step, version, t, eval_reward_mean, eval_count and eval_SET/METRIC of each evaluation, by
         step."""
         self.totals = Totals()
-        self._counted: tuple[int, ...] = ()
-        """Journal position of the newest entry in ``totals``."""
+        self._counted: tuple[int, ...] = ()  # Journal position of the newest entry in ``totals``
 
     @classmethod
     def read(cls, run_dir: Path) -> Projection:

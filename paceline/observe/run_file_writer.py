@@ -40,11 +40,8 @@ class RunFileWriter:
     """Journal position after which to hand events to ``record``; None: from the beginning."""
 
     def record(self, position: str, t: float, event: Mapping[str, Any]) -> None:
-        """Takes the next event record, in journal order.
-
-        ``position`` (numbers with any separators) must not fall; several events may share one.
-        ``t`` is in Unix seconds.
-        """
+        """Takes the next event record, in journal order. ``position`` (numbers with any separators)
+        must not fall; several events may share one. ``t`` is in Unix seconds."""
         if position != self._position:
             self._previous, self._position, self._index = self._position, position, -1
         self._index += 1

@@ -30,24 +30,18 @@ FIRST_ANSWER_S = 5.0
 ANSWER_S = 2.0
 EVENTS_KEPT = 8
 HISTORY_POINTS = 400
-LOOK_BACK_S = 60.0
-"""Without run files and REST, the journal is read from so long ago."""
+LOOK_BACK_S = 60.0  # Without run files and REST, the journal is read from so long ago
 
 
 @dataclass(slots=True)
 class RunPicture:
-    """State and recent past of the run."""
-
     progress: Progress = field(default_factory=Progress)
     events: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
     """(Unix seconds, text) of the last ones other than commits, oldest first."""
-    reached: str = ""
-    """Journal position of the newest event taken."""
+    reached: str = ""  # Journal position of the newest event taken
     status: admin_pb2.StatusReply | None = None
-    silent_s: float = 0.0
-    """Time since a controller answered; 0: the last poll was answered."""
-    ended: str = ""
-    """finished or failed, as soon as an event says so."""
+    silent_s: float = 0.0  # Time since a controller answered; 0: the last poll was answered
+    ended: str = ""  # finished or failed, as soon as an event says so
 
     def take(self, event: dict[str, Any]) -> str | None:
         """Takes an event record; returns its text if it is to be shown."""
@@ -97,12 +91,10 @@ async def watch(
     every_s: float,
     run_dir: Path | None,
 ) -> str:
-    """Keeps ``picture`` up to date until the run is over; returns finished or failed.
-
-    ``show`` is called after every poll of the status, ``note`` with the text and time (Unix
-    seconds) of each event. Raises RequestRefused, and ControlPlaneUnavailable if no controller
-    answers for a minute.
-    """
+    """Keeps ``picture`` up to date until the run is over; returns finished or failed. ``show`` is
+    called after every poll of the status, ``note`` with the text and time (Unix seconds) of each
+    event. Raises RequestRefused, and ControlPlaneUnavailable if no controller answers for a
+    minute."""
     follower = asyncio.create_task(_follow(control, picture, note))
     answered = time.monotonic()
     try:

@@ -39,8 +39,7 @@ class Run:
     tokens_per_s: float | None
     max_staleness: float | None
     wall_s: float | None
-    changed: float
-    """Unix seconds of the last line or summary written."""
+    changed: float  # Unix seconds of the last line or summary written
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "path": str(self.path)}

@@ -32,11 +32,9 @@ def summarise(
     faults: Mapping[str, Any] | None = None,
     export: str | None = None,
 ) -> dict[str, Any]:
-    """The fields of summary.json. ``status``: finished, failed or interrupted.
-
-    ``counts``, ``problems`` and ``faults``: those of the replayed journal; ``counts`` and
-    ``faults`` are None if it could not be read.
-    """
+    """The fields of summary.json. ``status``: finished, failed or interrupted. ``counts``,
+    ``problems`` and ``faults``: those of the replayed journal; ``counts`` and ``faults`` are None
+    if it could not be read."""
 
     def column(name: str) -> list[float]:
         return [value for _, value in run.metrics.column(name)]

@@ -109,8 +109,7 @@ NOTICED: dict[DeathCause | MeshEnd, str] = {
     MeshEnd.DIVERGED: "the members' weights were not equal",
     MeshEnd.LOST_COMMIT: "a member held a version whose commit is lost",
     MeshEnd.GROUP_LEFT_OUT: "a member could not train a group, or died with it too often",
-}
-"""Evidence of a fault in words."""
+}  # Evidence of a fault in words
 
 
 class FaultCause(StrEnum):

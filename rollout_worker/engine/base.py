@@ -60,7 +60,6 @@ class ParametersDiffer(EngineError):
 
     @classmethod
     def of(cls, version: int, names: Sequence[str]) -> ParametersDiffer:
-        """``names``: of the weights that differ; at least one."""
         return cls(f"after the swap to version {version} the parameters differ in {some(names)}")
 
 
@@ -78,11 +77,9 @@ class Aborted(Exception):
 
 
 class Finish(StrEnum):
-    STOP = "stop"
-    """End-of-sequence token (the last of the tokens) or a stop string."""
+    STOP = "stop"  # End-of-sequence token (the last of the tokens) or a stop string
     LENGTH = "length"
-    PARTIAL = "partial"
-    """Not finished: the request was aborted."""
+    PARTIAL = "partial"  # Not finished: the request was aborted
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +90,9 @@ class SamplingParams:
     max_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
-    top_k: int = 0
-    """0: off."""
+    top_k: int = 0  # 0: off
     stop: tuple[str, ...] = ()
-    seed: int = 0
-    """Unsigned, 64 bits."""
+    seed: int = 0  # Unsigned, 64 bits
     greedy: bool = False
 
     def __post_init__(self) -> None:
@@ -109,8 +104,7 @@ class SamplingParams:
             raise ValueError("top_p must be in (0, 1] and top_k at least 0")
 
 
-Spans = tuple[tuple[int, int], ...]
-"""(weight version, number of tokens), in order."""
+Spans = tuple[tuple[int, int], ...]  # (weight version, number of tokens), in order
 
 
 def merge_spans(spans: Iterable[tuple[int, int]]) -> Spans:
@@ -126,12 +120,9 @@ def merge_spans(spans: Iterable[tuple[int, int]]) -> Spans:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One completion, prompt excluded.
-
-    ``tokens`` int32 [n], n >= 1; ``logprobs`` float32 [n]; ``versions``: (version, length) spans
-    that cover the tokens in order; ``stop``: the stop string that ended it, which its text still
-    contains.
-    """
+    """One completion, prompt excluded. ``tokens`` int32 [n], n >= 1; ``logprobs`` float32 [n];
+    ``versions``: (version, length) spans that cover the tokens in order; ``stop``: the stop string
+    that ended it, which its text still contains."""
 
     tokens: NDArray[np.int32]
     logprobs: NDArray[np.float32]
@@ -147,13 +138,10 @@ def token_count(completion: Completion | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """``count`` completions of one prompt.
-
-    ``prefixes``: empty, or the tokens of each completion that another worker has generated (None:
-    no token). The completion is continued after its prefix, which counts towards ``max_tokens`` and
-    is part of the result. With ``exact_continuation`` it gets the random numbers of an
-    uninterrupted one.
-    """
+    """``count`` completions of one prompt. ``prefixes``: empty, or the tokens of each completion
+    that another worker has generated (None: no token). The completion is continued after its
+    prefix, which counts towards ``max_tokens`` and is part of the result. With
+    ``exact_continuation`` it gets the random numbers of an uninterrupted one."""
 
     request_id: str
     prompt_tokens: NDArray[np.int32]
@@ -183,14 +171,10 @@ class EngineStats:
 
     tokens: int = 0
     samples: int = 0
-    running: int = 0
-    """Sequences in the batch now."""
-    waiting: int = 0
-    """Sequences not yet in it."""
-    idle_s: float = 0.0
-    """Time without any sequence to work on. Seconds."""
-    swap_s: float = 0.0
-    """Time that generation was paused for weight swaps. Seconds."""
+    running: int = 0  # Sequences in the batch now
+    waiting: int = 0  # Sequences not yet in it
+    idle_s: float = 0.0  # Time without any sequence to work on. Seconds.
+    swap_s: float = 0.0  # Time that generation was paused for weight swaps. Seconds.
     swaps: int = 0
     steps: int = 0
     extra: Mapping[str, float] = field(default_factory=dict)
@@ -220,11 +204,9 @@ class Engine(ABC):
     """Lower temperatures are refused, because the engine would silently raise them. 0 means greedy.
     """
 
-    most_temperature: ClassVar[float] = math.inf
-    """Higher temperatures are refused."""
+    most_temperature: ClassVar[float] = math.inf  # Higher temperatures are refused
 
-    vocabulary: int
-    """Token ids are below this. Known once the engine has started."""
+    vocabulary: int  # Token ids are below this. Known once the engine has started.
 
     max_context: int
     """Longest prompt plus completion, in tokens. Known once the engine has started."""
@@ -239,11 +221,9 @@ class Engine(ABC):
 
     @abstractmethod
     async def generate(self, request: Request) -> tuple[Completion, ...]:
-        """The request's completions, in order, once all are finished.
-
-        Raises Aborted after ``abort``, GenerationFailed if the model's output is unusable or
-        ``check`` refuses the request, and EngineError if the engine is closed.
-        """
+        """The request's completions, in order, once all are finished. Raises Aborted after
+        ``abort``, GenerationFailed if the model's output is unusable or ``check`` refuses the
+        request, and EngineError if the engine is closed."""
 
     def check(self, request: Request) -> None:
         """Raises GenerationFailed for invalid model input. On the device or in another process it
@@ -278,31 +258,24 @@ class Engine(ABC):
 
     def watch(self, every: int, report: OnPartial) -> None:  # noqa: B027
         """From now on calls ``report``, in the event loop, whenever a completion of a request has
-        ``every`` (at least 1) tokens more than at the request's last report, or than its prefix.
-
-        An engine that cannot inspect running requests reports nothing.
-        """
+        ``every`` (at least 1) tokens more than at the request's last report, or than its prefix. An
+        engine that cannot inspect running requests reports nothing."""
 
     @abstractmethod
     async def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> float:
         """Swaps to ``version`` at the next token boundary; returns the pause in seconds.
-
         ``tensors``: by Hugging Face name, on any device, tied weights once or under every name.
         They must not change until this returns. Raises WeightMismatch for unknown or missing names,
         wrong shapes, or tied weights that differ; SwapFailed if another try with the same weights
         may succeed. In both cases nothing is loaded. Raises ParametersDiffer if parameters differ
-        from ``tensors`` afterwards: no token is generated with them.
-
-        A version that is not newer than the served one replaces weights that were never committed.
-        The caller aborts running requests first: their tokens are tagged with that version.
-        """
+        from ``tensors`` afterwards: no token is generated with them. A version that is not newer
+        than the served one replaces weights that were never committed. The caller aborts running
+        requests first: their tokens are tagged with that version."""
 
     async def until_failure(self) -> None:
-        """Raises EngineError once the engine has died by itself; never returns.
-
-        For a worker whose engine is idle. An engine that can fail only during a call raises there,
-        and this waits for ever.
-        """
+        """Raises EngineError once the engine has died by itself; never returns. For a worker whose
+        engine is idle. An engine that can fail only during a call raises there, and this waits for
+        ever."""
         await asyncio.Event().wait()
 
     @property

@@ -16,8 +16,7 @@ from paceline.process.structured_log import first_line
 from rollout_worker.engine.base import EngineError, WeightMismatch
 from rollout_worker.engine.parameter_parity import ParameterPart, some
 
-_CACHE_SHARE = 0.5
-"""Part of the memory free after loading that the key-value cache may grow into."""
+_CACHE_SHARE = 0.5  # Part of the memory free after loading that the key-value cache may grow into
 _T = TypeVar("_T")
 
 
@@ -78,7 +77,6 @@ def end_tokens(model: PreTrainedModel) -> frozenset[int]:
 
 
 def cache_budget(device: torch.device) -> int:
-    """Bytes that the key-value cache may take."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
     else:

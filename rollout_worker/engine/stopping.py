@@ -13,16 +13,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-Decode = Callable[[Sequence[int]], str]
-"""Token ids to text, special tokens kept."""
+Decode = Callable[[Sequence[int]], str]  # Token ids to text, special tokens kept
 
 
 @dataclass(eq=False)
 class TokenTexts:
-    """Characters of each token, for all stop strings of an engine.
-
-    Every token of the vocabulary is decoded once, which takes seconds for a large vocabulary.
-    """
+    """Characters of each token, for all stop strings of an engine. Every token of the vocabulary is
+    decoded once, which takes seconds for a large vocabulary."""
 
     decode: Decode
     vocabulary: int

@@ -23,10 +23,8 @@ from paceline.prompt_tokenizer import PromptTokenizer
 from rollout_worker.engine.base import Finish
 from rollout_worker.failures import AttemptFailed
 
-COMPONENT = "environment"
-"""Component name of a single number that an environment returns."""
-TURNS = "turns"
-"""Component name of the sum of TurnRewards.turns."""
+COMPONENT = "environment"  # Component name of a single number that an environment returns
+TURNS = "turns"  # Component name of the sum of TurnRewards.turns
 
 
 class EnvironmentFailed(AttemptFailed):
@@ -48,10 +46,8 @@ class BadTurn(Exception):
 
 class TranscriptFull(Exception):
     """There is no room for another turn; nothing was added. ``code``: context_length_exceeded or
-    max_turns_exceeded.
-
-    If an environment does not catch it, its transcript ends with the newest turn, unscored.
-    """
+    max_turns_exceeded. If an environment does not catch it, its transcript ends with the newest
+    turn, unscored."""
 
     def __init__(self, code: str, detail: str) -> None:
         super().__init__(detail)
@@ -64,22 +60,14 @@ class TranscriptOver(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn of the model."""
-
-    text: str
-    """Without special tokens, cut before the stop string if one ended it."""
+    text: str  # Without special tokens, cut before the stop string if one ended it
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
-    versions: tuple[tuple[int, int], ...]
-    """(weight version, number of tokens), in order."""
-    finish: Finish
-    """stop (end of sequence, or a stop string) or length; equal to these strings."""
-    stop: str | None
-    """The stop string that ended it."""
-    prompt_tokens: int
-    """Tokens of the transcript before this turn."""
-    room: int
-    """Tokens that the transcript may still grow by."""
+    versions: tuple[tuple[int, int], ...]  # (weight version, number of tokens), in order
+    finish: Finish  # stop (end of sequence, or a stop string) or length; equal to these strings
+    stop: str | None  # The stop string that ended it
+    prompt_tokens: int  # Tokens of the transcript before this turn
+    room: int  # Tokens that the transcript may still grow by
 
 
 Said = str | Sequence[Message] | Sequence[int]
@@ -93,12 +81,9 @@ class Sample(Protocol):
     def __call__(
         self, said: Said, *, max_tokens: int | None = None, stop: Sequence[str] = ()
     ) -> Awaitable[Turn]:
-        """The model's next turn, after ``said``.
-
-        ``max_tokens`` can only lower rollout.max_tokens; ``stop`` is added to rollout.stop. Raises
-        TranscriptFull if there is no room left, BadTurn for invalid arguments. Other exceptions end
-        the whole attempt; do not catch them.
-        """
+        """The model's next turn, after ``said``. ``max_tokens`` can only lower rollout.max_tokens;
+        ``stop`` is added to rollout.stop. Raises TranscriptFull if there is no room left, BadTurn
+        for invalid arguments. Other exceptions end the whole attempt; do not catch them."""
         ...
 
 
@@ -120,22 +105,16 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentTask:
-    """The task of making one sample."""
-
-    row: Mapping[str, Any]
-    """The data set's row."""
+    row: Mapping[str, Any]  # The data set's row
     prompt: str | list[Message]
     """The row's data.prompt_field; with data.chat or a system prompt, as messages."""
-    answer: Any
-    """The row's data.answer_field."""
+    answer: Any  # The row's data.answer_field
     seed: int
     """The same for every attempt at this sample, different for each sample of a group. 64 bits."""
-    group_seed: int
-    """The same for all samples of the group: draw what they have in common from it."""
+    group_seed: int  # The same for all samples of the group: draw what they have in common from it
     task_id: str
     attempt: int
-    index: int
-    """0 to group size - 1."""
+    index: int  # 0 to group size - 1
     evaluation: bool
     max_turns: int
     openai: Endpoint | None
@@ -146,8 +125,7 @@ class EnvironmentTask:
 class TurnRewards:
     """Rewards by turn, as an environment may return them. The sample's reward is the sum of all."""
 
-    turns: Sequence[float]
-    """One for each turn of the model, in order."""
+    turns: Sequence[float]  # One for each turn of the model, in order
     outcome: float | Mapping[str, float] = 0.0
     """Reward of the whole sample: a number, or numbers by component."""
 

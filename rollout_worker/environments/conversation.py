@@ -64,10 +64,8 @@ class Conversation:
     engine: Engine
     tokenizer: PromptTokenizer
     params: SamplingParams
-    max_context: int
-    """Tokens of the whole transcript."""
-    max_prompt: int
-    """Tokens before the first turn."""
+    max_context: int  # Tokens of the whole transcript
+    max_prompt: int  # Tokens before the first turn
     max_turns: int
     own_clock: Callable[[bool], None] = lambda runs: None
     pieces: list[TranscriptPiece] = field(default_factory=list)
@@ -75,8 +73,7 @@ class Conversation:
     """The transcript as messages; None if part of it was text or tokens."""
     tools: list[dict[str, Any]] = field(default_factory=list)
     """The tools in the first prompt, as chat templates expect them."""
-    full: bool = False
-    """Another turn was requested and there was no room."""
+    full: bool = False  # Another turn was requested and there was no room
     failure: Exception | None = None
     """The error by which the attempt has failed, even if the environment catches it."""
     _calls: int = 0
@@ -106,10 +103,8 @@ class Conversation:
     ) -> Turn:
         """The model's turn after ``said``. ``change``: adapts this turn's sampling parameters;
         ``after``: the number of turns that the caller assumes; ``tools``: for the first prompt, if
-        ``said`` are messages.
-
-        Raises BadTurn, TranscriptFull, TranscriptOver, and the failure of the attempt.
-        """
+        ``said`` are messages. Raises BadTurn, TranscriptFull, TranscriptOver, and the failure of
+        the attempt."""
         with self._one_at_a_time(after):
             tools = self.tools if self.pieces else list(tools)
             before = self.tokens

@@ -34,20 +34,16 @@ logger = logging.getLogger(__name__)
 
 TIMEOUT = "environment_timeout"
 LOST = "environment_lost"
-_ANSWER_S = 1.0
-"""A thread that does not answer for this long is blocked."""
+_ANSWER_S = 1.0  # A thread that does not answer for this long is blocked
 _CLOSE_S = 1.0
 
 
 @dataclass(eq=False, slots=True)
 class _Episode:
     thread: BackgroundLoop
-    task: asyncio.Task[Any] | None = None
-    """In the thread."""
-    result: asyncio.Future[Any] = field(init=False)
-    """In the worker's loop."""
-    lost: bool = False
-    """Its thread was abandoned because of another environment."""
+    task: asyncio.Task[Any] | None = None  # In the thread
+    result: asyncio.Future[Any] = field(init=False)  # In the worker's loop
+    lost: bool = False  # Its thread was abandoned because of another environment
 
 
 class _OwnTime:

@@ -28,11 +28,9 @@ from rollout_worker.rewards.scoring import Scores
 
 
 def common_prompt(conversations: Sequence[Conversation]) -> NDArray[np.int32]:
-    """The common prefix of all transcripts' openings. int32 [n].
-
-    A group has one prompt. If the environment opens differently for its samples, the rest of each
-    opening goes to the completion. Raises EnvironmentFailed if there is no common prefix.
-    """
+    """The common prefix of all transcripts' openings. int32 [n]. A group has one prompt. If the
+    environment opens differently for its samples, the rest of each opening goes to the completion.
+    Raises EnvironmentFailed if there is no common prefix."""
     openings = [conversation.pieces[0].said for conversation in conversations]
     shortest = min(map(len, openings))
     heads = np.stack([opening[:shortest] for opening in openings])
@@ -49,11 +47,9 @@ def masked_completion(
     conversation: Conversation, prompt: int
 ) -> tuple[Completion, NDArray[np.uint8]]:
     """The tokens after the first ``prompt`` ones, of input and model; and their mask, uint8 [n]: 1
-    if the model produced the token. Version spans cover all of them.
-
-    A masked token has the version of the model's token before it, or else of the first one after
-    it: so it does not change the group's staleness.
-    """
+    if the model produced the token. Version spans cover all of them. A masked token has the version
+    of the model's token before it, or else of the first one after it: so it does not change the
+    group's staleness."""
     pieces = conversation.pieces
     tokens: list[NDArray[np.int32]] = []
     logprobs: list[NDArray[np.float32]] = []
@@ -95,18 +91,14 @@ def readable(conversation: Conversation) -> list[dict[str, Any]]:
     return entries
 
 
-_MOST = 64
-"""Components of a sample, as the controller checks."""
+_MOST = 64  # Components of a sample, as the controller checks
 _ALLOWED = "a number, numbers by name, TurnRewards, or None"
 
 
 def scores_of(results: Sequence[Any], turns: Sequence[int]) -> Scores | None:
     """Each sample's reward is the sum of its components. None: the environment does not score.
-    ``turns``: the model's turns in each sample.
-
-    Raises EnvironmentFailed for invalid rewards, and if only some samples are scored: rewards of
-    one group must be comparable.
-    """
+    ``turns``: the model's turns in each sample. Raises EnvironmentFailed for invalid rewards, and
+    if only some samples are scored: rewards of one group must be comparable."""
     components = [_components(result) for result in results]
     if all(values is None for values in components):
         return None

@@ -40,8 +40,7 @@ from rollout_worker.openai_server.replies import ChatReply, sse
 from rollout_worker.openai_server.requests import ChatRequest
 
 HEADER = "X-Paceline-Sample"
-MAX_BODY = 16 << 20
-"""Bytes."""
+MAX_BODY = 16 << 20  # Bytes
 _KEEP_ALIVE_S = 10.0
 """Interval of comments in a stream that waits for the model: clients and proxies drop silent ones.
 """
@@ -49,11 +48,9 @@ _KEEP_ALIVE_S = 10.0
 
 @dataclass
 class ChatApp:
-    find: Callable[[str], Conversation | None]
-    """The conversation of the sample that a key names."""
+    find: Callable[[str], Conversation | None]  # The conversation of the sample that a key names
     model: str
-    as_asked: bool
-    """Temperature and top_p are the request's instead of the run's."""
+    as_asked: bool  # Temperature and top_p are the request's instead of the run's
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -205,7 +202,6 @@ async def _events(
 
 
 def _result(turn: asyncio.Future[Turn]) -> Turn:
-    """The turn; raises ApiError if there is none."""
     try:
         return turn.result()
     except TranscriptFull as full:

@@ -36,7 +36,6 @@ class ChatReply:
         return self._chunk({"role": "assistant", "content": "", "refusal": None})
 
     def events(self, turn: Turn, *, usage: bool) -> Iterator[bytes]:
-        """The turn, its finish reason, its usage, and the end of the stream."""
         message, finish = self._message(turn)
         for index, call in enumerate(message.get("tool_calls", ())):
             call["index"] = index
@@ -86,7 +85,6 @@ class ChatReply:
 
 
 def sse(data: dict[str, Any]) -> bytes:
-    """A server-sent event."""
     return f"data: {json.dumps(data)}\n\n".encode()
 
 

@@ -88,11 +88,9 @@ DIVERGED = "conversation_diverged"
 
 
 def added(recorded: Sequence[Message] | None, sent: Sequence[Message]) -> list[Message]:
-    """The new messages. Raises ApiError if ``sent`` does not extend ``recorded``.
-
-    A sample is one sequence of tokens: it cannot contain a conversation that was rewritten, nor a
-    second conversation.
-    """
+    """The new messages. Raises ApiError if ``sent`` does not extend ``recorded``. A sample is one
+    sequence of tokens: it cannot contain a conversation that was rewritten, nor a second
+    conversation."""
     if recorded is None:
         raise _diverged("part of this sample was not made of messages")
     for at, (old, new) in enumerate(zip(recorded, sent, strict=False)):

@@ -9,18 +9,15 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, cast
 
-LONGEST = 256
-"""Characters of an answer that are compared."""
+LONGEST = 256  # Characters of an answer that are compared
 _BRACE = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)
 """A brace, a box that opens, or an escaped character, which is no brace."""
 _NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
 
 
 def answer_of_text(vote: str, text: str) -> str:
-    """The answer that the completion ``text`` votes for; "": nothing.
-
-    ``vote``: text (all of it), boxed, number, or math: boxed, else number. See EvalSetConfig.vote.
-    """
+    """The answer that the completion ``text`` votes for; "": nothing. ``vote``: text (all of it),
+    boxed, number, or math: boxed, else number. See EvalSetConfig.vote."""
     if vote == "text":
         return text.strip()[:LONGEST]
     found = _boxed(text) if vote in ("boxed", "math") else ""

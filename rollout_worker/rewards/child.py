@@ -34,10 +34,8 @@ _AGAIN_S = 0.05
 
 def guard(life_fd: int) -> None:
     """Forks. Returns in the scoring process; the guard itself stays in here and ends with its
-    status.
-
-    ``life_fd``: read end of a pipe; the worker holds the write end until the processes are to end.
-    """
+    status. ``life_fd``: read end of a pipe; the worker holds the write end until the processes are
+    to end."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     ended_read, ended_write = os.pipe()
@@ -94,8 +92,7 @@ def _end(status: int) -> NoReturn:
 
 logger = logging.getLogger(__name__)
 
-BYTES = 64 << 10
-"""Output that is copied in each ``WINDOW_S``; the rest is counted and left out."""
+BYTES = 64 << 10  # Output that is copied in each ``WINDOW_S``; the rest is counted and left out
 WINDOW_S = 60.0
 _READ = 64 << 10
 
@@ -164,10 +161,8 @@ def main() -> int:
 
 
 def _private_streams() -> tuple[Any, Any]:
-    """Streams of scores and of jobs, which no process that a reward starts inherits.
-
-    What a reward prints goes to standard error, and it finds nothing on standard input.
-    """
+    """Streams of scores and of jobs, which no process that a reward starts inherits. What a reward
+    prints goes to standard error, and it finds nothing on standard input."""
     out, jobs = (os.fdopen(os.dup(fd), mode, buffering=0) for fd, mode in ((1, "wb"), (0, "rb")))
     os.dup2(2, 1)
     nothing = os.open(os.devnull, os.O_RDONLY)

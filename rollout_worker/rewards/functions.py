@@ -31,12 +31,9 @@ class Reward:
     component: str
     weight: float
     call: Callable[..., Any]
-    accepts: frozenset[str] | None
-    """Keyword arguments to pass; None: all."""
-    batch: bool
-    """Takes ``completions`` of a whole group and returns a value for each."""
-    waits: bool
-    """A coroutine function."""
+    accepts: frozenset[str] | None  # Keyword arguments to pass; None: all
+    batch: bool  # Takes ``completions`` of a whole group and returns a value for each
+    waits: bool  # A coroutine function
 
     def select(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         if self.accepts is None:
@@ -45,10 +42,8 @@ class Reward:
 
 
 def weights_of(functions: Sequence[str] | Mapping[str, float]) -> dict[str, float]:
-    """Weight of each function; 1 for functions of a plain list.
-
-    Raises RewardError if there is no function, or one is named twice.
-    """
+    """Weight of each function; 1 for functions of a plain list. Raises RewardError if there is no
+    function, or one is named twice."""
     if isinstance(functions, Mapping):
         weights = {name: float(weight) for name, weight in functions.items()}
     else:

@@ -24,19 +24,16 @@ from rollout_worker.rewards.child import (
 from rollout_worker.rewards.functions import RewardError
 from rollout_worker.rewards.score import Job, ScoringFailed, Values
 
-START_S = 120.0
-"""Longest import of the user's reward modules."""
+START_S = 120.0  # Longest import of the user's reward modules
 
 
 WROTE = "a reward function wrote into the stream of scores"
 
 
 class ProcessLost(ScoringFailed):
-    """The process ended with this job in it.
-
-    ``guilty``: True if the job's own call was running, False if another job's was, None if unknown.
-    ``hung``: the process was killed because a call took too long.
-    """
+    """The process ended with this job in it. ``guilty``: True if the job's own call was running,
+    False if another job's was, None if unknown. ``hung``: the process was killed because a call
+    took too long."""
 
     def __init__(self, detail: str, *, guilty: bool | None, hung: bool = False) -> None:
         super().__init__("reward_timeout" if hung else "reward_crashed", detail)
@@ -45,28 +42,23 @@ class ProcessLost(ScoringFailed):
 
 @dataclass(eq=False)
 class ScoringProcess:
-    """Started once by ``start``; takes jobs until it is lost, and is then replaced.
-
-    ``freed``: called after each job that has left the process, and once it is lost.
-    """
+    """Started once by ``start``; takes jobs until it is lost, and is then replaced. ``freed``:
+    called after each job that has left the process, and once it is lost."""
 
     functions: Sequence[str] | Mapping[str, float]
     timeout_s: float
     freed: Callable[[ScoringProcess], None]
-    lost: bool = True
-    """True if the process takes no jobs: it has not started yet, or has ended."""
+    lost: bool = True  # True if the process takes no jobs: it has not started yet, or has ended
     components: list[tuple[str, float]] = field(default_factory=list)
     """Name and weight of each function's component."""
-    waits: bool = False
-    """All functions are coroutine functions: many jobs at once make sense."""
+    waits: bool = False  # All functions are coroutine functions: many jobs at once make sense
     _jobs: dict[int, asyncio.Future[dict[str, Any]]] = field(default_factory=dict)
     """The jobs in the process; cancelled: its caller no longer waits."""
     _next: int = 0
     _hung: bool = False
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _process: asyncio.subprocess.Process | None = None
-    _life: int = -1
-    """Write end of a pipe; the guard ends all processes when it is closed."""
+    _life: int = -1  # Write end of a pipe; the guard ends all processes when it is closed
 
     @property
     def jobs(self) -> int:
@@ -132,7 +124,6 @@ class ScoringProcess:
         return answer["scores"], answer["seconds"]
 
     async def close(self) -> None:
-        """Kills the process and whatever it started. Idempotent."""
         self.lost = True
         if self._process is None:
             return

@@ -32,7 +32,6 @@ class Job:
     """reward.timeout_s of this task; None: that of the worker's own configuration."""
 
     def __len__(self) -> int:
-        """Number of completions."""
         return len(self.each["completion"])
 
     def arguments(self, index: int) -> dict[str, Any]:
@@ -57,11 +56,9 @@ async def score(
     calling: Calling = lambda entered: None,
 ) -> Values:
     """Calls every function on every completion; coroutine functions concurrently for a group.
-
     ``timeout_s`` bounds each wait of a coroutine function. ``calling`` is called before (True) and
     after (False) each call of another function, which only another process can stop. Raises
-    ScoringFailed.
-    """
+    ScoringFailed."""
     values: Values = [{} for _ in range(len(job))]
     for reward in rewards:
         if reward.batch:

@@ -28,10 +28,8 @@ from rollout_worker.rewards.score import Components, Job, ScoringFailed, Values,
 
 logger = logging.getLogger(__name__)
 
-_DEPTH = 2
-"""Jobs in a process whose functions do not wait: one running, one queued."""
-_DEPTH_WAITING = 128
-"""Jobs in a process whose functions only wait (for a sandbox, a judge)."""
+_DEPTH = 2  # Jobs in a process whose functions do not wait: one running, one queued
+_DEPTH_WAITING = 128  # Jobs in a process whose functions only wait (for a sandbox, a judge)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +55,7 @@ class Scorer:
         local = any(named_scorer(name) is None for name in config.functions)
         self._processes = [self._new() for _ in range(config.processes if local else 0)]
         self._depth = _DEPTH
-        self._room = asyncio.Event()
-        """Set when a process may have room for another job."""
+        self._room = asyncio.Event()  # Set when a process may have room for another job
         self._closing = False
         self._restarts: set[asyncio.Task[None]] = set()
         self._weights: list[tuple[str, float]] = []

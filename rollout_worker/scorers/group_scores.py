@@ -26,8 +26,7 @@ REQUEST_BYTES = 4 << 20
 scorers at once."""
 
 
-Functions = Sequence[str] | Mapping[str, float]
-"""Name of the scorer in reward.functions."""
+Functions = Sequence[str] | Mapping[str, float]  # Name of the scorer in reward.functions
 
 
 class GroupScores:
@@ -104,7 +103,6 @@ class GroupScores:
     async def _replies(
         self, name: str, made: GeneratedGroup, answer: Any
     ) -> list[tuple[int, scorer_pb2.ScoreReply]]:
-        """With the number of completions that each is for."""
         assert self._living is not None
         requests = list(self._requests(name, made, answer))
         timeout_s = self._config.scorers.by_name[name].timeout_s

@@ -31,8 +31,7 @@ from paceline.v1 import scorer_pb2, worker_pb2
 from rollout_worker.failures import AttemptFailed
 
 SCORE = METHODS["ScorerService.Score"]
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
-"""Before a scorer that failed is asked again."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0  # Before a scorer that failed is asked again
 
 
 @dataclass(eq=False)
@@ -44,10 +43,8 @@ class LivingScorer:
     address: str
     channel: grpc.aio.Channel
     open_calls: int = 0
-    not_before: float = 0.0
-    """Monotonic time until which it is not asked, because it failed."""
-    trouble: str = ""
-    """Reason of the last failure."""
+    not_before: float = 0.0  # Monotonic time until which it is not asked, because it failed
+    trouble: str = ""  # Reason of the last failure
     pause_s: float = FIRST_PAUSE_S
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -108,8 +105,7 @@ class LivingScorers:
         closing.add_done_callback(_closings.discard)
 
 
-_closings: set[asyncio.Future[None]] = set()
-"""Kept from the garbage collector until they are done."""
+_closings: set[asyncio.Future[None]] = set()  # Kept from the garbage collector until they are done
 
 
 _ITS_FAULT = (
@@ -117,10 +113,8 @@ _ITS_FAULT = (
     grpc.StatusCode.DATA_LOSS,
     grpc.StatusCode.OUT_OF_RANGE,
     grpc.StatusCode.UNIMPLEMENTED,
-)
-"""Statuses that another scorer would answer with, too."""
-LOOK_S = 0.5
-"""How often a call looks whether a paused scorer may be asked again."""
+)  # Statuses that another scorer would answer with, too
+LOOK_S = 0.5  # How often a call looks whether a paused scorer may be asked again
 
 
 class ScorerFailed(AttemptFailed):
@@ -139,8 +133,7 @@ class ScoreCall:
         self._ask_more_at = 0.0
         self._slow: set[LivingScorer] = set()
         """Scorers that have not answered in time, or were asked already."""
-        self._broke_down = False
-        """A scorer failed on it in a way that another one may not."""
+        self._broke_down = False  # A scorer failed on it in a way that another one may not
 
     async def reply(self) -> scorer_pb2.ScoreReply:
         """Waits for a scorer without limit. Raises ScorerFailed."""

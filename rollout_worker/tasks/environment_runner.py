@@ -45,8 +45,6 @@ from rollout_worker.openai_server.server import ChatServer
 
 
 class EnvironmentRunner:
-    """Runs ``rollout.environment`` for every lease of a worker."""
-
     def __init__(self, config: Config, tokenizer: PromptTokenizer) -> None:
         """Imports it. Raises BadEnvironment."""
         self._config = config

@@ -48,8 +48,7 @@ _KINDS = {
     "malformed_row": rollout_pb2.RETURN_KIND_DROP,
     # Not the task's fault.
     LOST: rollout_pb2.RETURN_KIND_HAND_BACK,
-}
-"""By reason; FAILED for the others."""
+}  # By reason; FAILED for the others
 
 
 @dataclass
@@ -62,14 +61,12 @@ class GroupProducer:
     """Makes the completions instead of the engine alone."""
     set_scorers: Mapping[str, Scorer] = field(default_factory=dict)
     """Scorers of evaluation sets that have their own rewards, by name."""
-    group_scores: GroupScores | None = None
-    """Scorers of the config; None: there are none."""
+    group_scores: GroupScores | None = None  # Scorers of the config; None: there are none
     partials: PartialRollouts = field(default_factory=lambda: PartialRollouts(HeldTasks()))
     """Work that earlier attempts have left."""
 
     @property
     def scoring_capacity(self) -> int:
-        """Number of groups that can be scored at once."""
         return self.scorer.capacity
 
     async def produce(self, held: HeldTask) -> rollout_pb2.Group | rollout_pb2.ReturnedTask:

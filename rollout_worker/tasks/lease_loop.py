@@ -26,16 +26,14 @@ from paceline.rpc.session import WorkerSession
 from paceline.v1 import common_pb2, rollout_pb2
 from rollout_worker.engine.base import Engine
 
-WAIT_S = 10.0
-"""Longest time the controller may keep a request open."""
+WAIT_S = 10.0  # Longest time the controller may keep a request open
 _AT_ONCE_S = 0.25
 """A reply that took longer than this had to wait for tasks: it says nothing about the round trip.
 """
 _OVER = (RefusalCode.FENCED.grpc_status, RefusalCode.UNKNOWN.grpc_status)
 """Refusals of an incarnation that is over; or unknown, if Redis lost its registration in a
 failover."""
-_PAUSE_S = 0.05
-"""Between an immediate reply without tasks and the next request."""
+_PAUSE_S = 0.05  # Between an immediate reply without tasks and the next request
 LEAST_AHEAD_S = 0.05
 """Least time that queued work must last: a lease call, a submit call and some scheduling."""
 
@@ -44,15 +42,11 @@ LEAST_AHEAD_S = 0.05
 class LeaseLoop:
     session: WorkerSession
     engine: Engine
-    room: asyncio.Event
-    """Set when the worker may want more tasks than before."""
-    tasks_to_lease: Callable[[float], int]
-    """Takes the round trip in seconds; 0: none now."""
-    take: Callable[[rollout_pb2.Lease], None]
-    """Must not block."""
+    room: asyncio.Event  # Set when the worker may want more tasks than before
+    tasks_to_lease: Callable[[float], int]  # Takes the round trip in seconds; 0: none now
+    take: Callable[[rollout_pb2.Lease], None]  # Must not block
     _seq: int = 1
-    round_trip_s: float = 0.01
-    """Moving average over calls that found tasks at once. Seconds."""
+    round_trip_s: float = 0.01  # Moving average over calls that found tasks at once. Seconds.
     empty_reason: rollout_pb2.EmptyReason = rollout_pb2.EMPTY_REASON_UNSPECIFIED
     """Reason for which the newest reply had no tasks; unspecified if there were some."""
 
@@ -141,14 +135,11 @@ def tasks_wanted(
     round_trip_s: float,
     unsent: int,
 ) -> int:
-    """Tasks to ask for; 0: enough is at hand.
-
-    ``generating``: unfinished sequences; ``sequences_per_s``: measured, 0 while unknown;
-    ``round_trip_s``: of a lease call that found tasks; ``unsent``: groups the controller has not
-    taken yet. Besides the slots, work for two round trips is queued. A small shortfall of the queue
-    may grow, because one call for several tasks costs as much as one for one; a free slot is
-    filled.
-    """
+    """Tasks to ask for; 0: enough is at hand. ``generating``: unfinished sequences;
+    ``sequences_per_s``: measured, 0 while unknown; ``round_trip_s``: of a lease call that found
+    tasks; ``unsent``: groups the controller has not taken yet. Besides the slots, work for two
+    round trips is queued. A small shortfall of the queue may grow, because one call for several
+    tasks costs as much as one for one; a free slot is filled."""
     ahead_s = max(2 * round_trip_s, LEAST_AHEAD_S)
     ahead = min(max(slots // 8, math.ceil(sequences_per_s * ahead_s)), slots)
     target = slots + ahead

@@ -42,8 +42,7 @@ class Encoded:
     """One group, ready to be stored and submitted."""
 
     facts: rollout_pb2.GroupMeta
-    payload: bytes
-    """Empty for an evaluation, of which nothing is stored."""
+    payload: bytes  # Empty for an evaluation, of which nothing is stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +112,13 @@ Outcome = rollout_pb2.Group | Encoded | rollout_pb2.GroupMeta | rollout_pb2.Retu
 class Outbox:
     session: WorkerSession
     held: HeldTasks
-    upload: GroupUpload | None = None
-    """Set once the store is known, before anything is put in."""
-    _queue: dict[str, Outcome] = field(default_factory=dict)
-    """By request id."""
+    upload: GroupUpload | None = None  # Set once the store is known, before anything is put in
+    _queue: dict[str, Outcome] = field(default_factory=dict)  # By request id
     _filled: asyncio.Event = field(default_factory=asyncio.Event)
     _away_since: float | None = None
     """Since the store takes no payloads, by time.monotonic(); None: it does."""
     _away_why: str = ""
-    submitted: int = 0
-    """Groups acknowledged, accepted or not."""
+    submitted: int = 0  # Groups acknowledged, accepted or not
 
     def __len__(self) -> int:
         return len(self._queue)

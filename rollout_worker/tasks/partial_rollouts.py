@@ -37,15 +37,13 @@ from rollout_worker.held_tasks import HeldTask, HeldTasks, Stage
 logger = logging.getLogger(__name__)
 _FINISHES = {reason: finish for finish, reason in FINISH_REASONS.items()}
 
-GROWTH = 1.25
-"""Tokens of a task at which it is written again, relative to those of the last write."""
+GROWTH = 1.25  # Tokens of a task at which it is written again, relative to those of the last write
 
 
 @dataclass
 class PartialRollouts:
     held: HeldTasks
-    store: PayloadStore | None = None
-    """Set once it is known. None: nothing is written or read."""
+    store: PayloadStore | None = None  # Set once it is known. None: nothing is written or read.
     continued_tokens: int = 0
     """Tokens that other workers had generated and that were not generated again."""
     _noted: dict[str, Sequence[Completion | None]] = field(default_factory=dict)
@@ -59,9 +57,7 @@ class PartialRollouts:
         self, request: Request, completions: Sequence[Completion | None], *, last: bool = False
     ) -> None:
         """Takes a request's completions so far. Ignores requests that belong to no held task.
-
-        ``last``: no more will come, so they are written however little is new.
-        """
+        ``last``: no more will come, so they are written however little is new."""
         if self._task(request.request_id) is None:
             return
         tokens, written = sum(map(token_count, completions)), self._written.get(request.request_id)
@@ -74,7 +70,6 @@ class PartialRollouts:
         self._written.clear()
 
     async def run(self) -> None:
-        """Writes for ever."""
         while True:
             await self._filled.wait()
             self._filled.clear()
@@ -108,9 +103,7 @@ class PartialRollouts:
         self, lease: rollout_pb2.Lease, prompt: NDArray[np.int32], *, max_tokens: int, version: int
     ) -> tuple[Completion | None, ...]:
         """The prefix of each completion that an earlier attempt has left; empty if there is none.
-
-        ``version``: that the engine serves.
-        """
+        ``version``: that the engine serves."""
         if self.store is None or lease.task.attempt == 1:
             return ()
         try:
@@ -169,9 +162,7 @@ def prefixes_of(
     version: int,
 ) -> tuple[Completion | None, ...]:
     """The prefix of each completion of the lease; empty if there is none at all. Raises Invalid.
-
-    ``version``: that the engine serves.
-    """
+    ``version``: that the engine serves."""
     count = lease.group_size
     if len(partial.completions) != count or partial.prompt_tokens != token_bytes(prompt_tokens):
         return ()

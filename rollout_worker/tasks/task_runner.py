@@ -87,7 +87,6 @@ class TaskRunner:
         self.outbox.put(returned(task.lease.task, reason, kind=kind))
 
     def drop(self, task: HeldTask) -> None:
-        """Stops work on a task, in any stage."""
         self.engine.abort(task.request_id)
         if task.work is not None:
             task.work.cancel()

@@ -15,10 +15,8 @@ BLAME_FAULTS = 3
 BLAME_WORKERS = 2
 """A host is suspected after so many faults of so many of its processes within the window, if these
 are more than half of all faults in it and the fleet has another host."""
-STALL_S = 1.0
-"""A process that did not run for that long, and for half of its silence, was stopped."""
-SEEN_S = 2.0
-"""A launcher looks at its processes more often."""
+STALL_S = 1.0  # A process that did not run for that long, and for half of its silence, was stopped
+SEEN_S = 2.0  # A launcher looks at its processes more often
 _UNSETTLED = frozenset(
     {
         FaultCause.UNATTRIBUTED,
@@ -26,8 +24,7 @@ _UNSETTLED = frozenset(
         FaultCause.COLLECTIVE_ERROR,
         FaultCause.HOST_LOST,
     }
-)
-"""Causes that better evidence may replace."""
+)  # Causes that better evidence may replace
 
 
 def cause_of_death(d: Decider, worker: Worker, c: cmd.DeclareDead, now: float) -> FaultCause:

@@ -20,8 +20,7 @@ from controller.ledger.views.held_out_due import due_for
 from controller.ledger.views.reward_trouble import exploited_by_set
 from paceline.ids import Step
 
-EARLY_STOP = "early-stopping"
-"""Request id of the stop."""
+EARLY_STOP = "early-stopping"  # Request id of the stop
 
 
 @decides

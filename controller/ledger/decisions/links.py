@@ -36,10 +36,8 @@ class Wanted:
 
     publisher: Worker
     receiver: Worker
-    tree: int | None = None
-    """Number of the new tree that it belongs to; None: the present one."""
-    blames: str = ""
-    """Relay from which the receiver's link before broke."""
+    tree: int | None = None  # Number of the new tree that it belongs to; None: the present one
+    blames: str = ""  # Relay from which the receiver's link before broke
 
 
 def settle_links(d: Decider) -> None:

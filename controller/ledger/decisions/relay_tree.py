@@ -37,11 +37,9 @@ class RelayTree:
         self._fanout = fanout
         self._without = without
         self._sends: dict[str, int] = {}
-        self._relays: deque[Worker] = deque()
-        """Nearest to a root first. Some have no room left."""
+        self._relays: deque[Worker] = deque()  # Nearest to a root first. Some have no room left.
         self._relays_of: dict[str, deque[Worker]] = {}
-        self._roots_of: dict[str, list[Worker]] = {}
-        """Both by host."""
+        self._roots_of: dict[str, list[Worker]] = {}  # Both by host
         self._roots = roots
         for root in roots:
             self._sends[root.worker_id] = len(self._below(root))

@@ -53,12 +53,9 @@ def settle_step(d: Decider, now: float) -> None:
 
 
 def _choose(d: Decider, step: Step, count: int) -> tuple[TaskId, ...] | None:
-    """The ``count`` ready groups that were leased first; None if there are too few.
-
-    Tasks are numbered in the order of their first lease, and a group that took long, or several
-    attempts, goes before those that were leased later. Groups that are too old for ``step`` are
-    dropped.
-    """
+    """The ``count`` ready groups that were leased first; None if there are too few. Tasks are
+    numbered in the order of their first lease, and a group that took long, or several attempts,
+    goes before those that were leased later. Groups that are too old for ``step`` are dropped."""
     s = d.state
     if len(s.tasks.ready) < count:
         return None

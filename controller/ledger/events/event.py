@@ -25,16 +25,12 @@ class Topic(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event(ABC):
-    """A fact that has been decided: applying it never fails and never decides.
+    """A fact that has been decided: applying it never fails and never decides. A new kind is one
+    class in this folder, with its ``apply``. Times are Unix seconds by the clock of the leader that
+    decided."""
 
-    A new kind is one class in this folder, with its ``apply``. Times are Unix seconds by the clock
-    of the leader that decided.
-    """
-
-    wakes = frozenset[Topic]()
-    """Long polls to look again once the event is durable."""
-    directs = True
-    """The directive of another worker than the reporting one may depend on it."""
+    wakes = frozenset[Topic]()  # Long polls to look again once the event is durable
+    directs = True  # The directive of another worker than the reporting one may depend on it
 
     @property
     def listed(self) -> bool:
@@ -57,15 +53,13 @@ class Event(ABC):
 
 LEASES = frozenset({Topic.LEASE, Topic.ISOLATED})
 
-TYPES: dict[str, type[Event]] = {}
-"""Every kind of event by its name in the journal, an EventType."""
+TYPES: dict[str, type[Event]] = {}  # Every kind of event by its name in the journal, an EventType
 
 _E = TypeVar("_E", bound=type[Event])
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def event(kind: _E) -> _E:
-    """Class decorator: a frozen dataclass that is entered in ``TYPES``."""
     made: Any = dataclass(frozen=True, slots=True)(kind)
     TYPES[EventType(made.__name__)] = made
     found: _E = made

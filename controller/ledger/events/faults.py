@@ -66,7 +66,6 @@ class HostBlamed(Event):
     host: str
     faults: int
     names: tuple[str, ...]
-    """Those that failed."""
     window_s: float
     t: float
 

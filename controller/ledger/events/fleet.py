@@ -34,8 +34,7 @@ class WorkerRegistered(WorkerSpec, Event):
     """``state_version`` is as believed: -1 if the worker claims a state that it was found to have
     wrong."""
 
-    spare: bool = False
-    """Rollout: it leases nothing until it is put to work."""
+    spare: bool = False  # Rollout: it leases nothing until it is put to work
 
     def apply(self, s: State) -> None:
         s.fleet.register(Worker(**values(WorkerSpec, self), spare=self.spare))
@@ -52,10 +51,8 @@ class WorkerDied(Event):
     detail: str
     cause: FaultCause = FaultCause.UNATTRIBUTED
     host: str = ""
-    silent_s: float = 0.0
-    """Since it was last heard of."""
-    t: float = 0.0
-    """0: the release that wrote it did not record it."""
+    silent_s: float = 0.0  # Since it was last heard of
+    t: float = 0.0  # 0: the release that wrote it did not record it
 
     wakes = LEASES
 
@@ -139,8 +136,7 @@ class ParityFailed(Event):
 
     worker_id: str
     incarnation: int
-    failures: int
-    """Failures of this incarnation so far. One report may stand for several."""
+    failures: int  # Failures of this incarnation so far. One report may stand for several.
     detail: str
 
     directs = False
@@ -164,8 +160,7 @@ class WeightsNotLoaded(Event):
 
     worker_id: str
     incarnation: int
-    failures: int
-    """Failures of this incarnation so far. One report may stand for several."""
+    failures: int  # Failures of this incarnation so far. One report may stand for several.
     detail: str
 
     directs = False
@@ -182,8 +177,6 @@ class WeightsNotLoaded(Event):
 
 @event
 class Drained(Event):
-    """Someone asked a worker to leave."""
-
     request_id: str
     worker_id: str
     desired: Mapping[str, int] = field(default_factory=dict)

@@ -15,15 +15,12 @@ class RewardHackingSuspected(Event):
     fallen, and that was not so at the evaluation before."""
 
     step: Step
-    metric: str
-    """SET/reward, of which the next three are steps and values."""
+    metric: str  # SET/reward, of which the next three are steps and values
     truth: float
     best_step: Step
     best_truth: float
-    score: float
-    """Training reward before the newest evaluations."""
-    best_score: float
-    """Before the best one."""
+    score: float  # Training reward before the newest evaluations
+    best_score: float  # Before the best one
 
     directs = False
     severity = Severity.WARNING

@@ -97,10 +97,8 @@ class BoundsSet(Event):
 class SettingsChanged(Event):
     """From ``step`` on other settings are in force, or a leader brought an edited config file."""
 
-    request_id: str
-    """Empty: a leader's config file was edited."""
-    changes: Mapping[str, tuple[Any, Any]]
-    """Old and new value, by dotted name."""
+    request_id: str  # Empty: a leader's config file was edited
+    changes: Mapping[str, tuple[Any, Any]]  # Old and new value, by dotted name
     configured: Mapping[str, Any]
     """Edited values of the leader's file. They are in force, or were already."""
     spec: LiveSpec
@@ -268,8 +266,7 @@ class StopRequested(Event):
 
 @event
 class RunFinished(Event):
-    reason: str
-    """completed, or why it was stopped early."""
+    reason: str  # completed, or why it was stopped early
     t: float
 
     wakes = _ALL

@@ -155,8 +155,7 @@ class StepAborted(Event):
 
     step: Step
     reason: str
-    rejected: str = ""
-    """Reason why a group leaves the step; empty if none does."""
+    rejected: str = ""  # Reason why a group leaves the step; empty if none does
     kept: bool = False
     """Its other groups stay reserved for the step, which opens again with the settings that it had.
     Otherwise they are ready again, as in every journal of a release that had no field for it."""
@@ -222,7 +221,6 @@ class CheckpointRecorded(Event):
     size_bytes: int
     seconds: float
     digest: str = ""
-    """Digest of the weights in it, as in votes."""
 
     def apply(self, s: State) -> None:
         s.versions.record(
@@ -264,11 +262,8 @@ class BestCheckpointChosen(Event):
     step: Step
     path: str
     reward_mean: float
-    """Value of ``metric``."""
-    is_loss: bool = False
-    """Recorded data: the reward is the loss with the sign changed."""
-    metric: str = ""
-    """SET/METRIC; empty: the held-out reward."""
+    is_loss: bool = False  # Recorded data: the reward is the loss with the sign changed
+    metric: str = ""  # SET/METRIC; empty: the held-out reward
 
     directs = False
 

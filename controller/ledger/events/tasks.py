@@ -24,8 +24,7 @@ class TasksLeased(Event):
     incarnation: int
     lease_seq: int
     leases: tuple[LeasedTask, ...]
-    loaded_version: Version = Version(0)
-    """That the worker's engine serves."""
+    loaded_version: Version = Version(0)  # That the worker's engine serves
 
     directs = False
     listed = False
@@ -95,12 +94,9 @@ class GroupLost(Event):
 
     task_id: TaskId
     attempt: int
-    fault: GroupFault
-    """PAYLOAD_LOST or PAYLOAD_INVALID."""
-    detail: str
-    """Who found it, and what."""
+    fault: GroupFault  # PAYLOAD_LOST or PAYLOAD_INVALID
+    detail: str  # Who found it, and what
     worker_id: str
-    """Worker that had submitted the group."""
     lengths: tuple[int, ...] = ()
     """Tokens of each sequence, prompt included. Empty: an earlier release wrote the event."""
 
@@ -126,18 +122,13 @@ class GroupLost(Event):
 
 @event
 class TaskReleased(Event):
-    """The lease is over; the task goes back to the front of the queue."""
-
     task_id: TaskId
     attempt: int
     worker_id: str
-    reason: str
-    """A ReleaseReason, or the worker's reason for a failed attempt."""
-    counts: bool
-    """The attempt counts towards quarantine."""
+    reason: str  # A ReleaseReason, or the worker's reason for a failed attempt
+    counts: bool  # The attempt counts towards quarantine
     detail: str = ""
-    suspected: bool = False
-    """The owner died with it, and it may have been the cause."""
+    suspected: bool = False  # The owner died with it, and it may have been the cause
 
     wakes = LEASES
     listed = False
@@ -164,13 +155,10 @@ class TaskDropped(Event):
 
     task_id: TaskId
     attempt: int
-    reason: str
-    """A DropReason, a GroupFault, or the worker's own reason."""
+    reason: str  # A DropReason, a GroupFault, or the worker's own reason
     detail: str = ""
-    verdict: VerdictCode = VerdictCode.DUPLICATE
-    """On a repeated submission of this attempt."""
-    group: GroupMeta | None = None
-    """The group, if one had been generated."""
+    verdict: VerdictCode = VerdictCode.DUPLICATE  # On a repeated submission of this attempt
+    group: GroupMeta | None = None  # The group, if one had been generated
 
     wakes = LEASES
 
@@ -216,9 +204,7 @@ class EvalScheduled(Event):
     step: Step
     version: Version
     rows: int
-    """Rows of all sets."""
-    sets: tuple[EvalSet, ...] = ()
-    """Empty: HELD_OUT alone."""
+    sets: tuple[EvalSet, ...] = ()  # Empty: HELD_OUT alone
 
     wakes = LEASES | {Topic.PLAN}
 
@@ -282,15 +268,13 @@ class EvalRecorded(Event):
     left_out: int = 0
     """Rows of that set that were scored with other versions, with several, or with one in doubt. Of
     recorded data: that could not be measured."""
-    loss: float | None = None
-    """Held-out loss of recorded data, which has no reward."""
+    loss: float | None = None  # Held-out loss of recorded data, which has no reward
     measured: Mapping[str, float] = field(default_factory=dict)
     """Recorded data: means over the rows, the loss among them."""
     metric: str = ""
     """SET/METRIC that ranks evaluations. Empty: ``reward_mean`` does, or the loss; a release with
     one set wrote none."""
-    score: float | None = None
-    """Value of ``metric``."""
+    score: float | None = None  # Value of ``metric``
     sets: tuple[SetResult, ...] = ()
 
     @property
@@ -340,10 +324,8 @@ class HeldOutFell(Event):
     reward_mean: float
     best_step: Step
     best_reward: float
-    is_loss: bool = False
-    """Recorded data: both rewards are losses with the sign changed."""
-    metric: str = ""
-    """SET/METRIC of both; empty: the held-out reward."""
+    is_loss: bool = False  # Recorded data: both rewards are losses with the sign changed
+    metric: str = ""  # SET/METRIC of both; empty: the held-out reward
 
     directs = False
     severity = Severity.WARNING

@@ -22,14 +22,12 @@ from paceline.evaluation.reward_hacking import Checked, Estimate, RewardSums
 from paceline.evaluation.set_scores import RowScore, SetScores
 from paceline.ids import Step, Version
 
-MIXED = Version(-1)
-"""In the place of a row's version: it has tokens of several."""
+MIXED = Version(-1)  # In the place of a row's version: it has tokens of several
 
 
 @dataclass(slots=True)
 class Score:
-    count: int = 0
-    """Rows of all sets."""
+    count: int = 0  # Rows of all sets
     sets: dict[str, SetScores] = field(default_factory=dict)
     """By the set's name. Of MIXED only the number of rows is kept."""
 
@@ -38,10 +36,8 @@ class Score:
 class EvalRound:
     step: Step
     rows: int
-    pending: list[int] = field(default_factory=list)
-    """Rows that wait for a lease, ascending."""
-    open: int = 0
-    """Rows not yet scored or dropped."""
+    pending: list[int] = field(default_factory=list)  # Rows that wait for a lease, ascending
+    open: int = 0  # Rows not yet scored or dropped
     version: Version | None = None
     """Version of the engine that took the newest row; None before the first one."""
     scores: dict[Version, Score] = field(default_factory=dict)
@@ -49,8 +45,7 @@ class EvalRound:
     doubt."""
     doubtful: list[Version] = field(default_factory=list)
     """Versions whose weights may be those of a replica that was outvoted."""
-    sets: tuple[EvalSet, ...] = ()
-    """Empty: HELD_OUT alone, with all rows."""
+    sets: tuple[EvalSet, ...] = ()  # Empty: HELD_OUT alone, with all rows
     training: Estimate | None = None
     """Training reward of the steps since the round before; None if there were none."""
 
@@ -104,18 +99,13 @@ class EvalRound:
 
 @dataclass(slots=True)
 class Evals:
-    rounds: dict[Step, EvalRound] = field(default_factory=dict)
-    """Under way, by step."""
-    done: dict[Step, int] = field(default_factory=dict)
-    """Rows of every finished round, by step."""
+    rounds: dict[Step, EvalRound] = field(default_factory=dict)  # Under way, by step
+    done: dict[Step, int] = field(default_factory=dict)  # Rows of every finished round, by step
     scores: dict[Step, float] = field(default_factory=dict)
     """The value that ranks a round (RunSpec.judging), of every finished round that has it."""
-    best: Step = Step(-1)
-    """Round with the highest score, the first of equals; -1: none."""
-    since_best: int = 0
-    """Rounds with a score since then."""
-    fallen: bool = False
-    """The newest score is far below the best one: see RunSpec.eval_drop."""
+    best: Step = Step(-1)  # Round with the highest score, the first of equals; -1: none
+    since_best: int = 0  # Rounds with a score since then
+    fallen: bool = False  # The newest score is far below the best one: see RunSpec.eval_drop
     training: RewardSums = field(default_factory=RewardSums)
     """Scores of the steps since the newest round was scheduled."""
     checked: dict[str, dict[Step, Checked]] = field(default_factory=dict)

@@ -29,8 +29,7 @@ HOLDER_S = 300.0
 """Of two replicas that hold the state neither is known to be at fault, and one may only be slow: a
 member that joins an epoch later than its time limit makes it fail, too."""
 
-FORGIVEN_EVERY = 8
-"""Versions after which one fault of each relay is forgotten."""
+FORGIVEN_EVERY = 8  # Versions after which one fault of each relay is forgotten
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +37,9 @@ class Failures:
     """Epochs in a row that failed, presumably because of one replica."""
 
     epochs: int = 0
-    source: int = 0
-    """Incarnation of the replica that sent the state in them."""
-    since: float = 0.0
-    """Time at which the first of them broke. Unix seconds."""
-    for_s: float = 0.0
-    """From then until the newest of them broke."""
+    source: int = 0  # Incarnation of the replica that sent the state in them
+    since: float = 0.0  # Time at which the first of them broke. Unix seconds.
+    for_s: float = 0.0  # From then until the newest of them broke
     seeded: bool = False
     """The replica had the state in the newest of them: another one may be the cause."""
 
@@ -57,45 +53,36 @@ class Worker:
     pid: int
     tensor_host: str
     ranks: int
-    state_version: Version
-    """Policy: version of the state it holds; -1 for none."""
+    state_version: Version  # Policy: version of the state it holds; -1 for none
     lifecycle: Lifecycle = Lifecycle.STARTING
-    drain: bool = False
-    """It was asked to leave."""
+    drain: bool = False  # It was asked to leave
     spare: bool = False
     """Rollout: it stands by, with its model loaded and weights coming in, and leases nothing."""
-    loaded_version: Version = Version(-1)
-    """Rollout: version its engine serves; -1 for none."""
+    loaded_version: Version = Version(-1)  # Rollout: version its engine serves; -1 for none
     diverged_version: Version = Version(-1)
     """Its claims to states up to this version are not believed."""
     parity_failures: int = 0
     """Rollout: swaps after which its engine's parameters differed from the weights."""
-    load_failures: int = 0
-    """Rollout: versions that came and could not be staged or loaded."""
+    load_failures: int = 0  # Rollout: versions that came and could not be staged or loaded
     load_trouble: str = ""
     """Reason of the newest of them; empty once a newer version has been loaded."""
     withdrawn_version: Version = Version(-1)
     """Rollout: its weights of this version came from a replica that was outvoted."""
     lease_seq: int = 0
     lease_reply: tuple[LeasedTask, ...] = ()
-    held: dict[TaskId, None] = field(default_factory=dict)
-    """Tasks leased to it."""
-    failures: Failures = Failures()
-    """Policy: epochs in a row that failed, presumably because of it."""
+    held: dict[TaskId, None] = field(default_factory=dict)  # Tasks leased to it
+    failures: Failures = Failures()  # Policy: epochs in a row that failed, presumably because of it
     relay_faults: int = 0
     """Rollout: links over which it handed weights on that broke, since the present tree was
     planted."""
-    scorer: str = ""
-    """Scorer: its name in the config."""
-    address: str = ""
-    """Scorer: host:port at which it answers rollout workers."""
+    scorer: str = ""  # Scorer: its name in the config
+    address: str = ""  # Scorer: host:port at which it answers rollout workers
     cgroup: str = ""
     memory_kills: int = -1
     """When it registered: processes that the kernel had killed in its control group."""
     death: FaultCause | None = None
     """Cause of its death, as far as it is known; None: it has not died."""
-    silent_s: float = 0.0
-    """When it died: since when it had not been heard of, in seconds."""
+    silent_s: float = 0.0  # When it died: since when it had not been heard of, in seconds
 
     @property
     def pool(self) -> str:
@@ -118,8 +105,6 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Mesh(MeshSpec):
-    """The present epoch, or the last one if it is ``broken``."""
-
     broken: bool = False
 
 
@@ -130,13 +115,10 @@ class Fleet:
     """Earlier incarnations by worker id, newest last."""
     mesh: Mesh | None = None
     mesh_epoch: MeshEpoch = MeshEpoch(0)
-    mesh_rebuilds: int = 0
-    """Epochs formed because the one before broke."""
+    mesh_rebuilds: int = 0  # Epochs formed because the one before broke
     rebuild_due: bool = False
-    parity_failures: int = 0
-    """Failures of all workers there ever were."""
+    parity_failures: int = 0  # Failures of all workers there ever were
     links: dict[str, LinkSpec] = field(default_factory=dict)
-    """By receiver."""
     link_generation: int = field(default=0, metadata=stored_as("link_epoch"))
     tree: int = 0
     """Number of the newest tree of links: the generation of its first link; 0 if there are no
@@ -148,12 +130,10 @@ class Fleet:
     may have the newest version from it."""
     _living: dict[Role, dict[str, Worker]] = field(
         default_factory=dict, init=False, repr=False, metadata=TRANSIENT
-    )
-    """Living ones of ``workers``, in the same order."""
+    )  # Living ones of ``workers``, in the same order
     _sent: dict[str, dict[str, None]] = field(
         default_factory=dict, init=False, repr=False, metadata=TRANSIENT
-    )
-    """Receivers of ``links``, by publisher."""
+    )  # Receivers of ``links``, by publisher
 
     def __post_init__(self) -> None:
         self._living = {role: {} for role in Role}
@@ -169,7 +149,6 @@ class Fleet:
         return None if self.mesh is None or self.mesh.broken else self.mesh
 
     def current(self, worker_id: str, incarnation: int) -> Worker | None:
-        """The worker, if this incarnation of it is the living one."""
         worker = self.workers.get(worker_id)
         if worker is None or worker.incarnation != incarnation or not worker.alive:
             return None
@@ -182,7 +161,6 @@ class Fleet:
         return list(self._living[role].values())
 
     def count(self, role: Role) -> int:
-        """Living workers of the role."""
         return len(self._living[role])
 
     def living_in(self, pool: str) -> list[Worker]:
@@ -198,7 +176,6 @@ class Fleet:
         return [w for w in self.living(Role.POLICY) if w.state_version == version]
 
     def members(self) -> list[Worker]:
-        """Living members of the newest epoch, in rank order."""
         members = self.mesh.members if self.mesh else ()
         return [worker for m in members if (worker := self.member(m)) is not None]
 
@@ -304,11 +281,9 @@ class Fleet:
         return [w for w in self._living[Role.POLICY].values() if self._sent.get(w.worker_id)]
 
     def sends_to(self, worker_id: str) -> int:
-        """Number of the worker's receivers."""
         return len(self._sent.get(worker_id, ()))
 
     def receivers_of(self, worker: Worker) -> list[Worker]:
-        """Receivers to which the worker sends weights."""
         links = (self.links[receiver] for receiver in self._sent.get(worker.worker_id, ()))
         found = (self.current(link.receiver, link.receiver_incarnation) for link in links)
         return [receiver for receiver in found if receiver is not None]

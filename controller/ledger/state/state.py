@@ -24,16 +24,13 @@ class State:
     run_spec: RunSpec | None = field(default=None, metadata=stored_as("facts"))
     phase: Phase = Phase.NONE
     paused: bool = False
-    reason: str = ""
-    """Reason why the run was asked to stop, or failed."""
+    reason: str = ""  # Reason why the run was asked to stop, or failed
     started_t: float = 0.0
     ended_t: float = 0.0
     term: int = 0
     leader: str = ""
-    terms: int = 0
-    """Leaders so far."""
-    failovers: int = 0
-    """Leaders that took over a fleet at work."""
+    terms: int = 0  # Leaders so far
+    failovers: int = 0  # Leaders that took over a fleet at work
     desired: dict[str, int] = field(default_factory=dict)
     bounds: dict[str, int] = field(default_factory=dict)
     """Limits of the desired counts; see RunSpec.bounds."""

@@ -38,21 +38,16 @@ class OpenStep(StepSpec):
 class Blame:
     """Deaths of trainers that an accepted group may have caused."""
 
-    deaths: int = 0
-    """Trainers that died with it in their shard."""
-    alone: int = 0
-    """Deaths of trainers that were computing this group and nothing else."""
+    deaths: int = 0  # Trainers that died with it in their shard
+    alone: int = 0  # Deaths of trainers that were computing this group and nothing else
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A committed step, and the members that may still ask for its outcome."""
-
     step: Step
     version: Version
     mesh_epoch: MeshEpoch
-    members: tuple[tuple[str, int], ...]
-    """(worker id, incarnation)."""
+    members: tuple[tuple[str, int], ...]  # (worker id, incarnation)
 
 
 @dataclass(slots=True)
@@ -67,20 +62,15 @@ class StepBook:
     """Groups with which trainers died, until their step is committed."""
     nonfinite: int = 0
     """Newest commits in a row that changed no weight, as their gradient was not finite."""
-    rejections: int = 0
-    """Attempts at a step that a group had to leave, since the last commit."""
-    last_rejection: str = ""
-    """Reason of the newest of them."""
+    rejections: int = 0  # Attempts at a step that a group had to leave, since the last commit
+    last_rejection: str = ""  # Reason of the newest of them
     settings: dict[Step, StepSettings] = field(default_factory=dict, metadata=stored_as("terms"))
     """Settings of the steps in ``history`` and ``replay``."""
-    commits: list[Commit] = field(default_factory=list)
-    """The last few, oldest first."""
+    commits: list[Commit] = field(default_factory=list)  # The last few, oldest first
     last_commit_t: float = 0.0
-    metrics: dict[str, float] = field(default_factory=dict)
-    """Metrics of the newest commit."""
+    metrics: dict[str, float] = field(default_factory=dict)  # Metrics of the newest commit
     samples_trained: int = 0
     tokens_trained: int = 0
-    """Over all commits, those of lost steps included."""
 
     def settings_of(self, step: Step) -> StepSettings | None:
         """None: the step was never opened."""
@@ -153,12 +143,10 @@ def assign_shards(
     members: Sequence[str],
     kept: Mapping[str, Sequence[int]] | None = None,
 ) -> dict[str, tuple[int, ...]]:
-    """Assigns groups to members so that their sums of ``costs`` (tokens) are balanced.
-
-    Longest first, each to the member with the least so far; ties go to the lower rank. Groups in
-    ``kept`` stay with their member, which may already have computed them. The shard of each member
-    is in the order of the batch.
-    """
+    """Assigns groups to members so that their sums of ``costs`` (tokens) are balanced. Longest
+    first, each to the member with the least so far; ties go to the lower rank. Groups in ``kept``
+    stay with their member, which may already have computed them. The shard of each member is in the
+    order of the batch."""
     kept = kept or {}
     shards = {member: list(kept.get(member, ())) for member in members}
     load = [sum(costs[i] for i in shards[member]) for member in members]

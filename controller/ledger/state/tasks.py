@@ -58,17 +58,12 @@ class Task:
 
     task_id: TaskId
     kind: Kind
-    ordinal: int
-    """Train: position in the endless data order. Eval: row of the held-out set."""
+    ordinal: int  # Train: position in the endless data order. Eval: row of the held-out set.
     state: TaskState | None = None
-    attempt: int = 0
-    """Newest attempt, running or not."""
-    owner: str = ""
-    """Worker id of the newest attempt."""
-    failures: tuple[str, ...] = ()
-    """One line for each attempt that counts towards quarantine."""
-    deaths: int = 0
-    """Owners that died while they held it, by itself or with others."""
+    attempt: int = 0  # Newest attempt, running or not
+    owner: str = ""  # Worker id of the newest attempt
+    failures: tuple[str, ...] = ()  # One line for each attempt that counts towards quarantine
+    deaths: int = 0  # Owners that died while they held it, by itself or with others
     group: GroupMeta | None = None
     eval_step: Step = Step(-1)
 
@@ -89,8 +84,6 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """A task that the end of the run dropped, and what is known of its attempts."""
-
     compact = True
 
     ordinal: int
@@ -115,33 +108,24 @@ def ordinal_of(task_id: TaskId) -> int:
 
 @dataclass(slots=True)
 class TaskBook:
-    """The training tasks, and the records of evaluation tasks under way."""
-
     records: dict[TaskId, Task] = field(default_factory=dict)
-    cursor: int = 0
-    """Training tasks dispatched so far."""
-    pending: list[int] = field(default_factory=list)
-    """Ordinals, ascending."""
+    cursor: int = 0  # Training tasks dispatched so far
+    pending: list[int] = field(default_factory=list)  # Ordinals, ascending
     leased: int = 0
-    ready: dict[TaskId, None] = field(default_factory=dict)
-    """In order of acceptance."""
+    ready: dict[TaskId, None] = field(default_factory=dict)  # In order of acceptance
     in_step: int = 0
-    trained: int = 0
-    """In the surviving steps."""
-    passed_over: int = 0
-    """Numbers of the cursor whose rows the curriculum left out."""
+    trained: int = 0  # In the surviving steps
+    passed_over: int = 0  # Numbers of the cursor whose rows the curriculum left out
     dropped: Counter[str] = field(default_factory=Counter)
     dropped_groups: dict[str, GroupSizes] = field(default_factory=dict)
     """Generated and dropped since the newest commit, by reason."""
     fruitless: int = 0
     """Training tasks dropped in a row because their attempts failed, without a group in between."""
-    last_failure: str = ""
-    """Reason of the newest of them."""
+    last_failure: str = ""  # Reason of the newest of them
     curriculum: Curriculum = field(default_factory=Curriculum)
     outcomes: dict[TaskId, tuple[int, VerdictCode]] = field(default_factory=dict)
     """Of tasks that left the memory: the newest attempt, and the verdict on a repeat of it."""
-    unfinished: list[Unfinished] = field(default_factory=list)
-    """An extended run does them first."""
+    unfinished: list[Unfinished] = field(default_factory=list)  # An extended run does them first
 
     suspects: dict[TaskId, None] = field(default_factory=dict, init=False, metadata=TRANSIENT)
     """Suspect tasks in ``records``."""

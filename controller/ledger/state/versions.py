@@ -45,20 +45,16 @@ class Checkpoint:
     path: str
     digest: str = ""
     """Digest of the weights in it, as in votes. Empty: an earlier release wrote the record."""
-    worker_id: str = ""
-    """Replica that wrote it."""
+    worker_id: str = ""  # Replica that wrote it
 
 
 INITIAL = Checkpoint(Step(0), Version(0), "")
-"""The initial model."""
 
 
 @dataclass(slots=True)
 class Versions:
-    step: Step = Step(0)
-    """Committed steps that survive."""
-    version: Version = Version(0)
-    """Newest committed version, the state after ``step``."""
+    step: Step = Step(0)  # Committed steps that survive
+    version: Version = Version(0)  # Newest committed version, the state after ``step``
     epochs: list[VersionEpoch] = field(default_factory=lambda: [VersionEpoch(Version(0), 0)])
     """Oldest first."""
     restore_version: Version = Version(0)
@@ -69,11 +65,9 @@ class Versions:
     checkpoint."""
     voided: list[str] = field(default_factory=list)
     """Directories of voided checkpoints, which their writers may delete."""
-    best: Step = Step(0)
-    """Step of the checkpoint with the highest held-out reward; 0: none."""
+    best: Step = Step(0)  # Step of the checkpoint with the highest held-out reward; 0: none
     rollbacks: int = 0
-    requested: Step = Step(0)
-    """Step of the newest checkpoint that someone asked for; 0: none."""
+    requested: Step = Step(0)  # Step of the newest checkpoint that someone asked for; 0: none
 
     @property
     def checkpoint(self) -> Checkpoint:

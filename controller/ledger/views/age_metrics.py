@@ -26,8 +26,7 @@ RESPONSE_TOKENS = {
         name: f"{name}_response_tokens_mean"
         for name in ("late", "masked", "dropped", "uninformative")
     },
-}
-"""Metrics of length: of all that a step trains, and of each part."""
+}  # Metrics of length: of all that a step trains, and of each part
 
 
 def age_metrics(s: State, groups: Sequence[GroupMeta], step: Step) -> dict[str, float]:

@@ -22,18 +22,14 @@ _OWN = attrgetter("incarnation", "lifecycle", "drain")
 class Grounds(NamedTuple):
     """Both parts compare by value."""
 
-    firm: object
-    """Grounds of all fields but ``cancelled``."""
+    firm: object  # Grounds of all fields but ``cancelled``
     leases: object
     """Grounds of ``cancelled``, which also depends on the leases that the worker's report names."""
 
 
 def directive_grounds(state: State) -> Callable[[str, int], Grounds]:
     """For (worker id, incarnation): the grounds of its directive at this moment, its report left
-    aside.
-
-    The function is for use before the next event.
-    """
+    aside. The function is for use before the next event."""
     fleet, version = state.fleet, state.versions.version
     workers, links = fleet.workers, fleet.links
     common = (

@@ -8,11 +8,8 @@ from paceline.ids import Step, Version
 
 def due_for(s: State, worker_id: str, incarnation: int, version: Version) -> Step | None:
     """The step whose held-out rows this replica is to measure with its state of ``version``; None:
-    no step's.
-
-    Rank 0 of the mesh does it before its next vote, so that the state is still there. If it dies,
-    the next one does.
-    """
+    no step's. Rank 0 of the mesh does it before its next vote, so that the state is still there. If
+    it dies, the next one does."""
     mesh, step = s.fleet.whole_mesh, s.versions.step
     if s.run_spec is None or not s.run.recorded or s.ended or step not in s.evals.rounds:
         return None

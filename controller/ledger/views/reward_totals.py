@@ -13,10 +13,8 @@ from controller.ledger.specs import GroupMeta
 class RewardTotals:
     samples: int
     total: float
-    squares: float
-    """Of each reward's difference from the mean of all."""
-    within: float
-    """Of each reward's difference from the mean of its group, squared."""
+    squares: float  # Of each reward's difference from the mean of all
+    within: float  # Of each reward's difference from the mean of its group, squared
 
 
 def reward_totals(groups: Collection[GroupMeta]) -> RewardTotals:

@@ -39,8 +39,6 @@ class LinkView:
 
 @dataclass(frozen=True, slots=True)
 class ScorerView:
-    """A scorer worker that is ready for requests."""
-
     name: str
     worker_id: str
     address: str
@@ -48,8 +46,6 @@ class ScorerView:
 
 @dataclass(frozen=True, slots=True)
 class DirectiveView:
-    """Desired state of one worker."""
-
     lifecycle: DesiredLifecycle
     mesh: MeshSpec | None
     links: tuple[LinkView, ...]
@@ -367,11 +363,8 @@ def unfinished(state: State) -> list[TaskId]:
 
 def oldest_fresh(state: State, task_id: TaskId) -> tuple[Version, Version]:
     """Oldest versions of the first and of the last token with which a completion of this task would
-    be trained if it ended now.
-
-    In a run that trains late groups the last token decides: older ones may be masked, and are still
-    what the later tokens continue.
-    """
+    be trained if it ended now. In a run that trains late groups the last token decides: older ones
+    may be masked, and are still what the later tokens continue."""
     versions, nothing, task = state.versions, Version(0), state.tasks.records.get(task_id)
     if task is None:
         return Version(versions.version + 1), nothing  # it is finished: no work of it is of use
@@ -382,10 +375,8 @@ def oldest_fresh(state: State, task_id: TaskId) -> tuple[Version, Version]:
 
 
 def live_payloads(state: State) -> set[Ref]:
-    """Payloads that a step, or its repetition after a rollback, may still need.
-
-    A new leader deletes the others: an earlier one may have died between journal and deletion.
-    """
+    """Payloads that a step, or its repetition after a rollback, may still need. A new leader
+    deletes the others: an earlier one may have died between journal and deletion."""
     return {ref for task_id in state.tasks.records if (ref := payload_ref(state, task_id))}
 
 

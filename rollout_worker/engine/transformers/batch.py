@@ -44,14 +44,11 @@ class Ended:
 
 @dataclass(slots=True)
 class SequenceRow:
-    """Completion number ``index`` of its request, waiting or running."""
-
     request: Request
     index: int
     key: np.uint64
     prefix: Completion | None
-    spans: Spans = ()
-    """Version spans of the tokens of earlier versions."""
+    spans: Spans = ()  # Version spans of the tokens of earlier versions
 
     @property
     def tokens(self) -> NDArray[np.int32]:
@@ -72,8 +69,7 @@ class SequenceRow:
 
 class RunningBatch:
     def __init__(self, rows: int) -> None:
-        self.version = -1
-        """Version of the weights that make the next tokens."""
+        self.version = -1  # Version of the weights that make the next tokens
         self.size = 0
         self.owners: list[SequenceRow] = []
         self._state = np.zeros(rows, dtype=_STATE)
@@ -181,16 +177,13 @@ class RunningBatch:
         return [i for i, row in enumerate(self.owners) if row.request.request_id in request_ids]
 
     def set_version(self, version: int) -> None:
-        """The weights have changed: all tokens so far were made by earlier ones."""
         for owner, count in zip(self.owners, self._state["count"][: self.size], strict=True):
             owner.close_span(self.version, int(count))
         self.version = version
 
     def leave(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Removes ``rows`` (ascending, unique) and fills the gaps with the last rows.
-
-        Returns (sources, targets): the moves, which the cache must repeat.
-        """
+        """Removes ``rows`` (ascending, unique) and fills the gaps with the last rows. Returns
+        (sources, targets): the moves, which the cache must repeat."""
         size = self.size - len(rows)
         targets = rows[rows < size]
         staying = np.ones(self.size - size, dtype=bool)
@@ -217,15 +210,12 @@ class RunningBatch:
 
 @dataclass
 class Admission:
-    """First come, first served, by whole requests, so that a request's samples share one prefill.
-
-    A prefill has a fixed cost. While the batch is nearly full, new requests wait until an eighth of
-    the slots is free, or until all of them can join: so each prefill serves many rows.
-    """
+    """First come, first served, by whole requests, so that a request's samples share one prefill. A
+    prefill has a fixed cost. While the batch is nearly full, new requests wait until an eighth of
+    the slots is free, or until all of them can join: so each prefill serves many rows."""
 
     slots: int
-    cache_tokens: int
-    """Tokens that the cache may hold, over all rows at their longest."""
+    cache_tokens: int  # Tokens that the cache may hold, over all rows at their longest
     waiting: int = 0
     _queue: deque[deque[SequenceRow]] = field(default_factory=deque)
 

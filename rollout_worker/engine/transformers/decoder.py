@@ -14,8 +14,6 @@ _ROWS_STEP = 16
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """Shape of a token's keys and values, the same in every layer."""
-
     layers: int
     heads: int
     key_dim: int
@@ -64,11 +62,8 @@ class SlotCache:
             self.values[span] = values[span]
 
     def fill(self, rows: Tensor, sources: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Copies sequence ``sources[i]`` of a prefill into row ``rows[i]``.
-
-        ``keys``, ``values``: [layers, sequences, heads, tokens, dim]. One prefill may fill many
-        rows.
-        """
+        """Copies sequence ``sources[i]`` of a prefill into row ``rows[i]``. ``keys``, ``values``:
+        [layers, sequences, heads, tokens, dim]. One prefill may fill many rows."""
         tokens = keys.shape[3]
         self.keys[:, rows, :, :tokens] = keys.index_select(1, sources)
         self.values[:, rows, :, :tokens] = values.index_select(1, sources)
@@ -79,15 +74,12 @@ class SlotCache:
         self.values[:, targets, :, :length] = self.values[:, sources, :, :length]
 
     def clear(self, rows: Tensor) -> None:
-        """Zeroes rows."""
         self.keys[:, rows] = 0
         self.values[:, rows] = 0
 
     def token_index(self, positions: Tensor) -> Tensor:
-        """Index of position ``positions[i]`` of row i in a layer flattened to [-1, dim].
-
-        int64 [rows * heads], heads fastest.
-        """
+        """Index of position ``positions[i]`` of row i in a layer flattened to [-1, dim]. int64
+        [rows * heads], heads fastest."""
         heads = self.shape.heads
         base = torch.arange(len(positions) * heads, device=positions.device) * self.length
         return base + positions.repeat_interleave(heads)
@@ -121,11 +113,9 @@ class Decoder(Protocol):
         [sequences]."""
 
     def decode(self, cache: SlotCache, tokens: Tensor, positions: Tensor, length: int) -> Tensor:
-        """Feeds one token to each of rows 0 .. n-1 and stores its keys and values.
-
-        ``tokens``, ``positions`` int64 [n]; ``length``: 1 + the largest position. Returns logits
-        float32 [n, vocabulary].
-        """
+        """Feeds one token to each of rows 0 .. n-1 and stores its keys and values. ``tokens``,
+        ``positions`` int64 [n]; ``length``: 1 + the largest position. Returns logits float32 [n,
+        vocabulary]."""
 
     def refresh(self) -> None:
         """The model's weights have changed in place."""
@@ -133,11 +123,8 @@ class Decoder(Protocol):
 
 def largest_gap(decoder: Decoder, model: torch.nn.Module, vocabulary: int) -> float:
     """Largest difference between the decoder's log-probs and those of the model's own plain
-    forward.
-
-    Over two sequences of unequal length, one of them decoded token by token at the end. It is
-    checked at every start: no test can cover all architectures and settings.
-    """
+    forward. Over two sequences of unequal length, one of them decoded token by token at the end. It
+    is checked at every start: no test can cover all architectures and settings."""
     device = decoder.shape.device
     lengths = torch.tensor([7, 4], device=device)
     steps = 2

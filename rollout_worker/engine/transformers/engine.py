@@ -95,8 +95,7 @@ class TransformersEngine(Engine):
         self._loading: set[asyncio.Future[float]] = set()
         """Loads of weights that wait for the thread."""
         self._closed = False
-        self._over = asyncio.Event()
-        """The thread has ended, and all callers have their result."""
+        self._over = asyncio.Event()  # The thread has ended, and all callers have their result
         self._version = -1
         self._trusted = True
         """The model's parameters are those of the newest version: sequences may go on."""
@@ -264,7 +263,6 @@ class TransformersEngine(Engine):
             self._loop.call_soon_threadsafe(self._end_all)
 
     def _turn(self) -> bool:
-        """Reads the inbox and makes one step. False once the engine is closing."""
         ended: list[Ended] = []
         aborts: set[str] = set()
         for message in self._messages():
@@ -375,7 +373,6 @@ class TransformersEngine(Engine):
 
 
 def _settle(future: asyncio.Future[Any], outcome: Any) -> None:
-    """``outcome``: a result, or the exception to raise."""
     if future.done():
         return
     if isinstance(outcome, Exception):

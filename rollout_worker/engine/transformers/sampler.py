@@ -45,22 +45,18 @@ class SamplerRows:
 
     temperature: NDArray[np.float32]
     top_p: NDArray[np.float32]
-    top_k: NDArray[np.int32]
-    """0: off."""
+    top_k: NDArray[np.int32]  # 0: off
     greedy: NDArray[np.bool_]
-    uniform: NDArray[np.float32]
-    """In (0, 1)."""
+    uniform: NDArray[np.float32]  # In (0, 1)
 
     def take(self, index: NDArray[np.int64]) -> SamplerRows:
         return SamplerRows(*(getattr(self, column.name)[index] for column in fields(self)))
 
 
 def sample(logits: Tensor, rows: SamplerRows) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Draws one token per row. ``logits``: float32 [rows, vocabulary]; may be overwritten.
-
-    Returns tokens int64 [rows] and the log-probability of each under the distribution it was drawn
-    from, float32 [rows]. A row whose logits are not finite has a log-probability that is not.
-    """
+    """Draws one token per row. ``logits``: float32 [rows, vocabulary]; may be overwritten. Returns
+    tokens int64 [rows] and the log-probability of each under the distribution it was drawn from,
+    float32 [rows]. A row whose logits are not finite has a log-probability that is not."""
     filtered = ((rows.top_p < 1) | (rows.top_k > 0)) & ~rows.greedy
     tokens = np.empty(len(logits), dtype=np.int64)
     logprobs = np.empty(len(logits), dtype=np.float32)

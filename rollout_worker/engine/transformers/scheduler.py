@@ -76,13 +76,11 @@ class Scheduler:
         return ended
 
     def set_version(self, version: int) -> None:
-        """The weights have been replaced; the next tokens are of ``version``."""
         self.batch.set_version(version)
         self._decoder.refresh()
 
     @torch.inference_mode()
     def step(self) -> list[Ended]:
-        """One token for every running row and every row that joins."""
         self.steps += 1
         ended = self._decode() if self.batch.size else []
         joining = self.admission.take(self.batch.size, self.batch.longest())
@@ -172,8 +170,7 @@ class _Prefill:
     """Rows that join with one forward, and the distinct token sequences that it computes."""
 
     rows: list[SequenceRow] = field(default_factory=list)
-    sources: list[int] = field(default_factory=list)
-    """The number of each row's sequence."""
+    sources: list[int] = field(default_factory=list)  # The number of each row's sequence
     inputs: list[NDArray[np.int32]] = field(default_factory=list)
     places: dict[int, int] = field(default_factory=dict)
     """By identity of a sequence, its number: completions of a request share its prompt."""

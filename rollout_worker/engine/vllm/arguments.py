@@ -30,8 +30,7 @@ _SET_BY = {
     "weight_transfer_config": "",
     "skip_tokenizer_init": "",
     "data_parallel_size": "fleet.rollout",
-}
-"""Arguments that Paceline sets, and by which field; "": no other value would work."""
+}  # Arguments that Paceline sets, and by which field; "": no other value would work
 
 
 def prepare_environment(config: Config) -> None:
@@ -52,10 +51,8 @@ def prepare_environment(config: Config) -> None:
 
 
 def engine_arguments(config: Config, model: PretrainedConfig, *, cpu: bool) -> dict[str, Any]:
-    """Keyword arguments of AsyncEngineArgs. ``cpu``: vLLM's platform is a CPU.
-
-    Raises EngineError for an argument that does not exist or that another field sets.
-    """
+    """Keyword arguments of AsyncEngineArgs. ``cpu``: vLLM's platform is a CPU. Raises EngineError
+    for an argument that does not exist or that another field sets."""
     rollout = config.rollout
     given = dict(rollout.vllm)
     _check_names(given)

@@ -24,8 +24,7 @@ from rollout_worker.engine.model import WeightTable, end_tokens, from_pretrained
 from rollout_worker.engine.vllm import arguments, internals
 
 _T = TypeVar("_T")
-_DEAD_S = 0.5
-"""Interval of checks that the engine's process is alive. Seconds."""
+_DEAD_S = 0.5  # Interval of checks that the engine's process is alive. Seconds.
 _CLOSE_S = 1.0
 """Time for vLLM's processes to end by themselves: they have nothing to save. Seconds."""
 _DEAD = "vLLM's engine process ended; its last messages are in the log above"
@@ -38,8 +37,7 @@ class EngineSpec:
     model: PretrainedConfig
     table: WeightTable
     vocabulary: int
-    end_tokens: frozenset[int]
-    """End tokens of the model's generation config."""
+    end_tokens: frozenset[int]  # End tokens of the model's generation config
     max_context: int
     dtype: str
     ranks: int
@@ -55,8 +53,7 @@ class VLLMClient:
         self._config = config
         self._overrides = dict(overrides)
         self._owner = ThreadPoolExecutor(1, "vllm-owner")
-        self.llm: Any = None
-        """AsyncLLM; None before the start and after the end."""
+        self.llm: Any = None  # AsyncLLM; None before the start and after the end
         self.spec: EngineSpec
 
     async def start(self) -> None:

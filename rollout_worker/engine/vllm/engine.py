@@ -69,8 +69,7 @@ class VLLMEngine(Engine):
                 f"{self.least_temperature:g} to {self.most_temperature:g}"
             )
         self._config = config
-        self.on_update = config.rollout.on_update
-        """The next swap's treatment of running sequences."""
+        self.on_update = config.rollout.on_update  # The next swap's treatment of running sequences
         self._tokenizer = tokenizer
         self._client = VLLMClient(config, overrides or {})
         self._swap = WeightSwap(
@@ -238,7 +237,6 @@ class VLLMEngine(Engine):
             raise GenerationFailed(str(failure)) from error
 
     def _params(self, request: Request, have: int) -> Any:
-        """``have``: number of tokens that were generated."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 

@@ -31,10 +31,8 @@ class GroupRequest:
     done: dict[int, Completion] = field(default_factory=dict)
     reported: dict[int, int] = field(init=False)
     """Tokens of each completion at the group's last report, at first of its prefix."""
-    fresh: tuple[str, Any] = ("", None)
-    """Salt and vLLM request of a completion without a prefix."""
-    keys: list[int] = field(init=False)
-    """Seed of each completion, 64 bits."""
+    fresh: tuple[str, Any] = ("", None)  # Salt and vLLM request of a completion without a prefix
+    keys: list[int] = field(init=False)  # Seed of each completion, 64 bits
 
     def __post_init__(self) -> None:
         request, numbers = self.request, range(self.request.count)
@@ -48,11 +46,9 @@ _FINISH = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.PARTIAL
 def join(
     prefix: Completion | None, output: Any, stop: tuple[str, ...], decode: Decode
 ) -> Completion | None:
-    """The prefix with vLLM's tokens appended; None if there is no token at all.
-
-    ``output``: a finished CompletionOutput with flat log-probs. Raises GenerationFailed if a
-    log-probability is not finite or vLLM ended the sequence with an error.
-    """
+    """The prefix with vLLM's tokens appended; None if there is no token at all. ``output``: a
+    finished CompletionOutput with flat log-probs. Raises GenerationFailed if a log-probability is
+    not finite or vLLM ended the sequence with an error."""
     if output.finish_reason not in _FINISH:
         raise GenerationFailed(f"vLLM ended a sequence with {output.finish_reason!r}")
     tokens = np.array(output.token_ids, dtype=np.int32)
@@ -79,11 +75,9 @@ def join(
 def complete(
     prefix: Completion | None, max_tokens: int, stop: tuple[str, ...], decode: Decode
 ) -> Completion | None:
-    """The prefix, if nothing is to be appended to it; else None.
-
-    The prefix may have run past a stop string: its worker's vLLM did not see a stop string that
-    began in an even earlier worker's tokens.
-    """
+    """The prefix, if nothing is to be appended to it; else None. The prefix may have run past a
+    stop string: its worker's vLLM did not see a stop string that began in an even earlier worker's
+    tokens."""
     if prefix is None:
         return None
     if prefix.finish is Finish.PARTIAL and stop:

@@ -26,15 +26,13 @@ _FAST = 10_000.0
 
 @dataclass
 class ProgressReporter:
-    groups: Mapping[str, GroupRequest]
-    """The running ones, by request id; the engine changes it."""
+    groups: Mapping[str, GroupRequest]  # The running ones, by request id; the engine changes it
     client: VLLMClient
     decode_text: Decode
     every: int
     report: OnPartial
     _watching: bool = False
-    _rate: float = _FAST
-    """Recent tokens/s of the fastest sequence."""
+    _rate: float = _FAST  # Recent tokens/s of the fastest sequence
 
     async def watch(self) -> None:
         """Counts tokens and reports requests until no request runs. Returns at once if it is

@@ -25,8 +25,7 @@ from rollout_worker.engine.vllm.client import VLLMClient
 from rollout_worker.engine.vllm.readback import CopyPlan, Place, Views, part_of
 from rollout_worker.engine.vllm.shared_weights import SharedWeights
 
-_STAGE_S = 600.0
-"""Longest wait for the ranks. Seconds."""
+_STAGE_S = 600.0  # Longest wait for the ranks. Seconds.
 
 
 async def stage(client: VLLMClient, weights: SharedWeights) -> None:
@@ -65,16 +64,14 @@ async def stage(client: VLLMClient, weights: SharedWeights) -> None:
         raise SwapFailed(f"weights {weights.version} not staged: {errors[0]}")
 
 
-_ROOM = 0.8
-"""Share of the device's free memory that staging takes at most."""
+_ROOM = 0.8  # Share of the device's free memory that staging takes at most
 
 _Name = TypeVar("_Name", str, Place)
 
 
 @dataclass(frozen=True)
 class RankWeights:
-    tensors: Mapping[str, Tensor]
-    """Whole, by name; not to be written to."""
+    tensors: Mapping[str, Tensor]  # Whole, by name; not to be written to
     plan: CopyPlan | None = None
     slices: Mapping[Place, Tensor] | None = None
     """The tensors that ``plan`` copies, on the device; None: there is no room, or no plan."""

@@ -46,10 +46,8 @@ class Proof:
     """In elements of the trainer's tensors."""
 
     total: int
-    equal: int
-    """Read back on at least one rank, and equal on every rank that has them."""
-    live: int
-    """Elements of these that were read from parameters that the model computes with."""
+    equal: int  # Read back on at least one rank, and equal on every rank that has them
+    live: int  # Elements of these that were read from parameters that the model computes with
 
 
 class Differs(Exception):
@@ -149,11 +147,9 @@ class Readback(TorchFunctionMode):
         return found
 
     def plan(self, model: nn.Module, loaded: Iterable[str]) -> CopyPlan | None:
-        """The copies that load the next version; None if loading is more than copying.
-
-        It is only copying if every recorded copy went into a parameter in use, and all other
-        elements are zero (padding) or belong to parameters that are not in ``loaded``.
-        """
+        """The copies that load the next version; None if loading is more than copying. It is only
+        copying if every recorded copy went into a parameter in use, and all other elements are zero
+        (padding) or belong to parameters that are not in ``loaded``."""
         live, loaded = _storages(model), set(loaded)
         masks: dict[int, Tensor] = {}
         for memory in self._views.values():
@@ -203,7 +199,6 @@ class CopyPlan:
         self.copy([part_of(weights, key) for key in self.views])
 
     def copy(self, sources: Sequence[Tensor]) -> None:
-        """``sources``: the parts of the weights, in the order of the views."""
         torch._foreach_copy_(self._memory, list(sources), non_blocking=True)
 
 
@@ -249,8 +244,7 @@ def compare(ranks: Iterable[Iterable[ParameterSlice]], weights: Mapping[str, Ten
 _ROUNDING = {"float32": 1e-3, "bfloat16": 1e-2, "float16": 5e-3}
 """Mean absolute gap of log-probabilities that counts as rounding if logits are small, by
 computation type."""
-_LARGEST = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2}
-"""The same for any logits."""
+_LARGEST = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2}  # The same for any logits
 _STEP = {"float32": 2**-23, "bfloat16": 2**-7, "float16": 2**-10}
 """Distance of neighbouring numbers around 1."""
 _QUANTISED = 0.5

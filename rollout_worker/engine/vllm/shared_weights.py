@@ -33,16 +33,13 @@ class Damaged(Exception):
 
 @dataclass
 class SharedWeights:
-    """A rank reads it by its ``description`` while this process keeps it open.
-
-    ``key``: unique within a process. The version is not: after a publisher's death the same version
-    may come again with other weights.
-    """
+    """A rank reads it by its ``description`` while this process keeps it open. ``key``: unique
+    within a process. The version is not: after a publisher's death the same version may come again
+    with other weights."""
 
     key: int
     version: int
-    description: str
-    """For ``read``. JSON: it passes through vLLM's own message encoding unchanged."""
+    description: str  # For ``read``. JSON: it passes through vLLM's own message encoding unchanged.
     _fd: int
 
     def close(self) -> None:

@@ -50,30 +50,24 @@ class WeightSwap:
     client: VLLMClient
     generate: Callable[[Request], Awaitable[tuple[Completion, ...]]] | None
     """For the check after the first sync; None: no check, or it is over."""
-    end_all: Callable[[], Awaitable[None]]
-    """Aborts every running request."""
+    end_all: Callable[[], Awaitable[None]]  # Aborts every running request
     verify_every: int
     """Swaps from one complete comparison of the parameters to the next; 0: none are compared."""
-    usable: bool = False
-    """The model's weights are defined."""
-    salt: str = "0"
-    """Salt of the prefix cache's entries; a new one for each load of weights."""
+    usable: bool = False  # The model's weights are defined
+    salt: str = "0"  # Salt of the prefix cache's entries; a new one for each load of weights
     pause_s: float = 0.0
     stage_s: float = 0.0
     """Staging time of the newest version: from the call to ready on every rank. Seconds."""
     count: int = 0
-    restarted: int = 0
-    """Completions that a swap restarted before their first token."""
+    restarted: int = 0  # Completions that a swap restarted before their first token
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _served: shared_weights.SharedWeights | None = None
     _healing: bool = False
     _version: int = -1
-    _checked: int = 0
-    """Swaps whose parameters were compared and equal, the first sync included."""
+    _checked: int = 0  # Swaps whose parameters were compared and equal, the first sync included
     distrusted: bool = False
     """The parameters differed after the newest swap: no tokens until weights are loaded again."""
-    _proven: bool = False
-    """Weights were loaded and, if configured, verified."""
+    _proven: bool = False  # Weights were loaded and, if configured, verified
 
     @property
     def version(self) -> int:
@@ -82,7 +76,6 @@ class WeightSwap:
         return self._version if self._proven and self.usable else -1
 
     async def load(self, version: int, tensors: Mapping[str, Tensor], on_update: OnUpdate) -> float:
-        """Implements Engine.load_weights()."""
         named = self.client.spec.table.canonical(tensors)
         async with self._lock:
             started = time.monotonic()

@@ -75,11 +75,9 @@ class PacelineRank:
         return bool(self.device.type != "cpu")
 
     def paceline_swap(self: Any, key: int, note: bool = False, prove: bool = False) -> str:
-        """The error; empty after success. Nothing else runs on the rank meanwhile.
-
-        ``note``: records the copies for paceline_check. ``prove``: for paceline_proof as well; if
-        loading turns out to be only copying, later swaps repeat these copies.
-        """
+        """The error; empty after success. Nothing else runs on the rank meanwhile. ``note``:
+        records the copies for paceline_check. ``prove``: for paceline_proof as well; if loading
+        turns out to be only copying, later swaps repeat these copies."""
         from vllm.config import set_current_vllm_config
 
         # Caught, because the swap can be undone: see the module's docstring.
@@ -190,10 +188,7 @@ class PacelineRank:
 
 @dataclass(slots=True)
 class _Weights:
-    """Staged weights of a rank."""
-
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    """Guards ``wanted`` and ``staged``."""
+    lock: threading.Lock = field(default_factory=threading.Lock)  # Guards ``wanted`` and ``staged``
     wanted: set[int] = field(default_factory=set)
     staged: dict[int, RankWeights] = field(default_factory=dict)
     notes: Readback = field(init=False)
