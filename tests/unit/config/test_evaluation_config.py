@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from paceline.config.load import ConfigError, fleet_digest, load_config, to_toml
-from paceline.config.reference import reference
 from paceline.config.schema import Config
 from paceline.config.sections.evaluation import all_sets, best_metric
 
@@ -110,7 +109,3 @@ def test_sets_survive_the_way_through_toml(tmp_path: Path) -> None:
     copy = tmp_path / "copy.toml"
     copy.write_text(to_toml(config))
     assert load_config(copy) == config
-
-
-def test_the_reference_lists_the_settings_of_a_set() -> None:
-    assert "### [evaluation.sets.NAME]" in reference() and "| `solved_at` |" in reference()

@@ -32,14 +32,12 @@ def warned(of: Config) -> list[str]:
     return [check.found for check in found if "scorers.helpful" in check.found]
 
 
-def test_a_scorer_that_no_reward_names_is_named() -> None:
-    (found,) = warned(config(MODEL))
-    assert "no reward names it" in found
-
-
-def test_log_probs_that_nothing_reads_are_named() -> None:
-    (found,) = warned(config(LOGPROBS))
-    assert "nothing reads them" in found
+@pytest.mark.parametrize(
+    ("scorer", "said"), [(MODEL, "no reward names it"), (LOGPROBS, "nothing reads them")]
+)
+def test_a_scorer_that_nothing_uses_is_named(scorer: dict[str, Any], said: str) -> None:
+    (found,) = warned(config(scorer))
+    assert said in found
 
 
 @pytest.mark.parametrize(

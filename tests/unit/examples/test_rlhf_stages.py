@@ -16,7 +16,7 @@ import pytest
 
 from examples.rlhf import __main__ as command
 from examples.rlhf import runner, stages
-from examples.rlhf.runner import StageFailed, run_all, run_stage, state_of
+from examples.rlhf.runner import StageFailed, run_all, run_stage
 from examples.rlhf.stages import PIPELINES, STAGES, PipelineProblem, Place, place
 from paceline.config.load import load_config
 
@@ -172,22 +172,6 @@ def test_two_commands_in_one_directory_are_refused(tmp_path: Path) -> None:
         runner.alone_in(tmp_path),
     ):
         pass
-
-
-def test_progress_is_the_newest_whole_line_of_a_step(tmp_path: Path) -> None:
-    where = of("reward_model", tmp_path)
-    assert state_of(where) == ("starts", 0.0)
-    where.directory.mkdir()
-    rows = [{"kind": "step", "step": n, "pair_accuracy": 0.5 + n / 1000} for n in (1, 2, 125)]
-    text = "".join(json.dumps(row) + "\n" for row in rows) + '{"kind": "eval", "step": 125}\n{"kin'
-    (where.directory / "metrics.jsonl").write_text(text)
-    assert state_of(where) == ("step 125 of 500, accuracy over pairs 0.625", 0.25)
-
-
-def test_progress_of_the_preferences_is_their_number(tmp_path: Path) -> None:
-    where = of("preferences", tmp_path)
-    where.log.write_text("a warning of a library\n64 of 256 pairs\n")
-    assert state_of(where) == ("64 of 256 pairs", 0.25)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Generation of the planner against the exact time of a single wave, and its limits."""
 
-import math
-
 import numpy as np
 import pytest
 
@@ -9,7 +7,6 @@ from testbed.planner.generation import Generation
 from testbed.planner.lengths import Lengths
 from testbed.planner.system import (
     Accelerator,
-    Batch,
     EngineTime,
     ModelSize,
     StageTime,
@@ -72,13 +69,6 @@ def test_a_full_cache_begins_no_sequence_and_an_empty_engine_begins_any() -> Non
     assert times[2] <= 3 * 0.5 * 1.4
 
 
-def test_engines_without_a_sequence_are_counted_as_empty() -> None:
-    engines = Generation(ROOMY, 3, prompt_tokens=1, cap=100)
-    engines.add(0, np.full((1, 2), 100.0))
-    run_out(engines)
-    assert engines.empty_s == pytest.approx(2 * engines.now, rel=1e-6)
-
-
 @pytest.mark.parametrize("sigma", [0.0, 0.8, 1.7])
 def test_mean_of_clipped_lengths_is_that_of_draws(sigma: float) -> None:
     lengths = Lengths(400, sigma, 2_000)
@@ -87,17 +77,6 @@ def test_mean_of_clipped_lengths_is_that_of_draws(sigma: float) -> None:
     assert drawn.max() <= 2_000
     assert lengths.mean == pytest.approx(drawn.mean(), rel=0.02)
     assert Lengths.of_mean(lengths.mean, 2_000, sigma).mean == pytest.approx(lengths.mean, rel=1e-6)
-
-
-def test_completions_of_a_prompt_resemble_one_another() -> None:
-    logs = np.log(Lengths(400, 1.0, 10**9).draw(np.random.default_rng(2), 20_000, 2))
-    assert np.corrcoef(logs[:, 0], logs[:, 1])[0, 1] == pytest.approx(0.3, abs=0.02)
-
-
-@pytest.mark.parametrize("mean", [0.5, 2_000, 3_000, math.nan])
-def test_an_impossible_mean_length_is_refused(mean: float) -> None:
-    with pytest.raises(ValueError, match="does not lie between"):
-        Lengths.of_mean(mean, 2_000)
 
 
 def test_time_per_token_by_hand() -> None:
@@ -122,7 +101,3 @@ def test_stage_times_by_hand() -> None:
     assert StageTime.fit([(2, 60.0), (4, 10.0)]).gpu_seconds == pytest.approx(32.5 / 0.3125)
     half = StageTime(80.0, 20.0).with_constant_share(0.5, 4)
     assert (half.seconds(4), half.seconds(8)) == (40.0, 30.0)
-
-
-def test_batch_tokens_are_samples_times_mean() -> None:
-    assert Batch(4, 8, 10, Lengths(100, 0.0, 200)).tokens == 3_200

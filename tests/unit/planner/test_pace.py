@@ -8,12 +8,8 @@ import pytest
 from controller.ledger.admission import dispatch_limit
 from controller.ledger.decisions.leases import admissible
 from testbed.planner.calibration import (
-    CONSTANT_SHARES,
-    MeasuredRun,
     MeasuredStep,
     calibrated,
-    calibrated_by_run,
-    from_published,
 )
 from testbed.planner.lengths import Lengths
 from testbed.planner.pace import asynchronous, generation_seconds, synchronous
@@ -55,37 +51,9 @@ def test_a_slow_trainer_bounds_the_pace() -> None:
     assert pace.rollout_idle > 0.5
 
 
-def test_slow_engines_bound_the_pace() -> None:
-    fast = system(StageTime(0.0, 0.1))
-    pace = asynchronous(fast, 1, 2, 4)
-    assert pace.policy_idle > 0.9
-    assert pace.rollout_idle < 0.1
-    double = asynchronous(fast, 1, 4, 4)
-    assert 1.3 < double.samples_per_s / pace.samples_per_s < 2.0
-
-
 @pytest.mark.parametrize("bound", [0, 1, 3])
 def test_no_group_trains_on_the_mean_beyond_the_bound(bound: int) -> None:
     assert asynchronous(system(StageTime(0.0, 20.0)), 1, 8, bound).staleness <= bound
-
-
-def test_more_staleness_is_never_slower() -> None:
-    middle = system(StageTime(0.0, 15.0), batch=STEADY)
-    steps = [asynchronous(middle, 1, 4, bound).step_s for bound in (0, 1, 4)]
-    assert steps[0] > 1.1 * steps[1] >= 1.1 * steps[2]
-
-
-def test_recomputed_log_probs_and_late_weights_cost_time() -> None:
-    trained = system(StageTime(0.0, 50.0), batch=STEADY)
-    plain = asynchronous(trained, 1, 8, 1)
-    assert asynchronous(trained, 1, 8, 1, log_prob=True).step_s == pytest.approx(
-        plain.step_s + 8.0, rel=0.001
-    )
-    bound = system(StageTime(0.0, 0.1))
-    assert (
-        asynchronous(replace(bound, publish_s=10.0), 1, 8, 0).step_s
-        > asynchronous(bound, 1, 8, 0).step_s + 5
-    )
 
 
 def test_calibration_recovers_a_system_from_its_own_steps() -> None:
@@ -100,33 +68,6 @@ def test_calibration_recovers_a_system_from_its_own_steps() -> None:
     assert found.engine.fixed == pytest.approx(true.engine.fixed, rel=0.05)
     assert found.update.seconds(64) == pytest.approx(true.update.seconds(64))
     assert found.rest_s == 0.0
-
-
-def test_one_size_leaves_an_interval_and_no_measurement_a_wider_one() -> None:
-    one = calibrated(system(StageTime(0.0)), [MeasuredStep(8, 12.0, 30.0, 0.0, 45.0)])
-    assert len(one) == len(CONSTANT_SHARES)
-    assert {s.update.seconds(8) for s in one} == {30.0}
-    assert len({s.update.seconds(16) for s in one}) == 2
-    assert one[0].rest_s == pytest.approx(3.0)
-    none = from_published(system(StageTime(0.0)), 1e15, 8, 1e9)
-    assert len(none) == 8
-
-
-def test_calibration_by_a_run_finds_the_engine_that_its_groups_took() -> None:
-    true = system(StageTime(0.0, 20.0), engine=ENGINE.with_overhead(0.005))
-    pace = asynchronous(true, 2, 4, 1)
-    run = MeasuredRun(2, 4, 1, pace.group_s, 20.0, 0.5, pace.step_s)
-    found = calibrated_by_run(system(StageTime(0.0)), [run])
-    assert found[0].engine.fixed == pytest.approx(true.engine.fixed, rel=0.15)
-    assert {s.publish_s for s in found} == {0.5}
-
-
-def test_generation_that_no_engine_explains_is_refused() -> None:
-    fast = MeasuredStep(8, generation_s=1e-6, update_s=1.0)
-    (first, _) = calibrated(system(StageTime(0.0)), [fast])
-    assert first.engine == ENGINE  # already slower than measured: no overhead
-    with pytest.raises(ValueError, match="are the lengths those of that run"):
-        calibrated(system(StageTime(0.0)), [MeasuredStep(8, 1e7, 1.0)])
 
 
 def test_divisions_hold_whole_replicas_and_engines() -> None:

@@ -69,13 +69,6 @@ def test_a_plan_of_measured_times_is_one_number_and_draws_a_picture(plan, tmp_pa
     assert (tmp_path / "plan.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_without_measurements_the_plan_is_an_interval_and_says_so(plan):
-    result = plan("--gpus", "2", "--gpu", "h100", "--out", "other.png")
-    assert " to " in result.stdout
-    assert "order of magnitude" in result.stdout
-    assert "--from-run" in result.stdout
-
-
 def test_a_run_of_ones_own_gives_the_times(plan, tmp_path):
     run = tmp_path / "earlier"
     run.mkdir()
@@ -147,20 +140,3 @@ def test_a_mistyped_model_is_named_without_the_long_wait_of_the_hubs_client(plan
         )
         # What was typed here is looked at first.
         assert "cannot be read" in plan("--gpu", "h100", "--times", "none.toml")
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("mean_tokens = 0", "mean_tokens"),
-        ("tokens = 5", "tokens"),
-        ("[[measured]]\ngpus = 1\ngeneration_s = 5\nupdate_s = 5\nstep_s = 3", "less than its parts"),
-        ("[[measured]]\ngpus = 1\nupdate_s = 5", "generation_s"),
-    ],
-)  # fmt: skip
-def test_a_times_file_that_cannot_be_is_refused_with_an_example(plan, tmp_path, line, said):
-    start = "" if line.startswith("mean") else "mean_tokens = 100\n"
-    (tmp_path / "times.toml").write_text(start + line + "\n")
-    message = plan("--gpu", "h100", "--times", "times.toml")
-    assert said in message
-    assert "[[measured]]" in message

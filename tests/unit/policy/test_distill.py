@@ -71,21 +71,6 @@ def test_the_loss_is_the_policy_gradient_of_the_reverse_kl() -> None:
     assert torch.allclose(logprobs.grad, torch.tensor(gradient), atol=1e-5)
 
 
-def test_on_policy_its_gradient_is_that_of_the_exact_reverse_kl() -> None:
-    """Over all tokens of a small vocabulary, weighted by their probability, instead of over
-    samples."""
-    generator = torch.Generator().manual_seed(2)
-    logits = torch.randn(7, generator=generator, dtype=torch.float64, requires_grad=True)
-    teacher = torch.randn(7, generator=generator, dtype=torch.float64).log_softmax(0)
-    policy = logits.log_softmax(0)
-    kl = (policy.exp() * (policy - teacher)).sum()
-    (exact,) = torch.autograd.grad(kl, logits, retain_graph=True)
-    advantage = (teacher - policy).detach()
-    sampled = -(policy.detach().exp() * advantage * policy).sum()
-    (estimated,) = torch.autograd.grad(sampled, logits)
-    assert torch.allclose(exact, estimated, atol=1e-12)
-
-
 @pytest.mark.parametrize("train", [{}, {"aggregation": "sequence_mean", "proximal": "trainer"}])
 def test_distillation_keeps_what_elastic_training_rests_on(train: dict[str, object]) -> None:
     torch.set_num_threads(1)

@@ -24,7 +24,7 @@ from policy_worker.objectives.advantages import EPSILON, advantages_of
 from policy_worker.objectives.batch import StepTotals, decode
 from policy_worker.objectives.columns import TokenColumns, token_weights
 from policy_worker.objectives.covariance import chosen_tokens
-from policy_worker.objectives.grpo import grpo_loss, sum_to_end
+from policy_worker.objectives.grpo import grpo_loss
 from tests.fixtures.policy_models import make_config, make_group
 
 TRL: dict[str, Any] = json.loads(
@@ -159,12 +159,6 @@ def test_advantages_by_name(name: str, expected: Any) -> None:
     """Groups of three, two with a tie, and one alone."""
     found = advantages_of(REWARD, SIZES, totals(), TrainConfig(algorithm=name).loss)
     np.testing.assert_allclose(found, expected, atol=1e-12)
-
-
-def test_a_sum_to_the_end_is_that_of_each_sequence() -> None:
-    owner = torch.tensor([0, 0, 0, 1, 2, 2])
-    values = torch.tensor([1.0, 2.0, 3.0, 10.0, 0.5, 0.25])
-    assert sum_to_end(values, owner, 3).tolist() == [6.0, 5.0, 3.0, 10.0, 0.75, 0.25]
 
 
 def covariance_batch() -> Any:

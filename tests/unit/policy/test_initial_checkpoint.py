@@ -42,19 +42,12 @@ def trainer_of(config, tmp_path):
     return trainer
 
 
-def test_a_new_run_begins_with_weights_and_moments_and_counts_from_zero(tmp_path, earlier):
+def test_a_run_begins_with_weights_and_moments_also_after_all_replicas_were_lost(tmp_path, earlier):
     bits, path = earlier
     trainer = trainer_of(beginning_with(tiny_config(tmp_path), path), tmp_path)
     trainer.restore("", 0, 0)
     assert_same_bits(all_bits(trainer.state), bits)
     assert (trainer.state.step, trainer.state.version) == (0, 0)
-    trainer.close()
-
-
-def test_the_beginning_is_the_same_after_all_replicas_were_lost(tmp_path, earlier):
-    bits, path = earlier
-    trainer = trainer_of(beginning_with(tiny_config(tmp_path), path), tmp_path)
-    trainer.restore("", 0, 0)
     synthetic_step(trainer.state)
     trainer.restore("", 0, 5)
     assert_same_bits(all_bits(trainer.state), bits)

@@ -133,6 +133,7 @@ def test_the_controller_counts_only_what_the_model_said():
 @pytest.mark.parametrize(
     "changes",
     [
+        {},
         {"mask_ratio_token": (0.5, 2.0)},
         {"mask_ratio_sequence": (0.5, 2.0)},
         {"proximal": "trainer"},

@@ -13,7 +13,6 @@ from policy_worker.objectives.batch import decode, staleness
 from policy_worker.ranks.sharding import load_sharded_state
 from policy_worker.rows.replica import Replica
 from policy_worker.step.optimizer import build_optimizer
-from policy_worker.step.stats import Stats
 from testbed.tiny_model import make_tiny_model
 from tests.fixtures.policy_models import make_config, make_group, tiny_network
 
@@ -53,16 +52,6 @@ def test_first_update_equals_adamw_made_without_prior_state():
         plain.step()
     for p, q in zip(a.parameters(), b.parameters(), strict=True):
         torch.testing.assert_close(p, q, atol=1e-7, rtol=1e-6)
-
-
-def test_stats_merge_as_if_measured_at_once():
-    a, b = Stats(), Stats()
-    a.add("ratio", 3.0, 2.0, 2.0)
-    b.add("ratio", 9.0, 4.0, 4.0)
-    a.merge([b.entries])
-    message = a.messages()["ratio"]
-    assert (message.sum, message.weight, message.max) == (12.0, 6.0, 4.0)
-    assert a.mean("ratio") == 2.0
 
 
 def test_staleness_counts_steps_across_a_rollback():

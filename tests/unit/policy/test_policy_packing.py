@@ -77,20 +77,6 @@ def test_sequences_of_very_different_lengths_get_their_own_attention_blocks(monk
     torch.testing.assert_close(got, expected, atol=2e-6, rtol=1e-5)
 
 
-def test_large_vocabularies_are_scored_in_chunks_with_the_same_gradient():
-    model = tiny_network("qwen3")
-    batch = decode(random_groups(3, group_size=2, seed=5))
-    micro = pack(batch, np.arange(6), CPU)
-    score(model, micro, 1.0).logprobs.sum().backward()
-    wanted = [p.grad.clone() for p in model.parameters()]
-    model.zero_grad()
-    score(
-        model, micro, 1.0, chunk_mb=7 * model.config.vocab_size * 4 / MIB
-    ).logprobs.sum().backward()
-    for parameter, gradient in zip(model.parameters(), wanted, strict=True):
-        torch.testing.assert_close(parameter.grad, gradient, atol=1e-5, rtol=1e-4)
-
-
 @pytest.mark.parametrize("tokens", [7, 1 << 20])
 def test_the_entropy_has_a_gradient_only_if_it_is_wanted(tokens):
     """In chunks and at once, against a plain softmax of each sequence alone."""
@@ -176,20 +162,15 @@ def test_gradient_checkpointing_changes_nothing_but_memory():
         torch.testing.assert_close(parameter.grad, gradient, atol=1e-6, rtol=1e-5)
 
 
-def test_models_whose_layers_carry_state_are_refused():
-    model = tiny_network("qwen3", scorer=False)
-    model.config.layer_types = ["linear_attention", "full_attention"]
-    with pytest.raises(ValueError, match="do not take an attention function"):
+@pytest.mark.parametrize(
+    ("family", "setting", "value", "said"),
+    [
+        ("qwen3", "layer_types", ["linear_attention", "full_attention"], "attention function"),
+        ("gemma2", "attn_logit_softcapping", 50.0, "caps attention scores"),
+    ],
+)
+def test_models_that_cannot_be_packed_are_refused(family, setting, value, said):
+    model = tiny_network(family, scorer=False)
+    setattr(model.config, setting, value)
+    with pytest.raises(ValueError, match=said):
         make_scorer(model)
-
-
-def test_models_that_cap_attention_scores_are_refused():
-    model = tiny_network("gemma2", scorer=False)
-    model.config.attn_logit_softcapping = 50.0
-    with pytest.raises(ValueError, match="caps attention scores"):
-        make_scorer(model)
-
-
-def test_attention_registration_is_repeatable():
-    attention.register()
-    attention.register()

@@ -38,30 +38,6 @@ def test_one_layer_of_one_sequence_is_the_loss_of_the_switch_transformer(chosen:
     torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-6, rtol=1e-6)
 
 
-def test_it_is_a_mean_over_layers_and_a_sum_over_sequences() -> None:
-    layers = logits(9, 4, layers=3)
-    trained = torch.tensor([1.0, 1, 0, 1, 1, 1, 1, 0, 1])
-    owner = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2])
-    together = balance_of_sequences(layers, trained, owner, 3, 2)
-    for sequence in range(3):
-        mine = owner == sequence
-        alone = [
-            balance_of_sequences([layer[mine]], trained[mine], owner[mine] - sequence, 1, 2)[0]
-            for layer in layers
-        ]
-        torch.testing.assert_close(together[sequence], torch.stack(alone).mean())
-
-
-def test_equal_shares_are_one_and_a_single_favourite_is_all_experts() -> None:
-    owner = torch.zeros(4, dtype=torch.long)
-    equal = torch.eye(4) * 1e-4
-    favourite = torch.zeros(4, 4)
-    favourite[:, 2] = 50.0
-    trained = torch.ones(4)
-    assert balance_of_sequences([equal], trained, owner, 1, 1).item() == pytest.approx(1.0)
-    assert balance_of_sequences([favourite], trained, owner, 1, 1).item() == pytest.approx(4.0)
-
-
 def test_a_sequence_without_a_trained_token_counts_nothing() -> None:
     (layer,) = logits(4, 4)
     owner = torch.tensor([0, 0, 1, 1])

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from paceline.config.schema import Config
 from paceline.dataset.recorded_encoding import RowEncoder
-from paceline.dataset.recorded_preview import LONGEST, row_text
+from paceline.dataset.recorded_preview import row_text
 from paceline.prompt_tokenizer import PromptTokenizer
 from paceline_launcher.cli import app
 from tests.fixtures.chat_model import FORGETFUL, PLAIN, make_chat_model
@@ -58,22 +58,6 @@ def test_the_turns_of_the_assistant_are_marked_and_the_rest_is_not(model: Path) 
         "    [user]and 1<eos>",
         "    [assistant]⟦5<eos>⟧",
     ]
-
-
-def test_both_completions_of_a_pair_are_named(model: Path) -> None:
-    config = run_of(model, chosen_field="better", rejected_field="worse")
-    assert shown(config, {"prompt": "1+1=", "better": "2", "worse": "11"})[1:] == [
-        "prompt, 4 tokens: 1+1=",
-        "chosen, 2 tokens, 2 trained: ⟦2<eos>⟧",
-        "rejected, 3 tokens, 3 trained: ⟦11<eos>⟧",
-    ]
-
-
-def test_the_middle_of_a_long_text_is_left_out(model: Path) -> None:
-    long = [*CHAT[:1], {"role": "assistant", "content": "x" * 3000}]
-    text = "\n".join(shown(run_of(model, messages_field="m"), {"m": long}))
-    assert "characters ..." in text and text.endswith("x<eos>⟧")
-    assert len(text) < LONGEST + 300
 
 
 @pytest.mark.heavy
