@@ -143,9 +143,7 @@ async def test_payloads_of_groups_that_may_still_be_handed_in_survive_the_sweep(
     leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stored by a leader that died before its entry, handed in again while the sweep runs."""
-    run = Driven()
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0")
     tries = {(lease.task_id, lease.attempt) for lease in run.lease("r0", 2).leases}
     kept = {*tries, *(partial_ref(task_id) for task_id, _ in tries)}
     stored = dict.fromkeys([*kept, ("t900", 1), partial_ref(TaskId("t900"))], b"group")
@@ -160,9 +158,7 @@ async def test_the_payload_of_a_group_that_nobody_will_train_is_deleted(
     leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its worker stored it, and then the controller did not accept the facts."""
-    run = Driven()
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0")
     (lease,) = run.lease("r0", 1).leases
     refs = [(lease.task_id, 1), (lease.task_id, 7), (TaskId("t900"), 1)]
     payloads, housekeeping = leader.context.stores.payloads, leader.housekeeping

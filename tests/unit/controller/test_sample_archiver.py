@@ -50,9 +50,7 @@ async def running(archiver: SampleArchiver, driven: Driven) -> AsyncIterator[Non
 
 
 def trained(count: int, **settings: Any) -> Driven:
-    driven = Driven(**settings)
-    driven.policy("p0")
-    driven.rollout("r0")
+    driven = Driven.fleet("p0", "r0", **settings)
     for _ in range(count):
         driven.train()
     return driven

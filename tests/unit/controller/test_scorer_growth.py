@@ -95,9 +95,7 @@ def leader_of(run: Driven, scorer: dict[str, Any], queued: float, **fleet: Any) 
 
 
 def at_work(count: int = 1) -> Driven:
-    run = Driven(steps=100, desired={"policy": 1, "rollout": 1, POOL: count})
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0", steps=100, desired={"policy": 1, "rollout": 1, POOL: count})
     for index in range(count):
         name = f"scorer-helpful-{index}"
         run.incarnations += 1

@@ -51,9 +51,7 @@ def totals_of_a_long_run() -> Totals:
 
 
 async def test_requests_are_answered_while_the_snapshot_of_a_long_run_is_encoded() -> None:
-    run = Driven()
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0")
     run.train()
     state, observed = run.ledger.to_snapshot(), codec.encode(totals_of_a_long_run())
     unused: Any = None
@@ -90,9 +88,7 @@ async def save(snapshot: Any) -> Any:
 
 
 async def test_no_task_is_encoded_before_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Driven(groups_per_step=8)
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0", groups_per_step=8)
     for _ in range(3):
         run.train()
     encoded: list[str] = []

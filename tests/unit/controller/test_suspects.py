@@ -18,10 +18,7 @@ from tests.fixtures.ledgers import Driven, run_spec
 
 @pytest.fixture
 def run() -> Driven:
-    driven = Driven(max_staleness=4)
-    driven.policy("p0")
-    driven.rollout("r0", "r1")
-    return driven
+    return Driven.fleet("p0", "r0", "r1", max_staleness=4)
 
 
 def ids(result: cmd.LeaseResult) -> list[str]:
@@ -124,9 +121,7 @@ def test_a_worker_that_says_goodbye_blames_nobody(run: Driven) -> None:
 
 
 def test_prompts_of_an_evaluation_are_suspected_like_any_other() -> None:
-    run = Driven(eval_rows=3, eval_every=1)
-    run.policy("p0")
-    run.rollout("r0", "r1")
+    run = Driven.fleet("p0", "r0", "r1", eval_rows=3, eval_every=1)
     assert make_suspects(run, 3) == ["e0.0", "e0.1", "e0.2"]
     assert ids(run.lease("r1", 2)) == ["t0", "t1"]
     for row in range(3):

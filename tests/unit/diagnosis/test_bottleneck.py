@@ -184,10 +184,7 @@ def shares(run: Driven, **gauges: float) -> FlowShares:
 
 
 def at_work(**changes: Any) -> Driven:
-    run = Driven(**changes)
-    run.policy("p0")
-    run.rollout("r0", "r1")
-    return run
+    return Driven.fleet("p0", "r0", "r1", **changes)
 
 
 def test_the_closed_admission_is_measured() -> None:
@@ -264,9 +261,7 @@ def test_the_autoscaler_adds_no_workers_for_a_limit_that_they_do_not_lift() -> N
             autoscaling._committed(run.state)
         return leader.proposal
 
-    run = Driven(steps=100)
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0", steps=100)
     run.train("r0")
     run.observe("r0", loaded=1)
     # As many groups are leased as the bound allows, and most slots are free.

@@ -54,9 +54,7 @@ def silent(name: str, **changes: Any) -> WorkerEvidence:
 
 def fleet(step_open: bool = True) -> Driven:
     """Two replicas and two rollout workers; the first step is open, or waits for groups."""
-    run = Driven(max_staleness=4)
-    run.policy("p0", "p1")
-    run.rollout("r0", "r1")
+    run = Driven.fleet("p0", "p1", "r0", "r1", max_staleness=4)
     if step_open:
         run.fill("r0", 4)
         assert run.state.steps.open is not None
@@ -354,8 +352,7 @@ def test_a_healthy_run_accuses_nobody() -> None:
 
 def test_a_run_of_recorded_data_waits_for_no_weights() -> None:
     """No engine loads any: a rollout worker without weights is a healthy one."""
-    run = Driven(recorded=True)
-    run.policy("p0")
+    run = Driven.fleet("p0", recorded=True)
     run.register("r0")
     found = diagnose(evidence(run, worker("r0", loaded_version=-1), since_commit_s=1.0))
     for absent in ("engine", "weights"):

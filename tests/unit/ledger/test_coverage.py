@@ -19,10 +19,7 @@ from tests.fixtures.ledgers import Driven
 @pytest.fixture
 def run() -> Driven:
     """Batches of 4 of a data set of 10 rows."""
-    driven = Driven(dataset_rows=10)
-    driven.policy("p0")
-    driven.rollout("r0")
-    return driven
+    return Driven.fleet("p0", "r0", dataset_rows=10)
 
 
 def test_spans_merge_in_any_order_and_notice_a_repeat() -> None:
@@ -166,9 +163,7 @@ def test_more_missing_rows_than_an_earlier_release_finished_are_reported(run: Dr
 
 
 def test_lengths_and_rewards_of_what_was_dropped_stand_beside_those_of_what_was_trained() -> None:
-    run = Driven(dataset_rows=10, late_groups="drop")
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0", dataset_rows=10, late_groups="drop")
     slow = run.lease("r0").leases[0]
     for _ in range(3):
         run.train()
@@ -185,9 +180,7 @@ def test_lengths_and_rewards_of_what_was_dropped_stand_beside_those_of_what_was_
 
 @pytest.mark.parametrize("covered", [False, True])
 def test_groups_whose_oldest_tokens_are_masked_are_compared_too(covered: bool) -> None:
-    run = Driven(late_groups="train", max_token_age=1, max_staleness=1)
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0", late_groups="train", max_token_age=1, max_staleness=1)
     slow = run.lease("r0").leases[0]
     for _ in range(3):
         run.train()

@@ -89,10 +89,7 @@ def trained(run: Driven, steps: int, solved: set[int]) -> list[int]:
 
 @pytest.fixture
 def run() -> Driven:
-    driven = Driven(dataset_rows=8, steps=80, curriculum_min=0.1)
-    driven.policy("p0")
-    driven.rollout("r0")
-    return driven
+    return Driven.fleet("p0", "r0", dataset_rows=8, steps=80, curriculum_min=0.1)
 
 
 def serve(run: Driven) -> None:
@@ -146,9 +143,7 @@ def test_what_was_passed_over_needs_no_memory_for_each_row(run: Driven) -> None:
 
 
 def test_without_a_curriculum_nothing_is_measured_or_passed_over() -> None:
-    run = Driven(dataset_rows=8, steps=80)
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0", dataset_rows=8, steps=80)
     for _ in range(6):
         trained(run, 1, solved=set(range(8)))
         serve(run)

@@ -9,10 +9,7 @@ SOURCES = (DataSource("code", 3, 250), DataSource("math", 9, 750))
 
 
 def started() -> Driven:
-    run = Driven(dataset_rows=12, steps=40, sources=SOURCES)
-    run.policy("p0")
-    run.rollout("r0")
-    return run
+    return Driven.fleet("p0", "r0", dataset_rows=12, steps=40, sources=SOURCES)
 
 
 def test_a_step_says_the_reward_and_the_share_of_each_source() -> None:

@@ -56,8 +56,7 @@ def test_a_second_drain_of_a_leaving_worker_does_not_lower_the_number_again() ->
 
 
 def test_a_drain_below_the_least_is_refused_unless_the_worker_is_replaced() -> None:
-    run = Driven()
-    run.rollout("r0")
+    run = Driven.fleet("r0")
     with pytest.raises(cmd.CommandRefused, match=r"fleet\.rollout_min = 1"):
         run.do(cmd.Drain("d", "r0"))
     assert not run.state.fleet.workers["r0"].drain
@@ -67,8 +66,7 @@ def test_a_drain_below_the_least_is_refused_unless_the_worker_is_replaced() -> N
 
 
 def test_draining_one_of_a_surplus_leaves_the_desired_count_as_it_is() -> None:
-    run = Driven()
-    run.rollout("r0", "r1")
+    run = Driven.fleet("r0", "r1")
     run.do(cmd.Drain("d", "r1"))
     assert run.state.desired["rollout"] == 1
 
@@ -94,8 +92,7 @@ def test_a_run_that_is_over_cannot_be_scaled() -> None:
 
 
 def test_a_replica_with_another_number_of_ranks_is_refused_by_name() -> None:
-    run = Driven()
-    run.policy("p0")
+    run = Driven.fleet("p0")
     with pytest.raises(
         cmd.CommandRefused, match=r"p1 has 2 ranks, p0 of this run has 1: .*policy_ranks"
     ):

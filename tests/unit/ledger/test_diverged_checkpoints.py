@@ -13,9 +13,7 @@ from tests.fixtures.ledgers import Driven
 
 def trained(*policy: str) -> Driven:
     """One step is committed, and the groups of the next one are there."""
-    run = Driven(checkpoint_every=1)
-    run.policy(*policy)
-    run.rollout("r0")
+    run = Driven.fleet(*policy, "r0", checkpoint_every=1)
     run.train()
     run.observe("r0", loaded=1)
     run.fill("r0", 4)

@@ -10,10 +10,7 @@ from tests.fixtures.ledgers import Driven
 
 def begin(rows: int) -> Driven:
     """Two workers serve version 0, a round of ``rows`` is due, and step 1 can commit."""
-    driven = Driven(eval_rows=rows, eval_every=5, max_staleness=4)
-    driven.policy("p0")
-    driven.rollout("r0", "r1")
-    return driven
+    return Driven.fleet("p0", "r0", "r1", eval_rows=rows, eval_every=5, max_staleness=4)
 
 
 @pytest.fixture
@@ -93,9 +90,9 @@ def test_a_round_whose_every_row_has_tokens_of_several_versions_has_no_score(run
 
 def test_rows_of_weights_that_were_outvoted_are_left_out_and_counted() -> None:
     """Those that were scored before the vote, and those that were in flight."""
-    run = Driven(eval_rows=4, eval_every=1, checkpoint_every=1, max_staleness=4)
-    run.policy("p0", "p1", "p2")
-    run.rollout("r0")
+    run = Driven.fleet(
+        "p0", "p1", "p2", "r0", eval_rows=4, eval_every=1, checkpoint_every=1, max_staleness=4
+    )
     run.fill("r0", 4)
     run.train()
     run.observe("r0", loaded=1)

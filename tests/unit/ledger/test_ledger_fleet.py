@@ -22,8 +22,7 @@ def link_of(run: Driven, worker_id: str) -> ev.LinkAssigned:
 
 
 def test_a_resumed_run_has_a_new_leader_and_no_failover() -> None:
-    run = Driven()
-    run.rollout("r0")
+    run = Driven.fleet("r0")
     run.failover()
     assert views.status(run.state).failovers == 1
     run.observe("r0", "stopped")
@@ -41,9 +40,7 @@ def test_registering_twice_counts_once_across_a_failover() -> None:
 
 
 def test_a_new_incarnation_replaces_the_old_one_at_once() -> None:
-    run = Driven()
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0")
     run.lease("r0", 2)
     run.do(register("r0", 999))
     assert run.names()[:3] == ["TaskReleased", "TaskReleased", "WorkerDied"]
@@ -62,9 +59,7 @@ def test_a_process_whose_place_another_one_has_taken_is_not_told_to_take_it_back
 
 def test_a_process_of_an_earlier_incarnation_can_do_nothing_more() -> None:
     """It may only be cut off, not dead: what it sends must not count for its successor."""
-    run = Driven()
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0")
     old = run.current["r0"]
     (lease,) = run.lease("r0").leases
     run.rollout("r0")
@@ -101,9 +96,7 @@ def test_a_state_that_was_never_committed_is_not_believed() -> None:
 
 def test_a_lost_commit_is_rolled_back_where_all_replicas_hold_it() -> None:
     """Redis lost the end of the journal: they hold a version that the ledger has never heard of."""
-    run = Driven()
-    run.policy("p0", "p1")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "p1", "r0")
     run.observe("p0", state=1)
     mesh = run.state.fleet.mesh
     assert [m.needs_state for m in mesh.members] == [True, False], "the other may hold version 0"
@@ -121,9 +114,7 @@ def test_a_lost_commit_is_rolled_back_where_all_replicas_hold_it() -> None:
 
 
 def test_a_lost_commit_costs_only_a_seed_where_a_replica_holds_the_state_before_it() -> None:
-    run = Driven()
-    run.policy("p0", "p1")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "p1", "r0")
     run.fill("r0", 4)
     run.observe("p0", state=1)
     assert run.state.versions.rollbacks == 0 and run.state.steps.open is not None
@@ -134,9 +125,7 @@ def test_a_lost_commit_costs_only_a_seed_where_a_replica_holds_the_state_before_
 
 
 def test_a_parity_failure_is_recorded_once_and_counted_across_workers() -> None:
-    run = Driven()
-    run.policy("p0")
-    run.rollout("r0", "r1")
+    run = Driven.fleet("p0", "r0", "r1")
 
     def failed(worker_id: str, failures: int, loaded: int = -1) -> list[str]:
         who = worker_id, run.current[worker_id]
@@ -160,8 +149,7 @@ def test_a_parity_failure_is_recorded_once_and_counted_across_workers() -> None:
 
 
 def test_a_failed_load_is_recorded_once_and_forgotten_with_the_next_that_succeeds() -> None:
-    run = Driven()
-    run.policy("p0")
+    run = Driven.fleet("p0")
     run.register("r0")
 
     def failed(failures: int, loaded: int = -1) -> list[str]:
@@ -179,9 +167,7 @@ def test_a_failed_load_is_recorded_once_and_forgotten_with_the_next_that_succeed
 
 
 def test_an_engine_with_lost_weights_gets_others_and_no_task_until_then() -> None:
-    run = Driven()
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0")
     before = link_of(run, "r0").generation
     assert run.lease("r0", version=1).empty_reason == "weights"
     run.observe("r0", loaded=1)
@@ -226,9 +212,7 @@ def test_terms_only_rise() -> None:
 
 
 def test_an_overtaken_report_does_not_take_anything_back() -> None:
-    run = Driven()
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0")
     run.train()
     run.observe("p0", state=0)
     run.observe("r0", "starting", loaded=0)
@@ -237,8 +221,7 @@ def test_an_overtaken_report_does_not_take_anything_back() -> None:
 
 
 def test_a_worker_is_linked_as_soon_as_it_registers() -> None:
-    run = Driven()
-    run.policy("p0", "p1")
+    run = Driven.fleet("p0", "p1")
     run.register("r0")
     assert link_of(run, "r0").publisher == "p0"
     (view,) = views.directive(run.state, "r0", run.current["r0"]).links
@@ -247,9 +230,7 @@ def test_a_worker_is_linked_as_soon_as_it_registers() -> None:
 
 
 def test_a_dead_receiver_concerns_nobody_else() -> None:
-    run = Driven()
-    run.policy("p0")
-    run.rollout("r0", "r1")
+    run = Driven.fleet("p0", "r0", "r1")
     epoch, mesh = link_of(run, "r1").generation, run.state.fleet.mesh_epoch
     run.die("r0")
     assert link_of(run, "r1").generation == epoch
@@ -258,9 +239,7 @@ def test_a_dead_receiver_concerns_nobody_else() -> None:
 
 
 def test_a_dead_publisher_is_replaced_on_every_link() -> None:
-    run = Driven()
-    run.policy("p0", "p1")
-    run.rollout("r0", "r1", "r2", "r3")
+    run = Driven.fleet("p0", "p1", "r0", "r1", "r2", "r3")
     before = dict(run.state.fleet.links)
     run.die("p0")
     for receiver, link in run.state.fleet.links.items():
@@ -269,9 +248,7 @@ def test_a_dead_publisher_is_replaced_on_every_link() -> None:
 
 
 def test_a_broken_link_gets_a_new_epoch_once() -> None:
-    run = Driven()
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0")
     broken = link_of(run, "r0").generation
     run.do(cmd.BreakLink("p0", run.current["p0"], broken))
     assert link_of(run, "r0").generation == broken + 1
@@ -280,16 +257,13 @@ def test_a_broken_link_gets_a_new_epoch_once() -> None:
 
 
 def test_a_worker_that_lost_its_weights_leases_nothing() -> None:
-    run = Driven()
-    run.policy("p0")
+    run = Driven.fleet("p0")
     run.register("r0")
     assert run.lease("r0", version=-1).empty_reason == "weights"
 
 
 def test_a_draining_rollout_worker_leaves_when_it_holds_nothing() -> None:
-    run = Driven()
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0")
     (lease,) = run.lease("r0").leases
     run.do(cmd.Drain("d", "r0", replace=True))
     assert views.directive(run.state, "r0", run.current["r0"]).lifecycle == "draining"
@@ -313,9 +287,7 @@ def test_a_replica_asked_to_leave_before_it_holds_any_state_leaves_at_once() -> 
 
 
 def test_a_worker_that_says_goodbye_hands_its_tasks_back() -> None:
-    run = Driven()
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0")
     (lease,) = run.lease("r0").leases
     run.observe("r0", "stopped")
     released = run.event(ev.TaskReleased)
@@ -323,9 +295,7 @@ def test_a_worker_that_says_goodbye_hands_its_tasks_back() -> None:
 
 
 def test_cancelled_names_the_held_leases_that_moved_on() -> None:
-    run = Driven()
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0")
     one, two = run.lease("r0", 2).leases
     run.do(cmd.ExpireLease(one.task_id, 1))
     view = views.directive(run.state, "r0", run.current["r0"], [(one.task_id, 1), (two.task_id, 1)])
@@ -344,9 +314,7 @@ def test_cancelled_names_the_held_leases_that_moved_on() -> None:
 def test_a_repeated_request_has_one_effect_and_one_reply_across_a_failover(
     command: cmd.Command,
 ) -> None:
-    run = Driven()
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0")
     first = run.do(command)
     assert run.names()
     run.failover()
@@ -369,9 +337,7 @@ def test_draining_a_worker_nobody_knows_is_refused() -> None:
 
 
 def test_pause_opens_no_step_and_resume_does() -> None:
-    run = Driven()
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0")
     leases = run.lease("r0", 4).leases
     run.do(cmd.Pause("a", True))
     for lease in leases:
@@ -400,9 +366,9 @@ def evaluate(run: Driven) -> None:
 
 
 def test_rounds_are_held_at_the_start_every_n_steps_and_at_the_end() -> None:
-    run = Driven(steps=5, eval_rows=3, eval_every=2, checkpoint_every=3, max_staleness=2)
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet(
+        "p0", "r0", steps=5, eval_rows=3, eval_every=2, checkpoint_every=3, max_staleness=2
+    )
     finish(run)
     recorded = [e for e in run.journal if e["type"] == "EvalRecorded"]
     assert [(e["step"], e["version"], e["count"]) for e in recorded] == [
@@ -416,9 +382,7 @@ def test_rounds_are_held_at_the_start_every_n_steps_and_at_the_end() -> None:
 
 
 def test_an_evaluation_waits_for_the_weights_of_its_step() -> None:
-    run = Driven(eval_rows=1, eval_every=1)
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0", eval_rows=1, eval_every=1)
     assert run.lease("r0").leases[0].task_id == "e0.0"
     leases = run.lease("r0", 4).leases
     for lease in leases:
@@ -429,9 +393,7 @@ def test_an_evaluation_waits_for_the_weights_of_its_step() -> None:
 
 
 def test_an_evaluation_whose_every_row_failed_has_no_reward() -> None:
-    run = Driven(eval_rows=2)
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0", eval_rows=2)
     for lease in run.lease("r0", 2).leases:
         run.return_task("r0", lease, "drop", "prompt_too_long")
     recorded = run.event(ev.EvalRecorded)
@@ -440,9 +402,7 @@ def test_an_evaluation_whose_every_row_failed_has_no_reward() -> None:
 
 
 def test_an_evaluation_is_never_trained_and_never_scored_twice() -> None:
-    run = Driven(eval_rows=2)
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0", eval_rows=2)
     one, two = run.lease("r0", 2).leases
     assert run.submit("r0", one, reward_mean=1.0).code == "accepted"
     assert run.submit("r0", one, reward_mean=1.0).code == "duplicate"
@@ -453,9 +413,7 @@ def test_an_evaluation_is_never_trained_and_never_scored_twice() -> None:
 
 
 def test_the_run_ends_only_with_the_last_checkpoint() -> None:
-    run = Driven(steps=1)
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0", steps=1)
     run.train()
     plan = views.plan(run.state, "p0", run.current["p0"], run.state.fleet.mesh_epoch, 1)
     assert plan[0] == "finished"
@@ -470,9 +428,7 @@ def test_the_run_ends_only_with_the_last_checkpoint() -> None:
 def test_stop_ends_after_the_open_step_and_its_checkpoint_and_drops_the_rest_with_a_reason() -> (
     None
 ):
-    run = Driven(max_staleness=2)
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0", max_staleness=2)
     accepted = run.fill("r0", 6)[-1]
     running = run.lease("r0", 2).leases[0]
     run.do(cmd.Stop("s", "enough"))
@@ -490,9 +446,7 @@ def test_stop_ends_after_the_open_step_and_its_checkpoint_and_drops_the_rest_wit
 
 
 def test_stop_ends_at_once_where_nobody_could_write_a_checkpoint() -> None:
-    run = Driven()
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0")
     run.train()
     run.die("p0")
     run.do(cmd.Stop("s", "enough"))
@@ -500,9 +454,7 @@ def test_stop_ends_at_once_where_nobody_could_write_a_checkpoint() -> None:
 
 
 def test_stop_after_a_rollback_accounts_for_the_groups_it_will_not_repeat() -> None:
-    run = Driven()
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0")
     run.train()
     run.train()
     run.die("p0")
@@ -516,9 +468,7 @@ def test_stop_after_a_rollback_accounts_for_the_groups_it_will_not_repeat() -> N
 
 
 def test_a_failed_run_keeps_its_reason() -> None:
-    run = Driven()
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0")
     run.fill("r0", 4)
     run.do(cmd.Stop("s", "policy-0 died 20 times", failed=True))
     status = views.status(run.state)
@@ -530,9 +480,7 @@ def test_a_failed_run_keeps_its_reason() -> None:
 
 
 def test_an_ended_run_forms_no_mesh_and_leases_nothing() -> None:
-    run = Driven(steps=1)
-    run.policy("p0", "p1")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "p1", "r0", steps=1)
     run.train()
     run.checkpoint()
     epoch = run.state.fleet.mesh_epoch

@@ -14,10 +14,7 @@ from tests.fixtures.ledgers import Driven
 
 
 def fleet(*policy: str, **changes: object) -> Driven:
-    run = Driven(**changes)
-    run.policy(*policy)
-    run.rollout("r0")
-    return run
+    return Driven.fleet(*policy, "r0", **changes)
 
 
 def shard_of(run: Driven, worker_id: str) -> set[str]:

@@ -14,10 +14,7 @@ from tests.fixtures.ledgers import Driven, group
 
 @pytest.fixture
 def run() -> Driven:
-    driven = Driven()
-    driven.policy("p0")
-    driven.rollout("r0", "r1")
-    return driven
+    return Driven.fleet("p0", "r0", "r1")
 
 
 def test_a_retried_lease_request_gets_the_same_tasks_across_a_failover(run: Driven) -> None:
@@ -170,17 +167,13 @@ def test_an_expired_lease_that_has_moved_on_is_left_alone(run: Driven) -> None:
 
 @pytest.mark.parametrize(("staleness", "expected"), [(0, 4), (1, 8), (3, 16)])
 def test_admission_is_exact(staleness: int, expected: int) -> None:
-    run = Driven(max_staleness=staleness)
-    run.policy("p0")
-    run.rollout("r0", "r1")
+    run = Driven.fleet("p0", "r0", "r1", max_staleness=staleness)
     assert len(run.lease("r0", 100).leases) == expected
     assert run.lease("r1", 1).empty_reason == "staleness"
 
 
 def test_admission_counts_what_is_in_flight_and_never_leaks() -> None:
-    run = Driven(max_staleness=0)
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0", max_staleness=0)
     for _ in range(20):
         leases = run.lease("r0", 100).leases
         assert len(leases) == 4
@@ -204,9 +197,7 @@ def test_weights_that_were_never_committed_lease_nothing(run: Driven) -> None:
 
 def test_a_fault_that_hits_every_task_fails_the_run_and_names_itself() -> None:
     """The data set has no end: without this, tasks would be dropped for ever and no step come."""
-    run = Driven(groups_per_step=8, max_attempts=1)
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0", groups_per_step=8, max_attempts=1)
     for number in range(23):
         (lease,) = run.lease("r0").leases
         run.return_task("r0", lease, "failed", f"reward_error {number}")
@@ -222,9 +213,7 @@ def test_a_fault_that_hits_every_task_fails_the_run_and_names_itself() -> None:
 
 @pytest.mark.parametrize("fruit", ["accepted", "uninformative"])
 def test_one_group_in_between_is_enough_to_go_on(fruit: str) -> None:
-    run = Driven(groups_per_step=8, max_attempts=1, filter_uninformative=True)
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0", groups_per_step=8, max_attempts=1, filter_uninformative=True)
     for number in range(60):
         (lease,) = run.lease("r0").leases
         if number % 20 == 19:
@@ -236,16 +225,12 @@ def test_one_group_in_between_is_enough_to_go_on(fruit: str) -> None:
 
 
 def test_no_more_tasks_are_leased_than_the_run_needs() -> None:
-    run = Driven(steps=1, max_staleness=4)
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0", steps=1, max_staleness=4)
     assert len(run.lease("r0", 100).leases) == 4
 
 
 def test_a_group_that_comes_too_late_is_dropped_counted_and_replaced() -> None:
-    run = Driven(max_staleness=0)
-    run.policy("p0")
-    run.rollout("r0", "r1")
+    run = Driven.fleet("p0", "r0", "r1", max_staleness=0)
     (late,) = run.lease("r1").leases
     run.fill("r0", 3)
     run.do(cmd.ExpireLease(late.task_id, late.attempt))
@@ -263,9 +248,7 @@ def test_a_group_that_comes_too_late_is_dropped_counted_and_replaced() -> None:
 
 
 def test_a_group_too_stale_for_the_step_after_the_open_one_is_dropped_on_arrival() -> None:
-    run = Driven(max_staleness=1, groups_per_step=2, late_groups="drop")
-    run.policy("p0")
-    run.rollout("r0", "r1")
+    run = Driven.fleet("p0", "r0", "r1", max_staleness=1, groups_per_step=2, late_groups="drop")
     early = run.lease("r0", 4).leases
     for lease in early[:2]:
         run.submit("r0", lease)
@@ -280,9 +263,7 @@ def test_a_group_too_stale_for_the_step_after_the_open_one_is_dropped_on_arrival
 
 
 def test_ready_groups_that_grew_too_stale_are_dropped_before_the_step_opens() -> None:
-    run = Driven(max_staleness=1, groups_per_step=2, late_groups="drop")
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0", max_staleness=1, groups_per_step=2, late_groups="drop")
     run.train()  # step 1
     leases = run.lease("r0", 4).leases
     run.do(cmd.Pause("a", True))
@@ -297,9 +278,7 @@ def test_ready_groups_that_grew_too_stale_are_dropped_before_the_step_opens() ->
 
 
 def test_uninformative_groups_are_dropped_counted_and_replaced() -> None:
-    run = Driven(filter_uninformative=True)
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0", filter_uninformative=True)
     (lease,) = run.lease("r0").leases
     assert run.submit("r0", lease, reward_std=0.0).code == "accepted"
     assert run.submit("r0", lease, reward_std=0.0).code == "duplicate"
@@ -357,9 +336,7 @@ def test_payloads_are_kept_until_a_checkpoint_covers_them(run: Driven) -> None:
 
 
 def test_finished_tasks_leave_the_memory() -> None:
-    run = Driven(steps=10_000, checkpoint_every=10)
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0", steps=10_000, checkpoint_every=10)
     run.ledger.checked = False
     sizes = []
     for step in range(1, 61):

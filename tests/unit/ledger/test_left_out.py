@@ -17,9 +17,7 @@ def members(run: Driven) -> list[str]:
 
 def with_joiner() -> Driven:
     """p0 has committed a step; p1 is to receive the state from it."""
-    run = Driven()
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0")
     run.train()
     join(run)
     return run

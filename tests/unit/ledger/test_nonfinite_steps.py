@@ -12,10 +12,7 @@ APPLIED = {"update_skipped": StatValue(0.0, 1.0, 0.0)}
 
 
 def run_of(**changes: object) -> Driven:
-    run = Driven(steps=30, **changes)
-    run.policy("p0", "p1")
-    run.rollout("r0")
-    return run
+    return Driven.fleet("p0", "p1", "r0", steps=30, **changes)
 
 
 def step(run: Driven, stats: dict[str, StatValue]) -> None:

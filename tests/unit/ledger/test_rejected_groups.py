@@ -13,10 +13,7 @@ from tests.fixtures.ledgers import Driven
 
 
 def fleet(*policy: str, **changes: object) -> Driven:
-    run = Driven(**{"max_staleness": 2, **changes})
-    run.policy(*policy)
-    run.rollout("r0")
-    return run
+    return Driven.fleet(*policy, "r0", **{"max_staleness": 2, **changes})
 
 
 def reject(run: Driven, worker_id: str, *tasks: str, fault: str = "out_of_memory") -> int:

@@ -14,10 +14,7 @@ from tests.fixtures.ledgers import Driven
 
 
 def with_relays(rollouts: int, fanout: int = 2, policies: tuple[str, ...] = ("p0",)) -> Driven:
-    run = Driven(relay_fanout=fanout)
-    run.policy(*policies)
-    run.rollout(*(f"r{n}" for n in range(rollouts)))
-    return run
+    return Driven.fleet(*policies, *(f"r{n}" for n in range(rollouts)), relay_fanout=fanout)
 
 
 def publishers(run: Driven) -> dict[str, str]:
@@ -178,9 +175,7 @@ def test_a_new_receiver_changes_the_grounds_of_its_relay() -> None:
 
 
 def test_a_tree_of_many_links_has_no_long_ways() -> None:
-    run = Driven(checked=False, relay_fanout=4)
-    run.policy("p0")
-    run.rollout(*(f"r{n}" for n in range(200)))
+    run = Driven.fleet("p0", *(f"r{n}" for n in range(200)), checked=False, relay_fanout=4)
     assert max(copies(run).values()) <= 4
     assert max(_depth(run.state.fleet, worker) for worker in run.state.fleet.links) <= 5
 

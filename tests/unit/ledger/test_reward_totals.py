@@ -60,9 +60,7 @@ def test_a_step_without_groups_has_none() -> None:
 
 
 def test_the_plan_brings_them_to_the_trainer_also_after_a_failover() -> None:
-    run = Driven(groups_per_step=2)
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0", groups_per_step=2)
     for reward in (0.5, 1.5):
         (lease,) = run.lease("r0").leases
         run.submit("r0", lease, 0, reward_mean=reward, reward_std=0.25)

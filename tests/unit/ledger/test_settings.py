@@ -80,9 +80,7 @@ def test_a_replay_of_a_step_has_the_learning_rate_that_the_step_had(run: Driven)
 
 
 def test_an_open_step_keeps_the_age_at_which_its_tokens_are_masked() -> None:
-    run = Driven(late_groups="train", max_token_age=8, max_staleness=1)
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0", late_groups="train", max_token_age=8, max_staleness=1)
     late = run.lease("r0").leases[0]
     for _ in range(3):
         run.train()
@@ -98,9 +96,7 @@ def test_an_open_step_keeps_the_age_at_which_its_tokens_are_masked() -> None:
 
 
 def test_a_step_without_a_rejected_group_keeps_its_settings_and_its_other_groups() -> None:
-    run = Driven(max_staleness=4)
-    run.policy("p0", "p1")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "p1", "r0", max_staleness=4)
     early = run.lease("r0", 7).leases
     run.train()
     for lease in early:
@@ -122,9 +118,7 @@ def test_a_step_without_a_rejected_group_keeps_its_settings_and_its_other_groups
 
 
 def test_a_step_that_is_left_for_a_stop_keeps_its_settings_and_groups() -> None:
-    run = Driven(max_staleness=4)
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0", max_staleness=4)
     early = run.lease("r0", 4).leases
     run.train()
     for lease in early:
@@ -222,9 +216,7 @@ def finish(run: Driven) -> None:
 
 
 def test_a_finished_run_goes_on_with_more_steps_and_skips_no_row() -> None:
-    run = Driven(steps=4, dataset_rows=7, checkpoint_every=2, max_staleness=3)
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0", steps=4, dataset_rows=7, checkpoint_every=2, max_staleness=3)
     waiting = run.lease("r0", 2).leases
     run.train()
     run.fill("r0", 4)
@@ -256,9 +248,7 @@ def test_a_finished_run_goes_on_with_more_steps_and_skips_no_row() -> None:
 def test_what_the_end_of_a_run_dropped_stays_suspect_if_the_run_goes_on() -> None:
     """Two owners died with these tasks: in company they would bring others under suspicion
     again."""
-    run = Driven(steps=4, max_staleness=3, checkpoint_every=2)
-    run.policy("p0")
-    run.rollout("r0", "r1")
+    run = Driven.fleet("p0", "r0", "r1", steps=4, max_staleness=3, checkpoint_every=2)
     for _ in range(2):
         suspects = [lease.task_id for lease in run.lease("r0", 2).leases]
         run.die("r0")

@@ -27,9 +27,7 @@ def trained_run(**changes: Any) -> tuple[Driven, list[cmd.LeasedTask]]:
     As many groups as admission allows generate at once, exp(SIGMA * normal) seconds each, with the
     weights of the moment; a step takes TRAIN_S."""
     spec = {"steps": STEPS, "groups_per_step": BATCH, "max_staleness": 4, "max_token_age": 32}
-    run = Driven(checked=False, **{**spec, **changes})
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0", checked=False, **{**spec, **changes})
     leases: dict[str, cmd.LeasedTask] = {}
     trained: list[cmd.LeasedTask] = []
     order: Iterator[int] = iter(range(1 << 30))

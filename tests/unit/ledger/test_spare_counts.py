@@ -36,9 +36,9 @@ async def test_a_provider_starts_spares_and_drains_what_is_beyond_them() -> None
 
 
 def test_the_autoscaler_takes_the_fleet_for_settled_with_its_spares_standing_by() -> None:
-    run = Driven(desired={"policy": 1, "rollout": 2}, bounds={"rollout_spares": 1})
-    run.policy("p0")
-    run.rollout("r0", "r1", "r2")
+    run = Driven.fleet(
+        "p0", "r0", "r1", "r2", desired={"policy": 1, "rollout": 2}, bounds={"rollout_spares": 1}
+    )
     assert settled(run.state, WorkerCounts(1, 2))
     run.die("r2")
     assert settled(run.state, WorkerCounts(1, 2)), "a spare that is missing holds up nothing"

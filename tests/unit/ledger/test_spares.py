@@ -11,14 +11,13 @@ from tests.fixtures.ledgers import Driven, run_spec
 
 def fleet(spares: int = 1, rollout: int = 2) -> Driven:
     """``rollout`` workers wanted at work, and as many as that and the spares there."""
-    run = Driven(
+    return Driven.fleet(
+        "p0",
+        *(f"r{n}" for n in range(rollout + spares)),
         desired={"policy": 1, "rollout": rollout},
         bounds={"rollout_spares": spares} if spares else {},
         max_staleness=8,
     )
-    run.policy("p0")
-    run.rollout(*(f"r{n}" for n in range(rollout + spares)))
-    return run
 
 
 def spares(run: Driven) -> set[str]:

@@ -13,9 +13,7 @@ from tests.fixtures.ledgers import Driven
 
 def stepping(**changes: object) -> Driven:
     """Two replicas after step 1, with step 2 open and a task leased."""
-    run = Driven(**changes)
-    run.policy("p0", "p1")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "p1", "r0", **changes)
     run.train()
     run.fill("r0", 4)
     run.lease("r0", 1)
@@ -134,8 +132,7 @@ def test_a_run_that_ends_for_good_can_leave_its_step_and_then_its_checkpoint() -
 
 
 def test_a_stop_before_the_first_step_needs_no_checkpoint() -> None:
-    run = Driven()
-    run.policy("p0")
+    run = Driven.fleet("p0")
     suspend(run)
     assert views.phase(run.state) == "suspended"
 

@@ -19,10 +19,12 @@ from tests.fixtures.ledgers import Driven, group, run_spec
 
 def fleet(**changes: Any) -> Driven:
     """Steps of two groups. r1 is slow, r0 is not."""
-    run = Driven(**{"groups_per_step": 2, "max_staleness": 2, "max_token_age": 3, **changes})
-    run.policy("p0")
-    run.rollout("r0", "r1")
-    return run
+    return Driven.fleet(
+        "p0",
+        "r0",
+        "r1",
+        **{"groups_per_step": 2, "max_staleness": 2, "max_token_age": 3, **changes},
+    )
 
 
 def plan(run: Driven) -> views.PlanView:
@@ -168,9 +170,7 @@ def test_no_lateness_takes_a_running_task_from_its_worker() -> None:
 
 
 def test_the_effective_sample_size_merges_exactly_over_replicas() -> None:
-    run = Driven()
-    run.policy("p0", "p1")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "p1", "r0")
     run.fill("r0", 4)
     weights = {"p0": [1.0, 1.0, 2.0], "p1": [0.5]}
     for replica, w in weights.items():
@@ -185,9 +185,7 @@ def test_the_effective_sample_size_merges_exactly_over_replicas() -> None:
 
 
 def test_the_explained_variance_merges_exactly_over_replicas() -> None:
-    run = Driven()
-    run.policy("p0", "p1")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "p1", "r0")
     run.fill("r0", 4)
     returns = {"p0": [1.0, 0.0, 2.0], "p1": [5.0]}
     values = {"p0": [0.5, 0.5, 1.5], "p1": [2.0]}

@@ -16,10 +16,7 @@ REPLICAS = ("p0", "p1", "p2")
 
 
 def fleet(rollouts: int, replicas: tuple[str, ...] = REPLICAS, fanout: int = 0) -> Driven:
-    run = Driven(relay_fanout=fanout)
-    run.policy(*replicas)
-    run.rollout(*(f"r{n}" for n in range(rollouts)))
-    return run
+    return Driven.fleet(*replicas, *(f"r{n}" for n in range(rollouts)), relay_fanout=fanout)
 
 
 def publishers(run: Driven) -> dict[str, str]:

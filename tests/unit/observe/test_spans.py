@@ -39,9 +39,7 @@ class Told:
 
 @pytest.fixture
 def told() -> Told:
-    run = Driven()
-    run.policy("p0")
-    run.rollout("r0", "r1")
+    run = Driven.fleet("p0", "r0", "r1")
     told = Told(run)
     told.catch_up()
     return told

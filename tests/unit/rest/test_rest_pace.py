@@ -61,9 +61,7 @@ async def test_an_interruption_says_nothing_of_the_time_left() -> None:
 
 
 def test_a_fleet_that_is_not_heard_of_does_not_keep_pace() -> None:
-    run = Driven()
-    run.policy("p0", "p1")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "p1", "r0")
     suspects = {"p0"}
     controller = controller_of(run, suspects)
     assert bottleneck(controller, 0.0) == "The first step is running."
@@ -75,9 +73,7 @@ def test_a_fleet_that_is_not_heard_of_does_not_keep_pace() -> None:
 
 
 def test_a_run_that_stands_says_what_it_waits_for() -> None:
-    run = Driven()
-    run.policy("p0")
-    run.rollout("r0")
+    run = Driven.fleet("p0", "r0")
     told = bottleneck(controller_of(run, set()), 42.4)
     assert told == ("No commit for 42 s: the next step waits for groups, 0 of 4 are ready.")
     run.fill("r0", 4)

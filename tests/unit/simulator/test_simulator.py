@@ -17,6 +17,7 @@ import pytest
 
 from controller.ledger import Ledger
 from controller.ledger import events as ev
+from controller.ledger.events import Topic
 from paceline.ids import Step
 from paceline.observe.vocabulary import FaultCause
 from testbed.simulator.crash_points import run_crash_points
@@ -145,7 +146,10 @@ def test_every_event_survives_the_journals_json_exactly() -> None:
             break
         events.extend(e for entry in run_schedule(seed).redis.entries for e in entry.events)
     for event in events:
-        assert ev.from_json(json.loads(json.dumps(ev.to_json(event)))) == event
+        written = json.loads(json.dumps(ev.to_json(event)))
+        assert ev.from_json(written) == event and event.wakes <= frozenset(Topic)
+        told = {"severity": str(event.severity), "text": event.text()} if event.listed else {}
+        assert event.text() and ev.record_of(event, written) == {**written, **told}
     assert {type(event).__name__ for event in events} == set(ev.TYPES)
 
 
