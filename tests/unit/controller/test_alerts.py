@@ -234,25 +234,6 @@ def test_a_disk_without_room_for_the_cursor_costs_no_alert(
     ]
 
 
-def test_a_long_pause_is_no_stall(tmp_path: Path, receiver: Receiver) -> None:
-    run = Run(tmp_path, receiver, stall_s=60.0)
-    looks: list[RunPace] = []
-
-    def progress() -> RunPace:
-        looks.append(run.progress)
-        return run.progress
-
-    thread = run.leader()
-    thread._progress = progress
-    until(lambda: looks)
-    thread._pace_since -= 100.0  # it was paused for so long
-    run.progress = RunPace(0, open=True)
-    until(lambda: [look.open for look in looks].count(True) >= 2)
-    thread.begin_close()
-    assert thread.join(60)
-    assert receiver.got == []
-
-
 def test_what_happened_before_alerts_were_set_up_is_not_sent(
     tmp_path: Path, receiver: Receiver
 ) -> None:

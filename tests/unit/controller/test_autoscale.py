@@ -132,14 +132,6 @@ def test_a_worker_more_that_would_idle_longer_than_the_trainer_does_is_not_asked
     )
 
 
-def test_no_limit_means_at_most_twice_as_many_at_once() -> None:
-    found = propose(
-        WorkerCounts(1, 3), ScaleBounds((1, None), (1, None)), Waits(0.99, 0.0), high=HIGH
-    )
-    assert found is not None
-    assert found.counts == WorkerCounts(1, 6)
-
-
 def observe(scaler: Autoscaler, times: int, starved: float, **how) -> Proposal | None:
     for _ in range(times):
         scaler.observe(how.get("counts", WorkerCounts(1, 2)), Waits(starved, 0.0), settled=True)
@@ -170,11 +162,3 @@ def test_while_workers_are_still_starting_nothing_is_measured() -> None:
     for _ in range(20):
         scaler.observe(WorkerCounts(1, 4), Waits(0.8, 0.0), settled=False)
     assert scaler.proposal is None
-
-
-def test_waiting_is_the_share_that_the_idler_role_waits() -> None:
-    now = WorkerCounts(1, 2)
-    assert waiting(0.5, now, now) == 0.5
-    assert waiting(0.5, now, WorkerCounts(1, 4)) == 0.0
-    assert waiting(2.0, now, WorkerCounts(2, 2)) == 0.0
-    assert waiting(2.0, now, now) == 0.5

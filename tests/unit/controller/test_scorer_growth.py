@@ -56,12 +56,6 @@ def test_it_grows_by_what_is_waited_within_its_limits(
     assert growth.proposal == (POOL, wanted)
 
 
-def test_at_its_limit_it_proposes_nothing() -> None:
-    growth = ScorerGrowth(4, steps=1, high=0.25)
-    growth.observe(bound(4))
-    assert growth.proposal is None
-
-
 # ---- in the leader --------------------------------------------------------------------------
 
 
@@ -135,12 +129,6 @@ def test_a_model_is_loaded_by_any_request_and_a_judges_url_by_a_batch() -> None:
     assert scorer_loads(leader_of(run, JUDGE, 2.0), run.state) == {POOL: 0.25}
     pace = pace_of(leader_of(run, MODEL, 1.0))
     assert (pace.scorer, pace.scorers) == (POOL, 2)
-
-
-def test_a_run_without_scorers_has_no_busiest_one() -> None:
-    run = at_work(0)
-    pace = pace_of(leader_of(run, MODEL, 1.0))
-    assert (pace.scorer, pace.scorers) == ("", 0)
 
 
 def test_trainers_that_wait_for_scores_get_more_scorers_and_no_rollout_workers() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from controller.diagnosis.bottleneck import BottleneckKind, Pace, bottleneck_of
 from controller.diagnosis.flow_measurement import pace_of, reports_of, shares_of
-from controller.fleet.flow_shares import AVERAGED_S, FlowAverage, FlowShares
+from controller.fleet.flow_shares import FlowAverage, FlowShares
 from controller.scaling.autoscaler import Autoscaling
 from paceline.config.sections.workers import FleetConfig
 from paceline.v1 import worker_pb2
@@ -129,21 +129,12 @@ def test_each_limit_is_told_with_the_remedy_that_helps(kind: BottleneckKind) -> 
     assert remedy in found.sentence and futile not in found.sentence
 
 
-def test_all_limits_are_cases() -> None:
-    assert set(CASES) == set(BottleneckKind) - {BottleneckKind.NONE}
-
-
 def test_scorers_with_time_to_spare_are_not_the_limit() -> None:
     pace = CASES[BottleneckKind.SCORERS][0]
     idle = replace(pace, shares=replace(pace.shares, scorers=0.3))
     assert bottleneck_of(idle).kind is BottleneckKind.REWARDS
     full = replace(pace, shares=replace(pace.shares, occupancy=0.95, scoring=0.0))
     assert bottleneck_of(full).kind is BottleneckKind.GENERATION
-
-
-def test_a_balanced_run_has_no_bottleneck() -> None:
-    found = bottleneck_of(Pace(step_s=2.0, wait_s=0.2, compute_s=1.6))
-    assert found.kind is BottleneckKind.NONE
 
 
 def test_synchronous_training_is_told_as_such() -> None:
@@ -232,15 +223,6 @@ def test_steps_that_wait_by_turns_are_averaged() -> None:
     waited = average.of_a_step("time_wait_s") / average.of_a_step("step_s")
     assert 0.6 < waited < 0.9
     assert average.of_a_step("loss") == 0.0
-
-
-def test_the_average_begins_with_the_first_sample_and_forgets() -> None:
-    average = FlowAverage()
-    average.add(FlowShares(idle=1.0), 0.1, 1.0)
-    assert average.mean.idle == pytest.approx(1.0)
-    for _ in range(int(5 * AVERAGED_S / 0.1)):
-        average.add(FlowShares(idle=0.0), 0.1, 1.0)
-    assert average.mean.idle < 0.05
 
 
 def test_the_autoscaler_adds_no_workers_for_a_limit_that_they_do_not_lift() -> None:

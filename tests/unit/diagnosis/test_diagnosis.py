@@ -157,16 +157,6 @@ def test_the_process_that_is_stopped_at_a_wait_point_is_named(instant: str, loca
         assert "silent" in found.because and f"paceline stacks {role}1" in found.remedy
 
 
-def test_the_sentence_says_what_waits_since_when_for_whom_and_what_comes_next() -> None:
-    run = fleet()
-    peer = worker("p0", waits=(replace(IN_REDUCE, age_s=38.0),))
-    culprit = replace(silent("p1", kernel=STOPPED, waits=(IN_REDUCE,)), dead_in_s=2.0)
-    assert diagnose(evidence(run, culprit, peer)).sentence == (
-        "step 1 waits 38 s for p1 (host b, pid 801), stopped inside the all-reduce of epoch "
-        "4; it is declared dead in 2 s, and the others do the step without it"
-    )
-
-
 def test_a_member_that_computes_is_named_and_not_those_that_wait_for_it() -> None:
     run = fleet()
     slow = worker("p0", still_s=40.0, wedged_in_s=260.0, activity="step 1: computing 2 groups")
@@ -209,13 +199,6 @@ def test_a_reward_that_never_returns_is_named_with_its_limit() -> None:
     found = diagnose(evidence(run, busy))
     assert_names(found, "mine:judge", CulpritKind.REWARD)
     assert "r0 (host b, pid 800)" in found.sentence and "fails in 2 s" in found.next
-
-
-def test_an_environment_that_never_returns_is_named() -> None:
-    run = fleet(step_open=False)
-    play = wait(WaitKind.ENVIRONMENT, "running games:Maze", "games:Maze", 30.0)
-    found = diagnose(evidence(run, worker("r0", held=2, waits=(play,))))
-    assert found.culprit.name == "games:Maze" and found.severity is Severity.WARNING
 
 
 def test_an_engine_that_makes_no_token_is_named_and_a_long_generation_is_not() -> None:
@@ -290,12 +273,6 @@ def test_a_data_set_on_a_dead_mount_is_named_by_a_controller_that_cannot_lead() 
     found = diagnose(alone)
     assert_names(found, "/mnt/a.jsonl", CulpritKind.DATASET)
     assert "no controller can lead" in found.next
-
-
-def test_rows_that_cannot_be_read_are_named_by_the_leader() -> None:
-    reading = wait(WaitKind.DATASET, "reading rows of /mnt/a.jsonl", "/mnt/a.jsonl", 3.0)
-    found = diagnose(evidence(fleet(step_open=False), own_waits=(reading,)))
-    assert_names(found, "/mnt/a.jsonl", CulpritKind.DATASET)
 
 
 def test_a_hub_that_does_not_answer_is_named_with_the_process_that_asks_it() -> None:

@@ -4,7 +4,6 @@ them."""
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 
@@ -55,23 +54,6 @@ def test_a_long_time_of_equal_rewards_is_forgotten_with_one_group_that_differs()
     assert curriculum.probability(0, 1e-9) == 1e-9
     curriculum.measure(0, MIXED)
     assert curriculum.probability(0, 1e-9) == 1.0 and curriculum.always == 0
-
-
-def test_a_row_needs_one_byte_and_time_does_not_grow_with_the_rows() -> None:
-    """Rows x 1, 2, 4, 8."""
-    spent, held = {}, {}
-    for factor in (1, 2, 4, 8):
-        times = []
-        for _ in range(3):
-            curriculum = Curriculum()
-            start = time.process_time()
-            for row in range(25_000 * factor):
-                curriculum.measure(row, ALWAYS if row % 2 else MIXED)
-            times.append(time.process_time() - start)
-        spent[factor] = min(times) / factor
-        held[factor] = len(curriculum.measured) / (25_000 * factor)
-    assert max(held.values()) < 1.2, held
-    assert max(spent.values()) < 3 * min(spent.values()), spent
 
 
 def trained(run: Driven, steps: int, solved: set[int]) -> list[int]:
@@ -126,20 +108,6 @@ def test_a_leader_that_follows_and_a_snapshot_draw_the_same_rows(run: Driven) ->
     run.failover()  # asserts that the journal leads to the same state
     first = trained(run, 1, solved={0, 1, 2, 3})
     assert len(first) == 4
-
-
-def test_what_was_passed_over_needs_no_memory_for_each_row(run: Driven) -> None:
-    for _ in range(40):
-        trained(run, 1, solved={0, 1, 2, 3, 4, 5})
-        serve(run)
-    before = run.state.tasks.passed_over
-    run.checkpoint()
-    trained(
-        run, 1, solved=set()
-    )  # its votes agree on the weights of the checkpoint, which then covers the steps
-    coverage = run.totals.coverage
-    assert before > 50 and len(coverage.trained) <= 2 * (1 + run.state.tasks.passed_over - before)
-    assert len(coverage.passed) <= len(run.coverage().epochs)
 
 
 def test_without_a_curriculum_nothing_is_measured_or_passed_over() -> None:

@@ -84,13 +84,6 @@ def test_a_later_leaders_bounds_hold_and_move_the_desired_counts_into_them() -> 
         run.do(cmd.Scale("x", {"rollout": 3}))
 
 
-def test_a_run_that_is_over_cannot_be_scaled() -> None:
-    run = Driven()
-    run.do(cmd.Stop("s", "broken", failed=True))
-    with pytest.raises(cmd.CommandRefused, match="failed"):
-        run.do(cmd.Scale("x", {"policy": 2}))
-
-
 def test_a_replica_with_another_number_of_ranks_is_refused_by_name() -> None:
     run = Driven.fleet("p0")
     with pytest.raises(

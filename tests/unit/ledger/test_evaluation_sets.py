@@ -12,7 +12,7 @@ from controller.ledger.specs import EvalSet
 from controller.ledger.state.evals import EvalRound
 from paceline.evaluation.set_scores import RowScore
 from paceline.ids import Step
-from tests.fixtures.ledgers import Driven, run_spec
+from tests.fixtures.ledgers import Driven
 
 MATH = EvalSet("math", rows=2, samples=4)
 RARE = EvalSet("rare", rows=1, every=4)
@@ -177,10 +177,3 @@ def test_events_of_a_release_with_one_set_are_read_as_a_round_of_it() -> None:
     assert round_.place(7) == (EvalSet("held_out", 8), 7)
     round_.add(7, RowScore(1.0, solved=1), 0)
     assert round_.scored("held_out") == 1
-
-
-def test_the_ranking_metric_is_the_reward_of_the_first_set_unless_named() -> None:
-    assert run_spec(eval_rows=2, eval_sets=(MATH,)).judging == ("held_out", "reward")
-    assert run_spec(eval_sets=(MATH,)).judging == ("math", "reward")
-    assert run_spec(eval_sets=(MATH,), best_metric="math/pass@4").judging == ("math", "pass@4")
-    assert [each.name for each in run_spec(eval_sets=(MATH,)).evaluations] == ["math"]

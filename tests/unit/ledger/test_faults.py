@@ -8,7 +8,7 @@ from controller.ledger import Ledger
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from paceline.observe.faults import Fault, Faults
-from paceline.observe.vocabulary import ATTRIBUTED, DeathCause, FaultCause
+from paceline.observe.vocabulary import DeathCause, FaultCause
 from tests.fixtures.ledgers import Driven
 
 
@@ -305,15 +305,6 @@ def test_a_loss_is_shared_by_the_faults_of_the_time() -> None:
     assert faults.lost_by_cause == pytest.approx({"killed": 4.0})
 
 
-def test_a_fault_that_delays_no_commit_costs_nothing() -> None:
-    faults = paced()
-    faults.add(fault(109.5))
-    for t in (110.0, 111.0, 112.0):
-        commit(faults, t)
-    assert faults.recent[0].lost_s == 0 and faults.recent[0].recovered_s >= 0
-    assert faults.training_share == 1.0
-
-
 def test_steps_that_a_rollback_undoes_are_lost_time() -> None:
     faults = paced()
     faults.add(fault(109.5))
@@ -371,19 +362,6 @@ def test_the_word_of_a_launcher_goes_before_that_of_a_late_leader() -> None:
     late(run, first)
     stopped(run, first, 5)
     assert causes(run) == {"stopped": 1}
-
-
-def test_a_late_leader_that_nobody_has_succeeded_is_no_fault() -> None:
-    run = Driven()
-    join(run, "p0")
-    late(run, run.state.leader)
-    assert run.totals.faults.count == 0
-
-
-def test_a_symptom_is_no_cause() -> None:
-    assert FaultCause.HEARTBEAT_SILENCE not in ATTRIBUTED
-    assert FaultCause.UNATTRIBUTED not in ATTRIBUTED
-    assert Faults().report().sentence == ""
 
 
 def test_a_death_that_an_earlier_release_recorded_is_read_and_has_no_cause() -> None:

@@ -220,33 +220,6 @@ def test_an_overtaken_report_does_not_take_anything_back() -> None:
     assert run.names() == []
 
 
-def test_a_worker_is_linked_as_soon_as_it_registers() -> None:
-    run = Driven.fleet("p0", "p1")
-    run.register("r0")
-    assert link_of(run, "r0").publisher == "p0"
-    (view,) = views.directive(run.state, "r0", run.current["r0"]).links
-    assert (view.publisher.worker_id, view.receiver.worker_id) == ("p0", "r0")
-    assert views.directive(run.state, "p0", run.current["p0"]).links == (view,)
-
-
-def test_a_dead_receiver_concerns_nobody_else() -> None:
-    run = Driven.fleet("p0", "r0", "r1")
-    epoch, mesh = link_of(run, "r1").generation, run.state.fleet.mesh_epoch
-    run.die("r0")
-    assert link_of(run, "r1").generation == epoch
-    assert run.state.fleet.mesh_epoch == mesh
-    assert "r0" not in run.state.fleet.links
-
-
-def test_a_dead_publisher_is_replaced_on_every_link() -> None:
-    run = Driven.fleet("p0", "p1", "r0", "r1", "r2", "r3")
-    before = dict(run.state.fleet.links)
-    run.die("p0")
-    for receiver, link in run.state.fleet.links.items():
-        assert link.publisher == "p1"
-        assert (link == before[receiver]) == (before[receiver].publisher == "p1")
-
-
 def test_a_broken_link_gets_a_new_epoch_once() -> None:
     run = Driven.fleet("p0", "r0")
     broken = link_of(run, "r0").generation
@@ -328,12 +301,6 @@ def test_an_impossible_scale_is_refused(desired: dict[str, int]) -> None:
     with pytest.raises(cmd.CommandRefused):
         run.do(cmd.Scale("x", desired))
     assert run.state.desired == {"policy": 1, "rollout": 1}
-
-
-def test_draining_a_worker_nobody_knows_is_refused() -> None:
-    run = Driven()
-    with pytest.raises(cmd.CommandRefused, match="nobody"):
-        run.do(cmd.Drain("x", "nobody"))
 
 
 def test_pause_opens_no_step_and_resume_does() -> None:

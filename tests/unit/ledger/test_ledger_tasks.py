@@ -6,7 +6,6 @@ import pytest
 
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
-from controller.ledger.state.tasks import TRANSITIONS, TaskState
 from controller.ledger.views import views
 from paceline.dataset.row_sampler import task_row, task_seed
 from tests.fixtures.ledgers import Driven, group
@@ -191,10 +190,6 @@ def test_a_worker_with_old_weights_is_told_that_weights_are_the_reason(run: Driv
     assert run.lease("r0", 1, version=1).leases
 
 
-def test_weights_that_were_never_committed_lease_nothing(run: Driven) -> None:
-    assert run.lease("r0", 1, version=1).empty_reason == "weights"
-
-
 def test_a_fault_that_hits_every_task_fails_the_run_and_names_itself() -> None:
     """The data set has no end: without this, tasks would be dropped for ever and no step come."""
     run = Driven.fleet("p0", "r0", groups_per_step=8, max_attempts=1)
@@ -312,14 +307,6 @@ def test_every_dataset_epoch_visits_every_row_once() -> None:
 def test_sampling_seeds_differ_between_tasks_and_runs() -> None:
     seeds = {task_seed(run, f"t{n}") for run in range(3) for n in range(100_000, 100_400)}
     assert len(seeds) == 1200
-
-
-def test_the_transition_table_names_every_stand() -> None:
-    assert set(TRANSITIONS) == {None, *TaskState}
-    reachable: set[TaskState | None] = {None}
-    for _ in TaskState:
-        reachable |= {to for at in reachable for to in TRANSITIONS[at]}
-    assert reachable == {None, *TaskState}
 
 
 def test_payloads_are_kept_until_a_checkpoint_covers_them(run: Driven) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
-from controller.ledger.decisions.relay_tree import RELAY_FAULTS, RelayTree
-from controller.ledger.state.fleet import FORGIVEN_EVERY, Fleet, Worker
+from controller.ledger.state.fleet import FORGIVEN_EVERY, Fleet
 from controller.ledger.views import views
-from controller.ledger.views.directive_grounds import directive_grounds
 from paceline.ids import Version
 from tests.fixtures.ledgers import Driven
 
@@ -44,12 +42,6 @@ def on_hosts(run: Driven, hosts: dict[str, str]) -> None:
         run.observe(worker_id)
         if role is cmd.Role.POLICY:
             run.observe(worker_id, state=run.state.versions.version)
-
-
-def test_without_relays_the_replica_sends_to_all() -> None:
-    run = with_relays(5, fanout=0)
-    assert set(publishers(run).values()) == {"p0"}
-    assert {link.tree for link in run.state.fleet.links.values()} == {0}
 
 
 def test_nobody_sends_to_more_than_the_fanout() -> None:
@@ -167,13 +159,6 @@ def test_a_relay_is_told_to_whom_it_sends() -> None:
     assert [x.relayed for x in first.links if x.receiver.worker_id == "r0"] == [False]
 
 
-def test_a_new_receiver_changes_the_grounds_of_its_relay() -> None:
-    run = with_relays(1, fanout=1)
-    before = directive_grounds(run.state)("r0", run.current["r0"])
-    run.rollout("r1")
-    assert directive_grounds(run.state)("r0", run.current["r0"]) != before
-
-
 def test_a_tree_of_many_links_has_no_long_ways() -> None:
     run = Driven.fleet("p0", *(f"r{n}" for n in range(200)), checked=False, relay_fanout=4)
     assert max(copies(run).values()) <= 4
@@ -185,12 +170,6 @@ def _depth(fleet: Fleet, receiver: str) -> int:
     return 0 if link is None else 1 + _depth(fleet, link.publisher)
 
 
-def test_the_index_of_receivers_follows_the_links() -> None:
-    run = with_relays(5)
-    root: Worker = run.state.fleet.workers["p0"]
-    assert {w.worker_id for w in run.state.fleet.all_below(root)} == {f"r{n}" for n in range(5)}
-
-
 def test_faults_of_a_relay_are_forgiven_one_every_few_versions() -> None:
     """An evaluation that holds a relay up now and then never bans it."""
     fleet = with_relays(3, fanout=1).state.fleet
@@ -199,12 +178,3 @@ def test_faults_of_a_relay_are_forgiven_one_every_few_versions() -> None:
     for version in range(1, 3 * FORGIVEN_EVERY + 1):
         fleet.forgive(Version(version))
         assert relay.relay_faults == max(0, 2 - version // FORGIVEN_EVERY)
-
-
-def test_a_new_tree_begins_without_blame() -> None:
-    run = with_relays(3, fanout=1)
-    fleet = run.state.fleet
-    fleet.workers["r0"].relay_faults = RELAY_FAULTS
-    tree = RelayTree(None, [fleet.workers["p0"]], 1)
-    parents = [tree.attach(worker).worker_id for worker in fleet.living(cmd.Role.ROLLOUT)]
-    assert parents == ["p0", "r0", "r1"]

@@ -19,7 +19,7 @@ from controller.ledger.state.tasks import Unfinished
 from controller.ledger.state.token_ages import oldest_step, trained_tokens
 from controller.ledger.views import views
 from paceline.ids import MeshEpoch, Version
-from tests.fixtures.ledgers import Driven, run_spec
+from tests.fixtures.ledgers import Driven
 
 FILE = {"train.optimizer.lr": 1e-3, "train.steps": 10, "rollout.top_p": 1.0}
 
@@ -187,12 +187,6 @@ def test_back_to_the_first_value_is_no_difference_any_more(run: Driven) -> None:
     assert run.state.settings.changed["train.optimizer.lr"].new == 5e-4
     set_lr(run, 1e-3, "set-2")
     assert run.state.settings.changed == {}
-
-
-def test_what_is_fixed_still_refuses_the_start(run: Driven) -> None:
-    run.failover()
-    with pytest.raises(cmd.CommandRefused, match="groups_per_step was 4, is 8"):
-        run.do(cmd.StartRun(run_spec(groups_per_step=8), FILE))
 
 
 def test_steps_that_are_trained_are_not_taken_away(run: Driven) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from controller.fleet.autoscale_policy import WorkerCounts
 from controller.scaling.autoscaler import settled
-from paceline.config.sections.workers import FleetConfig
 from paceline.providers.base import NoProvider, desired_of
 from paceline.v1 import admin_pb2, common_pb2
 from tests.fixtures.ledgers import Driven
@@ -44,9 +43,3 @@ def test_the_autoscaler_takes_the_fleet_for_settled_with_its_spares_standing_by(
     assert settled(run.state, WorkerCounts(1, 2)), "a spare that is missing holds up nothing"
     run.die("r1")
     assert not settled(run.state, WorkerCounts(1, 2))
-
-
-def test_the_number_of_spares_reaches_the_ledger_with_the_bounds() -> None:
-    least = {"policy_min": 1, "rollout_min": 1, "scorers_min": 1}
-    assert FleetConfig(rollout_spares=2).bounds == least | {"rollout_spares": 2}
-    assert "rollout_spares" not in FleetConfig().bounds

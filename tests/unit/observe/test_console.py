@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import io
-import time
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from paceline.observe.event_history import text_of
 from paceline.observe.progress import Progress
 from paceline.rpc.auth import dashboard_link
-from paceline.rpc.messages import as_dict
 from paceline.v1 import admin_pb2, common_pb2
 from paceline_launcher.cli.control.up import print_outcome
 from paceline_launcher.cli.reports.samples import _text
@@ -44,26 +41,6 @@ def test_live_table_shows_progress_fleet_and_events() -> None:
     assert "rollout-9" not in shown, "the dead are not part of the fleet"
 
 
-def test_live_table_shows_the_rewards_and_the_time_left() -> None:
-    out = io.StringIO()
-    progress = Progress()
-    for step in range(1, 4):
-        progress.add(step, {"reward_mean": step / 10, "step_s": 30.0})
-    screen = Console(file=out, force_terminal=True, width=120, height=50)
-    console = open_console(screen, progress)
-    newest = status(4)
-    newest.metrics["step_s"] = 30.0
-    console.show(newest)
-    console.note("policy-0 died", t=time.time() - 65)
-    console.close()
-    shown = out.getvalue()
-    assert "▁" in shown and "█" in shown
-    assert "0.1 to 0.5" in shown
-    assert "0.5 ± -" in shown, "no line of the table is lost beside the bar"
-    assert "3 min 00 s left" in shown
-    assert "policy-0 died  (1 min 05 s ago)" in shown
-
-
 @pytest.mark.parametrize(("height", "workers"), [(24, 4), (24, 1000), (50, 1000)])
 def test_the_newest_event_is_in_sight_however_low_the_terminal(height: int, workers: int) -> None:
     reply = status(3)
@@ -80,14 +57,6 @@ def test_the_newest_event_is_in_sight_however_low_the_terminal(height: int, work
     assert any("suspect" in line for line in lines), "who does not just run is shown first"
     assert any("more" in line for line in lines) == (workers > 4)
     assert len(lines) == height or workers == 4, "no room is left unused"
-
-
-def test_a_terminal_that_cannot_draw_in_place_gets_lines() -> None:
-    out = io.StringIO()
-    console = open_console(Console(file=out, force_terminal=True, _environ={"TERM": "dumb"}))
-    console.show(status(3))
-    assert "step 3/10" in out.getvalue()
-    console.close()
 
 
 def test_words_of_processes_are_neither_markup_nor_steer_the_terminal(
@@ -127,26 +96,6 @@ def test_plain_lines_are_few_and_include_the_last_step() -> None:
     assert "step 10/10" in lines[-1]
 
 
-def test_a_step_without_some_metrics_can_be_shown() -> None:
-    out = io.StringIO()
-    console = PlainConsole(Console(file=out))
-    console.show(admin_pb2.StatusReply(step=1, total_steps=2))
-    assert "step 1/2" in out.getvalue()
-
-
-def test_a_record_without_text_is_shown_by_its_type() -> None:
-    assert text_of({"type": "SomethingNew", "a": 1}) == "SomethingNew"
-    assert text_of({"type": "WorkerDied", "text": "p died (exit)"}) == "p died (exit)"
-
-
-def test_status_json_keeps_numbers_and_names() -> None:
-    value = as_dict(status(3))
-    assert value["term"] == 1795234359712
-    assert value["workers"][0]["role"] == "policy"
-    assert value["workers"][0]["heartbeat_age_s"] == 0.0
-    assert value["metrics"]["samples_per_s"] == 1650.0
-
-
 def test_the_token_is_shown_to_a_terminal_whole_and_never_to_a_log() -> None:
     link = dashboard_link("http://127.0.0.1:40001", "0123456789abcdef" * 3)
     assert link == f"http://127.0.0.1:40001/#token={'0123456789abcdef' * 3}"
@@ -158,19 +107,6 @@ def test_the_token_is_shown_to_a_terminal_whole_and_never_to_a_log() -> None:
     console.close()
     assert link in out.getvalue()
     assert not open_console(Console(file=io.StringIO())).private
-
-
-def test_a_small_terminal_shows_the_term_and_the_time_left() -> None:
-    progress = Progress()
-    for step in range(1, 60):
-        progress.add(step, {"reward_mean": 1.0 / step, "step_s": 3600.0})
-    now = status(59)
-    now.total_steps = 1000
-    out = io.StringIO()
-    small = Console(file=out, force_terminal=True, width=80, height=24)
-    small.print(fitted(small, now, progress, [(time.time(), "an event")]))
-    assert "term 1795234359712" in out.getvalue()
-    assert " left" in out.getvalue()
 
 
 def test_control_sequences_of_samples_reach_no_terminal() -> None:

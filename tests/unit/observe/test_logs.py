@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -38,11 +37,6 @@ def test_the_last_lines_of_a_process(run_dir: Path) -> None:
     assert logs("policy-0", "--run-dir", str(run_dir), "-n", "0").output == ""
 
 
-def test_json_lines_name_the_process(run_dir: Path) -> None:
-    shown = logs("policy-0", "--run-dir", str(run_dir), "-n", "1", "--json")
-    assert json.loads(shown.output) == {"process": "policy-0", "line": "policy-0 three"}
-
-
 def test_an_unknown_process_is_refused_with_those_there_are(run_dir: Path) -> None:
     shown = logs("rolout-0", "--run-dir", str(run_dir))
     assert isinstance(shown.exception, BadInput)
@@ -54,17 +48,6 @@ def test_an_unknown_process_is_refused_with_those_there_are(run_dir: Path) -> No
 @pytest.mark.parametrize("name", ["../summary", "/etc/passwd", "policy-0.log", ".."])
 def test_a_name_is_no_path(run_dir: Path, name: str) -> None:
     assert isinstance(logs(name, "--run-dir", str(run_dir)).exception, BadInput)
-
-
-def test_without_a_name_the_logs_are_listed(run_dir: Path) -> None:
-    assert logs("--run-dir", str(run_dir)).output.split() == [
-        *("policy-0", "rollout-0", "rollout-1", "redis")
-    ]
-
-
-def test_a_directory_without_logs_says_so(tmp_path: Path) -> None:
-    assert "has no logs" in str(logs("policy-0", "--run-dir", str(tmp_path)).exception)
-    assert "no such directory" in str(logs("x", "--run-dir", str(tmp_path / "no")).exception)
 
 
 def test_last_lines_of_a_file_larger_than_a_block(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from paceline.observe.json_lines import read_lines
 from paceline.observe.run_file_writer import RunFileWriter
 
 
@@ -95,32 +94,6 @@ def test_a_deposed_leader_that_wakes_up_writes_nothing(tmp_path: Path) -> None:
     for position, t, event in entries[6:]:
         deposed.record(position, t, event)
     assert (tmp_path / "events.jsonl").read_bytes() == before
-
-
-def test_routine_events_are_counted_on_the_step_line(tmp_path: Path) -> None:
-    recorder = RunFileWriter(tmp_path)
-    replay(recorder, journal(2))
-    recorder.close()
-    lines = list(read_lines(tmp_path / "events.jsonl"))
-    assert {line["type"] for line in lines} == {
-        "RunStarted",
-        "TermBegun",
-        "EvalRecorded",
-        "StepCommitted",
-        "CheckpointRecorded",
-    }
-    steps = [line for line in lines if line["type"] == "StepCommitted"]
-    assert steps[1]["counts"]["GroupAccepted"] == 1
-    assert steps[1]["counts"]["VoteCast"] == 1
-
-
-def test_an_evaluation_without_a_score_is_recorded_as_null(tmp_path: Path) -> None:
-    recorder = RunFileWriter(tmp_path)
-    nothing = {"type": "EvalRecorded", "step": 0, "version": 0, "reward_mean": None, "count": 0}
-    recorder.record("1-0", 1.0, nothing)
-    recorder.close()
-    (row,) = read_lines(tmp_path / "metrics.jsonl")
-    assert (row["eval_reward_mean"], row["eval_count"]) == (None, 0.0)
 
 
 def test_one_metrics_row_a_step_and_one_an_evaluation(tmp_path: Path) -> None:

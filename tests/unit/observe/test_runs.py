@@ -76,14 +76,6 @@ def test_a_run_whose_supervisor_lives_is_running(runs: Path) -> None:
     assert {run.name: run.state for run in find_runs(runs)}["c"] == "ended"
 
 
-def test_a_run_directory_itself_is_listed_and_an_empty_one_is_no_error(runs: Path) -> None:
-    assert [
-        run["name"] for run in json.loads(invoke("runs", str(runs / "a"), "--json").output)
-    ] == ["a"]
-    assert invoke("runs", str(runs / "notes")).output.startswith("no runs in")
-    assert isinstance(invoke("runs", str(runs / "nowhere")).exception, BadInput)
-
-
 def test_numbers_and_curves_are_compared_without_matplotlib(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,17 +96,6 @@ def test_numbers_and_curves_are_compared_without_matplotlib(
     refused = invoke("compare", *both, "--out", "plot.png")
     assert isinstance(refused.exception, BadInput)
     assert "paceline[plot]" in str(refused.exception)
-
-
-def test_the_plot_is_a_png(runs: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    out = tmp_path / "plots" / "rewards.png"
-    done = invoke("compare", str(runs / "a"), str(runs / "b"), "--out", str(out))
-    assert done.exit_code == 0, done.exception
-    data = out.read_bytes()
-    assert data.startswith(b"\x89PNG")
-    assert len(data) > 5000
-    assert "last reward_mean" in done.output
 
 
 @pytest.mark.parametrize(
