@@ -22,7 +22,6 @@ from typing import Any
 import jinja2
 
 from benchmarks.attribution import verdict
-from benchmarks.scale import FLEET_COLUMNS
 from benchmarks.scaling import report
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -55,7 +54,6 @@ def environment() -> jinja2.Environment:
         "gain": lambda modes: modes["4"]["samples_per_s"] / modes["0"]["samples_per_s"],
         "attribution_rows": verdict.rows,
         "scaling": report,
-        "fleet_columns": FLEET_COLUMNS,
     }
     return made
 

@@ -1,6 +1,6 @@
 """Cost of generation: the transformers engine against transformers' own ``generate``.
 
-    python -m benchmarks.engine [--rounds 5] [--json FILE]
+    python -m benchmarks.engine [--rounds 5] [--out FILE]
 
 256 sequences (32 prompts of the digit-sort demo, 8 completions each), at most 24 new tokens,
 sampled at temperature 1, one thread, float32. One process runs one model after the other:
@@ -23,7 +23,6 @@ import os
 
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 
-import argparse
 import asyncio
 import json
 import shutil
@@ -35,17 +34,15 @@ from statistics import median
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
+from benchmarks import runs
+from benchmarks.runs import DEMO
 from paceline.config.schema import Config
 from paceline.prompt_tokenizer import PromptTokenizer
 from rollout_worker.engine import make_engine
 from rollout_worker.engine.base import Engine, Request, SamplingParams
 
-ROOT = Path(__file__).parents[1]
-DEMO = ROOT / "examples" / "digit_sort"
 PROMPTS, GROUP_SIZE, MAX_TOKENS = 32, 8, 24
 SEQUENCES = PROMPTS * GROUP_SIZE
 SLOTS = (256, 128)
@@ -185,39 +182,23 @@ def _rates(name: str, clock: dict[str, list[tuple[float, int]]]) -> dict[str, fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = runs.options("engine", __doc__, "engine")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path, default=ROOT / "benchmarks/results/engine.json")
-    options = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
     results: dict[str, Any] = {
         "sequences": SEQUENCES,
         "max_new_tokens": MAX_TOKENS,
         "threads": 1,
-        "rounds": options.rounds,
+        "rounds": args.rounds,
         "clock": "CPU seconds of the process",
         "models": {},
     }
     with tempfile.TemporaryDirectory() as directory:
         models = {"0.1 M": DEMO / "model-0.1M", "0.8 M": make_larger_model(Path(directory))}
         for name, path in models.items():
-            results["models"][name] = asyncio.run(measure(path, options.rounds))
-    table = Table(title=f"generation of {SEQUENCES} sequences, per CPU second, 1 thread")
-    for column in ("model", "way", "samples/s", "tokens/s", "tokens a sample", "× generate"):
-        table.add_column(column, justify="left" if column in ("model", "way") else "right")
-    for name, result in results["models"].items():
-        for way, rates in result["ways"].items():
-            table.add_row(
-                name,
-                way,
-                f"{rates['samples_per_s']:,.0f}",
-                f"{rates['tokens_per_s']:,.0f}",
-                f"{rates['tokens_a_sample']:.1f}",
-                f"{rates['ratio_tokens']:.2f}",
-            )
-    Console().print(table)
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(results, indent=1) + "\n")
+            results["models"][name] = asyncio.run(measure(path, args.rounds))
+    runs.write(args.out, results)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Time without a leader after the leader is killed.
 
-    python -m benchmarks.failover [--trials 20] [--hint]
+    python -m benchmarks.failover [--trials 20]
+    python -m benchmarks.failover --hint --out benchmarks/results/failover_hint.json
 
 Two real controllers run with the default lease and a real Redis. In each trial the leader gets kill
 -9 while a client calls it in a closed loop; each call is a registration, so it is journalled. The
@@ -12,9 +13,7 @@ process is released, as a supervisor does that observed the exit
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import secrets
 import statistics
 import tempfile
@@ -22,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks import runs
 from paceline.config.load import fleet_digest
 from paceline.redis.leader_lease import release_dead
 from paceline.rpc.client import ControlPlane
@@ -31,12 +31,11 @@ from testbed.fleets.controllers import config_of
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = runs.options("failover", __doc__, "failover")
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument(
         "--hint", action="store_true", help="release the lease as a supervisor does"
     )
-    parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="paceline-failover-") as name:
         directory = Path(name)
@@ -50,12 +49,8 @@ def main() -> None:
         "min_s": min(seconds),
         "seconds": seconds,
     }
-    print(f"{'trials':>8}{'hint':>8}{'median_s':>10}{'max_s':>8}")
-    print(f"{row['trials']:>8}{args.hint!s:>8}{row['median_s']:>10.3f}{row['max_s']:>8.3f}")
-    out = args.out or Path(f"benchmarks/results/failover{'_hint' if args.hint else ''}.json")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(row, indent=2) + "\n")
-    print(f"written to {out}")
+    print(f"median {row['median_s']:.3f} s, longest {row['max_s']:.3f} s")
+    runs.write(args.out, row)
 
 
 async def _trials(controllers: Controllers, trials: int, hint: bool) -> list[float]:

@@ -10,8 +10,6 @@ from the fault, or from the end of the epoch, until both survivors hold the next
 
 from __future__ import annotations
 
-import argparse
-import json
 import queue
 import signal
 import statistics
@@ -23,7 +21,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.runs import machine
+from benchmarks import runs
 from paceline.v1 import worker_pb2
 from policy_worker.publishing.publisher import WeightPublisher
 from testbed.redis.redis_process import throwaway_redis
@@ -38,32 +36,24 @@ REBUILDS = 200
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = runs.options("mesh", __doc__, "mesh")
     parser.add_argument("--trials", type=int, default=20)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/mesh.json"))
     args = parser.parse_args()
     torch.set_num_threads(1)
-    result: dict[str, Any] = {"machine": machine()}
+    result: dict[str, Any] = {"machine": runs.machine()}
     with (
         tempfile.TemporaryDirectory(prefix="paceline-mesh-") as name,
         throwaway_redis(Path(name)) as url,
     ):
         with crew_on(url) as crew:
             result["form_ms"] = form(crew, args.trials)
-            show("forming an epoch, ms", result["form_ms"])
             result["reduce"] = reduce(crew, args.trials)
-            show("all-reduce", result["reduce"])
             result["fault_ms"] = [killed(crew, args.trials), stopped(crew, args.trials)]
-            show("one of three members lost, ms", result["fault_ms"])
             result["leaks"] = leaks(crew)
-            show("rebuilds in one process", result["leaks"])
         result["weights"] = [
             weights(url, size_mb, receivers) for size_mb in WEIGHTS_MB for receivers in (1, 2)
         ]
-        show("weights", result["weights"])
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=2) + "\n")
-    print(f"written to {args.out}")
+    runs.write(args.out, result)
 
 
 def form(crew: Crew, trials: int) -> list[dict[str, Any]]:
@@ -94,9 +84,33 @@ def reduce(crew: Crew, trials: int) -> list[dict[str, Any]]:
     return rows
 
 
+class Noticed:
+    """Milliseconds from a fault to the first and last error, and to the next epoch's sum."""
+
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+        self.first: list[float] = []
+        self.last: list[float] = []
+        self.again: list[float] = []
+
+    def add(self, fault: float, answers: Sequence[dict[str, Any]], summed: float) -> None:
+        at = ms(answers, "at")
+        for values, t in ((self.first, min(at)), (self.last, max(at)), (self.again, summed)):
+            values.append((t - fault) * 1e3)
+
+    def row(self) -> dict[str, Any]:
+        return {
+            "fault": self.fault,
+            "first_error": statistics.median(self.first),
+            "last_error": statistics.median(self.last),
+            "summed_again": statistics.median(self.again),
+            "summed_again_max": max(self.again),
+        }
+
+
 def killed(crew: Crew, trials: int) -> dict[str, Any]:
-    first, last, again = [], [], []
-    while len(again) < trials:
+    noticed = Noticed("kill -9")
+    while len(noticed.again) < trials:
         members = crew.members(3)
         crew.form(members)
         start_reducing(members, 32)
@@ -106,20 +120,12 @@ def killed(crew: Crew, trials: int) -> dict[str, Any]:
         if any("error" not in answer for answer in answers):
             # The all-reduce was over before the kill: no fault to recover from.
             continue
-        first.append((min(ms(answers, "at")) - fault) * 1e3)
-        last.append((max(ms(answers, "at")) - fault) * 1e3)
-        again.append((recovered(crew, members[:2]) - fault) * 1e3)
-    return {
-        "fault": "kill -9",
-        "first_error": statistics.median(first),
-        "last_error": statistics.median(last),
-        "summed_again": statistics.median(again),
-        "summed_again_max": max(again),
-    }
+        noticed.add(fault, answers, recovered(crew, members[:2]))
+    return noticed.row()
 
 
 def stopped(crew: Crew, trials: int) -> dict[str, Any]:
-    first, last, again = [], [], []
+    noticed = Noticed("SIGSTOP")
     for _ in range(trials):
         members = crew.members(3)
         crew.form(members)
@@ -133,21 +139,13 @@ def stopped(crew: Crew, trials: int) -> dict[str, Any]:
         for member in members[:2]:
             member.tell("cancel")
         answers = [member.answer() for member in members[:2]]
-        first.append((min(ms(answers, "at")) - fault) * 1e3)
-        last.append((max(ms(answers, "at")) - fault) * 1e3)
-        again.append((recovered(crew, members[:2]) - fault) * 1e3)
+        noticed.add(fault, answers, recovered(crew, members[:2]))
         members[2].kill()
-    return {
-        "fault": "SIGSTOP",
-        "first_error": statistics.median(first),
-        "last_error": statistics.median(last),
-        "summed_again": statistics.median(again),
-        "summed_again_max": max(again),
-    }
+    return noticed.row()
 
 
 def recovered(crew: Crew, survivors: Sequence[Member]) -> float:
-    """When the last survivor holds the sum of the next epoch."""
+    """Time at which the last survivor holds the sum of the next epoch."""
     crew.form(list(survivors))
     return max(ms(all_reduce(survivors, 1), "at"))
 
@@ -220,17 +218,6 @@ def ms(answers: Sequence[dict[str, Any]], field: str) -> list[float]:
 
 def spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "max": max(values)}
-
-
-def show(title: str, rows: Sequence[dict[str, Any]]) -> None:
-    print(f"\n{title}")
-    print("".join(f"{name:>18}" for name in rows[0]))
-    for row in rows:
-        print("".join(f"{cell(value):>18}" for value in row.values()))
-
-
-def cell(value: object) -> str:
-    return f"{value:.1f}" if isinstance(value, float) else str(value)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Cost of a rollout worker's engine on vLLM: against plain vLLM, and against transformers
 ``generate``.
 
-    python -m benchmarks.rollout [--rounds 9] [--json FILE]
+    python -m benchmarks.rollout [--rounds 9] [--out FILE]
 
 Needs vLLM (``make bench`` installs it). 256 sequences a round (32 prompts of the digit-sort demo, 8
 completions each), at most 24 new tokens, sampled at temperature 1, float32, one thread per process:
@@ -40,16 +40,13 @@ from typing import Any
 
 import psutil
 import torch
-from rich.console import Console
-from rich.table import Table
 from transformers import AutoModelForCausalLM
 
+from benchmarks import runs
 from benchmarks.engine import (
-    DEMO,
     GROUP_SIZE,
     MAX_TOKENS,
     PROMPTS,
-    ROOT,
     SEQUENCES,
     SHAPES,
     Round,
@@ -59,7 +56,7 @@ from benchmarks.engine import (
     make_larger_model,
     prompts_of,
 )
-from benchmarks.runs import machine
+from benchmarks.runs import DEMO
 from paceline.config.schema import Config
 from paceline.prompt_tokenizer import PromptTokenizer
 from rollout_worker.engine import make_engine
@@ -206,34 +203,22 @@ SIZES = ("0.1 M", *SHAPES)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = runs.options("rollout", __doc__, "rollout")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--sizes", default=",".join(SIZES), help="comma-separated")
-    parser.add_argument("--json", type=Path, default=ROOT / "benchmarks/results/rollout.json")
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--alone", choices=SIZES, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.alone is not None:
-        options.json.write_text(json.dumps(measure_alone(options.alone, options.rounds)))
+    args = parser.parse_args()
+    if args.alone is not None:
+        args.out.write_text(json.dumps(measure_alone(args.alone, args.rounds)))
         return
-    sizes = options.sizes.split(",")
-    if unknown := set(sizes) - set(SIZES):
-        parser.error(f"--sizes: unknown {', '.join(unknown)}; known: {', '.join(SIZES)}")
     results: dict[str, Any] = {
-        "machine": machine(),
+        "machine": runs.machine(),
         "sequences": SEQUENCES,
         "max_new_tokens": MAX_TOKENS,
-        "rounds": options.rounds,
-        "models": {size: in_own_process(size, options.rounds) for size in sizes},
+        "rounds": args.rounds,
+        "models": {size: in_own_process(size, args.rounds) for size in args.sizes},
     }
-    table = Table(title="tokens/s, ratios of one round, medians")
-    for column in ("model", "of", "wall", "CPU"):
-        table.add_column(column, justify="left" if column in ("model", "of") else "right")
-    for name, result in results["models"].items():
-        for of, ratio in result["ratios"].items():
-            table.add_row(name, of, f"{ratio['wall']:.2f}", f"{ratio['cpu']:.2f}")
-    Console().print(table)
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(results, indent=1) + "\n")
+    runs.write(args.out, results)
 
 
 def in_own_process(size: str, rounds: int) -> dict[str, Any]:
@@ -243,7 +228,7 @@ def in_own_process(size: str, rounds: int) -> dict[str, Any]:
         subprocess.run(
             [
                 *(sys.executable, "-m", "benchmarks.rollout", "--alone", size),
-                *("--rounds", str(rounds), "--json", str(out)),
+                *("--rounds", str(rounds), "--out", str(out)),
             ],
             check=True,
         )

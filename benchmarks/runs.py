@@ -6,14 +6,16 @@ imports, start-up, the first weights transfer and the export at the end are no p
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import platform
 import subprocess
 import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 DEMO = REPOSITORY / "examples" / "digit_sort"
 RESULTS = REPOSITORY / "benchmarks" / "results"
 SCRATCH = REPOSITORY / "runs" / "bench"
+ONE_OF_EACH = {"fleet.controllers": 1, "fleet.policy": 1, "fleet.rollout": 1}
 ROLES = {
     "redis-server": "redis",
     "controller": "controller",
@@ -34,7 +37,7 @@ ROLES = {
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What a run came to, warm-up steps left out."""
+    """Measurements of a run, warm-up steps left out."""
 
     samples_per_s: float
     step_s: float
@@ -51,22 +54,24 @@ class Fleet:
 
 def run_fleet(
     name: str,
-    overrides: Mapping[str, object],
+    overrides: Mapping[str, Any],
     *,
     warm_up: int,
     config: Path = DEMO / "digit_sort.toml",
     timeout_s: float = 900.0,
 ) -> Fleet:
-    """Runs the demo's config with ``overrides`` (dotted name to value) in runs/bench/``name``.
+    """Runs the demo's config with ``overrides`` in runs/bench/``name``: dotted names or tables.
 
-    Raises RuntimeError, with the end of its output, where the run fails.
+    The fleet has one controller, one policy replica and one rollout worker if no override says
+    otherwise. Raises RuntimeError, with the end of its output, if the run fails.
     """
     run_dir = SCRATCH / name
     run_dir.mkdir(parents=True, exist_ok=True)
     command = [str(Path(sysconfig.get_path("scripts")) / "paceline"), "up", str(config)]
     command += ["--run-dir", str(run_dir), "--fresh"]
-    for dotted, value in {"run.name": name.replace("/", "-"), **overrides}.items():
-        command += ["--set", f"{dotted}={_toml(value)}"]
+    settings = {"run.name": name.replace("/", "-"), **ONE_OF_EACH, **dotted(overrides)}
+    for key, value in settings.items():
+        command += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
     watch = _CpuWatch()
     with (run_dir.parent / f"{run_dir.name}.log").open("w") as log:
         process = subprocess.Popen(
@@ -90,10 +95,15 @@ def run_fleet(
     return _read(run_dir, warm_up, watch)
 
 
-def _read(run_dir: Path, warm_up: int, watch: _CpuWatch) -> Fleet:
+def metrics(run_dir: Path, kind: str) -> list[dict[str, Any]]:
+    """Rows of the run's metrics of one kind (step or eval), by step."""
     lines = (run_dir / "metrics.jsonl").read_text().splitlines()
-    rows = [row for row in map(json.loads, lines) if row["kind"] == "step"]
-    rows.sort(key=lambda row: row["step"])
+    rows = [row for row in map(json.loads, lines) if row["kind"] == kind]
+    return sorted(rows, key=lambda row: int(row["step"]))
+
+
+def _read(run_dir: Path, warm_up: int, watch: _CpuWatch) -> Fleet:
+    rows = metrics(run_dir, "step")
     measured = rows[warm_up:]
     begun, ended = rows[warm_up - 1]["t"], rows[-1]["t"]
     seconds = ended - begun
@@ -183,15 +193,22 @@ def _role(command: Sequence[str]) -> str:
     return "supervisor"
 
 
-def _toml(value: object) -> str:
-    """A value as an override takes it."""
-    return json.dumps(value) if not isinstance(value, str) else value
+def dotted(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings by dotted name, from tables within tables."""
+    found: dict[str, Any] = {}
+    for name, value in tables.items():
+        key = f"{prefix}{name}"
+        found |= dotted(value, f"{key}.") if isinstance(value, Mapping) else {key: value}
+    return found
+
+
+def given(settings: Sequence[str]) -> dict[str, str]:
+    """Overrides of ``--set A.B=C``."""
+    return dict(item.split("=", 1) for item in settings)
 
 
 def machine() -> dict[str, Any]:
-    """What a reader must know to compare numbers."""
-    import platform
-
+    """Description of the machine, for readers who compare numbers."""
     import torch
 
     model = platform.processor()
@@ -211,8 +228,8 @@ def machine() -> dict[str, Any]:
 
 
 def child(module: str, *arguments: object, timeout_s: float = 1800.0) -> dict[str, Any]:
-    """Runs ``python -m module arguments`` and returns the JSON object it prints last."""
-    # What it starts itself has ``-P``, and would not find the benchmarks in the start directory.
+    """JSON object that ``python -m module arguments`` prints last."""
+    # Processes that it starts have ``-P``, and would not find benchmarks in the start directory.
     path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         [sys.executable, "-m", module, *map(str, arguments)],
@@ -247,7 +264,7 @@ def model_of(size: str) -> Path:
 
 
 def dropped_share(summary: Mapping[str, Any], group_size: int = 8) -> float:
-    """Groups that were dropped for their age, of those that were generated."""
+    """Share of the generated groups that were dropped for their age."""
     dropped = summary["groups_dropped"]
     late = dropped.get("stale", 0) + dropped.get("expired", 0)
     return late / (late + summary["samples_trained"] / group_size)
@@ -260,7 +277,7 @@ def exact_match(model_dir: Path) -> float:
 
 
 def right_answers(model_dir: Path, rows: Sequence[Mapping[str, str]]) -> list[bool]:
-    """Whether the model answers each row exactly, greedily, through transformers."""
+    """Exactness of the model's greedy answer to each row, through transformers."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
@@ -280,28 +297,52 @@ def right_answers(model_dir: Path, rows: Sequence[Mapping[str, str]]) -> list[bo
     ]
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A Markdown table with aligned columns."""
-    cells = [list(map(str, header)), *[list(map(str, row)) for row in rows]]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    lines = [
-        "| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |"
-        for row in cells
-    ]
-    lines.insert(1, "|" + "|".join("-" * (w + 2) for w in widths) + "|")
-    return "\n".join(lines)
+def options(module: str, about: str | None, result: str) -> argparse.ArgumentParser:
+    """Command line of ``python -m benchmarks.MODULE``, with ``--out`` for its result file."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{module}",
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS / f"{result}.json", help="default: %(default)s"
+    )
+    return parser
 
 
-def results_so_far(name: str, out: Path | None = None) -> dict[str, Any]:
-    """What ``write`` wrote the last time; nothing if it never did."""
-    path = out or RESULTS / f"{name}.json"
-    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    return found
+class Results:
+    """Result file of a measurement: rows of several calls, written after each run.
+
+    A measurement that is cut short leaves what it has. A row that is measured again replaces the
+    row with the same values of the fields ``key``.
+    """
+
+    def __init__(self, out: Path, *key: str) -> None:
+        self.data: dict[str, Any] = json.loads(out.read_text()) if out.is_file() else {}
+        self.data["machine"] = machine()
+        self._out, self._key = out, key
+
+    @property
+    def runs(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self.data.setdefault("runs", [])
+        return rows
+
+    def add(
+        self,
+        row: dict[str, Any],
+        about: Callable[[list[dict[str, Any]]], Mapping[str, Any]] = lambda rows: {},
+    ) -> None:
+        """Adds a row, and ``about`` of all rows."""
+        print(json.dumps(row), file=sys.stderr, flush=True)
+        same = [all(old[field] == row[field] for field in self._key) for old in self.runs]
+        self.runs[:] = [old for old, gone in zip(self.runs, same, strict=True) if not gone]
+        self.runs.append(row)
+        self.data |= about(self.runs)
+        write(self._out, self.data)
 
 
-def write(name: str, result: Mapping[str, Any], out: Path | None = None) -> Path:
-    """Writes benchmarks/results/``name``.json."""
-    path = out or RESULTS / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=2) + "\n")
-    return path
+def write(out: Path, result: Mapping[str, Any]) -> None:
+    """Writes a result file."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=2) + "\n")
+    print(f"written to {out}", flush=True)

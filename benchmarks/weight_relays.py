@@ -2,7 +2,7 @@
 without relays.
 
     python -m benchmarks.weight_relays [--egress-mb-s 50] [--mib 64] [--out FILE]
-    python -m benchmarks.weight_relays --mbit 400
+    python -m benchmarks.weight_relays --mbit 400 --out benchmarks/results/weight_relays_hosts.json
 
 Each trainer and each receiver is a process that sends at most ``--egress-mb-s`` in all, limited in
 the transport. With ``--mbit`` each is on a host of its own instead (a network namespace), which
@@ -25,12 +25,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.runs import REPOSITORY, machine, write
+from benchmarks.runs import REPOSITORY, machine, options, write
 from benchmarks.weights import DEVIATION, LEARNING_RATE
 from paceline.redis.server import find_server
 from paceline.rpc.ports import free_ports
@@ -137,10 +136,10 @@ def say(**fields: Any) -> None:
 
 def sent_by(hosts: Hosts, name: str) -> int:
     """Bytes that the host's network device has sent."""
-    shown = subprocess.run(
+    listed = subprocess.run(
         hosts.on(name, ["cat", "/proc/self/net/dev"]), capture_output=True, text=True, check=True
     )
-    (line,) = [x for x in shown.stdout.splitlines() if x.strip().startswith("eth0:")]
+    (line,) = [x for x in listed.stdout.splitlines() if x.strip().startswith("eth0:")]
     return int(line.split(":")[1].split()[8])
 
 
@@ -183,10 +182,10 @@ class Members:
         self._epoch = 0
         self._by_name: dict[str, subprocess.Popen[str]] = {}
         for name in names():
-            own = [sys.executable, "-m", "benchmarks.weight_relays", "--member", name]
-            own += ["--url", url, "--mib", str(args.mib), "--host", place.address(name)]
+            command = [sys.executable, "-m", "benchmarks.weight_relays", "--member", name]
+            command += ["--url", url, "--mib", str(args.mib), "--host", place.address(name)]
             self._by_name[name] = subprocess.Popen(
-                place.on(name, own),
+                place.on(name, command),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -217,23 +216,23 @@ class Members:
             for number, line in enumerate(lines):
                 tell(self._by_name[f"trainer{number}"], **line)
             lines = [{} for _ in lines]
-            own = [self._by_name[f"trainer{number}"] for number in range(trainers)]
-            for process in own:
+            senders = [self._by_name[f"trainer{number}"] for number in range(trainers)]
+            for process in senders:
                 write_line(process, publish=True)
-            published = [answer(process) for process in own]
+            published = [answer(process) for process in senders]
             version, at = published[0]["version"], min(x["at"] for x in published)
             ends = [arrival(p, version) for p in self._receivers[:receivers]]
             seconds.append(max(ends) - at)
             sent.append([after - was for after, was in zip(self._sent(), before, strict=True)])
-        whole, counted = self._mib << 20, sent[1:]
+        version_bytes, counted = self._mib << 20, sent[1:]
         return {
             "receivers": receivers,
             "fanout": fanout,
             "trainers": trainers,
             "deltas": deltas,
             "seconds": statistics.median(seconds[1:]),
-            "trainer_copies": statistics.median(sum(each) for each in counted) / whole,
-            "most_of_a_trainer": statistics.median(max(each) for each in counted) / whole,
+            "trainer_copies": statistics.median(map(sum, counted)) / version_bytes,
+            "most_of_a_trainer": statistics.median(map(max, counted)) / version_bytes,
         }
 
     def _sent(self) -> list[int]:
@@ -294,24 +293,20 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         stack.callback(members.close)
         rows = []
         for deltas, trainers, fanout, receivers in itertools.product(
-            args.deltas, TRAINERS, FANOUTS, RECEIVERS
+            (False, True), TRAINERS, FANOUTS, RECEIVERS
         ):
-            rows.append(members.measure(receivers, fanout, trainers, bool(deltas)))
+            rows.append(members.measure(receivers, fanout, trainers, deltas))
             print(json.dumps(rows[-1]), flush=True)
         return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options("weight_relays", __doc__, "weight_relays")
     parser.add_argument("--egress-mb-s", type=float, default=50.0, help="of each process")
     parser.add_argument("--mbit", type=int, help="of each host instead, each way")
     parser.add_argument("--mib", type=int, default=64, help="of a version in bfloat16")
-    parser.add_argument("--deltas", type=int, nargs="*", default=[0, 1], choices=[0, 1])
-    parser.add_argument("--out", type=Path)
-    for own in ("--member", "--url", "--host"):
-        parser.add_argument(own, default="", help=argparse.SUPPRESS)
+    for internal in ("--member", "--url", "--host"):
+        parser.add_argument(internal, default="", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.member:
         torch.set_num_threads(1)
@@ -321,7 +316,7 @@ def main() -> None:
         return
     found: dict[str, Any] = {"machine": machine(), "mib": args.mib, "rows": measure(args)}
     found |= {"mbit": args.mbit} if args.mbit else {"egress_mb_s": args.egress_mb_s}
-    write("weight_relays_hosts" if args.mbit else "weight_relays", found, args.out)
+    write(args.out, found)
 
 
 if __name__ == "__main__":

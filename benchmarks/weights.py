@@ -11,8 +11,6 @@ times show what encoding costs, and bytes what a network would be spared.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import tempfile
 from collections.abc import Iterator
@@ -22,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.runs import machine
+from benchmarks import runs
 from paceline.v1 import worker_pb2
 from paceline.weights.weight_snapshot import WireDtype
 from policy_worker.publishing.publisher import WeightPublisher
@@ -41,9 +39,8 @@ WIRES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = runs.options("weights", __doc__, "weights")
     parser.add_argument("--elements", type=int, default=32, help="millions of weights")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/weights.json"))
     args = parser.parse_args()
     torch.set_num_threads(1)
     with (
@@ -55,17 +52,8 @@ def main() -> None:
             for receivers in RECEIVERS
             for wire in WIRES
         ]
-    for row in rows:
-        print(
-            "  ".join(
-                f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
-                for key, value in row.items()
-            )
-        )
-    result = {"machine": machine(), "elements": args.elements * 1_000_000, "rows": rows}
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=2) + "\n")
-    print(f"written to {args.out}")
+    result = {"machine": runs.machine(), "elements": args.elements * 1_000_000, "rows": rows}
+    runs.write(args.out, result)
 
 
 def transfers(url: str, millions: int, wire: str, receivers: int) -> dict[str, Any]:

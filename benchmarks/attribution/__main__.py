@@ -29,7 +29,7 @@ from typing import Any
 from benchmarks import runs
 from benchmarks.attribution.hosts import TwoHosts
 from benchmarks.attribution.injections import KINDS, Expected, Scene
-from benchmarks.attribution.verdict import attributed_share, rows
+from benchmarks.attribution.verdict import attributed_share
 from testbed.faults import failpoints
 from testbed.faults.memory_group import memory_group, name_of
 from testbed.faults.network_namespaces import why_not
@@ -41,11 +41,7 @@ LEDGER_S = 120.0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.attribution",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = runs.options("attribution", __doc__, "attribution")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
@@ -55,9 +51,6 @@ def main() -> int:
         "--calm-s", type=float, default=10.0, help="mean seconds of calm after each fault"
     )
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
-    parser.add_argument(
-        "--out", type=Path, help="JSON; default: benchmarks/results/attribution.json"
-    )
     args = parser.parse_args()
     if reason := why_not():
         parser.error(reason)
@@ -66,13 +59,8 @@ def main() -> int:
             print("no control group with a limit of memory can be made: left out", file=sys.stderr)
             args.kinds = [kind for kind in args.kinds if kind != "worker: out of memory"]
         found = measure(args, group)
-    print(
-        runs.table(
-            ["injected", "cause", "times", "right cause", "lost, s", "whole again, s"], rows(found)
-        )
-    )
     print(f"{found['share']:.1%} attributed; {found['report']}")
-    print(runs.write("attribution", found, args.out))
+    runs.write(args.out, found)
     if early := found.get("ended_early"):
         print(f"ended early: {early}")
     return 0 if found["share"] >= BAR and not early else 1
@@ -104,7 +92,7 @@ def measure(args: argparse.Namespace, group: Path | None) -> dict[str, Any]:
                 print(found["injections"][-1], file=sys.stderr, flush=True)
                 found |= _totals(fleet, found, time.time() - began)
                 print(f"{found['share']:.1%}; {found['report']}", file=sys.stderr, flush=True)
-                runs.write("attribution", found, args.out)
+                runs.write(args.out, found)
             fleet.assert_sound()
         except (Exception, KeyboardInterrupt) as error:
             if not found["injections"]:

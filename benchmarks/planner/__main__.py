@@ -10,55 +10,50 @@ control is right.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from benchmarks.planner.rows import KINDS, VERL_7B, Asynchronous, PublishedSystem
+from benchmarks import runs
+from benchmarks.planner.published import Asynchronous, PublishedSystem, published_systems
 from testbed.planner.calibration import calibrated, from_published
 from testbed.planner.pace import asynchronous, synchronous
 from testbed.planner.system import StageTime, System
 
+PARTS_OF = "verl 7B"
+"""System whose rows are also predicted without parts of the model."""
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.planner", description=__doc__)
+
+def main() -> None:
+    parser = runs.options("planner", __doc__, "planner")
     parser.add_argument("--only", metavar="SYSTEM", help="one system with synchronous rows")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/planner.json"))
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     found: dict[str, Any] = {"rows": [], "fitted": {}}
     systems: dict[str, list[System]] = {}
-    for kind in KINDS:
-        for published in kind.systems:
-            if args.only not in (None, published.name):
-                continue
-            variants = _variants(published, systems)
-            systems[published.name] = variants
-            found["fitted"][published.name] = _fitted(published, variants)
-            for row in published.asynchronous:
-                found["rows"].append(_compared(kind.name, published, variants, row))
-                print(json.dumps(found["rows"][-1]), flush=True)
+    for published in published_systems():
+        if args.only not in (None, published.name):
+            continue
+        variants = systems[published.name] = _variants(published, systems)
+        found["fitted"][published.name] = _fitted(published, variants)
+        found["rows"] += [_compared(published, variants, row) for row in published.asynchronous]
+        if args.only is None and published.name == PARTS_OF:
+            found["parts"] = _parts(published, variants[0])
     if args.only is None:
-        found["parts"] = _parts(systems[VERL_7B.name][0])
         found["bar"] = _bar(found["rows"])
-    args.out.write_text(json.dumps(found, indent=2) + "\n")
-    print(json.dumps(found.get("bar"), indent=2))
-    return 0
+        print(json.dumps(found["bar"], indent=2))
+    runs.write(args.out, found)
 
 
-def _variants(published: PublishedSystem, known: dict[str, list[System]]) -> list[System]:
-    bare = published.bare
+def _variants(published: PublishedSystem, calibrations: dict[str, list[System]]) -> list[System]:
     if not published.rows:
         row = published.asynchronous[0]
         gpus = row.policy_gpus + row.rollout_gpus
-        return from_published(bare, published.gpu.flops, gpus, published.model.active)
-    variants = calibrated(bare, published.rows)
+        return from_published(published.bare, published.gpu.flops, gpus, published.active)
+    variants = calibrated(published.bare, published.rows)
     if published.like is None:
         return variants
-    (example,) = known[published.like]
+    (example,) = calibrations[published.like]
     (row_,) = published.rows
     return [
         replace(
@@ -75,7 +70,7 @@ def _scaled(example: StageTime, gpus: int, seconds: float) -> StageTime:
 
 
 def _ratio(system: System, row: Asynchronous) -> float:
-    whole = asynchronous(
+    after = asynchronous(
         system,
         row.policy_gpus,
         row.rollout_gpus,
@@ -88,16 +83,14 @@ def _ratio(system: System, row: Asynchronous) -> float:
         before = synchronous(system, gpus, log_prob=row.synchronous_log_prob)
     else:
         before = asynchronous(system, row.policy_gpus, row.rollout_gpus, row.against_staleness)
-    return before.step_s / whole.step_s
+    return before.step_s / after.step_s
 
 
-def _parts(system: System) -> list[dict[str, Any]]:
-    """Rows of verl 7B at staleness 0.5 as they are, and without one part of the model or of the
-    comparison."""
-    sizes = sorted(row.gpus for row in VERL_7B.rows)
-    measured = {row.gpus: row for row in VERL_7B.rows}
+def _parts(published: PublishedSystem, system: System) -> list[dict[str, Any]]:
+    """Rows at staleness 0.5 as they are, and without one part of the model or of the comparison."""
+    measured = {row.gpus: row for row in published.rows}
     found = []
-    for row in VERL_7B.asynchronous[: len(sizes)]:
+    for row in published.asynchronous[: len(measured)]:
         # All of an update is divided by the GPUs, as if nobody had measured more than one size.
         one = measured[row.policy_gpus + row.rollout_gpus]
         scaling = replace(
@@ -120,12 +113,12 @@ def _parts(system: System) -> list[dict[str, Any]]:
 
 
 def _compared(
-    kind: str, published: PublishedSystem, variants: list[System], row: Asynchronous
+    published: PublishedSystem, variants: list[System], row: Asynchronous
 ) -> dict[str, Any]:
     ratios = [_ratio(system, row) for system in variants]
     low, high = min(ratios), max(ratios)
     return {
-        "kind": kind,
+        "kind": published.kind,
         "system": published.name,
         "source": published.source,
         "assumed": published.assumed,
@@ -177,4 +170,4 @@ def _bar(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

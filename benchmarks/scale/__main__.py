@@ -6,24 +6,23 @@ processes of the machine hardly change them. A publication is: the replicas' vot
 its directives, then the report of every rollout worker that it has loaded the version, with the
 answer to each, and the journal's JSON of all events.
 
-``--snapshot-groups`` measures the longest pause of an event loop while a snapshot of so many
-uncovered groups is taken and saved, ``--mesh-members`` the Redis commands with which so many
-members form a mesh.
+``snapshots`` are the longest pauses of an event loop while a snapshot of many uncovered groups is
+taken and saved, ``meshes`` the Redis commands with which the members of a mesh meet.
+
+    python -m benchmarks.scale [--parts operations snapshots meshes] [--label after]
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+from benchmarks import runs
 from benchmarks.scale import mesh_forming, snapshot
 from controller.fleet.liveness import Liveness
 from controller.fleet.sessions import ServerSession, Sessions
@@ -39,8 +38,10 @@ from paceline.config.sections.workers import FleetConfig
 from paceline.ids import MeshEpoch, TaskId, Version
 from paceline.v1 import common_pb2, worker_pb2
 
-SIZES = ((125, 8), (250, 16), (500, 32), (1000, 64))
-"""(rollout workers, policy replicas)."""
+EIGHTHS = (1, 2, 4, 8)
+"""Sizes: eighths of 1,000 rollout workers and 64 policy replicas."""
+SNAPSHOT_GROUPS = (20_000, 1_000_000)
+MESH_MEMBERS = (4, 16, 64)
 GROUPS = 64
 REPEATS = 5
 
@@ -48,7 +49,7 @@ REPEATS = 5
 class Fleet:
     """A run with ``rollouts`` workers and ``policies`` replicas, as its leader has it in memory."""
 
-    def __init__(self, rollouts: int, policies: int, relay_fanout: int = 0) -> None:
+    def __init__(self, rollouts: int, policies: int) -> None:
         self.ledger = Ledger()
         self.now = 1000.0
         self.sessions = Sessions(1, self._directive, self._grounds, self._owns)
@@ -57,7 +58,7 @@ class Fleet:
         self.policies = [f"policy-{n}" for n in range(policies)]
         self.seqs: dict[str, int] = {}
         self.do(cmd.BeginTerm(1, "controller-0"))
-        self.do(cmd.StartRun(_spec(rollouts, policies, relay_fanout)))
+        self.do(cmd.StartRun(_spec(rollouts, policies)))
         self.liveness.begin(self.ledger, self.now)
 
     def _directive(self, session: ServerSession) -> worker_pb2.Directive:
@@ -127,7 +128,7 @@ class Fleet:
             self.do(cmd.CastVote(worker_id, 1, step.step, MeshEpoch(mesh.epoch), "d", {}))
 
 
-def _spec(rollouts: int, policies: int, relay_fanout: int) -> cmd.RunSpec:
+def _spec(rollouts: int, policies: int) -> cmd.RunSpec:
     return cmd.RunSpec(
         run_id="scale",
         run_name="scale",
@@ -144,7 +145,7 @@ def _spec(rollouts: int, policies: int, relay_fanout: int) -> cmd.RunSpec:
         filter_uninformative=False,
         shuffle=True,
         desired={"policy": policies, "rollout": rollouts},
-        relay_fanout=relay_fanout,
+        relay_fanout=0,
     )
 
 
@@ -154,9 +155,9 @@ def cpu_s(work: Callable[[], Any]) -> float:
     return time.process_time() - before
 
 
-def measure(rollouts: int, policies: int, relay_fanout: int = 0) -> dict[str, float]:
-    """CPU times by the names of FLEET_COLUMNS."""
-    fleet = Fleet(rollouts, policies, relay_fanout)
+def measure(rollouts: int, policies: int) -> dict[str, float]:
+    """CPU times by the columns of tables/scale_fleet.j2."""
+    fleet = Fleet(rollouts, policies)
     row: dict[str, float] = {"rollouts": rollouts, "policies": policies}
 
     def join(worker_id: str, role: Role) -> float:
@@ -209,31 +210,24 @@ def _median(work: Callable[[], Any]) -> float:
     return statistics.median(cpu_s(work) for _ in range(4 * REPEATS))
 
 
+PARTS: dict[str, Callable[[], list[Any]]] = {
+    "operations": lambda: [measure(125 * eighths, 8 * eighths) for eighths in EIGHTHS],
+    "snapshots": lambda: [asyncio.run(snapshot.measure(groups)) for groups in SNAPSHOT_GROUPS],
+    "meshes": lambda: [mesh_forming.measure(members) for members in MESH_MEMBERS],
+}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
-    parser.add_argument("--sizes", type=int, nargs="*", default=[1, 2, 4, 8], help="eighths")
-    parser.add_argument("--relay-fanout", type=int, default=0)
-    parser.add_argument("--snapshot-groups", type=int, nargs="*", default=[20_000, 1_000_000])
-    parser.add_argument("--mesh-members", type=int, nargs="*", default=[4, 16, 64])
+    parser = runs.options("scale", __doc__, "scale_fleet")
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--label", default="after", help="name of these figures in the results")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/scale_fleet.json"))
     args = parser.parse_args()
-    found: dict[str, Any] = {"operations": [], "snapshots": [], "meshes": []}
-    for eighths in args.sizes:
-        row = measure(125 * eighths, 8 * eighths, args.relay_fanout)
-        found["operations"].append(row)
-        print({name: round(value, 4) for name, value in row.items()}, flush=True)
-    for groups in args.snapshot_groups:
-        found["snapshots"].append(asyncio.run(snapshot.measure(groups)))
-        print(found["snapshots"][-1], flush=True)
-    for members in args.mesh_members:
-        found["meshes"].append(mesh_forming.measure(members))
-        print(found["meshes"][-1], flush=True)
-    found["machine"] = {"cores": os.cpu_count(), "load_average": os.getloadavg()[0]}
-    known = json.loads(args.out.read_text()) if args.out.exists() else {}
-    kept = {**known.get(args.label, {}), **{name: rows for name, rows in found.items() if rows}}
-    args.out.write_text(json.dumps({**known, args.label: kept}, indent=2) + "\n")
-    print(f"written to {args.out}")
+    found = runs.Results(args.out).data
+    figures = found.setdefault(args.label, {})
+    figures["machine"] = found.pop("machine")
+    for part in args.parts:
+        figures[part] = PARTS[part]()
+        runs.write(args.out, found)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,7 @@ turns.
 
 Controller, Redis, gRPC and all workers are those that ship. Decoding and training take the times of
 emulated GPUs, so that the machine's cores are not the bound. A run with n rollout workers has a
-trainer of n GPUs; the baseline is given all 2n. Runs are added to those in the results; --fresh
-forgets them.
+trainer of n GPUs; the baseline is given all 2n. Runs are added to those in the results.
 """
 
 from __future__ import annotations
@@ -16,9 +15,7 @@ import argparse
 import asyncio
 import itertools
 import os
-import sys
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from benchmarks import runs
@@ -26,37 +23,29 @@ from benchmarks.scaling.device_times import DeviceTimes
 from benchmarks.scaling.fleet import Cell, measure
 from benchmarks.scaling.in_turns import Batch, colocated_rate, generation_rate
 from benchmarks.scaling.picture import draw
-from benchmarks.scaling.report import HEADER, colocated_key, rows
+from benchmarks.scaling.report import colocated_key
 
 GROUP_SIZE = 4
 COLOCATED_STEPS = 8
 PICTURE = runs.REPOSITORY / "docs" / "images" / "scaling.png"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.scaling",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def main() -> None:
+    parser = runs.options("scaling", __doc__, "scaling")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 2])
     parser.add_argument("--slots", type=int, nargs="+", default=[16], help="of one engine")
     parser.add_argument("--groups", type=int, nargs="+", default=[32], help="of a step")
     parser.add_argument("--repeats", type=int, default=1, help="runs of each cell")
     parser.add_argument("--window", type=float, default=20.0, help="measured seconds of a run")
-    parser.add_argument("--fresh", action="store_true", help="forget the results so far")
-    parser.add_argument("--out", type=Path, help="JSON; default: benchmarks/results/scaling.json")
-    parser.add_argument(
-        "--picture", type=Path, help="PNG; default: none, --picture docs for the page's"
-    )
+    parser.add_argument("--picture", action="store_true", help="draw the page's picture")
     args = parser.parse_args()
     times = DeviceTimes()
-    found: dict[str, Any] = {} if args.fresh else runs.results_so_far("scaling", args.out)
-    found |= {"machine": runs.machine(), "times": asdict(times), "group_size": GROUP_SIZE}
+    results = runs.Results(args.out)
+    found = results.data
+    found |= {"times": asdict(times), "group_size": GROUP_SIZE}
     for name in ("alone", "colocated"):
         found.setdefault(name, {})
-    found.setdefault("runs", [])
     for groups, slots in itertools.product(args.groups, args.slots):
         sized, batch = replace(times, slots=slots), Batch(groups, GROUP_SIZE)
         _baselines(found, sized, batch, args)
@@ -64,15 +53,9 @@ def main() -> int:
             cell = Cell(workers, staleness, batch, replace(sized, policy_gpus=workers))
             for _ in range(args.repeats):
                 load = os.getloadavg()[0]
-                run = {**measure(cell, args.window), "load_at_start": round(load, 2)}
-                found["runs"].append(run)
-                print(run, file=sys.stderr, flush=True)
-                runs.write("scaling", found, args.out)
-    print(runs.table(HEADER, rows(found)))
-    print(runs.write("scaling", found, args.out))
-    if args.picture is not None:
-        draw(found, PICTURE if str(args.picture) == "docs" else args.picture)
-    return 0
+                results.add({**measure(cell, args.window), "load_at_start": round(load, 2)})
+    if args.picture:
+        draw(found, PICTURE)
 
 
 def _baselines(
@@ -89,4 +72,4 @@ def _baselines(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -93,14 +93,14 @@ def _config(cell: Cell, where: Path) -> Path:
     return write_run(
         where,
         rows=512,
-        reward={"functions": ["benchmarks.scaling.reward:first_digit"], "processes": 0},
+        reward={"functions": ["benchmarks.rewards:first_digit"], "processes": 0},
         train={
             "steps": ENDLESS,
             "groups_per_step": cell.batch.groups,
             "max_staleness": cell.max_staleness,
             "checkpoint_every": ENDLESS,
             "eval_every": ENDLESS,
-            "lr": 1e-6,
+            "optimizer": {"lr": 1e-6},
         },
         rollout={
             "group_size": cell.batch.group_size,

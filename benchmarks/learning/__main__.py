@@ -1,0 +1,316 @@
+"""Learning on the digit-sort demo: held-out accuracy of algorithms, flows and degrees of asynchrony.
+
+    python -m benchmarks.learning ppo                PPO with a critic against GRPO
+    python -m benchmarks.learning flows              fine-tuning and preference flows, reward models
+    python -m benchmarks.learning reward_model_rl    RL on a learned reward, with and without KL
+    python -m benchmarks.learning distillation       reverse KL to a teacher over the steps of a run
+    python -m benchmarks.learning staleness          asynchronous RL if longer answers take longer
+
+Each arm is a run of ``paceline up`` with one policy replica and one rollout worker; arms.toml has
+the settings. Accuracy is greedy, on prompts that nothing is trained on, and the mean of a run's last
+three evaluations or checkpoints: single ones swing by 0.05 to 0.10. Rows are added to
+benchmarks/results/MEASUREMENT.json as they come; a row that is measured again replaces the old one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import runs
+from benchmarks.learning import pairs
+from examples.digit_sort.make_data import draw_distinct
+from examples.rlhf.preferences import of_the_demo, write_rows
+from policy_worker.checkpoint.export import export
+
+MEASUREMENTS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("arms.toml").read_text())
+LAST = 3
+"""Evaluations or checkpoints whose mean is a run's number."""
+THIRDS = {"short": range(4, 7), "middle": range(7, 10), "long": range(10, 13)}
+"""Digits of a prompt."""
+
+
+class Measurement:
+    """One learning measurement: settings of a run beside its arm's, and the fields of its row."""
+
+    def __init__(self, table: Mapping[str, Any], results: runs.Results) -> None:
+        self.table, self.results = table, results
+
+    def settings(self, arm: Mapping[str, Any], seed: int) -> dict[str, Any]:
+        return {}
+
+    def row(self, fleet: runs.Fleet, arm: Mapping[str, Any], seed: int) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def about(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Facts of all rows together."""
+        return {}
+
+
+class Ppo(Measurement):
+    def row(self, fleet: runs.Fleet, arm: Mapping[str, Any], seed: int) -> dict[str, Any]:
+        curve = [row["eval_reward_mean"] for row in runs.metrics(fleet.run_dir, "eval")]
+        return {
+            "curve": curve,
+            "held_out": statistics.fmean(curve[-LAST:]),
+            "explained_variance": fleet.means.get("explained_variance"),
+            "staleness_mean": fleet.means["staleness_mean"],
+        }
+
+    def about(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        by_arm = {arm: [r for r in rows if r["algorithm"] == arm] for arm in self.table["arms"]}
+        means = {
+            arm: statistics.fmean(row["held_out"] for row in found)
+            for arm, found in by_arm.items()
+            if found
+        }
+        return {"samples": 25_600, "mean": means}
+
+
+class Flows(Measurement):
+    """Training flows; preference data are recorded pairs of the model's own samples."""
+
+    def __init__(self, table: Mapping[str, Any], results: runs.Results) -> None:
+        super().__init__(table, results)
+        self.prompts = pairs.unseen()
+        if "before" not in results.data:
+            before = pairs.accuracy(runs.model_of("0.1M"), self.prompts)
+            results.data |= {"held_out": pairs.HELD_OUT, "before": before}
+
+    def settings(self, arm: Mapping[str, Any], seed: int) -> dict[str, Any]:
+        found = runs.dotted(self.table["data"][arm["data"]])
+        if arm["data"] != "sampled":
+            name = "labels.jsonl" if arm["data"] == "labels" else "pairs.jsonl"
+            found["data.path"] = str(self.recorded(arm, seed) / name)
+        return found
+
+    def recorded(self, arm: Mapping[str, Any], seed: int) -> Path:
+        large = arm["data"] == "reward_pairs"
+        return pairs.recorded(seed, pairs.REWARD_PAIRS if large else pairs.PAIRS)
+
+    def row(self, fleet: runs.Fleet, arm: Mapping[str, Any], seed: int) -> dict[str, Any]:
+        steps = runs.metrics(fleet.run_dir, "step")[-10:]
+        found: dict[str, Any] = {
+            f"train_{name}": statistics.fmean(values)
+            for name in ("pair_accuracy", "chosen_logprob_shift", "reward_margin")
+            if (values := column(steps, name))
+        }
+        if arm["data"] == "reward_pairs":
+            model, data = Path(fleet.summary["export"]), self.recorded(arm, seed)
+            return found | {"held_out_pair_accuracy": pairs.pair_accuracy(model, data)}
+        links = (fleet.run_dir / "checkpoints").glob("step-*")
+        newest = sorted(
+            (link for link in links if link.name[5:].isdigit()), key=lambda p: int(p.name[5:])
+        )[-LAST:]
+        models = [export(p.resolve(), None, fleet.run_dir / "exports" / p.name) for p in newest]
+        accuracies = [pairs.accuracy(model, self.prompts) for model in models]
+        return found | {"accuracies": accuracies, "accuracy": statistics.fmean(accuracies)}
+
+
+class RewardModelRl(Measurement):
+    """RL whose only reward is the score of a reward model; the truth is the exact match."""
+
+    def settings(self, arm: Mapping[str, Any], seed: int) -> dict[str, Any]:
+        scorer, about = pairs.reward_model(seed)
+        self.results.data["held_out"] = pairs.HELD_OUT
+        self.results.data.setdefault("reward_models", {})[str(seed)] = about
+        prompts = write_rows(pairs.DATA / "unseen.jsonl", pairs.unseen())
+        return {
+            "scorers.preference.path": str(scorer),
+            "evaluation.sets.truth.path": str(prompts),
+        }
+
+    def row(self, fleet: runs.Fleet, arm: Mapping[str, Any], seed: int) -> dict[str, Any]:
+        curve = curve_of(fleet.run_dir)
+        truths = [point["truth"] for point in curve]
+        best = max(curve, key=lambda point: float(point["truth"]))
+        events = map(json.loads, (fleet.run_dir / "events.jsonl").read_text().splitlines())
+        warnings = (int(e["step"]) for e in events if e["type"] == "RewardHackingSuspected")
+        return {
+            "before": truths[0],
+            "after": statistics.fmean(truths[-LAST:]),
+            "best": best["truth"],
+            "best_step": best["step"],
+            "score_first": curve[1]["score"],
+            "score_last": statistics.fmean(point["score"] for point in curve[-LAST:]),
+            "kl_last": curve[-1]["kl"],
+            "warned_at": next(warnings, None),
+            "curve": curve,
+        }
+
+
+def curve_of(run_dir: Path) -> list[dict[str, Any]]:
+    """Each evaluation's true accuracy, and score and KL over the steps since the one before.
+
+    An evaluation has no accuracy if too few of its prompts were answered with one version of the
+    weights; it is left out.
+    """
+    steps, curve, before = runs.metrics(run_dir, "step"), [], 0
+    for evaluation in runs.metrics(run_dir, "eval"):
+        if (truth := evaluation.get("eval_truth/reward")) is None:
+            continue
+        between = [row for row in steps if before < row["step"] <= evaluation["step"]]
+        before = evaluation["step"]
+        score, kl = (
+            statistics.fmean(values) if (values := column(between, name)) else None
+            for name in ("reward_mean", "kl")
+        )
+        curve.append({"step": before, "truth": truth, "score": score, "kl": kl})
+    return curve
+
+
+def column(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    """Values of a metric, from the rows that have it."""
+    return [row[name] for row in rows if row.get(name) is not None]
+
+
+class Distillation(Measurement):
+    """Distillation from a teacher of the student's size that was trained for longer."""
+
+    TEACHER_TARGET = 0.75
+    """Exact match at which the training of the teacher stops."""
+    WINDOW = 5
+    """Steps whose mean counts, since the KL is estimated from samples."""
+
+    def __init__(self, table: Mapping[str, Any], results: runs.Results) -> None:
+        super().__init__(table, results)
+        self.teacher = runs.SCRATCH / f"model-teacher-{self.TEACHER_TARGET}"
+        if not (self.teacher / "tokenizer.json").is_file():
+            command = [sys.executable, "-m", "examples.digit_sort.warm_start"]
+            command += ["--target", str(self.TEACHER_TARGET), "--out", str(self.teacher)]
+            subprocess.run(command, cwd=runs.REPOSITORY, check=True, stdout=subprocess.DEVNULL)
+        results.data["teacher_exact_match"] = runs.exact_match(self.teacher)
+
+    def settings(self, arm: Mapping[str, Any], seed: int) -> dict[str, Any]:
+        return {"scorers.teacher.path": str(self.teacher)}
+
+    def row(self, fleet: runs.Fleet, arm: Mapping[str, Any], seed: int) -> dict[str, Any]:
+        """``halved_at`` is the first step whose window has at most half the mean of the first."""
+        kl = column(runs.metrics(fleet.run_dir, "step"), "teacher_kl")
+        means = {
+            step: statistics.fmean(kl[step - self.WINDOW : step])
+            for step in range(self.WINDOW, len(kl) + 1)
+        }
+        first = means[self.WINDOW]
+        halved = next((step for step, mean in means.items() if mean <= first / 2), None)
+        return {"first": first, "last": means[len(kl)], "halved_at": halved, "teacher_kl": kl}
+
+
+class Staleness(Measurement):
+    """Digit sort with a reward that waits in proportion to the answer's length.
+
+    A prompt with more digits is harder, and its answer longer. A third is a third of the lengths.
+    """
+
+    def __init__(self, table: Mapping[str, Any], results: runs.Results) -> None:
+        super().__init__(table, results)
+        self.prompts = draw_distinct(random.Random(2025), 1536, of_the_demo())
+        results.data["before"] = self.accuracy(runs.model_of("0.1M"))
+
+    def accuracy(self, model: Path) -> dict[str, float]:
+        right = runs.right_answers(model, self.prompts)
+        lengths = [len(row["answer"]) for row in self.prompts]
+        thirds = {
+            name: statistics.fmean(r for r, n in zip(right, lengths, strict=True) if n in digits)
+            for name, digits in THIRDS.items()
+        }
+        return {"all": statistics.fmean(right), **thirds}
+
+    def row(self, fleet: runs.Fleet, arm: Mapping[str, Any], seed: int) -> dict[str, Any]:
+        means = fleet.means
+        return {
+            "reward_last10": statistics.fmean(fleet.rewards[-10:]),
+            "accuracy": self.accuracy(Path(fleet.summary["export"])),
+            "groups_dropped": dict(fleet.summary["groups_dropped"]),
+            "dropped": runs.dropped_share(fleet.summary),
+            "response_tokens": means["response_tokens_mean"],
+            **{name: means.get(name, 0.0) for name in ("late_share", "masked_share", "ess")},
+            "staleness_mean": means["staleness_mean"],
+            "staleness_max": fleet.summary["max_staleness"],
+        }
+
+    def about(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        modes = {}
+        for mode in self.table["arms"]:
+            if not (found := [row for row in rows if row["mode"] == mode]):
+                continue
+            numbers = [name for name, value in found[0].items() if isinstance(value, float)]
+            parts = {p: [row["accuracy"][p] for row in found] for p in found[0]["accuracy"]}
+            modes[mode] = {
+                **{name: statistics.fmean(row[name] for row in found) for name in numbers},
+                "accuracy": {
+                    part: {"mean": statistics.fmean(each), "low": min(each), "high": max(each)}
+                    for part, each in parts.items()
+                },
+            }
+        seeds = len({row["seed"] for row in rows})
+        return {"seeds": seeds, "prompts": len(self.prompts), "modes": modes}
+
+
+KINDS: dict[str, Callable[[Mapping[str, Any], runs.Results], Measurement]] = {
+    "ppo": Ppo,
+    "flows": Flows,
+    "reward_model_rl": RewardModelRl,
+    "distillation": Distillation,
+    "staleness": Staleness,
+}
+
+
+def main() -> None:
+    parser = runs.options("learning", __doc__, "MEASUREMENT")
+    parser.add_argument("measurement", choices=list(MEASUREMENTS))
+    parser.add_argument("--arms", nargs="+", help="default: all of the measurement")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--set", action="append", default=[], metavar="A.B=C", help="in each run")
+    parser.set_defaults(out=None)
+    args = parser.parse_args()
+    table = MEASUREMENTS[args.measurement]
+    if unknown := set(args.arms or ()) - set(table["arms"]):
+        parser.error(f"--arms: unknown {', '.join(unknown)}; known: {', '.join(table['arms'])}")
+    out = args.out or runs.RESULTS / f"{args.measurement}.json"
+    results = runs.Results(out, table["arm_field"], "seed")
+    measurement = KINDS[args.measurement](table, results)
+    for seed in args.seeds:
+        for name in args.arms or table["arms"]:
+            results.add(measure(args, measurement, name, seed), measurement.about)
+
+
+def measure(
+    args: argparse.Namespace, measurement: Measurement, name: str, seed: int
+) -> dict[str, Any]:
+    table = measurement.table
+    arm = table["arms"][name]
+    settings = {
+        "run.seed": seed,
+        **runs.dotted(table["settings"]),
+        **measurement.settings(arm, seed),
+        **runs.dotted({key: value for key, value in arm.items() if key != "data"}),
+        **runs.given(args.set),
+    }
+    begun = time.perf_counter()
+    run_name = f"{args.measurement}-{name}-{seed}"
+    fleet = runs.run_fleet(run_name, settings, warm_up=table["warm_up"], timeout_s=1800.0)
+    return {
+        table["arm_field"]: name,
+        "seed": seed,
+        "seconds": time.perf_counter() - begun,
+        "step_s": fleet.step_s,
+        "samples_per_s": fleet.samples_per_s,
+        "samples": fleet.summary["samples_trained"],
+        "samples_lost": fleet.summary["samples_lost"],
+        "ledger_ok": fleet.summary["ledger_ok"],
+        **measurement.row(fleet, arm, seed),
+    }
+
+
+if __name__ == "__main__":
+    main()

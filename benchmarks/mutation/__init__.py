@@ -1,1 +1,0 @@
-"""Mutation check: one safety check of the code removed at a time."""

@@ -1,1 +1,0 @@
-"""Errors of the capacity planner against published runs."""

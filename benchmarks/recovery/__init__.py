@@ -1,1 +1,0 @@
-"""Recovery times of a real fleet after each fault: ``python -m benchmarks.recovery``."""

@@ -1,2 +1,0 @@
-"""Scaling over rollout workers whose devices are emulated, against the same work on the same GPUs
-in turns."""
