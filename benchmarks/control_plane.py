@@ -1,7 +1,7 @@
 """Throughput of the controller's leader: durable groups per second.
 
     python -m benchmarks.control_plane [--clients 1 8 64] [--seconds 15] [--groups-total 100000]
-    python -m benchmarks.control_plane --clients 64 --against CHECKOUT [--pairs 4] [--leader-cores 0.25]
+    python -m benchmarks.control_plane --clients 64 --against CHECKOUT --out FILE [--pairs 4]
 
 A real leader process with a real Redis (append-only file, fsync every second) serves K rollout
 clients and one policy replica, which are spread over ``--load-processes`` processes. Each client
@@ -39,12 +39,12 @@ import tempfile
 import time
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 import psutil
 
+from benchmarks import runs
 from benchmarks.control_plane_load import KINDS
 from benchmarks.cpu_quota import cpu_quota
 from paceline.rpc.auth import TOKEN_FILE
@@ -58,7 +58,7 @@ COMPARED = ("groups_per_s", "groups_per_cpu_s", "p50_ms", "p99_ms")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = runs.options("control_plane", __doc__, "control_plane")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--payloads", nargs="+", choices=PAYLOADS, default=list(PAYLOADS))
     parser.add_argument("--seconds", type=float, default=15.0, help="measured window of each row")
@@ -76,7 +76,6 @@ def main() -> None:
     parser.add_argument(
         "--leader-cores", type=float, help="with --against: CPU quota of the leader"
     )
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if args.against and args.load_processes:
         parser.error(
@@ -85,9 +84,6 @@ def main() -> None:
     if args.leader_cores and not args.against:
         parser.error("--leader-cores: give --against CHECKOUT too")
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
-    out: Path = args.out or Path("benchmarks/results") / (
-        "control_plane_against.json" if args.against else "control_plane.json"
-    )
     result = _compare(args) if args.against else {"rows": _rows(args)}
     machine = {
         "cores": os.cpu_count(),
@@ -99,47 +95,18 @@ def main() -> None:
         "fetch": args.fetch,
         "leader_cores": args.leader_cores,
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({"machine": machine, **result}, indent=2) + "\n")
-    print(f"written to {out}")
+    runs.write(args.out, {"machine": machine, **result})
 
 
 def _rows(args: argparse.Namespace) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    for payload in args.payloads:
-        for clients in args.clients:
-            rows.append(_measure(args, payload, clients, 0))
-            _print_row(rows[-1], header=len(rows) == 1)
+    cells = [(payload, clients, 0) for payload in args.payloads for clients in args.clients]
     if args.groups_total:
-        rows.append(_measure(args, "16x16", 64, args.groups_total))
-        _print_row(rows[-1], header=False)
+        cells.append(("16x16", 64, args.groups_total))
+    rows = []
+    for cell in cells:
+        rows.append(_measure(args, *cell))
+        print(json.dumps(rows[-1]), flush=True)
     return rows
-
-
-def _print_row(row: dict[str, Any], *, header: bool) -> None:
-    columns = {
-        "payload": 8,
-        "clients": 8,
-        "groups_per_s": 13,
-        "tokens_per_s": 13,
-        "steps_per_s": 12,
-        "p50_ms": 8,
-        "p99_ms": 8,
-        "lease_p99_ms": 13,
-        "submit_p99_ms": 14,
-        "leader_cpu": 11,
-        "load_cpu": 9,
-        "groups_per_cpu_s": 17,
-        "rss_first_mb": 13,
-        "rss_mb": 8,
-    }
-    if header:
-        print("".join(name.rjust(width) for name, width in columns.items()), flush=True)
-    cells = []
-    for name, width in columns.items():
-        value = row[name]
-        cells.append((f"{value:.4g}" if isinstance(value, float) else str(value)).rjust(width))
-    print("".join(cells), flush=True)
 
 
 def _compare(args: argparse.Namespace) -> dict[str, Any]:
@@ -154,15 +121,10 @@ def _compare(args: argparse.Namespace) -> dict[str, Any]:
                 for name, root in (("other", args.against.absolute()), ("this", Path.cwd()))
             }
             pairs.append(pair)
-            for name, row in pair.items():
-                shown = "  ".join(f"{n} {row[n]:.4g}" for n in (*COMPARED, "leader_cpu"))
-                print(f"{payload} {name:5}  {shown}  load {row['load_average']:.1f}", flush=True)
+            print(json.dumps(pair), flush=True)
         ratios = {n: [p["this"][n] / p["other"][n] for p in pairs] for n in COMPARED}
         found[payload] = {"clients": clients, "pairs": pairs, "ratios": ratios}
-        shown = "  ".join(
-            f"{n} {median(r):.2f} ({min(r):.2f} to {max(r):.2f})" for n, r in ratios.items()
-        )
-        print(f"{payload} this / other, median (least to most): {shown}", flush=True)
+        print(f"{payload} this / other: {json.dumps(ratios)}", flush=True)
     return {"against": found}
 
 
@@ -285,8 +247,7 @@ class _Load:
 def _window(
     load: _Load, leader: psutil.Process, seconds: float, total: int, tokens: int
 ) -> dict[str, Any]:
-    """What the load and the leader did for ``seconds``, or until ``total`` groups were accepted if
-    that is not 0."""
+    """Measures for ``seconds``, or until ``total`` groups were accepted if that is not 0."""
     rss = [leader.memory_info().rss]
     load.begin()
     before, began = leader.cpu_times(), time.perf_counter()

@@ -4,8 +4,7 @@
     python -m benchmarks.docs_tables --check    exit status 1 if a page differs
 
 The table of a mark is ``benchmarks/tables/MARK.j2``; its ``data`` is ``benchmarks/results/MARK.json``
-or the file that the template names with ``results``. ``benchmarks.recovery --table`` and
-``benchmarks.mutation`` write tables of their own.
+or the file that the template names with ``results``.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import re
 import statistics
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,8 @@ TEMPLATES = ROOT / "benchmarks" / "tables"
 MARKED = re.compile(r"(<!-- (\w+) table: begin -->\n).*?(<!-- \2 table: end -->)", re.DOTALL)
 
 
-def results(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
-    return found
+def results(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text())
 
 
 def environment() -> jinja2.Environment:
@@ -54,6 +53,7 @@ def environment() -> jinja2.Environment:
         "gain": lambda modes: modes["4"]["samples_per_s"] / modes["0"]["samples_per_s"],
         "attribution_rows": verdict.rows,
         "scaling": report,
+        "faults": tomllib.loads((ROOT / "benchmarks" / "recovery" / "faults.toml").read_text()),
     }
     return made
 

@@ -9,7 +9,6 @@ The other checkout needs a ``.venv``, and takes this one's checkpoint. Ratios ar
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -17,14 +16,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.runs import DEMO, REPOSITORY, RESULTS, machine
+from benchmarks.runs import DEMO, ONE_OF_EACH, REPOSITORY, given, machine, options, write
 
-OVERRIDES = {
-    "model.path": str(DEMO / "model-0.1M"),
-    "fleet.controllers": 1,
-    "fleet.policy": 1,
-    "fleet.rollout": 1,
-}
+# The other checkout may have other defaults.
+OVERRIDES = {"model.path": str(DEMO / "model-0.1M"), **ONE_OF_EACH}
 PROGRAM = """
 import json, sys
 from benchmarks.runs import run_fleet
@@ -41,20 +36,15 @@ print(json.dumps({
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.pace",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = options("pace", __doc__, "pace")
     parser.add_argument("--against", type=Path, required=True, help="root of another checkout")
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--warm-up", type=int, default=20, help="steps that are not counted")
     parser.add_argument("--set", action="append", default=[], metavar="A.B=C", help="for both")
-    parser.add_argument("--out", type=Path, default=RESULTS / "pace.json")
     args = parser.parse_args()
     overrides = OVERRIDES | {"train.steps": args.steps}
-    overrides |= dict(given.split("=", 1) for given in args.set)
+    overrides |= given(args.set)
     roots = {"other": args.against.resolve(), "this": REPOSITORY}
     pairs = []
     for number in range(args.pairs):
@@ -66,7 +56,7 @@ def main() -> None:
         rates = ", ".join(f"{name} {pair[name]['samples_per_s']:,.0f}/s" for name in roots)
         print(f"pair {number + 1} of {args.pairs}: {rates}, x {ratio:.2f}", flush=True)
     found = {"machine": machine(), "steps": args.steps, "pairs": pairs, "ratios": ratios(pairs)}
-    args.out.write_text(json.dumps(found, indent=2) + "\n")
+    write(args.out, found)
     for name, values in found["ratios"].items():
         print(f"{name}: x {median(values):.2f} ({min(values):.2f} to {max(values):.2f})")
 

@@ -20,16 +20,11 @@ DEMO = Path(__file__).resolve().parent.parent / "examples" / "digit_sort"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--warm-up", type=int, default=5, help="steps before the clock starts")
-    parser.add_argument("--groups", type=int, default=32)
-    parser.add_argument("--group-size", type=int, default=8)
-    parser.add_argument("--max-tokens", type=int, default=24)
+    for name in ("model", "out"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    for name in ("threads", "steps", "warm-up", "groups", "group-size", "max-tokens", "seed"):
+        parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--lr", type=float, required=True)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, required=True, help="directory for the trained model")
     args = parser.parse_args()
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = str(args.threads)

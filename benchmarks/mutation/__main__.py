@@ -1,13 +1,12 @@
 """Mutation check: each guard that a promise depends on is removed, and its tests must fail.
 
-    python -m benchmarks.mutation [--only fence,owner] [--table | --check]
+    python -m benchmarks.mutation [--only fence,owner] [--check]
 
 Works on a scratch copy of the tree; the tree itself is never changed. For each guard the copy is
 patched, the tests that cover it run, and the patch is undone. Before that, the same tests must pass
 on the unchanged copy. Exit status 0 only if every removal turns its tests red. The result is
-written to benchmarks/results/mutation.json and into docs/fault-tolerance.md. ``--check`` runs no
-test: it only finds out whether the lines of each guard are there to be removed. The guards stand
-in guards.toml.
+benchmarks/results/mutation.json. ``--check`` runs no test: it only looks for the lines of each
+guard, which must be there to be removed. The guards stand in guards.toml.
 """
 
 from __future__ import annotations
@@ -27,11 +26,9 @@ from pathlib import Path
 from benchmarks.runs import REPOSITORY, RESULTS
 
 OUT = RESULTS / "mutation.json"
-PAGE = REPOSITORY / "docs" / "fault-tolerance.md"
-BEGIN, END = "<!-- mutation table: begin -->", "<!-- mutation table: end -->"
 COPIED = (
-    *("benchmarks", "controller", "examples", "paceline", "policy_worker", "proto"),
-    *("rollout_worker", "scorer_worker", "testbed", "tests", "pyproject.toml"),
+    *("benchmarks", "controller", "examples", "paceline", "paceline_launcher", "policy_worker"),
+    *("proto", "rollout_worker", "scorer_worker", "testbed", "tests", "pyproject.toml"),
 )
 LIMIT_S = 300.0
 
@@ -47,7 +44,7 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """Something a promise rests on, how to take it away, and the tests that must then fail."""
+    """A check that a promise rests on, how to take it away, and the tests that must then fail."""
 
     name: str
     what: str
@@ -77,15 +74,11 @@ GUARDS = read_guards()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="names of guards; results of others are kept")
-    parser.add_argument("--table", action="store_true", help="write the page's table only")
     parser.add_argument("--check", action="store_true", help="only look for the guards' lines")
     args = parser.parse_args()
     if args.check:
         found = [missing(REPOSITORY, guard) for guard in GUARDS]
         sys.exit("\n".join(filter(None, found)) or 0)
-    if args.table:
-        write_table(json.loads(OUT.read_text()))
-        return
     wanted = set(filter(None, args.only.split(",")))
     if unknown := wanted - {g.name for g in GUARDS}:
         sys.exit(f"--only: unknown {', '.join(sorted(unknown))}")
@@ -98,13 +91,11 @@ def main() -> None:
                 continue
             row = judge(tree, guard)
             rows.append(row)
-            verdict = "red" if row["red"] else "NOT NOTICED"
-            print(f"{guard.name:<14} {verdict:<12} {', '.join(row['failed'][:3])}", flush=True)
-    known = {row["guard"]: row for row in json.loads(OUT.read_text())} if OUT.exists() else {}
-    known.update((row["guard"], row) for row in rows)
-    merged = [known[guard.name] for guard in GUARDS if guard.name in known]
+            print(f"{guard.name}: {'red' if row['red'] else 'NOT NOTICED'}", flush=True)
+    results = {row["guard"]: row for row in json.loads(OUT.read_text())} if OUT.exists() else {}
+    results |= {row["guard"]: row for row in rows}
+    merged = [results[guard.name] for guard in GUARDS if guard.name in results]
     OUT.write_text(json.dumps(merged, indent=1) + "\n")
-    write_table(merged)
     sys.exit(0 if all(row["red"] for row in rows) else 1)
 
 
@@ -119,7 +110,7 @@ def copy_tree(tree: Path) -> None:
 
 
 def missing(tree: Path, guard: Guard) -> str:
-    """Why the guard cannot be removed from ``tree``; empty if it can."""
+    """The reason why the guard cannot be removed from ``tree``; empty if it can."""
     files = [p.file for p in guard.patches if (tree / p.file).read_text().count(p.old) != 1]
     return f"{guard.name}: its lines are not (once) in {', '.join(files)}" if files else ""
 
@@ -159,21 +150,6 @@ def run_tests(tree: Path, guard: Guard) -> tuple[int, list[str]]:
     )
     failed = re.findall(r"^(?:FAILED|ERROR) \S+::(\S+)", done.stdout, re.MULTILINE)
     return done.returncode, failed
-
-
-def write_table(rows: list[dict[str, object]]) -> None:
-    lines = ["| guard removed | tests | first of those that fail |", "|---|---|---|"]
-    for row in rows:
-        failed = row["failed"]
-        assert isinstance(failed, list)
-        shown = f"`{failed[0]}`" if failed else "none"
-        more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
-        verdict = "red" if row["red"] else "**green**"
-        lines.append(f"| {row['what']} | {verdict} | {shown}{more} |")
-    head, rest = PAGE.read_text().split(BEGIN)
-    tail = rest.split(END)[1]
-    PAGE.write_text(head + BEGIN + "\n" + "\n".join(lines) + "\n" + END + tail)
-    print(f"table written to {PAGE}")
 
 
 if __name__ == "__main__":

@@ -1,95 +1,109 @@
 """Recovery times of a real fleet after each fault.
 
-    python -m benchmarks.recovery [--faults leader-kill,policy-reduce] [--trials 20] [--table | --check]
+    python -m benchmarks.recovery [--faults leader-kill policy-reduce] [--trials 20]
 
 The fleet has a tiny model and the default leases: Redis, 2 controllers, 2 policy replicas (or as
 many as the fault needs) and 2 rollout workers, restarted by a supervisor. For faults of the
 network, every process is started by hand in a network namespace of its own (needs root). Each trial
 waits until the fleet is complete, injects one fault, and reads the journal. Times are the leader's
 own, from the fault to the event that shows detection and to the event that shows recovery.
-``--table`` only writes the table of docs/fault-tolerance.md from the existing results; ``--check``
-writes nothing, and the exit status is 1 if the table is not current or a fault was never measured.
-Results of faults that are not measured this time are kept.
+Results of faults that are not measured this time are kept; ``make docs`` writes their table.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
+import math
+import os
+import statistics
 import tempfile
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from benchmarks.recovery import table
-from benchmarks.recovery.fleet_fixtures import HOSTS, Ground
-from benchmarks.recovery.matrix import CASES
-from benchmarks.runs import RESULTS
+from benchmarks import runs
+from benchmarks.recovery import controllers, policies, redis_servers, rollouts, supervisors
+from benchmarks.recovery.case import Trial
+from benchmarks.recovery.fleet_fixtures import GROUNDS, HOSTS
 from testbed.faults.network_namespaces import why_not
 
-OUT = RESULTS / "recovery.json"
-SHOWN = ("trials", "detect_median_s", "recover_median_s", "recover_p99_s", "repeated")
+TRIALS: dict[str, Callable[[Any], Trial]] = {
+    **controllers.TRIALS,
+    **redis_servers.TRIALS,
+    **policies.TRIALS,
+    **rollouts.TRIALS,
+    **supervisors.TRIALS,
+}
+FAULTS = tomllib.loads(Path(__file__).with_name("faults.toml").read_text())
+PRINTED = ("trials", "detect_median_s", "recover_median_s", "recover_p99_s", "repeated")
 START_LIMIT_S = 180.0
 
 
 def main() -> None:
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--faults", default=",".join(CASES), help="comma-separated, of the table")
+    parser = runs.options("recovery", __doc__, "recovery")
+    parser.add_argument("--faults", nargs="+", choices=list(FAULTS), default=list(FAULTS))
     parser.add_argument("--trials", type=int, default=20)
-    parser.add_argument("--table", action="store_true", help="write the page's table only")
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing, check the page's table"
-    )
-    parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
-    names = [name for name in args.faults.split(",") if name]
-    if unknown := set(names) - set(CASES):
-        sys.exit(f"--faults: unknown {', '.join(sorted(unknown))}; known: {', '.join(CASES)}")
-    if args.trials < 1:
-        sys.exit("--trials: at least 1")
-    if args.check:
-        rows = json.loads(args.out.read_text())
-        if unmeasured := CASES.keys() - rows.keys():
-            sys.exit(f"never measured: {', '.join(sorted(unmeasured))}")
-        if gone := rows.keys() - CASES.keys():
-            sys.exit(f"no longer faults of the table: {', '.join(sorted(gone))}")
-        if table.PAGE.read_text() != table.page(rows, CASES):
-            sys.exit(f"{table.PAGE}: not current; run `python -m benchmarks.recovery --table`")
-        return
-    if not args.table:
-        measure(names, args.trials, args.out)
-    rows = json.loads(args.out.read_text())
-    table.PAGE.write_text(table.page(rows, CASES))
-    print(f"table written to {table.PAGE}")
-
-
-def measure(names: list[str], trials: int, out: Path) -> None:
-    for ground in dict.fromkeys(CASES[name].ground for name in names):
-        there = [name for name in names if CASES[name].ground == ground]
+    grounds = {name: FAULTS[name].get("ground", "usual") for name in args.faults}
+    for ground in dict.fromkeys(grounds.values()):
+        names = [name for name in args.faults if grounds[name] == ground]
         if ground == HOSTS and (why := why_not()):
-            print(f"left out: {', '.join(there)}: {why}", flush=True)
+            print(f"left out: {', '.join(names)}: {why}", flush=True)
             continue
-        measure_on(ground, there, trials, out)
+        measure_on(ground, names, args.trials, args.out)
 
 
-def measure_on(ground: Ground, names: list[str], trials: int, out: Path) -> None:
+def measure_on(ground: str, names: list[str], trials: int, out: Path) -> None:
     with (
         tempfile.TemporaryDirectory(prefix="paceline-recovery-") as where,
-        ground.open(Path(where)) as fleet,
+        GROUNDS[ground](Path(where)) as fleet,
     ):
         for name in names:
             found = []
             for _ in range(trials):
                 fleet.settled(START_LIMIT_S)
-                found.append(CASES[name].run(fleet))
-            row = table.summarise(found)
-            table.store(out, name, row, CASES)
-            print(f"{name:<18} {json.dumps({k: row[k] for k in SHOWN})}", flush=True)
+                found.append(TRIALS[name](fleet))
+            row = summarise(found)
+            rows = json.loads(out.read_text()) if out.exists() else {}
+            rows[name] = row
+            runs.write(out, {n: rows[n] for n in FAULTS if n in rows})
+            print(f"{name:<18} {json.dumps({k: row[k] for k in PRINTED})}", flush=True)
             fleet.assert_sound()
         fleet.settled(START_LIMIT_S)
         print(f"ledger: {json.dumps(fleet.assert_sound())}", flush=True)
+
+
+def summarise(trials: list[Trial]) -> dict[str, Any]:
+    detect = [t.detect_s for t in trials if t.detect_s is not None]
+    joined = [t.joined_s for t in trials if t.joined_s is not None]
+    repeated = sorted({t.repeated for t in trials}, key=_amount)
+    return {
+        "trials": len(trials),
+        **_spread("detect", detect),
+        **_spread("recover", [t.recover_s for t in trials]),
+        **_spread("joined", joined),
+        "repeated": repeated[0]
+        if len(repeated) == 1
+        else f"{_amount(repeated[0])} to {repeated[-1]}",
+        "load_average": os.getloadavg()[0],
+        "machine": runs.machine(),
+    }
+
+
+def _amount(repeated: str) -> int:
+    first = repeated.partition(" ")[0]
+    return int(first) if first.isdigit() else 0
+
+
+def _spread(name: str, values: list[float]) -> dict[str, Any]:
+    """Median and 99th percentile (the largest, for fewer than 100), and every value."""
+    ranked = sorted(values)
+    return {
+        f"{name}_median_s": statistics.median(ranked) if ranked else None,
+        f"{name}_p99_s": ranked[math.ceil(0.99 * len(ranked)) - 1] if ranked else None,
+        f"{name}_s": values,
+    }
 
 
 if __name__ == "__main__":

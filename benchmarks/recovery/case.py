@@ -1,25 +1,15 @@
-"""A fault of the recovery table, and one trial of it."""
+"""Outcome of one trial of a fault, and readings of the journal that trials share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
-from benchmarks.recovery.fleet_fixtures import USUAL, Ground
 from testbed.fleets.fleet import Event, Fleet
 
 SERVE_LIMIT_S = 90.0
 """A process starts anew and loads its model, on busy cores."""
-
-EXIT = "process exit, reported by the supervisor"
-LEASE = "lease (5 s) runs out"
-COMMIT = "next commit"
-RELEASED = "its tasks leased to others"
-A_LINE = "a line in the console"
-HEALED = "commit after the network is back"
-GAP = "longest time between commits meanwhile"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +20,6 @@ class Trial:
     """Work done again."""
     joined_s: float | None = None
     """From the registration of the replacement (its model is loaded) to its first share of work."""
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    run: Callable[[Any], Trial]
-    """Of what its ground yields."""
-    what: str
-    detected: str
-    recovered: str
-    """Which event counts as recovery."""
-    seen: str
-    ground: Ground = USUAL
 
 
 def kind(name: str) -> Callable[[Event], bool]:
@@ -65,7 +43,7 @@ def commit_after(watch: Fleet, t0: float, at: int, limit_s: float = 60.0) -> tup
 
 
 def released_and_leased(watch: Fleet, worker_id: str, at: int) -> tuple[int, float]:
-    """How many tasks the dead worker held, and when the last of them was leased to another one."""
+    """Number of tasks that the dead worker held, and time at which another one had the last."""
     watch.mark()
     released = [
         e["task_id"]
@@ -88,7 +66,7 @@ def _leases(not_to: str, task_id: str) -> Callable[[Event], bool]:
 
 
 def longest_gap(watch: Fleet, at: int) -> float:
-    """Seconds between two commits, the longest of those since ``at``."""
+    """Longest time between two commits since ``at``, in seconds."""
     watch.mark()
     times = [t for t, e in watch.tail.events[at:] if e["type"] == "StepCommitted"]
     return max((b - a for a, b in pairwise(times)), default=0.0)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import signal
 import time
 
-from benchmarks.recovery.case import Case, Trial, kind
-from benchmarks.recovery.fleet_fixtures import HOSTS
+from benchmarks.recovery.case import Trial, kind
 from testbed.faults.network_namespaces import HUB
 from testbed.fleets.launched_fleet import LaunchedFleet
 from testbed.fleets.namespaced_fleet import NamespacedFleet
@@ -59,31 +58,10 @@ def all_controllers_killed(fleet: LaunchedFleet) -> Trial:
     return Trial(detected - t0, served - t0)
 
 
-CASES = {
-    "leader-kill": Case(
-        lambda f: leader_falls(f, signal.SIGKILL),
-        *("leader: kill -9", "lease released by the supervisor, else 1 s lease", "first event"),
-        "new leader in the status; requests wait and are answered",
-    ),
-    "leader-stop": Case(
-        lambda f: leader_falls(f, signal.SIGSTOP),
-        *("leader: SIGSTOP", "leader lease (1 s) runs out", "first event"),
-        "the same; the old leader writes nothing when it wakes",
-    ),
-    "leader-cut": Case(
-        leader_cut_off,
-        *("leader: cut off from Redis, not from its workers", "leader lease (1 s) runs out"),
-        *("first event", "new leader in the status; no worker restarts"),
-        HOSTS,
-    ),
-    "standby-kill": Case(
-        standby_killed,
-        *("standby: kill -9", "process exit", "stands by again"),
-        "only a line in the console",
-    ),
-    "controllers-kill": Case(
-        all_controllers_killed,
-        *("all controllers: kill -9", "process exit", "first event"),
-        "status unanswered meanwhile; no worker restarts",
-    ),
+TRIALS = {
+    "leader-kill": lambda fleet: leader_falls(fleet, signal.SIGKILL),
+    "leader-stop": lambda fleet: leader_falls(fleet, signal.SIGSTOP),
+    "leader-cut": leader_cut_off,
+    "standby-kill": standby_killed,
+    "controllers-kill": all_controllers_killed,
 }

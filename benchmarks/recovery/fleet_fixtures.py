@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,9 @@ from testbed.redis.external_redis import Sentinels, Server
 from testbed.rewards.poison_reward import KILLS
 
 POISONED_EVERY = 16
-"""Of the rows."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ground:
-    open: Callable[[Path], AbstractContextManager[Any]]
-    """Given an empty directory, yields what the trials are run on."""
+"""Rows for each one that kills."""
+Ground = Callable[[Path], AbstractContextManager[Any]]
+"""Opens, in an empty directory, the fleet that trials meet."""
 
 
 def usual(**fleet: int) -> Ground:
@@ -37,13 +32,7 @@ def usual(**fleet: int) -> Ground:
         finally:
             made.close()
 
-    return Ground(opened)
-
-
-USUAL = usual()
-THREE = usual(policy=3)
-ONE = usual(policy=1)
-RANKS = usual(policy_ranks=2)
+    return opened
 
 
 class ForeignRedis(LaunchedFleet):
@@ -70,9 +59,6 @@ def _foreign(where: Path) -> Iterator[ForeignRedis]:
         fleet.close()
 
 
-FOREIGN_REDIS = Ground(_foreign)
-
-
 class WatchedByThree(LaunchedFleet):
     """A fleet on a master with one replica, behind three Sentinels."""
 
@@ -94,12 +80,9 @@ def _sentinels(where: Path) -> Iterator[WatchedByThree]:
         fleet.close()
 
 
-SENTINELS = Ground(_sentinels)
-
-
 @contextmanager
 def _poisoned(where: Path) -> Iterator[LaunchedFleet]:
-    """Of every sixteen prompts one kills the process that scores it."""
+    """A fleet in which one of sixteen prompts kills the process that scores it."""
     path = where / "poisoned.jsonl"
     rows = ({"prompt": f"s{i}=", "answer": str(i)} for i in range(10, 138))
     lines = [
@@ -115,9 +98,6 @@ def _poisoned(where: Path) -> Iterator[LaunchedFleet]:
         fleet.close()
 
 
-POISONED = Ground(_poisoned)
-
-
 @contextmanager
 def _hosts(where: Path) -> Iterator[NamespacedFleet]:
     cluster = NamespacedFleet(where)
@@ -127,5 +107,15 @@ def _hosts(where: Path) -> Iterator[NamespacedFleet]:
         cluster.close()
 
 
-HOSTS = Ground(_hosts)
-"""Every process on a host of its own; needs root."""
+HOSTS = "hosts"
+"""Ground with every process on a host of its own; needs root."""
+GROUNDS: dict[str, Ground] = {
+    "usual": usual(),
+    "one": usual(policy=1),
+    "three": usual(policy=3),
+    "ranks": usual(policy_ranks=2),
+    "foreign_redis": _foreign,
+    "sentinels": _sentinels,
+    "poisoned": _poisoned,
+    HOSTS: _hosts,
+}

@@ -9,19 +9,13 @@ from collections.abc import Callable
 import psutil
 
 from benchmarks.recovery.case import (
-    COMMIT,
-    EXIT,
-    HEALED,
-    LEASE,
     SERVE_LIMIT_S,
-    Case,
     Trial,
     between,
     commit_after,
     kind,
     of_worker,
 )
-from benchmarks.recovery.fleet_fixtures import HOSTS, ONE, RANKS, THREE
 from testbed.faults import failpoints
 from testbed.fleets.launched_fleet import LaunchedFleet
 from testbed.fleets.namespaced_fleet import CONTROLLERS, NamespacedFleet
@@ -65,7 +59,7 @@ def _follow(
     t0: float,
     number: signal.Signals = signal.SIGKILL,
 ) -> Trial:
-    """What came of the fall of ``victim`` at ``t0``, until its replacement has voted."""
+    """Consequences of the fall of ``victim`` at ``t0``, until its replacement has voted."""
     detected, _, after = fleet.first(of_worker("WorkerDied", victim), at)
     committed, _, end = fleet.first(kind("StepCommitted"), after)
     open_step = [e for _, e in fleet.tail.events[:after] if e["type"] == "StepOpened"][-1:]
@@ -129,58 +123,17 @@ def replicas_apart(cluster: NamespacedFleet) -> Trial:
     return Trial(None, committed - healed)
 
 
-NOTHING = "a line in the console; the step continues"
-ROLLED_BACK = "steps since the newest checkpoint are trained again, on the same groups"
-CASES = {
+TRIALS = {
     **{
-        f"policy-{instant}": Case(
-            replica_falls(instant), f"one of two replicas: kill -9 {where}", EXIT, COMMIT, NOTHING
-        )
-        for instant, where in (
-            ("idle", "while idle"),
-            ("forward", "in forward"),
-            ("reduce", "in the all-reduce"),
-            ("vote", "between vote and commit"),
-            ("commit", "between commit and optimizer step"),
-            ("send", "sending weights to a rollout worker"),
-        )
+        f"policy-{instant}": replica_falls(instant)
+        for instant in ("idle", "forward", "reduce", "vote", "commit", "send")
     },
-    "policy-stop": Case(
-        replica_falls("reduce", signal.SIGSTOP),
-        *("one of two replicas: SIGSTOP in the all-reduce", LEASE, COMMIT),
-        "the step takes a lease longer; after SIGCONT it rejoins and receives the state",
-    ),
-    "policy-three": Case(
-        replica_falls("reduce"),
-        *("one of three replicas: kill -9 in the all-reduce", EXIT, COMMIT, NOTHING),
-        THREE,
-    ),
-    "policy-state-transfer": Case(
-        source_killed,
-        *("one of three replicas: kill -9 while sending a joiner the state", EXIT, COMMIT, NOTHING),
-        THREE,
-    ),
-    "policy-rank": Case(
-        rank_killed,
-        *("one rank of a replica of two ranks: kill -9", EXIT, COMMIT, NOTHING),
-        RANKS,
-    ),
-    "policy-last": Case(
-        all_replicas_killed, *("the only replica: kill -9", EXIT, COMMIT, ROLLED_BACK), ONE
-    ),
-    "policies-kill": Case(
-        all_replicas_killed, *("all replicas: kill -9", EXIT, COMMIT, ROLLED_BACK)
-    ),
-    "policy-cut": Case(
-        replica_cut_off,
-        *("network: one of two replicas cut off from the controllers", LEASE, COMMIT),
-        "the step takes a lease longer; once reachable, it rejoins and receives the state",
-        HOSTS,
-    ),
-    "policies-apart": Case(
-        replicas_apart,
-        *("network: two replicas cut off from each other for 5 s", "not within 5 s", HEALED),
-        "the run waits for the network",
-        HOSTS,
-    ),
+    "policy-stop": replica_falls("reduce", signal.SIGSTOP),
+    "policy-three": replica_falls("reduce"),
+    "policy-state-transfer": source_killed,
+    "policy-rank": rank_killed,
+    "policy-last": all_replicas_killed,
+    "policies-kill": all_replicas_killed,
+    "policy-cut": replica_cut_off,
+    "policies-apart": replicas_apart,
 }

@@ -7,20 +7,13 @@ import time
 from collections.abc import Callable
 
 from benchmarks.recovery.case import (
-    A_LINE,
-    EXIT,
-    GAP,
-    LEASE,
-    RELEASED,
     SERVE_LIMIT_S,
-    Case,
     Trial,
     between,
     longest_gap,
     of_worker,
     released_and_leased,
 )
-from benchmarks.recovery.fleet_fixtures import HOSTS, POISONED
 from testbed.fleets.launched_fleet import LaunchedFleet
 from testbed.fleets.namespaced_fleet import CONTROLLERS, NamespacedFleet
 
@@ -98,51 +91,14 @@ def weights_cut_off(cluster: NamespacedFleet) -> Trial:
     return Trial(None, longest_gap(cluster, at))
 
 
-CASES = {
+TRIALS = {
     **{
-        f"rollout-{instant}": Case(
-            rollout_falls(instant), f"rollout worker: kill -9 {where}", EXIT, RELEASED, A_LINE
-        )
-        for instant, where in (
-            ("generate", "mid-generation"),
-            ("submit", "mid-submit"),
-            ("receive", "mid-weight-receive"),
-        )
+        f"rollout-{instant}": rollout_falls(instant)
+        for instant in ("generate", "submit", "receive")
     },
-    "rollout-stop": Case(
-        rollout_falls("generate", signal.SIGSTOP),
-        *(
-            "rollout worker: SIGSTOP",
-            LEASE,
-            RELEASED,
-            f"{A_LINE}; after SIGCONT it registers again",
-        ),
-    ),
-    "rollout-starved": Case(
-        starved,
-        *("rollout worker: a tenth of its time, for 7 s", "not a fault", GAP),
-        "it is not evicted, and its tasks stay its own",
-    ),
-    "rollout-cut": Case(
-        rollout_cut_off,
-        *("network: rollout worker cut off from the controllers", LEASE, RELEASED),
-        f"{A_LINE}; once reachable, it registers again",
-        HOSTS,
-    ),
-    "rollout-weights": Case(
-        weights_cut_off,
-        *("network: rollout worker cut off from the replicas for 5 s", "the transfer fails", GAP),
-        "its weights stay at one version meanwhile",
-        HOSTS,
-    ),
-    "task-poisoned": Case(
-        poisoned,
-        *(
-            "poisoned task: its reward kills the scoring process",
-            "the attempt fails",
-            "quarantined",
-        ),
-        "the task and the reason of every attempt in the events",
-        POISONED,
-    ),
+    "rollout-stop": rollout_falls("generate", signal.SIGSTOP),
+    "rollout-starved": starved,
+    "rollout-cut": rollout_cut_off,
+    "rollout-weights": weights_cut_off,
+    "task-poisoned": poisoned,
 }

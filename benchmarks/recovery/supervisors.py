@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from benchmarks.recovery.case import COMMIT, SERVE_LIMIT_S, Case, Trial, commit_after
+from benchmarks.recovery.case import SERVE_LIMIT_S, Trial, commit_after
 from testbed.fleets.launched_fleet import LaunchedFleet
 from testbed.fleets.local_run import Up
 
@@ -14,8 +14,8 @@ def supervisor_killed(fleet: LaunchedFleet) -> Trial:
     fleet.up.process.wait()
     t0 = time.time()
     fleet.up = Up(fleet.config, fleet.run_dir, "--attach", environment=fleet.environment)
-    own = fleet.up.process.pid
-    fleet.until(lambda: fleet.record().supervisor.pid == own)
+    pid = fleet.up.process.pid
+    fleet.until(lambda: fleet.record().supervisor.pid == pid)
     return Trial(None, time.time() - t0)
 
 
@@ -30,15 +30,4 @@ def power_cut(fleet: LaunchedFleet) -> Trial:
     return Trial(None, committed - killed, f"{steps} steps since the checkpoint")
 
 
-CASES = {
-    "supervisor-kill": Case(
-        supervisor_killed,
-        *("`paceline up`: kill -9, then `--attach`", "the user", "fleet taken over"),
-        "the run continues without it; nothing is restarted until --attach",
-    ),
-    "power-cut": Case(
-        power_cut,
-        *("power cut: kill -9 of everything, then `paceline up` again", "the user", COMMIT),
-        "the run continues from its newest checkpoint",
-    ),
-}
+TRIALS = {"supervisor-kill": supervisor_killed, "power-cut": power_cut}
