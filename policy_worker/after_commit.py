@@ -19,7 +19,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
 from paceline.errors import BadInput
 from paceline.ids import Step, Version
@@ -157,8 +157,7 @@ class AfterCommit:
         version = state.version
 
         def written(future: Future[CheckpointInfo]) -> None:
-            """On the writer's thread, which has logged a failure; the checkpoint before stays the
-            newest then."""
+            """On the writer's thread, which has logged a failure."""
             if future.exception() is None:
                 self._record(future.result())
             else:
@@ -208,21 +207,16 @@ class AfterCommit:
             nonlocal outcome
             outcome = _Recorded(info, term)
             self._trainer.checkpointer.delete(list(reply.obsolete_paths))
-            if reply.settled_step:
-                self._trainer.checkpointer.sweep(
-                    Step(reply.settled_step), frozenset(reply.recorded_names)
-                )
+            if step := reply.settled_step:
+                self._trainer.checkpointer.sweep(Step(step), frozenset(reply.recorded_names))
 
         record = self._control.post("PolicyService.RecordCheckpoint", request, recorded)
         record.add_done_callback(lambda _: self._outcomes.put(outcome))
         self._records.append(record)
 
     def _read_outcomes(self) -> None:
-        while True:
-            try:
-                outcome = self._outcomes.get_nowait()
-            except Empty:
-                return
+        while not self._outcomes.empty():
+            outcome = self._outcomes.get()
             if isinstance(outcome, _Recorded):
                 self._recorded = outcome
             elif self._saved == outcome.version:

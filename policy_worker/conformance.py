@@ -55,22 +55,15 @@ def doubts(config: Config) -> list[str]:
     """Lists the properties that the objective lacks and a fleet does not rest on. Raises
     ObjectiveError if it cannot be used."""
     load_objective(config)
-    # A toy step needs transformers: only if there is an objective to try on it.
-    from policy_worker.conformance import conformance
-
-    name = config.train.algorithm
+    name = f"train.algorithm = {config.train.algorithm}"
     try:
-        found = conformance(name, config.objective.options, _train(config))
+        found = conformance(config.train.algorithm, config.objective.options, _train(config))
     except ConfigError as error:
-        return [f"train.algorithm = {name}: its properties were not tried: {error}"]
-    if missing := [each for each in found if each.needed]:
-        said = "; ".join(f"it fails at {each.name!r}: {each.problem}" for each in missing)
-        raise ObjectiveError(f"train.algorithm = {name}: {said}")
-    return [
-        f"train.algorithm = {name}: it fails at {each.name!r}: {each.problem}"
-        for each in found
-        if each.problem
-    ]
+        return [f"{name}: its properties were not tried: {error}"]
+    fails = {each: f"it fails at {each.name!r}: {each.problem}" for each in found if each.problem}
+    if missing := [said for each, said in fails.items() if each.needed]:
+        raise ObjectiveError(f"{name}: {'; '.join(missing)}")
+    return [f"{name}: {said}" for said in fails.values()]
 
 
 def _train(config: Config) -> dict[str, Any]:
@@ -81,10 +74,6 @@ def _train(config: Config) -> dict[str, Any]:
     for name in ("reference", "reference_path"):
         given.get("loss", {}).pop(name, None)
     return given
-
-
-if __name__ == "__main__":
-    leave_after(main, "check")
 
 
 CLOSE = 2e-4
@@ -127,9 +116,7 @@ def _replicas(toy: ToyStep) -> str:
     """Each replica adds its own groups."""
     whole = toy.gradient(toy.groups)
     alone = torch.stack([toy.gradient([group]) for group in toy.groups]).sum(0)
-    why = (
-        "a group's summand depends on other groups: use the step's totals, not means over the batch"
-    )
+    why = "a group's summand depends on other groups: use the step's totals, not means of the batch"
     return _differ(whole, alone, why)
 
 
@@ -137,9 +124,8 @@ def _rounds(toy: ToyStep) -> str:
     """A survivor adds the groups of a replica that died later, in another order."""
     whole = toy.gradient(toy.groups)
     later = toy.gradient(toy.groups[3:], toy.groups[:1], toy.groups[1:3])
-    return _differ(
-        whole, later, "a summand depends on the order of groups, or on a state that loss() keeps"
-    )
+    why = "a summand depends on the order of groups, or on a state that loss() keeps"
+    return _differ(whole, later, why)
 
 
 def _rows(toy: ToyStep) -> str:
@@ -166,13 +152,9 @@ def _sums(toy: ToyStep) -> str:
 
 def _repeatable(toy: ToyStep) -> str:
     """A replica that computes a step again must get the same bits."""
-    first, second = toy.gradient(toy.groups), toy.gradient(toy.groups)
-    if torch.equal(first, second):
-        return ""
-    return (
-        "the same step twice gives other gradients: loss() or advantages() draws random numbers or "
-        "keeps a state"
-    )
+    same = torch.equal(toy.gradient(toy.groups), toy.gradient(toy.groups))
+    why = "loss() or advantages() draws random numbers or keeps a state"
+    return "" if same else f"the same step twice gives other gradients: {why}"
 
 
 def _finite(toy: ToyStep) -> str:
@@ -180,10 +162,8 @@ def _finite(toy: ToyStep) -> str:
     generator = np.random.default_rng(8)
     extreme = random_groups(generator, gap=60.0, reward=1e6)
     if not torch.isfinite(toy.gradient(extreme, of=extreme)).all():
-        return (
-            "a log-prob gap of 60 or a reward of 1e6 gives a gradient that is not finite: clamp "
-            "before exp"
-        )
+        what = "a log-prob gap of 60 or a reward of 1e6"
+        return f"{what} gives a gradient that is not finite: clamp before exp"
     equal = random_groups(generator, reward=0.0)
     if not torch.isfinite(toy.gradient(equal, of=equal)).all():
         return "equal rewards give a gradient that is not finite: add an epsilon to divisors"
@@ -192,13 +172,10 @@ def _finite(toy: ToyStep) -> str:
 
 def _masked(toy: ToyStep) -> str:
     """Tokens of environments and tokens that are too old train nothing."""
-    generator = np.random.default_rng(9)
-    old = [random_group(generator, "old", versions=[0])]
+    old = [random_group(np.random.default_rng(9), "old", versions=[0])]
     if toy.gradient(old).abs().max() > 0:
-        return (
-            "tokens that are not trained have a gradient: multiply by the token's weight, which is "
-            "0 there"
-        )
+        remedy = "multiply by the token's weight, which is 0 there"
+        return f"tokens that are not trained have a gradient: {remedy}"
     return ""
 
 
@@ -234,13 +211,11 @@ def _derivative(toy: ToyStep) -> str:
     leaves = {name: outputs[name].clone().requires_grad_() for name in trained}
     gradients = torch.autograd.grad(total(leaves), list(leaves.values()), allow_unused=True)
     for name, gradient in zip(leaves, gradients, strict=True):
-        found = torch.zeros_like(start) if gradient is None else gradient
+        expected = torch.zeros_like(start) if gradient is None else gradient
         what = "log-probs" if name == POLICY else f"values of {name}"
-        if problem := _other_than_differences(found, outputs[name], name, total):
-            return (
-                f"{problem}: something between the {what} and the total is detached, or not "
-                "differentiable"
-            )
+        if problem := _other_than_differences(expected, outputs[name], name, total):
+            why = f"something between the {what} and the total is detached"
+            return f"{problem}: {why}, or not differentiable"
     return ""
 
 
@@ -309,8 +284,9 @@ def toy_config(algorithm: str, options: dict[str, Any], train: dict[str, Any]) -
     try:
         return Config.model_validate(sections)
     except ValidationError as error:
-        found = (
-            f"{'.'.join(map(str, e['loc']))}: {e['msg'].removeprefix('Value error, ')}".lstrip(": ")
-            for e in error.errors()
-        )
+        found = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise ConfigError("\n".join(found)) from None
+
+
+if __name__ == "__main__":
+    leave_after(main, "check")

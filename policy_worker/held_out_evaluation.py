@@ -81,7 +81,8 @@ class HeldOutEvaluation:
                 event(log, "held-out rows left out", level, step=step, rows=len(named), why=error)
                 # Without a name none can be told from the others.
                 usable = [g for g in usable if named and g.task.task_id not in named]
-                self._groups |= dict.fromkeys((_row_of(task_id) for task_id in named), None)
+                rows = (int(task_id.removeprefix(_TASK)) for task_id in named)
+                self._groups |= dict.fromkeys(rows, None)
         return None, []
 
     def _all(self, over: Callable[[], bool]) -> list[rollout_pb2.Group | None] | None:
@@ -103,21 +104,16 @@ class HeldOutEvaluation:
         return found
 
     def _group(self, number: int, row: str) -> rollout_pb2.Group | None:
-        if number not in self._groups:
-            self._groups[number] = self._encoded(number, row)
-        return self._groups[number]
-
-    def _encoded(self, number: int, row: str) -> rollout_pb2.Group | None:
+        if number in self._groups:
+            return self._groups[number]
         if self._encoder is None:
             self._encoder = RowEncoder(self.config, PromptTokenizer(self.config))
         task = common_pb2.TaskRef(task_id=f"{_TASK}{number}", attempt=1)
+        group = None
         try:
             encoded = self._encoder.encode(json.loads(row))
+            group = recorded_group(task, rollout_pb2.TASK_KIND_EVAL, encoded)
         except BadPrompt as error:
             event(log, "held-out row left out", logging.WARNING, row=number, why=error)
-            return None
-        return recorded_group(task, rollout_pb2.TASK_KIND_EVAL, encoded)
-
-
-def _row_of(task_id: str) -> int:
-    return int(task_id.removeprefix(_TASK))
+        self._groups[number] = group
+        return group

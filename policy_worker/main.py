@@ -33,7 +33,6 @@ import math
 import sys
 import time
 from collections.abc import Sequence
-from enum import Enum, auto
 from pathlib import Path
 
 import torch
@@ -237,27 +236,18 @@ class PolicyWorker:
         begun = time.monotonic()
         self.worker_report.work(f"epoch {mesh.epoch}: forming")
         trainer = self.trainer
-        here = EpochMesh(
-            MeshEpoch(mesh.epoch),
-            rank,
-            len(mesh.members),
-            self.rendezvous_url,
-            self.run_id,
-            self.host,
-        )
+        place = MeshEpoch(mesh.epoch), rank, len(mesh.members)
+        here = EpochMesh(*place, self.rendezvous_url, self.run_id, self.host)
         where = f"forming epoch {mesh.epoch}"
         with waiting(WaitKind.PEERS, where, limit_s=FORM_LIMIT_S):
             over = functools.partial(self.epoch_is_over, mesh.epoch)
             trainer.form(here, FORM_LIMIT_S, cancelled=over)
-        match way_to_state(mesh, rank):
-            case WayToState.RESTORE:
-                self.restore(mesh)
-            case WayToState.RECEIVE:
-                self.receive_state(mesh, rank)
-            case WayToState.SEND:
-                self.send_state(mesh)
-            case WayToState.HOLD:
-                pass
+        if mesh.restore:
+            self.restore(mesh)
+        elif mesh.members[rank].needs_state:
+            self.receive_state(mesh, rank)
+        elif rank == mesh.source_rank and joiners(mesh):
+            self.send_state(mesh)
         if trainer.state.version != mesh.state_version:
             # The controller sees it in the report, and forms an epoch that transfers the state
             # here.
@@ -344,7 +334,9 @@ class PolicyWorker:
         plan = self.next_plan(mesh.epoch)
         if plan is None:
             return
-        shard = self.shard.compute(plan, lambda: self.groups_are_left(mesh.epoch))
+        shard = self.shard.compute(
+            plan, lambda: self.epoch_is_over(mesh.epoch) or self.step_is_left()
+        )
         if not shard.complete:
             self.epochs.ended = mesh.epoch
             self.leave()
@@ -386,16 +378,10 @@ class PolicyWorker:
             self.out.save_checkpoint()
         self.idle_since = time.monotonic()
 
-    def evaluation_is_over(self, epoch: int) -> bool:
-        return self.epoch_is_over(epoch) or self.control.stopped
-
     def step_is_left(self) -> bool:
         """The run stops without the step that is computed, or has ended."""
         directive = self.control.directive
         return self.control.stopped or (directive is not None and directive.leave_step)
-
-    def groups_are_left(self, epoch: int) -> bool:
-        return self.epoch_is_over(epoch) or self.step_is_left()
 
     def next_plan(self, epoch: int) -> policy_pb2.StepPlan | None:
         """The open step's plan; None if there is none yet, or if none will come in this epoch."""
@@ -417,8 +403,9 @@ class PolicyWorker:
         if reply is None or reply.state == policy_pb2.PLAN_STATE_WAIT:
             return None
         if reply.state == policy_pb2.PLAN_STATE_EVALUATE:
-            over = functools.partial(self.evaluation_is_over, epoch)
-            self.held_out.run(reply.evaluate_step, over)
+            self.held_out.run(
+                reply.evaluate_step, lambda: self.epoch_is_over(epoch) or self.control.stopped
+            )
             return None
         if reply.state == policy_pb2.PLAN_STATE_FINISHED:
             # Waits for a directive newer than the one this move began with: the present one may be
@@ -513,24 +500,6 @@ class PolicyWorker:
             self.outlets.publisher.close()
         self.trainer.abandon()
         self.control.close()
-
-
-class WayToState(Enum):
-    """How a member of an epoch comes to the state that all members must hold."""
-
-    RESTORE = auto()
-    RECEIVE = auto()
-    SEND = auto()
-    HOLD = auto()
-    """The member has the state, and nobody needs it from this one."""
-
-
-def way_to_state(mesh: worker_pb2.PolicyMesh, rank: int) -> WayToState:
-    if mesh.restore:
-        return WayToState.RESTORE
-    if mesh.members[rank].needs_state:
-        return WayToState.RECEIVE
-    return WayToState.SEND if rank == mesh.source_rank and joiners(mesh) else WayToState.HOLD
 
 
 def joiners(mesh: worker_pb2.PolicyMesh) -> list[int]:

@@ -34,7 +34,6 @@ log = logging.getLogger(__name__)
 class ShardResult:
     complete: bool
     """False: the attempt at the step is over, and another epoch follows."""
-    groups: int
     fetched: float
     computed: float
     """Both by time.monotonic()."""
@@ -54,7 +53,7 @@ class ShardGradients:
         """Adds the groups of the plan's shard that are still missing. Raises EpochCancelled if
         ``over()`` turned true while they were fetched, RequestRefused, and what the trainer raises.
         """
-        keys = [_key(ref) for ref in plan.shard]
+        keys = [(ref.task_id, ref.attempt) for ref in plan.shard]
         planned = dict(zip(keys, plan.groups, strict=False))
         suspects = {key for key, facts in planned.items() if facts.suspect}
         while True:
@@ -77,7 +76,7 @@ class ShardGradients:
             except BadGroup as error:
                 fetched = time.monotonic()
                 complete = self._reject(plan, error)
-            return ShardResult(complete, len(missing), fetched, time.monotonic())
+            return ShardResult(complete, fetched, time.monotonic())
 
     def _take(
         self,
@@ -115,12 +114,8 @@ class ShardGradients:
         return not suspects or self._try(plan, "", over)
 
     def _try(self, plan: policy_pb2.StepPlan, task_id: str, over: Callable[[], bool]) -> bool:
-        request = policy_pb2.TryRequest(
-            caller=self.control.caller,
-            step=plan.step,
-            mesh_epoch=plan.mesh_epoch,
-            task_id=task_id,
-        )
+        epoch = {"step": plan.step, "mesh_epoch": plan.mesh_epoch}
+        request = policy_pb2.TryRequest(caller=self.control.caller, task_id=task_id, **epoch)
         with waiting(WaitKind.CONTROLLER, f"announcing a suspect group of step {plan.step}"):
             reply = self.control.call("PolicyService.TryGroup", request, over)
         return reply is not None and reply.stands
@@ -143,7 +138,3 @@ class ShardGradients:
         with waiting(WaitKind.CONTROLLER, f"rejecting groups of step {plan.step}"):
             self.control.call("PolicyService.RejectGroups", request, lambda: self.control.stopped)
         return False
-
-
-def _key(ref: common_pb2.TaskRef) -> GroupKey:
-    return ref.task_id, ref.attempt

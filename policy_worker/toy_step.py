@@ -22,7 +22,7 @@ from paceline.v1 import common_pb2, rollout_pb2
 from policy_worker.model import attention
 from policy_worker.model.heads import make_scorer, make_value_head
 from policy_worker.model.train_state import TrainState
-from policy_worker.objectives.batch import StepTotals, decode, staleness
+from policy_worker.objectives.batch import StepTotals, decode, key_of, staleness
 from policy_worker.objectives.load import load_objective
 from policy_worker.objectives.objective import Part
 from policy_worker.step.gradients import Gradients
@@ -60,31 +60,27 @@ class ToyStep:
             self.parts = {part.name: _toy_model(part) for part in self.objective.trains}
             self.frozen = {part.name: _toy_model(part) for part in self.objective.frozen}
 
-    def gradient(
-        self, *parts: Groups, of: Groups | None = None, row_tokens: int = 1 << 20
-    ) -> Tensor:
-        """float32 [parameters]: of the step of ``of`` (default: all groups), whose groups are added
-        in ``parts``."""
-        return self.gradient_and_sums(*parts, of=of, row_tokens=row_tokens)[0]
+    def gradient(self, *parts: Groups, **settings: Any) -> Tensor:
+        """The gradient alone of gradient_and_sums()."""
+        return self.gradient_and_sums(*parts, **settings)[0]
 
     def gradient_and_sums(
         self, *parts: Groups, of: Groups | None = None, row_tokens: int = 1 << 20
     ) -> tuple[Tensor, Tensor]:
-        """The gradient, and float32 [Objective.summed]."""
+        """float32 [parameters], of the step of ``of`` (default: all groups), whose groups are added
+        in ``parts``; and float32 [Objective.summed]."""
         train = self.config.train
         memory = train.memory.model_copy(update={"tokens_per_microbatch": row_tokens})
         train = train.model_copy(update={"memory": memory})
         config = self.config.model_copy(update={"train": train})
-        scalars = {
-            name: torch.tensor(value, dtype=torch.float64)
-            for name, value in self.objective.scalars.items()
-        }
+        numbers = self.objective.scalars.items()
+        scalars = {name: torch.tensor(value, dtype=torch.float64) for name, value in numbers}
         optimizer = build_optimizer(self.parts, config.train)
         state = TrainState(self.parts, optimizer, Step(0), Version(0), config, scalars)
         gradients = Gradients(state, CPU, self.frozen)
         whole = self.groups if of is None else of
         gradients.clear()
-        gradients.begin(totals_of(whole), [_key(group) for part in parts for group in part])
+        gradients.begin(totals_of(whole), [key_of(group) for part in parts for group in part])
         for part in parts:
             gradients.add(part)
         found = torch.empty(gradients.size)
@@ -188,7 +184,3 @@ def _spans(
     low, high = sorted(int(v) for v in generator.choice(versions, 2))
     yield common_pb2.VersionSpan(version=low, length=first)
     yield common_pb2.VersionSpan(version=high, length=length - first)
-
-
-def _key(group: rollout_pb2.Group) -> tuple[str, int]:
-    return group.task.task_id, group.task.attempt

@@ -157,7 +157,7 @@ BUILT_IN: dict[str, BuiltIn] = {
         ignores=_SUPERVISED,
     ),
     "dpo": _preference("dpo:Dpo", DpoOptions, reference=True),
-    "online_dpo": _preference("dpo:OnlineDpo", DpoOptions, forms=(), reference=True),
+    "online_dpo": _preference("dpo:Dpo", DpoOptions, forms=(), reference=True),
     "ipo": _preference("dpo:Ipo", IpoOptions, reference=True),
     "orpo": _preference("preferences:Orpo", OrpoOptions),
     "kto": _preference(

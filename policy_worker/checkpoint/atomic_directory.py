@@ -9,7 +9,6 @@ import fcntl
 import os
 import re
 import shutil
-import sys
 import zlib
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -99,15 +98,9 @@ def fingerprint(path: Path, on_progress: Callable[[], None] = lambda: None) -> d
 
 def _exchange(one: Path, other: Path) -> bool:
     """Swaps two names in one system call; False if that cannot be done."""
-    if sys.platform != "linux":
-        return False
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if rename is None:
-        return False
-    done = rename(
-        _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), ctypes.c_uint(_RENAME_EXCHANGE)
-    )
-    return bool(done == 0)
+    here, flags = _AT_FDCWD, ctypes.c_uint(_RENAME_EXCHANGE)
+    return bool(rename and rename(here, os.fsencode(one), here, os.fsencode(other), flags) == 0)
 
 
 _UNFINISHED = re.compile(r"\.(step-\d{6,}|trash)\..+")

@@ -30,7 +30,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import transformers
@@ -80,8 +80,9 @@ from policy_worker.ranks.rank_group import FOREVER
 from policy_worker.rows.replica import Replica
 
 log = logging.getLogger(__name__)
-
+T = TypeVar("T")
 FORMAT = 1
+HOST = torch.device("cpu")
 
 
 class CheckpointError(UserError):
@@ -115,14 +116,14 @@ class Checkpointer:
         run_dir: Path,
         config: Config,
         replica: Replica | None = None,
-        device: torch.device | None = None,
+        device: torch.device = HOST,
     ) -> None:
-        """``device``: of the state; default: the CPU."""
+        """``device``: of the state."""
         self._root = run_dir.absolute() / "checkpoints"
         self._config = config
         self._replica = replica or Replica()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._copies = DeviceCopies(device or torch.device("cpu"))
+        self._copies = DeviceCopies(device)
         self._saves = 0
         self._newest: _Job | None = None
 
@@ -140,6 +141,11 @@ class Checkpointer:
         begun = time.monotonic()
         self._saves += 1
         writer = f"{self._replica.identity}-{self._saves}"
+        plain = (int, float, bool, str, list, tuple, type(None))
+        groups = [
+            {k: v for k, v in group.items() if k != "params" and isinstance(v, plain)}
+            for group in state.optimizer.param_groups
+        ]
         job = _Job(
             step=state.step,
             version=state.version,
@@ -147,7 +153,7 @@ class Checkpointer:
             path=self._root / f"step-{state.step:06d}.{writer}",
             snapshot=StateSnapshot.take(named_tensors(state), self._replica.rank, self._copies),
             random=random_states(),
-            groups=[_scalars(group) for group in state.optimizer.param_groups],
+            groups=groups,
             digest=digest,
             begun=begun,
         )
@@ -179,11 +185,9 @@ class Checkpointer:
     ) -> dict[str, Any]:
         """Loads ``path`` into ``state`` (parameters, optimizer, step, random states), bit for bit.
 
-        The ranks of a host share the check of the files that they need: 96 GB (8B parameters) are
-        read once for it, and not by each of 8. ``version``: the controller's number for this state
-        now; default: its number when written. ``on_progress`` is called while it goes on. Returns
-        the checkpoint's meta data. Raises CheckpointError, on every rank if it does on one; the
-        state is unusable then.
+        ``version``: the controller's number for this state now; default: its number when written.
+        ``on_progress`` is called while it goes on. Returns the checkpoint's meta data. Raises
+        CheckpointError, on every rank if it does on one; the state is unusable then.
         """
         path = Path(path)
         targets = {name: tensor for name, tensor in named_tensors(state) if tensor.numel()}
@@ -194,13 +198,9 @@ class Checkpointer:
                 f"{path} is of another model: {strange[0]} is not in the {where} "
                 f"(names that differ: {len(strange)})"
             )
-        try:
-            read_shards(path, targets, on_progress)
-        except ValueError as error:
-            raise CheckpointError(f"{path} is of another model: {error}") from error
-        for group, scalars in zip(
-            state.optimizer.param_groups, meta["optimizer"]["groups"], strict=True
-        ):
+        _read(path, targets, f"{path} is of another model", on_progress)
+        saved = meta["optimizer"]["groups"]
+        for group, scalars in zip(state.optimizer.param_groups, saved, strict=True):
             group.update({k: scalars[k] for k in ("lr", "initial_lr") if k in scalars})
         state.step = Step(meta["step"])
         state.version = Version(meta["version"]) if version is None else version
@@ -219,35 +219,31 @@ class Checkpointer:
     ) -> None:
         """Loads the weights of another run's checkpoint, and its optimizer state if that fits.
 
-        Parts that the other run had not keep their first weights; parts that only the other run had
-        are left out. Step, version and random states stay those of a new run. The files are checked
-        as by ``restore``, and ``on_progress`` is called while it goes on. Raises CheckpointError.
+        Parts that only one of the runs has are left as they are, or out. Step, version and random
+        states stay those of a new run. The files are checked as by ``restore``. Raises
+        CheckpointError.
         """
         path = Path(path)
         targets = {name: tensor for name, tensor in named_tensors(state) if tensor.numel()}
         meta = self._checked_meta(path, targets, on_progress)
         stored = stored_tensors(path).keys()
         whole = targets.keys() == stored
+        differs = f"model.initial_checkpoint: {path} is of another model than model.path"
         if not whole:
             targets, strange = shared_weights(state, targets, stored)
             if strange:
                 raise CheckpointError(
-                    f"model.initial_checkpoint: {path} is of another model than model.path: "
-                    f"{strange[0]} is in only one of them (names that differ: {len(strange)})"
+                    f"{differs}: {strange[0]} is in only one of them (names that differ: "
+                    f"{len(strange)})"
                 )
-        try:
-            read_shards(path, targets, on_progress)
-        except ValueError as error:
-            raise CheckpointError(
-                f"model.initial_checkpoint: {path} is of another model than model.path: {error}"
-            ) from error
+        _read(path, targets, differs, on_progress)
         event(log, "began with a checkpoint", path=path, of_step=meta["step"], optimizer=whole)
 
     def _checked_meta(
         self, path: Path, targets: Mapping[str, Tensor], on_progress: Callable[[], None]
     ) -> dict[str, Any]:
-        """meta.json. Of the files that hold the ``targets`` of ranks on this host, this rank has
-        checked its share."""
+        """meta.json. The ranks of a host share the check of the files that they need: 96 GB (8B
+        parameters) are read once for it, and not by each of 8."""
         problem, meta, needed = "", dict[str, Any](), set[str]()
         try:
             meta = meta_of(path)
@@ -273,13 +269,17 @@ class Checkpointer:
     ) -> set[str]:
         """Files that this rank reads; all of them if their headers are not those of a checkpoint:
         one is damaged."""
-        check_sizes(path, meta)
+        for name, wanted in meta["files"].items():
+            size = _of_file(path, name, lambda file: file.stat().st_size)
+            if size != wanted["size"]:
+                raise CheckpointError(
+                    f"{path} is damaged: {name} has {size} bytes, {wanted['size']} were written"
+                )
         try:
             needed = files_of(path, slices_of(targets))
         except (SafetensorError, ValueError, KeyError):
             return set(meta["files"])
-        needed.add(random_file(self._replica.rank))
-        return needed & set(meta["files"])
+        return (needed | {random_file(self._replica.rank)}) & set(meta["files"])
 
     def delete(self, paths: Iterable[str | Path]) -> None:
         """Removes checkpoints in the background. Ignores what is not a checkpoint of this run."""
@@ -393,9 +393,8 @@ class Checkpointer:
             in_use = self._config.model.initial_checkpoint
             found = unrecorded(self._root, settled, recorded, in_use)
         except OSError as error:
-            event(
-                log, "cannot sweep the checkpoints", logging.WARNING, path=self._root, error=error
-            )
+            fields = {"path": self._root, "error": error}
+            event(log, "cannot sweep the checkpoints", logging.WARNING, **fields)
             return
         for path in found:
             event(log, "removes a checkpoint that was never recorded", logging.WARNING, path=path)
@@ -434,9 +433,13 @@ class _Job:
     """Set if the checkpoint must not appear any more."""
 
 
-def complete_checkpoints(run_dir: Path) -> list[Path]:
-    """Complete checkpoints under ``run_dir``, oldest step first: one of each step."""
-    return complete(Path(run_dir) / "checkpoints")
+def _read(
+    path: Path, targets: dict[str, Tensor], differs: str, on_progress: Callable[[], None]
+) -> None:
+    try:
+        read_shards(path, targets, on_progress)
+    except ValueError as error:
+        raise CheckpointError(f"{differs}: {error}") from error
 
 
 def read_meta(path: Path) -> dict[str, Any]:
@@ -453,41 +456,30 @@ def read_meta(path: Path) -> dict[str, Any]:
 def meta_of(path: Path) -> dict[str, Any]:
     """``meta.json``, before its files are checked. Raises CheckpointError."""
     if not path.is_dir():
-        others = complete_checkpoints(path.absolute().parent.parent)
+        others = complete(path.absolute().parent)
         hint = f"; the newest beside it is {others[-1]}" if others else ""
         raise CheckpointError(f"{path}: no such checkpoint directory{hint}")
     if (path / VOID).exists():
-        raise CheckpointError(
-            f"{path} is void: the other replicas' weights differed. Use another one"
-        )
+        raise CheckpointError(f"{path} is void: the other replicas' weights differed: use another")
     try:
         meta: dict[str, Any] = json.loads((path / META).read_text())
     except FileNotFoundError:
         raise CheckpointError(f"{path} is not a complete checkpoint: it has no {META}") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path / META} cannot be read: {error}") from None
-    if meta.get("format") != FORMAT:
-        raise CheckpointError(
-            f"{path} has format {meta.get('format')}, this version reads {FORMAT}"
-        )
+    if (found := meta.get("format")) != FORMAT:
+        raise CheckpointError(f"{path} has format {found}, this version reads {FORMAT}")
     for name in meta["files"]:
         if Path(name).name != name:
             raise CheckpointError(f"{path / META} names {name!r}, which is not a file beside it")
     return meta
 
 
-def check_sizes(path: Path, meta: Mapping[str, Any]) -> None:
-    """Raises CheckpointError for the first file that is missing or has another size than ``meta``
-    says."""
-    for name, wanted in meta["files"].items():
-        try:
-            size = (path / name).stat().st_size
-        except FileNotFoundError:
-            raise CheckpointError(f"{path} is damaged: {name} is missing") from None
-        if size != wanted["size"]:
-            raise CheckpointError(
-                f"{path} is damaged: {name} has {size} bytes, {wanted['size']} were written"
-            )
+def _of_file(path: Path, name: str, look: Callable[[Path], T]) -> T:
+    try:
+        return look(path / name)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is damaged: {name} is missing") from None
 
 
 def check_files(
@@ -500,14 +492,6 @@ def check_files(
     differs."""
     for name in names:
         wanted = meta["files"][name]
-        try:
-            found = fingerprint(path / name, on_progress)
-        except FileNotFoundError:
-            raise CheckpointError(f"{path} is damaged: {name} is missing") from None
+        found = _of_file(path, name, lambda file: fingerprint(file, on_progress))
         if found != wanted:
             raise CheckpointError(f"{path} is damaged: {name} is {found}, was written as {wanted}")
-
-
-def _scalars(group: dict[str, Any]) -> dict[str, Any]:
-    plain = (int, float, bool, str, list, tuple, type(None))
-    return {k: v for k, v in group.items() if k != "params" and isinstance(v, plain)}

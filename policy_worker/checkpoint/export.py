@@ -84,7 +84,8 @@ def export(
     partial = out.with_name(f".{out.name}.partial")
     with locked_directory(partial):
         try:
-            _empty(partial)
+            for path in partial.iterdir():  # of an export that died
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
             model.save_pretrained(partial)
             tokenizer = str(meta["model"]["tokenizer"] or source)
             _save_tokenizer(partial, tokenizer, trust_remote_code)
@@ -165,23 +166,15 @@ def _model_of(
 def _save_tokenizer(out: Path, tokenizer: str, trust_remote_code: bool) -> None:
     """The tokenizer's files: copied as they are from a directory, else through transformers."""
     folder = Path(tokenizer)
+    folder = Path(tokenizer)
     if not folder.is_dir():
         try:
-            AutoTokenizer.from_pretrained(
-                tokenizer, trust_remote_code=trust_remote_code
-            ).save_pretrained(out)
+            kept = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=trust_remote_code)
+            kept.save_pretrained(out)
         except (OSError, ValueError) as error:
-            reason = first_line(error)
-            raise ExportError(f"the tokenizer {tokenizer!r} cannot be read ({reason})") from error
+            why = first_line(error)
+            raise ExportError(f"the tokenizer {tokenizer!r} cannot be read ({why})") from error
         return
     for file in folder.iterdir():
         if file.is_file() and any(fnmatchcase(file.name, name) for name in _TOKENIZER_FILES):
             shutil.copyfile(file, out / file.name)
-
-
-def _empty(directory: Path) -> None:
-    for path in directory.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()

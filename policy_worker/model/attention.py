@@ -92,17 +92,16 @@ class RowPattern:
     the row."""
 
 
-def register() -> None:
-    """Makes NAME known to transformers."""
-    register_once(NAME, packed_attention)
-
-
 def register_once(name: str, attend: Callable[..., tuple[Tensor, None]]) -> None:
-    """Nothing if the name is known: compile_blocks() may have taken its function out of compilation
-    since."""
+    """Makes ``name`` known to transformers; nothing if it is: compile_blocks() may have taken its
+    function out of compilation since."""
     if name not in ALL_ATTENTION_FUNCTIONS:
         AttentionInterface.register(name, attend)
         AttentionMaskInterface.register(name, packed_mask)
+
+
+def register() -> None:
+    register_once(NAME, packed_attention)
 
 
 def packed_mask(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
@@ -135,8 +134,7 @@ def packed_attention(
         mask = attention_mask
         if mask is None:
             mask = _window_mask(query.shape[2], sliding_window, query.device)
-        out = _sdpa(query, key, value, mask, scaling)
-        return out.transpose(1, 2), None
+        return _sdpa(query, key, value, mask, scaling).transpose(1, 2), None
     # Rows of [T, H, D] and [T, Hkv, D]: these transposes undo the model's own, so they are views
     # of what its projections wrote.
     rows = [x[0].transpose(0, 1) for x in (query, key, value)]
@@ -165,14 +163,9 @@ def refuse_unsupported(arguments: Mapping[str, Any]) -> None:
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
+    causal, grouped = mask is None and q.shape[2] > 1, q.shape[1] != k.shape[1]
     return scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        attn_mask=mask,
-        is_causal=mask is None and q.shape[2] > 1,
-        scale=scaling,
-        enable_gqa=q.shape[1] != k.shape[1],
+        q, k, v, attn_mask=mask, is_causal=causal, scale=scaling, enable_gqa=grouped
     )
 
 

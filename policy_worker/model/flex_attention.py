@@ -37,7 +37,6 @@ NAME = "paceline_flex"
 
 
 def register() -> None:
-    """Makes NAME known to transformers."""
     register_once(NAME, packed_flex_attention)
 
 
@@ -60,31 +59,19 @@ def packed_flex_attention(
     pass: there the same mask is dense, which is right for checks and slow for long rows.
     """
     if packing is None:
-        return packed_attention(
-            module,
-            query,
-            key,
-            value,
-            attention_mask,
-            scaling=scaling,
-            sliding_window=sliding_window,
-            **extra,
-        )
+        given = {"scaling": scaling, "sliding_window": sliding_window, **extra}
+        return packed_attention(module, query, key, value, attention_mask, **given)
     refuse_unsupported(extra)
     if torch.is_autocast_enabled(query.device.type):
         # Norms and rotary embeddings may have left queries and keys in float32.
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = (x.to(dtype) for x in (query, key, value))
     mask = row_mask(packing, sliding_window)
-    grouped = query.shape[1] != key.shape[1]
+    given = {"scale": scaling, "enable_gqa": query.shape[1] != key.shape[1]}
     if isinstance(mask, BlockMask):
-        out = _kernels(query.device.type)[0](
-            query, key, value, block_mask=mask, scale=scaling, enable_gqa=grouped
-        )
+        out = _kernels(query.device.type)[0](query, key, value, block_mask=mask, **given)
     else:
-        out = scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, scale=scaling, enable_gqa=grouped
-        )
+        out = scaled_dot_product_attention(query, key, value, attn_mask=mask, **given)
     return out.transpose(1, 2), None
 
 
@@ -108,12 +95,10 @@ def _sees(pattern: RowPattern, window: int | None) -> Callable[..., Tensor]:
 
     def sees(_batch: Tensor, _head: Tensor, q: Tensor, k: Tensor) -> Tensor:
         own = (sequence[k] == sequence[q]) | (sequence[k] < 0)
-        return (k <= q) & (group[k] == group[q]) & own
+        seen = (k <= q) & (group[k] == group[q]) & own
+        return seen if window is None else seen & (position[q] - position[k] < window)
 
-    def sees_near(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return sees(batch, head, q, k) & (position[q] - position[k] < window)
-
-    return sees if window is None else sees_near
+    return sees
 
 
 @cache

@@ -66,10 +66,8 @@ class _ScoresTokens:
 
 
 def make_scorer(model: nn.Module) -> None:
-    """Teaches ``model`` (a transformers causal LM) to score packed rows, in place.
-
-    Raises ValueError, with a reason for people, if its layers cannot run on packed rows.
-    """
+    """Teaches ``model`` (a transformers causal LM) to score packed rows, in place. Raises
+    ValueError, with a reason for people, if its layers cannot run on packed rows."""
     check_packable(model)
     name = type(model).__name__
     if getattr(model, "get_output_embeddings", lambda: None)() is None:
@@ -79,8 +77,6 @@ def make_scorer(model: nn.Module) -> None:
 
 
 def check_packable(model: Any) -> None:
-    """Raises ValueError, with a reason for people, if the layers of ``model`` cannot run on packed
-    rows."""
     name = type(model).__name__
     config = model.config.get_text_config()
     layers = set(getattr(config, "layer_types", None) or PACKABLE_LAYERS)
@@ -123,13 +119,11 @@ def _score_in_chunks(
     rows = tokens_per_chunk(model.get_output_embeddings().weight.shape[0], chunk_mb)
     if len(targets) <= rows:
         logprobs, entropy = head(hidden, targets)
-        return TokenScores(logprobs, entropy, logprobs.detach())
-    parts = [
-        checkpoint(head, h, t, use_reentrant=False)
-        for h, t in zip(hidden.split(rows), targets.split(rows), strict=True)
-    ]
-    logprobs = torch.cat([p[0] for p in parts])
-    return TokenScores(logprobs, torch.cat([p[1] for p in parts]), logprobs.detach())
+    else:
+        chunks = zip(hidden.split(rows), targets.split(rows), strict=True)
+        parts = [checkpoint(head, h, t, use_reentrant=False) for h, t in chunks]
+        logprobs, entropy = (torch.cat(columns) for columns in zip(*parts, strict=True))
+    return TokenScores(logprobs, entropy, logprobs.detach())
 
 
 def _score_chunk(
@@ -147,10 +141,8 @@ def _score_chunk(
 
 
 def _logits(model: Any, hidden: Tensor) -> Tensor:
-    """Logits [c, V] of last hidden states [c, D], as the model's own forward computes them.
-
-    Beside the head itself: Gemma caps logits, Cohere multiplies and Granite divides them.
-    """
+    """Logits [c, V] of last hidden states [c, D], as the model's own forward computes them: Gemma
+    caps logits, Cohere multiplies and Granite divides them."""
     logits = model.get_output_embeddings()(hidden)
     config = model.config.get_text_config()
     if scale := getattr(config, "logit_scale", None):
@@ -167,11 +159,8 @@ HEAD = "score"
 
 
 class _ScoresStates:
-    """Adds to a sequence classifier: called with ``microbatch``, it returns float32 [C].
-
-    It is the model's own forward, so that wrappers which work by hooks on the root module (FSDP)
-    see every call.
-    """
+    """Adds to a sequence classifier: called with ``microbatch``, it returns float32 [C]; see
+    _ScoresTokens."""
 
     def forward(
         self: Any,
@@ -190,17 +179,14 @@ class _ScoresStates:
             use_cache=False,
         ).last_hidden_state[0]
         rows = microbatch.predict_from if at == "before" else microbatch.token_at
-        if rows is None:
-            raise RuntimeError("the row was packed without the last tokens of its sequences")
+        assert rows is not None  # RowForwards packs the last tokens for such a head
         with torch.autocast(hidden.device.type, enabled=False):
             return getattr(self, HEAD)(hidden.index_select(0, rows).float())[:, 0]
 
 
 def make_value_head(model: nn.Module) -> None:
     """Teaches ``model`` (a sequence classifier with one label) to score packed rows, in place.
-
-    Raises ValueError, with a reason for people, if it cannot.
-    """
+    Raises ValueError, with a reason for people, if it cannot."""
     check_packable(model)
     name, head = type(model).__name__, getattr(model, HEAD, None)
     if not isinstance(head, nn.Linear) or head.out_features != 1 or head.bias is not None:

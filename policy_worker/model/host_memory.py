@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -81,12 +80,6 @@ def copy_to_host(tensor: Tensor) -> Tensor:
     return copy.copy_(tensor.detach(), non_blocking=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _OnHost:
-    copy: Tensor
-    device: torch.device
-
-
 def activations_on_host(tokens: int) -> AbstractContextManager[object]:
     """Around a forward pass of one row of so many tokens: what it saves of shape [1, tokens,
     features] goes to host memory.
@@ -94,17 +87,16 @@ def activations_on_host(tokens: int) -> AbstractContextManager[object]:
     The copies are page-locked if the row is on a GPU. They are the saved values bit for bit.
     """
 
-    def pack(saved: Tensor) -> Tensor | _OnHost:
+    def pack(saved: Tensor) -> Tensor | tuple[Tensor, torch.device]:
         if saved.dim() != 3 or saved.shape[:2] != (1, tokens) or not saved.is_floating_point():
             return saved
-        copy = torch.empty(saved.shape, dtype=saved.dtype, pin_memory=saved.is_cuda)
-        copy.copy_(saved, non_blocking=True)  # later work of the stream waits for it
-        return _OnHost(copy, saved.device)
+        return copy_to_host(saved), saved.device  # later work of the stream waits for it
 
-    def unpack(packed: Tensor | _OnHost) -> Tensor:
+    def unpack(packed: Tensor | tuple[Tensor, torch.device]) -> Tensor:
         if isinstance(packed, Tensor):
             return packed
-        return packed.copy.to(packed.device, non_blocking=True)
+        copy, device = packed
+        return copy.to(device, non_blocking=True)
 
     hooks: AbstractContextManager[object] = saved_tensors_hooks(pack, unpack)
     return hooks

@@ -24,6 +24,10 @@ from policy_worker.model.heads import HEAD, make_scorer, make_value_head
 from policy_worker.objectives.objective import Part
 
 
+class ModelError(BadInput):
+    """A model that cannot be read or trained. The message names the field and the remedy."""
+
+
 def local_device(config: Config, number: int) -> torch.device:
     """The device of the rank with that number on its host; of CUDA devices it becomes the current
     one."""
@@ -32,10 +36,6 @@ def local_device(config: Config, number: int) -> torch.device:
         device = torch.device("cuda", number)
         torch.cuda.set_device(device)
     return device
-
-
-class ModelError(BadInput):
-    """A model that cannot be read or trained. The message names the field and the remedy."""
 
 
 def pick_device(desired: str) -> torch.device:
@@ -56,7 +56,7 @@ def load_part(
     """The model of ``part`` with float32 weights, ready for packed rows. Raises ModelError, which
     names its field."""
     path = part.path or config.model.path
-    field = part.field if part.path and part.field else "model.path"
+    field = (part.path and part.field) or "model.path"
     load = load_model if part.head == "lm" else load_scalar
     return load(path, config.model, device, field=field, trainable=trainable)
 
@@ -67,18 +67,17 @@ def empty_part(part: Part, config: Config, *, trainable: bool = True) -> nn.Modu
 
     Raises ModelError, and whatever the model's own code raises if it cannot be made so.
     """
-    path = part.path or config.model.path
+    lm = part.head == "lm"
     stored = AutoConfig.from_pretrained(
-        path, trust_remote_code=config.model.trust_remote_code, **_HEADS[part.head]
+        part.path or config.model.path,
+        trust_remote_code=config.model.trust_remote_code,
+        **({} if lm else {"num_labels": 1}),
     )
-    make = AutoModelForCausalLM if part.head == "lm" else AutoModelForSequenceClassification
+    make = AutoModelForCausalLM if lm else AutoModelForSequenceClassification
     with _parameters_on_meta(), _quiet():
         model = make.from_config(stored, **_reading(config.model))
-    (make_scorer if part.head == "lm" else make_value_head)(model)
+    (make_scorer if lm else make_value_head)(model)
     return _prepared(model, config.model, None, trainable=trainable)
-
-
-_HEADS: dict[str, dict[str, Any]] = {"lm": {}, "scalar": {"num_labels": 1}}
 
 
 @contextlib.contextmanager
@@ -108,10 +107,7 @@ def load_model(
     trainable: bool = True,
 ) -> nn.Module:
     """The causal language model at ``path`` (directory or hub name) with float32 weights, ready for
-    packed rows.
-
-    Raises ModelError, which names ``field``, if it cannot be read.
-    """
+    packed rows. Raises ModelError, which names ``field``, if it cannot be read."""
     transformers_logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(path, **_reading(config))
@@ -133,11 +129,8 @@ def load_scalar(
     trainable: bool = True,
 ) -> nn.Module:
     """The model at ``path`` with one number for each token: a sequence classifier with one label,
-    or a causal language model, whose head is replaced by zeros.
-
-    Raises ModelError, which names ``field``, if it cannot be read, or if it is a classifier of
-    several labels.
-    """
+    or a causal language model, whose head is replaced by zeros. Raises ModelError, which names
+    ``field``."""
     transformers_logging.disable_progress_bar()
     try:
         stored = AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code)
@@ -162,14 +155,11 @@ def load_scalar(
     missing = set(found["missing_keys"])
     try:
         make_value_head(model)
-        if absent := sorted(missing - {f"{HEAD}.weight"}):
+        if absent := sorted(missing if classifier else missing - {f"{HEAD}.weight"}):
             raise ValueError(f"its files lack {absent[0]}")
-        if classifier and missing:
-            raise ValueError("its files lack the head of the classifier")
     except ValueError as error:
-        raise ModelError(
-            f"{field} = {path!r} cannot be loaded with a scalar head: {error}"
-        ) from error
+        problem = f"{field} = {path!r} cannot be loaded with a scalar head: {error}"
+        raise ModelError(problem) from error
     if missing:
         torch.nn.init.zeros_(getattr(model, HEAD).weight)
     return _prepared(model, config, device, trainable=trainable)
@@ -225,10 +215,8 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     """The transformer blocks: what the model itself declares indivisible, else its longest list."""
     names = set(getattr(model, "_no_split_modules", None) or ())
     blocks = [m for m in model.modules() if type(m).__name__ in names]
-    if blocks:
-        return blocks
     lists = [list(m) for m in model.modules() if isinstance(m, nn.ModuleList)]
-    return max(lists, key=len, default=[])
+    return blocks or max(lists, key=len, default=[])
 
 
 def switch_off_dropout(model: nn.Module) -> None:

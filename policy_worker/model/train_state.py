@@ -19,8 +19,6 @@ from paceline.ids import Step, Version
 
 NO_VERSION = Version(-1)
 """The version of a state that no other process would recognise."""
-
-
 _Stored = tuple[list[tuple[str, nn.Parameter]], list[tuple[str, nn.Module, str]]]
 
 
@@ -40,14 +38,13 @@ class TrainState:
     _found: dict[str, _Stored] = field(default_factory=dict, init=False, repr=False)
 
     @property
-    def model(self) -> nn.Module:
-        """The main part."""
-        return next(iter(self.parts.values()))
-
-    @property
     def main(self) -> str:
         """Name of the main part."""
         return next(iter(self.parts))
+
+    @property
+    def model(self) -> nn.Module:
+        return self.parts[self.main]
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Weights of all parts: those of the main part under their Hugging Face names, those of

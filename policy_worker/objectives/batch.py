@@ -20,8 +20,6 @@ from paceline.v1 import policy_pb2, rollout_pb2
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
-
-
 GroupKey = tuple[str, int]
 """Task id and attempt."""
 
@@ -90,108 +88,42 @@ def key_of(group: rollout_pb2.Group) -> GroupKey:
 
 
 def decode(groups: Sequence[rollout_pb2.Group]) -> TokenBatch:
-    """Columns of ``groups``, in their order. Raises BadGroup with those that contradict
-    themselves."""
+    """Columns of ``groups``, in their order. Each was checked in full before it was accepted."""
     completions = [completion for group in groups for completion in group.completions]
-    sequences = _ints([len(g.completions) for g in groups])
-    prompts = [group.prompt_tokens for group in groups]
     tokens = [c.tokens for c in completions]
-    logprobs = [c.logprobs for c in completions]
-    masks = [
-        c.loss_mask or b"\x01" * (len(own) // 4) for c, own in zip(completions, tokens, strict=True)
-    ]
-    scored = _scored(completions)
-    spans = [list(c.versions) for c in completions]
-    span_length = _ints([span.length for of_one in spans for span in of_one])
-    span_of = np.repeat(np.arange(len(spans)), _ints(list(map(len, spans))))
-    versions = np.bincount(span_of, span_length, len(spans)).astype(np.int64)
-
-    size = _sizes(tokens)
-    wrong = (size == 0) | (size % 4 > 0) | (_sizes(logprobs) != size)
-    wrong |= (_sizes(masks) * 4 != size) | (versions * 4 != size)
-    wrong |= np.repeat(_sizes(prompts) % 4 > 0, sequences)
-    why = "its tokens, log-probs, masks and versions differ in number"
-    _refuse(groups, sequences, wrong, why)
-    for name, column in scored.items():
-        why = f"it has no number for each token from the scorer {name}"
-        _refuse(groups, sequences, _sizes(column) != size, why)
-    length = size // 4
-    rewarded, token_reward = _token_rewards(groups, sequences, completions, length)
+    masks = [c.loss_mask or b"\x01" * (len(c.tokens) // 4) for c in completions]
+    spans = [span for c in completions for span in c.versions]
+    rewards = [reward for c in completions for reward in c.token_rewards]
+    scorers = set.intersection(*(set(c.columns) for c in completions)) if completions else ()
+    length = _ints(map(len, tokens)) // 4
+    starts = np.repeat(np.cumsum(length) - length, _ints(len(c.token_rewards) for c in completions))
     return TokenBatch(
-        prompt_tokens=_joined(prompts, "<i4").astype(np.int64),
-        prompt_length=_sizes(prompts) // 4,
-        sequences=sequences,
+        prompt_tokens=_joined([g.prompt_tokens for g in groups], "<i4").astype(np.int64),
+        prompt_length=_ints(len(g.prompt_tokens) // 4 for g in groups),
+        sequences=_ints(len(g.completions) for g in groups),
         tokens=_joined(tokens, "<i4").astype(np.int64),
         length=length,
-        behaviour=_joined(logprobs, "<f4").astype(np.float32),
+        behaviour=_joined([c.logprobs for c in completions], "<f4").astype(np.float32),
         trained=_joined(masks, np.uint8).astype(np.float32),
-        version=np.repeat(_ints([s.version for of_one in spans for s in of_one]), span_length),
+        version=np.repeat(_ints(s.version for s in spans), _ints(s.length for s in spans)),
         reward=np.array([c.reward for c in completions], dtype=np.float64),
-        rewarded=rewarded,
-        token_reward=token_reward,
-        scored={n: _joined(column, "<f4").astype(np.float32) for n, column in scored.items()},
+        rewarded=_ints(r.token for r in rewards) + starts,
+        token_reward=np.array([r.reward for r in rewards], dtype=np.float64),
+        scored={
+            name: _joined([c.columns[name] for c in completions], "<f4").astype(np.float32)
+            for name in sorted(scorers)
+        },
         truncated=np.array([c.finish_reason for c in completions])
         == rollout_pb2.FINISH_REASON_LENGTH,
     )
 
 
-def _ints(values: Sequence[int]) -> Ints:
-    return np.array(values, dtype=np.int64)
-
-
-def _sizes(parts: Sequence[bytes]) -> Ints:
-    """Bytes of each part."""
-    return _ints(list(map(len, parts)))
-
-
-def _scored(completions: Sequence[rollout_pb2.Completion]) -> dict[str, list[bytes]]:
-    """Log-probs of each scorer, by completion; empty if it has none."""
-    columns = [c.columns for c in completions]
-    names = sorted(set().union(*columns))
-    return {name: [each.get(name, b"") for each in columns] for name in names}
+def _ints(values: Iterable[int]) -> Ints:
+    return np.array([*values], dtype=np.int64)
 
 
 def _joined(parts: Sequence[bytes], dtype: Any) -> NDArray[Any]:
     return np.frombuffer(b"".join(parts), dtype=dtype)
-
-
-def _token_rewards(
-    groups: Sequence[rollout_pb2.Group],
-    sequences: Ints,
-    completions: Sequence[rollout_pb2.Completion],
-    length: Ints,
-) -> tuple[Ints, NDArray[np.float64]]:
-    """Positions in the batch, and rewards. Raises BadGroup."""
-    found = [list(c.token_rewards) for c in completions]
-    rewards = [reward for of_one in found for reward in of_one]
-    if not rewards:
-        return np.empty(0, np.int64), np.empty(0)
-    count = _ints(list(map(len, found)))
-    sequence = np.repeat(np.arange(len(length)), count)
-    token = np.array([r.token for r in rewards], dtype=np.int64)
-    same = sequence[1:] == sequence[:-1]
-    wrong = token >= length[sequence]
-    wrong[1:] |= same & (np.diff(token) <= 0)
-    bad = np.zeros(len(length), np.bool_)
-    bad[sequence[wrong]] = True
-    _refuse(
-        groups,
-        sequences,
-        bad,
-        "token_rewards name tokens that it does not have, or not in rising order",
-    )
-    at = token + (np.cumsum(length) - length)[sequence]
-    return at, np.array([r.reward for r in rewards], dtype=np.float64)
-
-
-def _refuse(
-    groups: Sequence[rollout_pb2.Group], sequences: Ints, wrong: NDArray[np.bool_], why: str
-) -> None:
-    """Raises BadGroup with the groups of the completions that are ``wrong``, [S], if any is."""
-    if not wrong.any():
-        return
-    group_of = np.repeat(np.arange(len(sequences)), sequences)
-    refuse_groups(groups, np.unique(group_of[wrong]), why)
 
 
 def refuse_groups(groups: Sequence[rollout_pb2.Group], which: Ints, why: str) -> None:

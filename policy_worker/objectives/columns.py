@@ -49,19 +49,15 @@ FLOATS = ("behaviour", "advantage", "weight", "trained", "staleness", "chosen")
 
 
 class RowTokens(Protocol):
-    """Completion tokens of one row, as places in the batch that it was packed from."""
+    """Completion tokens of one row, as places in the batch that it was packed from: see
+    MicroBatch."""
 
     @property
-    def token_index(self) -> Ints:
-        """[C]: the index of each token in the batch's token columns."""
-
+    def token_index(self) -> Ints: ...
     @property
-    def sequence_index(self) -> Ints:
-        """[S]: the index of each sequence in the batch."""
-
+    def sequence_index(self) -> Ints: ...
     @property
-    def sequence_of(self) -> Tensor:
-        """int64 [C]: the sequence of each token, from 0 to S - 1."""
+    def sequence_of(self) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +128,18 @@ def token_weights(
         return trained / np.float32(max(sequences, 1))
     if config.train.loss.aggregation == "dr_grpo":
         return trained / np.float32(config.longest_completion * max(sequences, 1))
-    own = np.maximum(trained_by_sequence(trained, length), 1.0)
-    weights: Floats = (trained / np.repeat(own * max(sequences, 1), length)).astype(np.float32)
+    return sequence_weights(trained, length, sequences)
+
+
+def sequence_weights(trained: Floats, length: Ints, sequences: int) -> Floats:
+    """Weights of sequence_mean: those of a sequence's trained tokens add up to 1 / sequences."""
+    share = np.maximum(trained_by_sequence(trained, length), 1.0) * max(sequences, 1)
+    weights: Floats = (trained / np.repeat(share, length)).astype(np.float32)
     return weights
 
 
 def trained_by_sequence(trained: Floats, length: Ints) -> NDArray[np.float64]:
     """Number of trained tokens of each sequence: trained [C] (1 or 0), length [S] -> [S]."""
-    counts: NDArray[np.float64] = np.add.reduceat(
-        trained.astype(np.float64), np.cumsum(length) - length
-    )
+    starts = np.cumsum(length) - length
+    counts: NDArray[np.float64] = np.add.reduceat(trained.astype(np.float64), starts)
     return counts

@@ -11,7 +11,6 @@ from __future__ import annotations
 import zlib
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceline.config.sections.training import LossConfig
 from policy_worker.objectives.batch import Floats, TokenBatch
@@ -36,7 +35,11 @@ def chosen_tokens(
         if not len(at):
             continue
         rng = np.random.default_rng(zlib.crc32(batch.tokens[group].tobytes()))
-        covariance = _products(batch.behaviour[group][at], advantage[group][at])
+        logprobs, gains = batch.behaviour[group][at], advantage[group][at]
+        # Its mean is the covariance of the two.
+        covariance = (logprobs - logprobs.mean(dtype=np.float64)) * (
+            gains - gains.mean(dtype=np.float64)
+        )
         count = int(config.covariance_share * len(at) + rng.random())
         if config.covariance == "clip":
             low, high = config.covariance_range
@@ -49,11 +52,3 @@ def chosen_tokens(
             picked = largest[covariance[largest] > 0]
         chosen[group.start + at[picked]] = 1.0
     return chosen
-
-
-def _products(logprobs: Floats, advantage: Floats) -> NDArray[np.float64]:
-    """[T], of which the mean is the covariance of the two."""
-    product: NDArray[np.float64] = (logprobs - logprobs.mean(dtype=np.float64)) * (
-        advantage - advantage.mean(dtype=np.float64)
-    )
-    return product

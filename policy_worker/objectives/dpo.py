@@ -10,7 +10,7 @@ arXiv 2405.00675; APO, D'Oosterlinck et al., arXiv 2408.06266; DiscoPOP, Lu et a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -41,18 +41,13 @@ class _AgainstReference(PolicyPairs):
 
 
 class Dpo(_AgainstReference):
-    """``train.algorithm = "dpo"``."""
+    """``train.algorithm = "dpo"``, and "online_dpo" over pairs of a sampled group."""
 
     Options = DpoOptions
     options: DpoOptions
 
     def pair_loss(self, pairs: PairScores) -> Tensor:
-        loss = _LOSSES[self.options.loss](pairs, self.options)
-        return loss + self.options.sft_coef * chosen_nll(pairs)
-
-
-class OnlineDpo(Dpo):
-    """``train.algorithm = "online_dpo"``: DPO over pairs of a sampled group."""
+        return dpo_loss(pairs, self.options) + self.options.sft_coef * chosen_nll(pairs)
 
 
 class Ipo(_AgainstReference):
@@ -86,90 +81,43 @@ def ipo_loss(gap: Tensor, beta: float) -> Tensor:
     return (gap - 1 / (2 * beta)).square()
 
 
-# ---- losses of a pair, [P], by the name of objective.loss
-
-
-def _sigmoid(pairs: PairScores, options: DpoOptions) -> Tensor:
-    """DPO, equation 7; with label_smoothing the conservative one, Mitchell, 2023."""
-    h, flipped = options.beta * shift_gap(pairs), options.label_smoothing
-    return -(1 - flipped) * logsigmoid(h) - flipped * logsigmoid(-h)
-
-
-def _sigmoid_norm(pairs: PairScores, options: DpoOptions) -> Tensor:
-    """Length-normalised DPO."""
-    return -logsigmoid(options.beta * mean_gap(pairs))
-
-
-def _hinge(pairs: PairScores, options: DpoOptions) -> Tensor:
-    return torch.relu(1 - options.beta * shift_gap(pairs))
-
-
-def _robust(pairs: PairScores, options: DpoOptions) -> Tensor:
-    """Robust DPO, equation 12: unbiased if label_smoothing of the pairs are flipped."""
-    h, flipped = options.beta * shift_gap(pairs), options.label_smoothing
-    unlikely = -(1 - flipped) * logsigmoid(h) + flipped * logsigmoid(-h)
-    return unlikely / (1 - 2 * flipped)
-
-
-def _exo_pair(pairs: PairScores, options: DpoOptions) -> Tensor:
-    """EXO, equation 16: KL of the policy's preference from one that is label_smoothing unsure."""
-    h, flipped = options.beta * shift_gap(pairs), options.label_smoothing
-    better, worse = logsigmoid(h), logsigmoid(-h)
-    return better.exp() * (better - math.log1p(-flipped)) + worse.exp() * (
-        worse - math.log(flipped)
-    )
-
-
-def _nca_pair(pairs: PairScores, options: DpoOptions) -> Tensor:
-    chosen, rejected = options.beta * pairs.chosen_shift, options.beta * pairs.rejected_shift
-    return -logsigmoid(chosen) - 0.5 * (logsigmoid(-chosen) + logsigmoid(-rejected))
-
-
-def _bco_pair(pairs: PairScores, options: DpoOptions) -> Tensor:
-    """BCO without its running mean of rewards, which would be a state."""
-    return -logsigmoid(options.beta * pairs.chosen_shift) - logsigmoid(
-        -options.beta * pairs.rejected_shift
-    )
-
-
-def _sppo_hard(pairs: PairScores, options: DpoOptions) -> Tensor:
-    """SPPO, equation 4.7, with a win probability of 1 for the chosen completion."""
-    half = 0.5 / options.beta
-    return (pairs.chosen_shift - half).square() + (pairs.rejected_shift + half).square()
-
-
-def _apo_zero(pairs: PairScores, options: DpoOptions) -> Tensor:
-    """APO, equation 7: raises the chosen completion, lowers the rejected one."""
-    chosen, rejected = options.beta * pairs.chosen_shift, options.beta * pairs.rejected_shift
-    return torch.sigmoid(-chosen) + torch.sigmoid(rejected)
-
-
-def _apo_down(pairs: PairScores, options: DpoOptions) -> Tensor:
-    """APO, equation 8: lowers both, the rejected one more."""
-    chosen = options.beta * pairs.chosen_shift
-    return torch.sigmoid(chosen) + torch.sigmoid(-options.beta * shift_gap(pairs))
-
-
-def _discopop(pairs: PairScores, options: DpoOptions) -> Tensor:
-    """DiscoPOP, equation 5."""
-    h = options.beta * shift_gap(pairs)
-    share = torch.sigmoid(h / options.discopop_tau)
-    exponential = (-h).clamp(max=LOG_RATIO_LIMIT).exp()
-    return -logsigmoid(h) * (1 - share) + exponential * share
-
-
-_LOSSES: dict[str, Callable[[PairScores, DpoOptions], Tensor]] = {
-    "sigmoid": _sigmoid,
-    "sigmoid_norm": _sigmoid_norm,
-    "hinge": _hinge,
-    "ipo": lambda pairs, options: ipo_loss(shift_gap(pairs), options.beta),
-    "ipo_norm": lambda pairs, options: ipo_loss(mean_gap(pairs), options.beta),
-    "robust": _robust,
-    "exo_pair": _exo_pair,
-    "nca_pair": _nca_pair,
-    "bco_pair": _bco_pair,
-    "sppo_hard": _sppo_hard,
-    "apo_zero": _apo_zero,
-    "apo_down": _apo_down,
-    "discopop": _discopop,
-}
+def dpo_loss(pairs: PairScores, options: DpoOptions) -> Tensor:
+    """[P]: the loss of each pair that ``objective.loss`` names."""
+    beta, flipped = options.beta, options.label_smoothing
+    chosen, rejected = beta * pairs.chosen_shift, beta * pairs.rejected_shift
+    h = beta * shift_gap(pairs)
+    match options.loss:
+        case (
+            "sigmoid"
+        ):  # DPO, equation 7; with label_smoothing the conservative one, Mitchell, 2023
+            return -(1 - flipped) * logsigmoid(h) - flipped * logsigmoid(-h)
+        case "sigmoid_norm":  # length-normalised DPO
+            return -logsigmoid(beta * mean_gap(pairs))
+        case "hinge":
+            return torch.relu(1 - h)
+        case "ipo":
+            return ipo_loss(shift_gap(pairs), beta)
+        case "ipo_norm":
+            return ipo_loss(mean_gap(pairs), beta)
+        case "robust":  # equation 12: unbiased if label_smoothing of the pairs are flipped
+            unlikely = -(1 - flipped) * logsigmoid(h) + flipped * logsigmoid(-h)
+            return unlikely / (1 - 2 * flipped)
+        case "exo_pair":  # EXO, equation 16: KL from a preference that is label_smoothing unsure
+            better, worse = logsigmoid(h), logsigmoid(-h)
+            unsure = better.exp() * (better - math.log1p(-flipped))
+            return unsure + worse.exp() * (worse - math.log(flipped))
+        case "nca_pair":
+            return -logsigmoid(chosen) - 0.5 * (logsigmoid(-chosen) + logsigmoid(-rejected))
+        case "bco_pair":  # BCO without its running mean of rewards, which would be a state
+            return -logsigmoid(chosen) - logsigmoid(-rejected)
+        case "sppo_hard":  # SPPO, equation 4.7: the chosen completion wins with probability 1
+            half = 0.5 / beta
+            return (pairs.chosen_shift - half).square() + (pairs.rejected_shift + half).square()
+        case "apo_zero":  # APO, equation 7: raises the chosen completion, lowers the rejected one
+            return torch.sigmoid(-chosen) + torch.sigmoid(rejected)
+        case "apo_down":  # APO, equation 8: lowers both, the rejected one more
+            return torch.sigmoid(chosen) + torch.sigmoid(-h)
+        case "discopop":  # equation 5
+            share = torch.sigmoid(h / options.discopop_tau)
+            exponential = (-h).clamp(max=LOG_RATIO_LIMIT).exp()
+            return -logsigmoid(h) * (1 - share) + exponential * share

@@ -26,6 +26,7 @@ from policy_worker.objectives.importance_ratio import (
     proximal_policy,
     ratio,
     ratio_mask,
+    sequence_mean,
 )
 from policy_worker.objectives.objective import Loss, Objective
 
@@ -57,13 +58,13 @@ class Grpo(Objective):
         self, batch: TokenBatch, columns: TokenColumns[np.ndarray]
     ) -> NDArray[np.bool_]:
         keep = super().contributing(batch, columns)
+        keep = super().contributing(batch, columns)
         settings = self.config.train.loss
         terms = settings.kl_coef or settings.entropy_coef or settings.router_aux_loss_coef
-        kept = not terms and settings.covariance != "kl"
-        starts = np.cumsum(batch.length) - batch.length
         if settings.overlong_filter:
             keep &= ~batch.truncated
-        if settings.skip_zero_advantage and kept:
+        if settings.skip_zero_advantage and not terms and settings.covariance != "kl":
+            starts = np.cumsum(batch.length) - batch.length
             keep &= np.logical_or.reduceat(columns.advantage != 0, starts)
         return keep
 
@@ -102,16 +103,17 @@ def grpo_loss(
     importance weight included.
     """
     before = logprobs.detach() if before is None else before
-    proximal = proximal_policy(before, columns.behaviour, columns.staleness, config)
+    proximal, truncated = proximal_policy(before, columns.behaviour, columns.staleness, config)
     constant = config.surrogate == "weight"
-    r = _ratio(before if constant else logprobs, proximal.logprobs, columns, config)
+    r = _ratio(before if constant else logprobs, proximal, columns, config)
     advantage = _advantage(before, columns, config)
-    if config.surrogate == "weight":
-        objective, measured = _weighted(logprobs, r, advantage, config)
+    if constant:
+        bounded = r.clamp(1.0 - config.clip_low, 1.0 + config.clip_high)
+        objective, measured = bounded * advantage * logprobs, {"clip_fraction": bounded != r}
     else:
         objective, measured = _clipped(r, advantage, config)
-    if proximal.weight is not None:
-        objective = objective * proximal.weight
+    if truncated is not None:
+        objective = objective * truncated
     if columns.chosen is not None and config.covariance == "clip":
         objective = objective * (1.0 - columns.chosen)
     keep = ratio_mask(before, columns, config)
@@ -125,9 +127,7 @@ def grpo_loss(
         total = total - config.entropy_coef * (entropy * columns.weight).sum()
     if columns.reference is not None:
         # The tokens are samples of the behaviour policy, the KL is an expectation over the policy.
-        importance = ratio(before, columns.behaviour)
-        if config.tis_cap is not None:
-            importance = importance.clamp(max=config.tis_cap)
+        importance = ratio(before, columns.behaviour, config.tis_cap)
         kl = importance * token_kl(logprobs, columns.reference, config.kl_estimator)
         if config.kl_in == "loss":
             total = total + config.kl_coef * (kl * columns.weight).sum()
@@ -172,13 +172,6 @@ def _clipped(r: Tensor, advantage: Tensor, config: LossConfig) -> tuple[Tensor, 
     return objective, {"clip_fraction": clipped, "dual_clip_fraction": dual_clipped}
 
 
-def _weighted(
-    logprobs: Tensor, r: Tensor, advantage: Tensor, config: LossConfig
-) -> tuple[Tensor, dict[str, Tensor]]:
-    bounded = r.clamp(1.0 - config.clip_low, 1.0 + config.clip_high)
-    return bounded * advantage * logprobs, {"clip_fraction": bounded != r}
-
-
 def token_kl(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:
     """Per token, of log-probs [C] of the sampled tokens; differentiable in ``logprobs``.
 
@@ -192,15 +185,6 @@ def token_kl(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:
     if estimator == "k2":
         return 0.5 * log_r.square()
     return torch.expm1(log_r.clamp(max=LOG_RATIO_LIMIT)) - log_r
-
-
-def sequence_mean(values: Tensor, mask: Tensor, sequence_of: Tensor, sequences: int) -> Tensor:
-    """values [C], mask [C] (1 or 0) -> [C]: at each token, the mean over the masked-in tokens of
-    its sequence. Differentiable."""
-    zeros = values.new_zeros(sequences)
-    total = zeros.index_add(0, sequence_of, values * mask)
-    count = zeros.index_add(0, sequence_of, mask).clamp(min=1.0)
-    return (total / count)[sequence_of]
 
 
 def sum_to_end(values: Tensor, sequence_of: Tensor, sequences: int) -> Tensor:

@@ -9,8 +9,6 @@ AReaL, arXiv 2505.24298; A-3PO, arXiv 2512.06547; masks by token, IcePop, Ling t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -21,18 +19,13 @@ LOG_RATIO_LIMIT = 20.0
 """Log-ratios are held within +-20 before exp: e^20 is far outside any clip range, and finite."""
 
 
-@dataclass(frozen=True, slots=True)
-class Proximal:
-    logprobs: Tensor
-    """[C], of the proximal policy; a constant."""
-    weight: Tensor | None
-    """[C], importance weight proximal / behaviour, truncated; a constant. None: all 1."""
-
-
 def proximal_policy(
     trainer: Tensor, behaviour: Tensor, staleness: Tensor, config: LossConfig
-) -> Proximal:
-    """trainer: log-probs [C] of the policy before the step, detached; staleness float [C], in
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probs [C] of the proximal policy, and its importance weight proximal / behaviour [C],
+    truncated; None: all 1. Both are constants.
+
+    trainer: log-probs [C] of the policy before the step, detached; staleness float [C], in
     steps.
 
     behaviour: the policy that sampled (PPO). trainer: decoupled PPO; a step makes one update, so
@@ -41,19 +34,29 @@ def proximal_policy(
     0.
     """
     if config.proximal == "behaviour":
-        return Proximal(behaviour, None)
+        return behaviour, None
     logprobs = trainer
     if config.proximal == "interpolated":
         share = torch.where(staleness > 0, 1.0 / staleness.clamp(min=1.0), 0.0)
         logprobs = share * behaviour + (1.0 - share) * trainer
     if config.tis_cap is None:
-        return Proximal(logprobs, None)
-    return Proximal(logprobs, ratio(logprobs, behaviour).clamp(max=config.tis_cap))
+        return logprobs, None
+    return logprobs, ratio(logprobs, behaviour, config.tis_cap)
 
 
-def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """exp(numerator - denominator) of log-probs, kept finite."""
-    return (numerator - denominator).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+def ratio(numerator: Tensor, denominator: Tensor, cap: float | None = None) -> Tensor:
+    """exp(numerator - denominator) of log-probs, kept finite, and at most ``cap``."""
+    found = (numerator - denominator).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    return found if cap is None else found.clamp(max=cap)
+
+
+def sequence_mean(values: Tensor, mask: Tensor, sequence_of: Tensor, sequences: int) -> Tensor:
+    """values [C], mask [C] (1 or 0) -> [C]: at each token, the mean over the masked-in tokens of
+    its sequence. Differentiable."""
+    zeros = values.new_zeros(sequences)
+    total = zeros.index_add(0, sequence_of, values * mask)
+    count = zeros.index_add(0, sequence_of, mask).clamp(min=1.0)
+    return (total / count)[sequence_of]
 
 
 def ratio_mask(trainer: Tensor, columns: TokenColumns[Tensor], config: LossConfig) -> Tensor | None:
@@ -71,12 +74,9 @@ def ratio_mask(trainer: Tensor, columns: TokenColumns[Tensor], config: LossConfi
         keep = (r >= low) & (r <= high)
     if config.mask_ratio_sequence is not None:
         low, high = config.mask_ratio_sequence
-        zeros = torch.zeros(columns.sequences, dtype=trainer.dtype, device=trainer.device)
-        total = zeros.index_add(
-            0, columns.sequence_of, (trainer - columns.behaviour) * columns.trained
-        )
-        count = zeros.index_add(0, columns.sequence_of, columns.trained).clamp(min=1.0)
-        mean = (total / count).exp()
-        kept = ((mean >= low) & (mean <= high))[columns.sequence_of]
-        keep = kept if keep is None else keep & kept
+        gap = trainer - columns.behaviour
+        places = columns.trained, columns.sequence_of, columns.sequences
+        mean = sequence_mean(gap, *places).exp()
+        inside = (mean >= low) & (mean <= high)
+        keep = inside if keep is None else keep & inside
     return keep

@@ -53,8 +53,7 @@ def _problem_of_parts(trains: Sequence[Part], frozen: Sequence[Part]) -> str:
             kind = "trained" if only == POLICY else "frozen"
             return (
                 f"the part {part.name} has the head {part.head}: a {kind} language model is named "
-                f"{only}, and no "
-                "other part is"
+                f"{only}, and no other part is"
             )
     return ""
 

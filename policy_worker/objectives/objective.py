@@ -15,7 +15,7 @@ from paceline.config.fields import Section
 from paceline.config.schema import Config
 from paceline.config.sections.objective_options import NoOptions
 from paceline.config.sections.scorers import named_scorer
-from policy_worker.objectives.batch import Floats, StepTotals, TokenBatch, scored_by, staleness
+from policy_worker.objectives.batch import StepTotals, TokenBatch, scored_by, staleness
 from policy_worker.objectives.columns import TokenColumns, TokenScores, token_weights
 
 POLICY = "policy"
@@ -145,6 +145,8 @@ class Objective(ABC):
     def columns(self, batch: TokenBatch, totals: StepTotals) -> TokenColumns[np.ndarray]:
         """The token columns of a batch of whole groups. Tokens older than the plan allows are not
         trained."""
+        loss = self.config.train.loss
+        name = named_scorer(loss.reference)
         advantage = self.advantages(batch, totals).astype(np.float32)
         if len(advantage) == len(batch.length):
             advantage = np.repeat(advantage, batch.length)
@@ -160,16 +162,9 @@ class Objective(ABC):
             staleness=age.astype(np.float32),
             sequence_of=np.repeat(np.arange(len(batch.length)), batch.length),
             sequences=len(batch.length),
-            reference=self._remote_reference(batch),
+            reference=scored_by(batch, name) if name and loss.kl_coef else None,
             scored=batch.scored,
         )
-
-    def _remote_reference(self, batch: TokenBatch) -> Floats | None:
-        """Log-probs [C] of the reference that a scorer computed; None if the run has none."""
-        name = named_scorer(self.config.train.loss.reference)
-        if name is None or self.config.train.loss.kl_coef == 0:
-            return None
-        return scored_by(batch, name)
 
     def contributing(
         self, batch: TokenBatch, columns: TokenColumns[np.ndarray]

@@ -196,14 +196,10 @@ def pair_weights(sequences: Ints, total: int, *, every: bool) -> Floats:
 def scored_pairs(logprobs: Tensor, tokens: PairColumns[Tensor]) -> PairScores:
     """logprobs: float32 [C] of the completion tokens, with graph. Tokens that are not trained count
     nothing."""
-    total = sums_by_sequence(logprobs, tokens)
-    count = sums_by_sequence(torch.ones_like(logprobs), tokens)
-    if tokens.reference is None:
-        reference = torch.zeros_like(total)
-    else:
-        reference = sums_by_sequence(tokens.reference, tokens)
-    both = [(x[tokens.winner], x[tokens.loser]) for x in (total, reference, count)]
-    return PairScores(*both[0], *both[1], *both[2])
+    reference = torch.zeros_like(logprobs) if tokens.reference is None else tokens.reference
+    columns = (logprobs, reference, torch.ones_like(logprobs))
+    sums = [sums_by_sequence(column, tokens) for column in columns]
+    return PairScores(*(s[place] for s in sums for place in (tokens.winner, tokens.loser)))
 
 
 def sums_by_sequence(values: Tensor, tokens: TokenColumns[Tensor]) -> Tensor:

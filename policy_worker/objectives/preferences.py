@@ -26,7 +26,7 @@ from paceline.config.sections.objective_options import (
     RewardModelOptions,
 )
 from policy_worker.objectives.batch import StepTotals, TokenBatch
-from policy_worker.objectives.columns import TokenColumns, TokenScores, trained_by_sequence
+from policy_worker.objectives.columns import TokenColumns, TokenScores, sequence_weights
 from policy_worker.objectives.objective import Loss, Mean, Objective, Part, reference_of
 from policy_worker.objectives.pairs import (
     PairObjective,
@@ -91,9 +91,8 @@ class Kto(Objective):
     def columns(self, batch: TokenBatch, totals: StepTotals) -> TokenColumns[np.ndarray]:
         """Weights of a sequence's trained tokens add up to 1 / sequences of the step."""
         tokens = super().columns(batch, totals)
-        own = np.maximum(trained_by_sequence(tokens.trained, batch.length), 1.0)
-        share = np.repeat(own * max(totals.sequences, 1), batch.length)
-        return replace(tokens, weight=(tokens.trained / share).astype(np.float32))
+        weight = sequence_weights(tokens.trained, batch.length, totals.sequences)
+        return replace(tokens, weight=weight)
 
     def contributing(
         self, batch: TokenBatch, columns: TokenColumns[np.ndarray]
@@ -103,8 +102,7 @@ class Kto(Objective):
         return super().contributing(batch, columns) & weighted
 
     def loss(self, scores: TokenScores, tokens: TokenColumns[Tensor]) -> Loss:
-        if tokens.reference is None:
-            raise RuntimeError("kto needs the log-probs of a reference")
+        assert tokens.reference is not None  # kto always has one
         shift = sums_by_sequence(scores.logprobs - tokens.reference, tokens)
         signed = sums_by_sequence(tokens.weight * tokens.advantage, tokens)
         each = kto_loss(shift, signed > 0, self.options.beta, self.options.baseline)
@@ -120,10 +118,8 @@ class Kto(Objective):
 
 
 def kto_loss(shift: Tensor, desirable: Tensor, beta: float, baseline: float) -> Tensor:
-    """shift: log-ratios policy / reference [S] of completions, ``desirable`` bool [S] -> [S].
-
-    1 - sigmoid(beta (shift - baseline)); for an undesirable one, of the opposite sign.
-    """
+    """shift: log-ratios policy / reference [S] of completions, ``desirable`` bool [S] -> [S]: 1 -
+    sigmoid(beta (shift - baseline)); for an undesirable one, of the opposite sign."""
     sign = torch.where(desirable, 1.0, -1.0).to(shift.dtype)
     return 1 - torch.sigmoid(sign * beta * (shift - baseline))
 
@@ -144,7 +140,8 @@ class RewardModel(PairObjective):
 
     def loss(self, scores: TokenScores, tokens: TokenColumns[Tensor]) -> Loss:
         pairs = pairs_of(tokens)
-        score = scores_of_sequences(scores.values[PART], tokens)
+        length = torch.bincount(tokens.sequence_of, minlength=tokens.sequences)
+        score = scores.values[PART][length.cumsum(0) - 1]  # of each sequence's last token
         chosen, rejected = score[pairs.winner], score[pairs.loser]
         margin = pairs.margin if self.options.margin else 0.0
         each = bradley_terry(chosen, rejected, margin, self.options.center_coef)
@@ -153,14 +150,8 @@ class RewardModel(PairObjective):
         return Loss((each * pairs.pair_weight).sum(), means=means)
 
 
-def scores_of_sequences(values: Tensor, tokens: TokenColumns[Tensor]) -> Tensor:
-    """values: float32 [C] of the completion tokens -> [S], those of each sequence's last token."""
-    length = torch.bincount(tokens.sequence_of, minlength=tokens.sequences)
-    return values[length.cumsum(0) - 1]
-
-
 def bradley_terry(
-    chosen: Tensor, rejected: Tensor, margin: Tensor | float = 0.0, center_coef: float = 0.0
+    chosen: Tensor, rejected: Tensor, margin: Tensor | float, center_coef: float
 ) -> Tensor:
     """chosen, rejected: scores [P] -> [P]: -log sigmoid(chosen - rejected - margin) + center_coef
     (chosen + rejected)^2."""

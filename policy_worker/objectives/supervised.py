@@ -65,7 +65,5 @@ class Distill(Objective):
             self.config.train.loss,
             before=scores.before,
         )
-        importance = ratio(scores.before, tokens.behaviour)
-        if self.config.train.loss.tis_cap is not None:
-            importance = importance.clamp(max=self.config.train.loss.tis_cap)
+        importance = ratio(scores.before, tokens.behaviour, self.config.train.loss.tis_cap)
         return Loss(found.total, {**found.measured, "teacher_kl": -gap * importance})

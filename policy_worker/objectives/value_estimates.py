@@ -59,10 +59,8 @@ def gae(
         discount = discount * _shifted(discount, reach)
         reach *= 2
     zeros = torch.zeros_like(values)
-    return (
-        zeros.index_copy(0, places, advantage),
-        zeros.index_copy(0, places, advantage + value),
-    )
+    made = advantage, advantage + value
+    return zeros.index_copy(0, places, made[0]), zeros.index_copy(0, places, made[1])
 
 
 def _shifted(column: Tensor, by: int) -> Tensor:

@@ -48,8 +48,7 @@ class LinkNotices:
                 self._changed.notify_all()
 
     def start(self, set_links: Callable[[Sequence[worker_pb2.WeightsLink]], None]) -> None:
-        """Sends what rank 0 is told; on the other ranks, calls ``set_links`` with each notice, from
-        one thread."""
+        """Ranks above 0 call ``set_links`` with each notice, from one thread."""
         if self._rank == 0:
             threads.on_exit(self.close)
             threads.start(self._send, "link-notices")
@@ -72,9 +71,8 @@ class LinkNotices:
             try:
                 self._store.set(f"links/{number}", _END if links is None else packed)
             except RuntimeError as error:  # the store's server has ended, and soon this replica
-                event(
-                    log, "links not sent to the other ranks", logging.WARNING, why=first_line(error)
-                )
+                why = first_line(error)
+                event(log, "links not sent to the other ranks", logging.WARNING, why=why)
                 return
             if links is None:
                 return

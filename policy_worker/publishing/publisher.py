@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from paceline.config.schema import Config
 from paceline.ids import Version
 from paceline.v1 import worker_pb2
 from paceline.weights.sending_end import SendingEnd
@@ -82,9 +81,9 @@ class WeightPublisher(SendingEnd):
         in the order of the current stream. A version that is not newer is ignored. ``layout``: see
         WeightSnapshot.take().
         """
-        return self._publish(
-            version,
-            lambda: WeightSnapshot.take(
+
+        def take() -> WeightSnapshot:
+            return WeightSnapshot.take(
                 version,
                 named_tensors,
                 self._pool,
@@ -92,26 +91,21 @@ class WeightPublisher(SendingEnd):
                 wire=self.wire,
                 layout=layout,
                 on_host=self._on_host,
-            ),
-        )
+            )
+
+        return self._publish(version, take)
 
     def publish_share(
         self, version: int, manifest: Manifest, fill: Callable[[Tensor], None]
     ) -> float:
         """Does what publish() does for the share of this rank, which ``fill`` writes to a buffer
         of its size. All ranks of the replica call it with the same versions in the same order."""
-        return self._publish(
-            version,
-            lambda: WeightSnapshot.filled(
-                version,
-                manifest,
-                self.share,
-                self.device,
-                fill,
-                self._pool,
-                on_host=self._on_host,
-            ),
-        )
+
+        def take() -> WeightSnapshot:
+            place = version, manifest, self.share, self.device
+            return WeightSnapshot.filled(*place, fill, self._pool, on_host=self._on_host)
+
+        return self._publish(version, take)
 
     def _publish(self, version: int, take: Callable[[], WeightSnapshot]) -> float:
         started = time.perf_counter()
@@ -271,14 +265,11 @@ def _extent(name: str, tensor: Tensor) -> Extent:
 def wire_dtype(state: TrainState) -> WireDtype:
     """The engine's type. Some models keep a few tensors in float32 beside bfloat16 (a router's
     bias)."""
-    config: Config = state.config
-    policy = state.parts.get(POLICY)
+    config, policy = state.config, state.parts.get(POLICY)
     dtype = config.model.dtype if config.rollout.dtype == "auto" else config.rollout.dtype
     if policy is None or dtype == "float32":
         return WireDtype()
     kept = getattr(policy, "_keep_in_fp32_modules_strict", None) or ()
-    pattern = re.compile(
-        "|".join(rf"(?:^|\.)(?:{module})(?:$|\.)" for module in sorted(kept)) or "$^"
-    )
-    names = [name for name, _ in state.weights_of(POLICY) if pattern.search(name)]
+    choice = "|".join(rf"(?:^|\.)(?:{module})(?:$|\.)" for module in sorted(kept)) or "$^"
+    names = [name for name, _ in state.weights_of(POLICY) if re.search(choice, name)]
     return WireDtype(getattr(torch, dtype), frozenset(names))

@@ -14,6 +14,7 @@ publishes whole buckets.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -138,19 +139,15 @@ class ShareExchange:
         """True if every rank stores the whole weight. Raises ValueError if its slices are not
         exactly the weight."""
         spec = self.manifest.specs[weight]
-        elements = _elements(spec.shape)
+        elements = math.prod(spec.shape)
         found = [extents[weight] for extents in self._extents]
         if all(extent == (0, elements) for extent in found):
             return True
-        end = 0
-        for first, count in sorted(extent for extent in found if extent[1]):
-            if first != end:
-                break
-            end += count
-        else:
-            if end == elements:
-                return False
-        raise ValueError(f"slices of {spec.name} leave a gap or overlap: {found}")
+        runs = sorted(extent for extent in found if extent[1])
+        ends = [first + count for first, count in runs]
+        if [first for first, _ in runs] + [elements] != [0, *ends]:
+            raise ValueError(f"slices of {spec.name} leave a gap or overlap: {found}")
+        return False
 
     def _itemsize(self, weight: int) -> int:
         return int(DTYPES[self.manifest.specs[weight].dtype].itemsize)
@@ -212,10 +209,3 @@ def _place(
         into.append(_Piece(p.weight, p.first, p.elements, at, p.to))
         at += -(-p.elements * itemsize(p.weight) // _ALIGNMENT) * _ALIGNMENT
     return at - begin
-
-
-def _elements(shape: Sequence[int]) -> int:
-    count = 1
-    for length in shape:
-        count *= length
-    return count

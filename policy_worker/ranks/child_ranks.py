@@ -23,6 +23,11 @@ from typing import Protocol
 from paceline.process.lifetime import die_with
 from paceline.process.structured_log import event
 
+log = logging.getLogger(__name__)
+
+END_S = 10.0
+_EPOCH = struct.Struct("=q")
+
 
 class RankLife(Protocol):
     """Life of one rank, which the others share beside collectives. Until ``begin_end`` the end of
@@ -51,8 +56,6 @@ class RankLife(Protocol):
 
 RANK_SETTINGS = "PACELINE_REPLICA"
 """Environment variable: RankSettings as a JSON object."""
-
-
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
@@ -97,23 +100,14 @@ class RankSettings:
 
 
 def die_with_parent() -> RankSettings:
-    """First call of a rank above 0, before it imports torch.
-
-    From here on the kernel kills this process when rank 0 ends, however it ends. If rank 0 has
-    ended already, this process exits.
-    """
+    """First call of a rank above 0, before it imports torch: from here on the kernel kills this
+    process when rank 0 ends, however it ends. If it has ended already, this process exits."""
     settings = RankSettings(**json.loads(os.environ[RANK_SETTINGS]))
     die_with(settings.parent)
     # Ctrl-C reaches the whole process group; rank 0 decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return settings
-
-
-log = logging.getLogger(__name__)
-
-END_S = 10.0
-_EPOCH = struct.Struct("=q")
 
 
 class ChildRanks:
@@ -142,7 +136,7 @@ class ChildRanks:
 
     @property
     def ended_epoch(self) -> int:
-        return max(self._ended_by(rank) for rank in range(self._size))
+        return max(map(self._ended_by, range(self._size)))
 
     def end_epoch(self, epoch: int) -> None:
         # Each rank writes a word of its own: two writers of one word could undo each other.
@@ -161,8 +155,7 @@ class ChildRanks:
                 child.wait()
 
     def _ended_by(self, rank: int) -> int:
-        (epoch,) = _EPOCH.unpack_from(self._epochs, rank * _EPOCH.size)
-        return int(epoch)
+        return int(_EPOCH.unpack_from(self._epochs, rank * _EPOCH.size)[0])
 
     def _watch(self, child: subprocess.Popen[bytes]) -> None:
         status = child.wait()

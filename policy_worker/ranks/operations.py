@@ -46,8 +46,7 @@ class _Operation:
 
     @functools.cached_property
     def _types(self) -> dict[str, TypeAdapter[Any]]:
-        """Types of the parameters that travel as JSON. Annotations are looked up at the first use:
-        the module is whole by then."""
+        """Types of the parameters that travel as JSON; at the first use the module is whole."""
         hints = get_type_hints(self._method)
         return {
             name: TypeAdapter(hints[name])
@@ -74,9 +73,7 @@ class _Operation:
         }
 
 
-def on_every_rank(
-    method: Callable[Concatenate[T, P], R],
-) -> Callable[Concatenate[T, P], R]:
+def on_every_rank(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
     """Declares ``method`` an operation of the replica."""
     operation = _OPERATIONS[method.__name__] = _Operation(method)
 

@@ -72,40 +72,25 @@ class OutsideRank:
         and ReplicaBroken if they do not come.
         """
         place = self.place
-        self._check_device(device_type)
-        deadline = time.monotonic() + self.join_s
-        address = _own_address(place)
-        with waiting(WaitKind.PEERS, "meeting the other ranks of its replica"), _replica_errors():
-            store, links, identity, worker_id = (
-                self._gather(address, deadline)
-                if place.rank == 0
-                else self._reach(address, deadline)
-            )
-        life = RankLinks(
-            links,
-            beat_s=self.config.fleet.heartbeat_s,
-            silence_s=self.config.fleet.lease_ttl_s,
-        )
-        event(log, "ranks met", rank=place.rank, size=place.size, master=place.master)
-        own = RankPlace(
-            place.rank,
-            place.size,
-            identity,
-            device_type,
-            os.environ.get("GLOO_SOCKET_IFNAME") or _interface_of(address),
-            self.host,
-        )
-        with _replica_errors():
-            return RankGroup(own, store, life), worker_id
-
-    def _check_device(self, device_type: str) -> None:
-        found = torch.cuda.device_count() if device_type == "cuda" else 0
-        if device_type == "cuda" and self.place.local_rank >= found:
+        devices = torch.cuda.device_count() if device_type == "cuda" else 0
+        if device_type == "cuda" and place.local_rank >= devices:
             raise BadInput(
-                f"LOCAL_RANK={self.place.local_rank}, but this process sees {found} CUDA devices: "
+                f"LOCAL_RANK={place.local_rank}, but this process sees {devices} CUDA devices: "
                 "start at most one rank a device (torchrun --nproc-per-node), or show it all of "
                 "them (CUDA_VISIBLE_DEVICES)"
             )
+        deadline = time.monotonic() + self.join_s
+        address = _own_address(place)
+        meet = self._reach if place.rank else self._gather
+        with waiting(WaitKind.PEERS, "meeting the other ranks of its replica"), _replica_errors():
+            store, links, identity, worker_id = meet(address, deadline)
+        fleet = self.config.fleet
+        life = RankLinks(links, beat_s=fleet.heartbeat_s, silence_s=fleet.lease_ttl_s)
+        event(log, "ranks met", rank=place.rank, size=place.size, master=place.master)
+        interface = os.environ.get("GLOO_SOCKET_IFNAME") or _interface_of(address)
+        own = RankPlace(place.rank, place.size, identity, device_type, interface, self.host)
+        with _replica_errors():
+            return RankGroup(own, store, life), worker_id
 
     # -- rank 0 -------------------------------------------------------------------------------
 
@@ -149,13 +134,8 @@ class OutsideRank:
             return
         why = self._contradiction(hello)
         taken = why == "" and rank in links and not _has_ended(links[rank])
-        _say(
-            link,
-            {
-                "refused": f"another process is RANK={rank} already" if taken else why,
-                "worker_id": self.worker_id,
-            },
-        )
+        refused = f"another process is RANK={rank} already" if taken else why
+        _say(link, {"refused": refused, "worker_id": self.worker_id})
         if why:
             link.close()
             raise BadInput(f"rank {rank} contradicts rank 0: {why}")
@@ -193,14 +173,18 @@ class OutsideRank:
             if left_s <= 0:
                 raise ReplicaBroken(
                     f"rank 0 did not take rank {self.place.rank} within {self.join_s:.0f} s at "
-                    f"{self.place.master}:{self.place.port}: start all ranks of the replica "
-                    f"together"
+                    f"{self.place.master}:{self.place.port}: start all ranks of the replica together"
                 )
             with contextlib.suppress(OSError, dist.DistError):
                 store = self._store(address, deadline)
                 store.set_timeout(timedelta(seconds=max(0.01, left_s)))
                 meeting = json.loads(store.get("rank0"))
-                self._check_route(meeting["host"], address)
+                if is_loopback(meeting["host"]) and not is_loopback(address):
+                    raise BadInput(
+                        f"rank 0 takes MASTER_ADDR={self.place.master} for its loopback interface "
+                        f"({meeting['host']}), where nobody else reaches it: set it to an address "
+                        "that means the same on every host"
+                    )
                 link = socket.create_connection((meeting["host"], meeting["port"]), timeout=HELLO_S)
                 if worker_id := self._introduce(link, meeting["identity"], deadline):
                     return store, {0: link}, meeting["identity"], worker_id
@@ -208,14 +192,6 @@ class OutsideRank:
             # Rank 0 is that of an earlier replica, which is about to end, or not there yet: its
             # launcher decides when.
             time.sleep(AGAIN_S)
-
-    def _check_route(self, rank0: str, own: str) -> None:
-        if is_loopback(rank0) and not is_loopback(own):
-            raise BadInput(
-                f"rank 0 takes MASTER_ADDR={self.place.master} for its loopback interface "
-                f"({rank0}), where nobody else "
-                "reaches it: set it to an address that means the same on every host"
-            )
 
     def _introduce(self, link: socket.socket, identity: str, deadline: float) -> str:
         """Worker id of rank 0 once all are there; empty if its replica is over. Raises BadInput if
@@ -241,13 +217,12 @@ class OutsideRank:
         serves = place.rank == 0 and not place.agent_store
         while True:
             try:
-                store = (
-                    host_store(address, left, port=place.port)
-                    if serves
-                    else dist.TCPStore(
+                if serves:
+                    store = host_store(address, left, port=place.port)
+                else:
+                    store = dist.TCPStore(
                         place.master, place.port, None, is_master=False, timeout=left
                     )
-                )
                 break
             except OSError as error:
                 if error.errno != errno.EADDRINUSE or time.monotonic() >= deadline:
@@ -265,9 +240,8 @@ def _replica_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # of torch's store and groups
-        raise ReplicaBroken(
-            f"the replica's ranks did not come together: {first_line(error)}"
-        ) from error
+        why = first_line(error)
+        raise ReplicaBroken(f"the replica's ranks did not come together: {why}") from error
 
 
 def _own_address(place: TorchrunPlace) -> str:
@@ -275,10 +249,9 @@ def _own_address(place: TorchrunPlace) -> str:
     try:
         if place.rank:
             return address_towards(place.master, place.port)
-        family, _, _, _, found = socket.getaddrinfo(
-            place.master, place.port, type=socket.SOCK_STREAM
-        )[0]
-        address = str(found[0])
+        found = socket.getaddrinfo(place.master, place.port, type=socket.SOCK_STREAM)
+        family, _, _, _, (bound, *_) = found[0]
+        address = str(bound)
         with socket.socket(family) as probe:
             probe.bind((address, 0))
     except OSError as error:

@@ -29,7 +29,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from google.protobuf.message import DecodeError
 from torch.distributed.device_mesh import DeviceMesh
 
 from paceline.byte_slices import slices
@@ -51,8 +50,6 @@ COMMAND_BYTES = 256 << 20
 of a step do not travel: each rank reads its own."""
 FOREVER = timedelta(days=365)
 """Between two commands lies however long the rollouts take. Death is noticed by other means."""
-
-
 STOP = "stop"
 """Announced in place of an operation: the process exits."""
 
@@ -99,24 +96,11 @@ class RankGroup(Replica):
             self.broadcast_bytes(packed.SerializeToString())
 
     def next_operation(self) -> tuple[str, dict[str, Any]]:
-        """Ranks above 0: blocks until rank 0 announces the next operation.
-
-        Raises ReplicaBroken if its groups cannot be read: this rank could not execute it.
-        """
-        if self.leads:
-            raise ReplicaBroken("rank 0 has nobody to take commands from")
+        """Ranks above 0: blocks until rank 0 announces the next operation."""
         operation, arguments, parts = json.loads(self.broadcast_bytes(None))
+        packed = [rollout_pb2.Groups.FromString(self.broadcast_bytes(None)) for _ in range(parts)]
         if parts:
-            groups: list[rollout_pb2.Group] = []
-            for _ in range(parts):
-                packed = self.broadcast_bytes(None)
-                try:
-                    groups += rollout_pb2.Groups.FromString(packed).groups
-                except DecodeError as error:
-                    raise ReplicaBroken(
-                        f"rank {self.rank} cannot read {len(packed)} bytes of groups: {error}"
-                    ) from error
-            arguments["groups"] = groups
+            arguments["groups"] = [group for part in packed for group in part.groups]
         return operation, arguments
 
     def agree(self, ok: bool) -> bool:

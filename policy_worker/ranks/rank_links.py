@@ -101,15 +101,12 @@ class RankLinks:
         self._may_end.set()
 
     def await_end(self) -> None:
-        if not self._leads:
-            self._farewell = True
-            self._poke()
-        self._all_left.wait(END_S)
-        self._thread_ends()
-
-    def _thread_ends(self) -> None:
+        if self._leads:
+            self._all_left.wait(END_S)
         self._farewell = True
         self._poke()
+        if not self._leads:
+            self._all_left.wait(END_S)
         self._thread.join(END_S)
 
     def _poke(self) -> None:

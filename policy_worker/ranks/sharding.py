@@ -46,7 +46,6 @@ log = logging.getLogger(__name__)
 # The warning is about in-place operations on the root's output; nothing here does any.
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 
-
 HOST = torch.device("cpu")
 _STAYS = OffloadPolicy()
 _MIXED = MixedPrecisionPolicy(
@@ -91,8 +90,7 @@ def _check_tokens(parts: Sequence[Part], config: Config) -> None:
         if part.path and (why := difference(tokens, part.path)):
             raise ModelError(
                 f"{part.field or part.name} = {part.path!r} has other tokens than model.path "
-                f"({why}): name a model with "
-                "the tokenizer of model.path"
+                f"({why}): name a model with the tokenizer of model.path"
             )
 
 
@@ -112,50 +110,39 @@ def load_sharded(
     memory, and come to ``device`` for their pass.
     """
     on_host = config.train.memory.offload_frozen and not trainable
-    if replica.mesh is None and on_host:
-        model = load_part(part, config, HOST, trainable=False)
-        keep_on_host(model, blocks_of(model), device)
-        return model
+    place = HOST if on_host else device
     if replica.mesh is None:
-        return load_part(part, config, device, trainable=trainable)
-    mixed = config.model.dtype == "bfloat16"
-    # Of a frozen part no backward comes that would let go of what a forward keeps.
-    reshard = config.train.memory.reshard_after_forward or not trainable
-    offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if on_host else _STAYS
+        model = load_part(part, config, place, trainable=trainable)
+        if on_host:
+            keep_on_host(model, blocks_of(model), device)
+        return model
     shard = partial(
         shard_model,
         mesh=replica.mesh,
-        mixed=mixed,
-        reshard_after_forward=reshard,
-        offload=offload,
+        mixed=config.model.dtype == "bfloat16",
+        # Of a frozen part no backward comes that would let go of what a forward keeps.
+        reshard_after_forward=config.train.memory.reshard_after_forward or not trainable,
+        offload=CPUOffloadPolicy(pin_memory=device.type == "cuda") if on_host else _STAYS,
     )
-    place = HOST if on_host else device
-    model, stored = _sliced(part, config, trainable)
-    if model is not None and stored is not None:
-        stored.read(shard(model), place, on_progress)
-        buffers_to(model, device)
-        return model
     path = part.path or config.model.path
-    event(log, "weights read whole, names of files and model differ", logging.WARNING, path=path)
-    model = load_part(part, config, torch.device("cpu"), trainable=trainable)
-    if not on_host:
-        return shard(model).to(device)  # buffers
-    buffers_to(shard(model), device)
-    return model
-
-
-def _sliced(
-    part: Part, config: Config, trainable: bool
-) -> tuple[nn.Module | None, SlicedWeights | None]:
     try:
         model = empty_part(part, config, trainable=trainable)
-    except (
-        Exception
-    ) as error:  # of a user's files or model code: loading the whole says what is wrong
+        stored = SlicedWeights.of(path, model, scalar=part.head == "scalar")
+    except Exception as error:  # of a user's files or model code: loading the whole says what it is
         event(log, "no empty model", logging.WARNING, why=first_line(error))
-        return None, None
-    path = part.path or config.model.path
-    return model, SlicedWeights.of(path, model, scalar=part.head == "scalar")
+        stored = None
+    if stored is not None:
+        stored.read(shard(model), place, on_progress)
+    else:
+        event(
+            log, "weights read whole, names of files and model differ", logging.WARNING, path=path
+        )
+        model = load_part(part, config, HOST, trainable=trainable)
+        shard(model)
+        if not on_host:
+            return model.to(device)  # buffers
+    buffers_to(model, device)
+    return model
 
 
 def shard_model(

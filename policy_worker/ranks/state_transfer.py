@@ -92,11 +92,10 @@ class _Relay:
     """Under way, with their buffers."""
 
     def hand_on(self, bucket: Tensor) -> None:
-        if self.peer is None:
-            return
-        self._sent.append((self.mesh.send_async(bucket, self.peer), bucket))
-        while len(self._sent) > RELAYED:
-            self._wait()
+        if self.peer is not None:
+            self._sent.append((self.mesh.send_async(bucket, self.peer), bucket))
+            while len(self._sent) > RELAYED:
+                self._wait()
 
     def finish(self, progress: Callable[[], None]) -> None:
         while self._sent:
@@ -104,8 +103,7 @@ class _Relay:
             progress()
 
     def _wait(self) -> None:
-        handle, _ = self._sent[0]
-        self.mesh.wait(handle)
+        self.mesh.wait(self._sent[0][0])
         self._sent.popleft()
 
 

@@ -38,6 +38,8 @@ from policy_worker.objectives.batch import (
     refuse_groups,
 )
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class AcceptedGroup:
@@ -110,25 +112,20 @@ def check_groups(
     accepted: Sequence[AcceptedGroup],
     vocabulary: int,
 ) -> None:
-    """Raises BadGroup with the groups that cannot be trained. The step's totals are sums of what
-    was accepted: another count would be weighted wrongly."""
+    """Raises BadGroup with the groups that cannot be trained: the step's totals are sums of what
+    was accepted."""
     check_values(batch, groups, vocabulary)
     ends = np.cumsum(batch.sequences)
     tokens = np.bincount(np.repeat(batch.group_of, batch.length), batch.trained, len(groups))
     wrong = []
     for g, (group, end) in enumerate(zip(accepted, ends, strict=True)):
         lengths = tuple(batch.length[end - batch.sequences[g] : end].tolist())
-        counts, planned = (len(lengths), int(tokens[g])), (group.sequences, group.tokens)
-        rows, planned_rows = (
-            (int(batch.prompt_length[g]), lengths),
-            (group.prompt_tokens, group.lengths),
-        )
-        if (group.sequences and counts != planned) or (group.lengths and rows != planned_rows):
+        same = (len(lengths), int(tokens[g])) == (group.sequences, group.tokens)
+        rows = (int(batch.prompt_length[g]), lengths) == (group.prompt_tokens, group.lengths)
+        if (group.sequences and not same) or (group.lengths and not rows):
             wrong.append(g)
     refuse_groups(groups, np.array(wrong, np.int64), "it has other counts than were accepted")
 
-
-log = logging.getLogger(__name__)
 
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 2.0

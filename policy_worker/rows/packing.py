@@ -136,8 +136,7 @@ def _attention_blocks(
     total: int,
     device: torch.device,
 ) -> tuple[tuple[Block, ...], Tensor]:
-    """``blocks`` and ``collapse`` of Packing. Blocks [N, L] of similar lengths: each sequence is
-    its prompt's tokens, then its own."""
+    """``blocks`` and ``collapse`` of Packing."""
     full = prompt + inputs
     collapse = np.empty(total, dtype=np.int64)
     blocks: list[Block] = []

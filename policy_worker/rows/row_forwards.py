@@ -66,8 +66,11 @@ class RowForwards:
         parts, frozen = self.state.parts, self.frozen
         scalars = {name: float(number) for name, number in self.state.scalars.items()}
         resting = self.objective.resting(scalars)
-        with self._precision(micro), self._placement(micro):
-            scores, outputs = _no_policy(micro), {}
+        tokens = micro.input_ids.shape[1]
+        leaves = self.state.config.train.memory.offload_activations
+        with self._precision(micro), activations_on_host(tokens) if leaves else nullcontext():
+            none = torch.zeros(0, device=micro.input_ids.device)
+            scores, outputs = TokenScores(none, none, none), {}
             for name, model in parts.items():
                 with torch.set_grad_enabled(name not in resting):
                     if name == POLICY:
@@ -82,11 +85,10 @@ class RowForwards:
                 outputs |= {
                     n: values(frozen[n], micro, self._at[n]) for n in frozen if n != REFERENCE
                 }
-                reference = (
-                    score(frozen[REFERENCE], micro, temperature, chunk_mb=chunk).logprobs
-                    if REFERENCE in frozen
-                    else None
-                )
+                reference = None
+                if REFERENCE in frozen:
+                    model = frozen[REFERENCE]
+                    reference = score(model, micro, temperature, chunk_mb=chunk).logprobs
         constants = {name: output.detach() for name, output in outputs.items()}
         return replace(scores, values=outputs, values_before=constants, scalars=scalars), reference
 
@@ -100,17 +102,6 @@ class RowForwards:
             micro.input_ids.device.type, torch.bfloat16
         )
         return mixed
-
-    def _placement(self, micro: MicroBatch) -> AbstractContextManager[object]:
-        """Context manager around a forward whose activations may leave the device."""
-        if not self.state.config.train.memory.offload_activations:
-            return nullcontext()
-        return activations_on_host(micro.input_ids.shape[1])
-
-
-def _no_policy(micro: MicroBatch) -> TokenScores:
-    none = torch.zeros(0, device=micro.input_ids.device)
-    return TokenScores(none, none, none)
 
 
 def balance_of_sequences(

@@ -31,6 +31,7 @@ from policy_worker.objectives.batch import (
     StepTotals,
     TokenBatch,
     decode,
+    key_of,
 )
 from policy_worker.objectives.columns import TokenColumns, trained_by_sequence
 from policy_worker.objectives.objective import Objective
@@ -79,11 +80,7 @@ class RowShares:
     replica: Replica
 
     def take(
-        self,
-        accepted: Sequence[AcceptedGroup],
-        totals: StepTotals,
-        vocabulary: int,
-        fetch: Fetch,
+        self, accepted: Sequence[AcceptedGroup], totals: StepTotals, vocabulary: int, fetch: Fetch
     ) -> RowShare:
         """Collective, with the same groups on all ranks. Reads and checks what this rank's rows
         need, in rounds that all ranks enter in the same order:
@@ -105,8 +102,10 @@ class RowShares:
         else:
             dealt = self._deal(lengths, np.arange(len(lengths.length)))
             wanted = wanted_groups(dealt, lengths.group_of)
-        mine = wanted[self.replica.rank]
-        reports = self._read_and_tell(held, mine, _owned(wanted, self.replica.rank), fetch)
+        here = self.replica.rank
+        # Groups that no rank before it has: their sequences are counted once.
+        owned = set(wanted[here]).difference(*wanted[:here])
+        reports = self._read_and_tell(held, wanted[here], owned, fetch)
         trained = sum(report["trained"] for report in reports)
         without = {s for report in reports for s in report["without"]}
         if lengths is None or without:
@@ -115,7 +114,7 @@ class RowShares:
             dealt = self._deal(lengths, keep, wanted)
             more = wanted_groups(dealt, lengths.group_of)
             if any(set(m) - set(w) for m, w in zip(more, wanted, strict=True)):
-                self._read_and_tell(held, more[self.replica.rank], (), fetch)
+                self._read_and_tell(held, more[here], (), fetch)
         return self._share(held, dealt, trained)
 
     def of(
@@ -123,7 +122,7 @@ class RowShares:
     ) -> RowShare:
         """The share of groups that every rank has. Raises BadGroup if one contradicts itself or the
         model."""
-        keys = [AcceptedGroup((g.task.task_id, g.task.attempt)) for g in groups]
+        keys = [AcceptedGroup(key_of(group)) for group in groups]
         held = _Held(keys, self.objective, totals, vocabulary)
         held.add(dict(enumerate(groups)))
         keep = np.setdiff1d(np.arange(len(held.batch.length)), np.array(held.without, np.int64))
@@ -146,17 +145,14 @@ class RowShares:
         """Collective. Reads the groups ``wanted`` that are not held; returns the reports of all
         ranks, in their order."""
         failure: Exception | None = None
-        report: dict[str, Any] = {}
+        report: dict[str, Any] = {"over": True}
         try:
-            over = not held.read(wanted, fetch)
-            report = {"over": over}
-            if not over:
-                report |= {"without": held.without, "trained": held.trained(owned)}
+            if held.read(wanted, fetch):
+                report = {"without": held.without, "trained": held.trained(owned)}
         except BadGroup as error:
             report = {"fault": error.fault, "why": str(error), "groups": error.groups}
         except Exception as error:  # the other ranks wait for word of this one
             failure = error
-            report = {"over": True}
         reports = self.replica.gather(report)
         if failure is not None:
             raise failure
@@ -272,11 +268,6 @@ def wanted_groups(dealt: Sequence[Sequence[Ints]], group_of: Ints) -> list[list[
         needed = rows or ([last] if last is not None else [])
         found.append(np.unique(group_of[np.concatenate(needed)]).tolist() if needed else [])
     return found
-
-
-def _owned(wanted: Sequence[Collection[int]], rank: int) -> set[int]:
-    """The groups of ``rank`` that no rank before it has."""
-    return set(wanted[rank]).difference(*wanted[:rank])
 
 
 def _merged(faults: Sequence[Mapping[str, Any]], accepted: Sequence[AcceptedGroup]) -> BadGroup:

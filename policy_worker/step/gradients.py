@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.mesh.elastic_mesh import EpochCancelled
+from paceline.process.structured_log import first_line
 from paceline.v1 import rollout_pb2
 from policy_worker.model.attention import MicroBatch
 from policy_worker.model.train_state import (
@@ -28,7 +29,7 @@ from policy_worker.model.train_state import (
     local_tensor,
     reduce_next_backward,
 )
-from policy_worker.objectives.batch import GroupKey, Ints, StepTotals
+from policy_worker.objectives.batch import GroupKey, Ints, StepTotals, key_of
 from policy_worker.objectives.columns import TokenColumns, TokenScores
 from policy_worker.objectives.load import load_objective
 from policy_worker.objectives.objective import Loss, Mean, Objective
@@ -70,16 +71,16 @@ class Gradients:
     def __post_init__(self) -> None:
         self.objective: Objective = load_objective(self.state.config)
         self.parameters = [p for _, p in self.state.named_parameters() if p.requires_grad]
-        shapes = [local_tensor(p).shape for p in self.parameters]
-        self._shapes, self._sizes = shapes, [shape.numel() for shape in shapes]
+        self._shapes = [local_tensor(p).shape for p in self.parameters]
+        self._sizes = [shape.numel() for shape in self._shapes]
         self._elements = sum(self._sizes)
         self.part_slices: dict[str, slice] = {}
         """Place of the gradients of each part in a flat buffer."""
         start = 0
         for name, model in self.state.parts.items():
-            mine = [local_tensor(p).numel() for p in model.parameters() if p.requires_grad]
-            self.part_slices[name] = slice(start, start + sum(mine))
-            start += sum(mine)
+            mine = sum(local_tensor(p).numel() for p in model.parameters() if p.requires_grad)
+            self.part_slices[name] = slice(start, start + mine)
+            start += mine
         self.size = self._elements + len(self.objective.summed)
         """Elements of this rank's parameters, then the objective's sums."""
         self._sums = torch.zeros(len(self.objective.summed), device=self.device)
@@ -116,18 +117,10 @@ class Gradients:
         """This rank's share of ``groups``, for add_share(). Collective; see RowShares.take."""
         return self._shares.take(groups, self._totals, self.vocabulary, fetch)
 
-    def add(
-        self,
-        groups: Sequence[rollout_pb2.Group],
-        around_last_row: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> None:
+    def add(self, groups: Sequence[rollout_pb2.Group]) -> None:
         """Adds the gradients of groups that are in hand; of a sharded replica all ranks call it,
-        with the same.
-
-        Raises BadGroup on a payload that contradicts itself or the model; nothing is added then.
-        For the rest see add_share().
-        """
-        self.add_share(self._shares.of(groups, self._totals, self.vocabulary), around_last_row)
+        with the same. Raises BadGroup, when nothing is added, and as add_share()."""
+        self.add_share(self._shares.of(groups, self._totals, self.vocabulary))
 
     def add_share(
         self,
@@ -184,12 +177,12 @@ class Gradients:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         batch = share.batch
-        named = [share.groups[g].task for g in np.unique(batch.group_of[row])]
+        groups = np.unique(batch.group_of[row])
         tokens = int(batch.prompt_length[batch.group_of[row]].sum() + batch.length[row].sum())
         return RowOutOfMemory(
             f"a row of {len(row)} sequences with {tokens} tokens, prompts included: "
-            + str(error).partition("\n")[0],
-            tuple((task.task_id, task.attempt) for task in named),
+            + first_line(error),
+            tuple(key_of(share.groups[g]) for g in groups),
         )
 
     @property
@@ -234,21 +227,19 @@ class Gradients:
             return
         loss.total.backward()
         if loss.sums:
-            self._sums += torch.stack(
-                [loss.sums[n].detach().float() for n in self.objective.summed]
-            )
+            sums = [loss.sums[name].detach().float() for name in self.objective.summed]
+            self._sums += torch.stack(sums)
         measure(self.stats, scores, loss, tokens, sampled=not self.state.config.recorded)
         self.stats.add("loss", float(loss.total.detach()), 0.0)
 
     def _with_balance(self, loss: Loss, scores: TokenScores, tokens: TokenColumns[Tensor]) -> Loss:
         """``loss`` and the load-balancing loss of the experts, if train.loss.router_aux_loss_coef
         is above 0."""
-        if not scores.routers or self._spec is None:
+        if not scores.routers:
             return loss
-        chosen = self.forwards.experts_per_token
         places = tokens.trained, tokens.sequence_of, tokens.sequences
-        balance = balance_of_sequences(scores.routers, *places, chosen)
-        share = self.state.config.train.loss.router_aux_loss_coef / max(self._spec.sequences, 1)
+        balance = balance_of_sequences(scores.routers, *places, self.forwards.experts_per_token)
+        share = self.state.config.train.loss.router_aux_loss_coef / max(self._totals.sequences, 1)
         measured = Mean(balance.detach(), (balance > 0).float())
         means = {**loss.means, "router_balance": measured}
         return replace(loss, total=loss.total + share * balance.sum(), means=means)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from paceline.ids import Step
+from paceline.process.structured_log import first_line
 from paceline.v1 import rollout_pb2
 from policy_worker.objectives.batch import (
     BadGroup,
@@ -17,6 +18,7 @@ from policy_worker.objectives.batch import (
     TokenBatch,
     check_values,
     decode,
+    key_of,
 )
 from policy_worker.objectives.columns import trained_by_sequence
 from policy_worker.rows.packing import plan_rows
@@ -59,8 +61,7 @@ def measure_held_out(gradients: Gradients, groups: Sequence[rollout_pb2.Group]) 
                 tokens = columns.of(micro, gradients.device, reference)
                 loss = gradients.objective.loss(scores, tokens)
         except torch.OutOfMemoryError as error:
-            smaller = _one_row_a_group(gradients, batch, row, groups, error)
-            rows[start : start + 1] = smaller
+            rows[start : start + 1] = _one_row_a_group(gradients, batch, row, groups, error)
             continue
         if mine:
             measure(stats, scores, loss, tokens, sampled=not state.config.recorded)
@@ -85,9 +86,9 @@ def _one_row_a_group(
         torch.cuda.empty_cache()
     group_of = batch.group_of[row]
     numbers = np.unique(group_of)
-    named = [(groups[g].task.task_id, groups[g].task.attempt) for g in numbers]
+    named = [key_of(groups[g]) for g in numbers]
     tokens = int(batch.prompt_length[numbers].sum() + batch.length[row].sum())
-    said = f"{tokens} tokens, prompts included: {str(error).partition(chr(10))[0]}"
+    said = f"{tokens} tokens, prompts included: {first_line(error)}"
     if gradients.replica.size > 1:
         raise gradients.replica.given_up(f"held-out rows: {said}") from error
     if len(numbers) == 1:

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
+from paceline.byte_slices import slices
 from paceline.config.sections.training import TrainConfig
 from paceline.ids import Step, Version
 from paceline.process.structured_log import event
@@ -29,9 +29,7 @@ log = logging.getLogger(__name__)
 
 
 def build_optimizer(
-    parts: Mapping[str, nn.Module],
-    config: TrainConfig,
-    lr_scales: Mapping[str, float] | None = None,
+    parts: Mapping[str, nn.Module], config: TrainConfig, lr_scales: Mapping[str, float] = {}
 ) -> torch.optim.AdamW:
     """AdamW with decoupled weight decay on matrices only: norms and biases (one dimension) have
     none.
@@ -45,7 +43,7 @@ def build_optimizer(
     groups: list[dict[str, object]] = []
     for name, model in parts.items():
         parameters = [p for p in model.parameters() if p.requires_grad]
-        scale = (lr_scales or {}).get(name, 1.0)
+        scale = lr_scales.get(name, 1.0)
         matrices = [p for p in parameters if p.ndim >= 2]
         vectors = [p for p in parameters if p.ndim < 2]
         for params, decay in ((matrices, settings.weight_decay), (vectors, 0.0)):
@@ -129,23 +127,20 @@ class HostMomentsAdamW(torch.optim.AdamW):  # type: ignore[misc]
         self._bucket = bucket
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: None = None) -> None:
         """One update of all parameters that have a gradient. The host may read the moments on
         return."""
-        loss = None if closure is None else closure()
-        device = None
         for group in self.param_groups:
-            for bucket in _buckets(self._parts(group), self._bucket):
-                device = bucket[0].weights.device
+            parts = ((part, part[0].numel()) for part in self._parts(group))
+            for bucket in slices(parts, self._bucket):
                 _update(bucket, group)
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     self.state[parameter]["step"] += 1
-        if device is not None and device.type == "cuda":
-            torch.cuda.current_stream(device).synchronize()
-        return loss
+        if torch.cuda.is_initialized():
+            torch.cuda.current_stream().synchronize()
 
-    def _parts(self, group: dict[str, Any]) -> Iterator[_ParameterPart]:
+    def _parts(self, group: dict[str, Any]) -> Iterator[_Part]:
         """Parts of at most a bucket each, in the order of the parameters."""
         for parameter in group["params"]:
             if parameter.grad is None:
@@ -153,52 +148,31 @@ class HostMomentsAdamW(torch.optim.AdamW):  # type: ignore[misc]
             state = self.state[parameter]
             whole = (parameter.detach(), parameter.grad, state["exp_avg"], state["exp_avg_sq"])
             flat = [local_tensor(tensor).view(-1).split(self._bucket) for tensor in whole]
-            for weights, gradient, first, second in zip(*flat, strict=True):
+            for weights, *others in zip(*flat, strict=True):
                 if weights.numel():
-                    yield _ParameterPart(weights, gradient, first, second, state["step"])
+                    yield weights, *others, state["step"]
 
 
-@dataclass(frozen=True, slots=True)
-class _ParameterPart:
-    """Part of a parameter; all but ``step`` are flat and float32."""
-
-    weights: Tensor
-    gradient: Tensor
-    first: Tensor
-    """Moment on the host, and so is the second."""
-    second: Tensor
-    step: Tensor
-    """Before this update."""
+_Part = tuple[Tensor, ...]
+"""Part of a parameter: weights, gradient and the two moments, which are on the host, flat and
+float32; and the step before this update."""
 
 
-def _buckets(parts: Iterator[_ParameterPart], most: int) -> Iterator[list[_ParameterPart]]:
-    bucket: list[_ParameterPart] = []
-    filled = 0
-    for part in parts:
-        if bucket and filled + part.weights.numel() > most:
-            yield bucket
-            bucket, filled = [], 0
-        bucket.append(part)
-        filled += part.weights.numel()
-    if bucket:
-        yield bucket
-
-
-def _update(bucket: list[_ParameterPart], group: dict[str, Any]) -> None:
-    device = bucket[0].weights.device
+def _update(bucket: list[_Part], group: dict[str, Any]) -> None:
+    weights, gradients, *moments, steps = map(list, zip(*bucket, strict=True))
     first, second = (
-        [host.to(device, non_blocking=True, copy=True) for host in hosts]
-        for hosts in ([p.first for p in bucket], [p.second for p in bucket])
+        [host.to(weights[0].device, non_blocking=True, copy=True) for host in hosts]
+        for hosts in moments
     )
     beta1, beta2 = group["betas"]
     adamw(
-        [p.weights for p in bucket],
-        [p.gradient for p in bucket],
+        weights,
+        gradients,
         first,
         second,
         [],
         # A parameter of several parts takes one step, not one for each part.
-        [p.step.clone() for p in bucket],
+        [step.clone() for step in steps],
         fused=True,
         amsgrad=False,
         beta1=beta1,
@@ -208,9 +182,8 @@ def _update(bucket: list[_ParameterPart], group: dict[str, Any]) -> None:
         eps=group["eps"],
         maximize=False,
     )
-    for part, one, two in zip(bucket, first, second, strict=True):
-        part.first.copy_(one, non_blocking=True)
-        part.second.copy_(two, non_blocking=True)
+    for host, moved in zip([*moments[0], *moments[1]], [*first, *second], strict=True):
+        host.copy_(moved, non_blocking=True)
 
 
 def zeros_on_host(parameter: nn.Parameter) -> Tensor:

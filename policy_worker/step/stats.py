@@ -13,7 +13,7 @@ from paceline.v1 import common_pb2
 from policy_worker.objectives.columns import TokenColumns, TokenScores
 from policy_worker.objectives.grpo import token_kl
 from policy_worker.objectives.importance_ratio import ratio
-from policy_worker.objectives.objective import Loss, Mean
+from policy_worker.objectives.objective import Loss
 
 Entry = tuple[float, float, float]
 """Sum, weight and maximum. The mean is sum / weight."""
@@ -82,8 +82,10 @@ def measure(
         if len(scores.before):
             compared = _towards_behaviour(scores, columns) if sampled else {}
             measured = {"entropy": (scores.entropy.detach(), trained), **compared, **measured}
-        means = {name: mean for name, mean in loss.means.items() if mean.values.numel()}
-        measured |= {name: _weighted(mean) for name, mean in means.items()}
+        for name, mean in loss.means.items():
+            if mean.values.numel():
+                ones = torch.ones_like(mean.values)
+                measured[name] = mean.values, ones if mean.weights is None else mean.weights
         if not measured:
             return
         rows = [
@@ -101,8 +103,7 @@ def measure(
 def _towards_behaviour(
     scores: TokenScores, columns: TokenColumns[Tensor]
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Comparisons of the trainer before the step with the policy that sampled, each with its
-    mask."""
+    """Comparisons with the policy that sampled, each with its mask."""
     trained = columns.trained
     gap = (scores.before - columns.behaviour).abs()
     weight = ratio(scores.before, columns.behaviour)
@@ -113,8 +114,3 @@ def _towards_behaviour(
         "logprob_gap_fresh": (gap, trained * (columns.staleness == 0)),
         "kl_behaviour": (token_kl(columns.behaviour, scores.before, "k3"), trained),
     }
-
-
-def _weighted(mean: Mean) -> tuple[Tensor, Tensor]:
-    weights = torch.ones_like(mean.values) if mean.weights is None else mean.weights
-    return mean.values, weights

@@ -11,7 +11,8 @@ from typing import Any
 
 import httpx
 
-from policy_worker.checkpoint.checkpoint import complete_checkpoints, read_meta
+from paceline.observe.checkpoint_links import complete
+from policy_worker.checkpoint.checkpoint import read_meta
 from testbed.fleets.controller_processes import Controllers
 from testbed.fleets.controllers import addresses, config_of, running_controllers, until
 from testbed.tiny_model import make_tiny_model
@@ -82,7 +83,7 @@ def test_a_checkpoint_by_request_is_on_disk_whole(tmp_path: Path) -> None:
         finally:
             trainer.kill()
             trainer.wait()
-        (path,) = complete_checkpoints(controllers.run_dir)
+        (path,) = complete(controllers.run_dir / "checkpoints")
         meta = read_meta(path)
         assert (meta["step"], meta["version"]) == (found["step"], found["version"])
         assert found["path"] == f"checkpoints/{path.resolve().name}" and found["size_bytes"] > 0

@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.observe.checkpoint_links import VOID
+from paceline.observe.checkpoint_links import VOID, complete
 from policy_worker.checkpoint import checkpoint as checkpoint_module
 from policy_worker.checkpoint import shards as shards_module
 from policy_worker.checkpoint.checkpoint import (
     META,
     Checkpointer,
     CheckpointError,
-    complete_checkpoints,
     read_meta,
 )
 from policy_worker.checkpoint.shards import StateSnapshot, files_of, write_shards
@@ -131,7 +130,7 @@ def test_a_write_whose_state_was_outvoted_leaves_no_checkpoint(config, checkpoin
     may_write.set()
     with pytest.raises(CheckpointError, match="outvoted"):
         pending.result(60)
-    assert checkpoint_module.complete_checkpoints(checkpointer._root.parent) == []
+    assert complete(checkpointer._root.parent / "checkpoints") == []
 
 
 def test_no_writer_can_overwrite_the_checkpoint_of_another(config, checkpointer, tmp_path):
@@ -180,7 +179,7 @@ def test_failed_write_leaves_no_checkpoint_and_says_why(config, checkpointer, tm
     (tmp_path / "run" / "checkpoints").write_text("a file where the directory should be")
     with pytest.raises(OSError, match="checkpoints"):
         checkpointer.save_async(tiny_state(config)).result(30)
-    assert complete_checkpoints(tmp_path / "run") == []
+    assert complete(tmp_path / "run" / "checkpoints") == []
 
 
 def test_delete_removes_only_checkpoints_of_this_run(config, checkpointer, tmp_path):
@@ -193,7 +192,7 @@ def test_delete_removes_only_checkpoints_of_this_run(config, checkpointer, tmp_p
     elsewhere.mkdir(parents=True)
     checkpointer.delete([str(paths[0]), elsewhere, paths[0].parent, paths[0] / ".." / ".." / "x"])
     checkpointer.close()
-    assert complete_checkpoints(tmp_path / "run") == [paths[1]]
+    assert complete(tmp_path / "run" / "checkpoints") == [paths[1]]
     assert elsewhere.is_dir()
 
 

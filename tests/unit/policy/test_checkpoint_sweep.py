@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from paceline.ids import Step
+from paceline.observe.checkpoint_links import complete
 from policy_worker.checkpoint import checkpoint as checkpoint_module
 from policy_worker.checkpoint.atomic_directory import locked_directory
-from policy_worker.checkpoint.checkpoint import Checkpointer, complete_checkpoints
+from policy_worker.checkpoint.checkpoint import Checkpointer
 from tests.fixtures.train_states import synthetic_step, tiny_config, tiny_state
 
 
@@ -94,7 +95,7 @@ def test_a_slow_writer_that_lives_finishes_its_checkpoint(
     other.close()
     go_on.set()
     path = writing.result(60).path
-    assert complete_checkpoints(tmp_path / "run") == [path]
+    assert complete(tmp_path / "run" / "checkpoints") == [path]
     # It is complete now, and its record is on its way: only a settled step says that none will
     # come.
     other = Checkpointer(tmp_path / "run", config)

@@ -96,10 +96,6 @@ def test_every_lost_payload_is_named_at_once_and_nothing_is_added(trainer, group
     assert (gradient == 0).all()
 
 
-def damage_length(group):
-    group.completions[1].logprobs = group.completions[1].logprobs[:-4]
-
-
 def damage_count(group):
     """One that is consistent in itself: only the accepted facts tell."""
     del group.completions[2]
@@ -130,7 +126,6 @@ def damage_name(group):
 
 
 DAMAGES = (
-    damage_length,
     damage_count,
     damage_mask,
     damage_token,
