@@ -1,7 +1,5 @@
 """``python -m controller CONFIG --id controller-0``: starts one controller process."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import sys

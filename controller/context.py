@@ -1,7 +1,5 @@
 """Context of a controller: its settings, stores and clock, the same whether it leads or not."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 

@@ -6,8 +6,6 @@ None of it may hold up a request, and none of it is needed for the next: if Redi
 to the next time, or to the next leader.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -18,8 +18,6 @@ Loops, and what ends them:
     spoilt   waits for a decision that failed halfway; ends with Deposed
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ carries no news of its own, so one too many does no harm, and one too few cannot
 waiter names the turn of the topic that it has already seen.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Iterable

@@ -8,8 +8,6 @@ The server is up before the data set is read and before Redis is asked for anyth
 a process that cannot lead yet can say so.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

@@ -9,8 +9,6 @@ Nothing is folded before somebody asks, or before ``MOST_WAITING`` entries wait:
 woken for every entry would compete with the event loop for the interpreter.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Protobuf encoding of the ledger's views: directives and plans."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import fields
 from enum import Enum

@@ -1,8 +1,6 @@
 """Renewals of a leader's lease: how long they took, and so why the lease ran out although the
 leader lived."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from controller.runtime import Clock

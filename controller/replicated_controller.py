@@ -10,8 +10,6 @@ Loops:
     presence   says in Redis once a second who and where this process is; learns of the others
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
@@ -205,11 +203,7 @@ class Controller:
         try:
             await leader.run()
         except (Deposed, RedisError, OSError, JournalGap):
-            self._late = {
-                "term": term,
-                "why": leader.renewals.why_late(),
-                "t": self.clock.time(),
-            }
+            self._late = {"term": term, "why": leader.renewals.why_late(), "t": self.clock.time()}
             raise
         except CommandRefused as refusal:
             if refusal.code is RefusalCode.FENCED:

@@ -1,20 +1,13 @@
 """Settings of the run in force: a controller's config file with what the ledger says has
 changed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
 from controller.context import ControllerContext
 from controller.dataset_rows import DatasetRows
-from controller.ledger.commands import (
-    ChangeSettings,
-    CommandRefused,
-    RunSpec,
-    StartRun,
-)
+from controller.ledger.commands import ChangeSettings, CommandRefused, RunSpec, StartRun
 from controller.ledger.decisions.settings import problem_of, stays_ended
 from controller.ledger.state.settings import SettingChange
 from controller.ledger.state.state import State

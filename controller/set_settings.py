@@ -1,7 +1,5 @@
 """Request to change settings of the run, over gRPC or REST."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Status of a run as a protobuf message: phase, counts, workers and controllers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

@@ -5,8 +5,6 @@ Exit status: 0 after the run has ended, 2 for bad input (one line on standard er
 engine died while it generated, else 1.
 """
 
-from __future__ import annotations
-
 import argparse
 
 from paceline.config.schema import Config

@@ -1,7 +1,5 @@
 """Failures of one attempt at a task: the worker goes on, the task is returned with a reason."""
 
-from __future__ import annotations
-
 from paceline.process.structured_log import first_line
 
 

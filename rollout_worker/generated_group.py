@@ -1,7 +1,5 @@
 """Generated groups: the completions of a lease, and the message with their rewards."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ A task is held from the moment the lease reply is read until the controller has 
 group or its return, or has given the task to another worker.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Iterator

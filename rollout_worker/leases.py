@@ -1,8 +1,6 @@
 """Leases as they are read: the row, the settings of the task, and how its completions are
 sampled."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

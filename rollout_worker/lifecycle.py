@@ -1,7 +1,5 @@
 """Lifecycle of a rollout worker: running, draining, stopped, or ended by a dead engine."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 

@@ -29,8 +29,6 @@ receiver, and no scoring; leases, outbox and the rest are the same.
 Threads: this event loop; the engine's; the receiver's. Processes: the scoring pool.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import signal

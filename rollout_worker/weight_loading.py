@@ -3,8 +3,6 @@
 receiver's thread ──► on_weights ── waits ──► load (event loop) ──► engine.load_weights
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading
@@ -15,12 +13,7 @@ from paceline.mesh.elastic_mesh import EpochCancelled
 from paceline.process.structured_log import event
 from paceline.rpc.session import WorkerSession
 from paceline.weights.weight_transfer import StagedWeights
-from rollout_worker.engine.base import (
-    EngineError,
-    ParametersDiffer,
-    SwapFailed,
-    WeightMismatch,
-)
+from rollout_worker.engine.base import EngineError, ParametersDiffer, SwapFailed, WeightMismatch
 from rollout_worker.failures import NotLoaded, described
 from rollout_worker.held_tasks import Stage
 from rollout_worker.lifecycle import WorkerLifecycle

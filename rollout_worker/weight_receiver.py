@@ -14,8 +14,6 @@ of an earlier tree is handed on over no link of a later one before the controlle
 of the later one, has confirmed it: the ledger plants a new tree if a version has to be taken back.
 """
 
-from __future__ import annotations
-
 import logging
 import queue
 import time

@@ -13,8 +13,6 @@
   measured times stay constant, no role ever both grows and shrinks.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace

@@ -5,8 +5,6 @@ The leader samples ten times a second from the newest reports and the ledger. Th
 exponentially: over ten seconds, or over the last two steps if these are longer.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields

@@ -10,8 +10,6 @@
 - ``seq`` counts all directives of a term, so a worker that reconnects never sees it fall.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -57,11 +55,7 @@ class Sessions:
     one."""
 
     def __init__(
-        self,
-        term: int,
-        build: Build,
-        grounds: TakeGrounds,
-        owns: Callable[[ServerSession], bool],
+        self, term: int, build: Build, grounds: TakeGrounds, owns: Callable[[ServerSession], bool]
     ) -> None:
         """``owns``: whether all leases that the session's report names are its worker's."""
         self._term = term

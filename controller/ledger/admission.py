@@ -1,7 +1,5 @@
 """Admission by staleness: how many groups may have been dispatched while a version is served."""
 
-from __future__ import annotations
-
 
 def dispatch_limit(served_step: float, max_staleness: float, groups_per_step: int) -> int:
     """Groups that may have been dispatched in all, whether trained, ready or leased, while engines

@@ -17,8 +17,6 @@ that is missing is a KeyError. A field with ``metadata=stored_as(name)`` has tha
 earlier releases called it.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import zlib

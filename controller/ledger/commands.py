@@ -4,8 +4,6 @@
 hands in what it saw.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Vocabulary of the ledger: the closed sets of words in its commands, events and state."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 

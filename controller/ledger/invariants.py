@@ -4,8 +4,6 @@
 recomputes everything from the tasks.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 

@@ -1,7 +1,5 @@
 """Learning rate of a step, as a pure function of the step and the settings of the schedule."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,8 +1,6 @@
 """Traits of the roles: what differs between policy replicas, rollout workers and scorers, in one
 table."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from controller.ledger.enums import Role

@@ -1,7 +1,5 @@
 """Limits of the desired counts of workers, which are by pool: see paceline/worker_pools.py."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from controller.ledger.enums import Role

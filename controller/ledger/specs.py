@@ -1,7 +1,5 @@
 """Values that commands, events and state share: the run's spec, leases, groups, statistics."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any

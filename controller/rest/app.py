@@ -1,7 +1,5 @@
 """REST application: /api/v1, probes, Prometheus metrics and the dashboard."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +34,7 @@ class Rest:
         self.streams = EventStreams(controller)
         self.api = self._api()
         self.asgi = RestAuth(
-            self.api,
-            token=token,
-            loopback=loopback,
-            origins=self._other_urls,
-            policy=self._policy,
+            self.api, token=token, loopback=loopback, origins=self._other_urls, policy=self._policy
         )
 
     def close(self) -> None:

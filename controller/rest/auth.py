@@ -9,8 +9,6 @@
   in.
 """
 
-from __future__ import annotations
-
 import hmac
 import time
 from collections.abc import Callable, Collection

@@ -1,7 +1,5 @@
 """Command routes of the REST interface. A standby redirects the caller to the leader."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from typing import Annotated
@@ -88,8 +86,7 @@ def router(controller: Controller) -> APIRouter:
         responses=documented(404),
     )
     async def drain(
-        worker_id: Annotated[str, Path(max_length=64)],
-        body: schemas.DrainBody | None = None,
+        worker_id: Annotated[str, Path(max_length=64)], body: schemas.DrainBody | None = None
     ) -> schemas.Done:
         body = body or schemas.DrainBody()
         return await decide(Drain(_id(body), worker_id, body.replace, int(body.incarnation or 0)))

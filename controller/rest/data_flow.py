@@ -1,7 +1,5 @@
 """Flow of groups through the run: counts, staleness, the rate of steps and the bottleneck."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence

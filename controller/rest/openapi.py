@@ -1,7 +1,5 @@
 """OpenAPI description: security, problem details and an example of everything."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from controller.rest.auth import OPEN_PATHS

@@ -3,8 +3,6 @@
 Internal errors return a generic 500; the stack trace is only in the controller's log.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from http import HTTPStatus
 

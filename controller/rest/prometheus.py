@@ -1,7 +1,5 @@
 """Prometheus metrics of one controller, in base units. Counters end in _total."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping

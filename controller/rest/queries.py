@@ -3,8 +3,6 @@
 A leader answers from its live ledger, a standby from its copy.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -4,8 +4,6 @@ Apart from the schemas: a leader uses those without the web framework, which tak
 import.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Annotated
 

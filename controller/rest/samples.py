@@ -1,8 +1,6 @@
 """Groups of samples: the ledger's facts of each, and the completions in its payload or, once that
 is deleted, in the run's archive. Also without a controller, from Redis and the run directory."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
@@ -64,11 +62,7 @@ class Filter:
         return any(bound is not None for bound in bounds)
 
     def __call__(self, group: GroupSummary) -> bool:
-        equal = (
-            (self.state, group.state),
-            (self.step, group.step),
-            (self.row, group.dataset_row),
-        )
+        equal = ((self.state, group.state), (self.step, group.step), (self.row, group.dataset_row))
         between = (
             (self.min_reward, group.reward_mean, self.max_reward),
             (self.min_tokens, group.tokens, self.max_tokens),

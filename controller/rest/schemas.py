@@ -4,8 +4,6 @@ The ledger's ``StatusView`` and ``TaskCounts`` and the read model's ``ListedEven
 ``SavedCheckpoint`` are replies as they are.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Any
 

@@ -3,8 +3,6 @@
 The web framework is imported later, in a thread, so that a controller starts fast.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import importlib

@@ -1,7 +1,5 @@
 """Server-sent events, resumed after ``Last-Event-ID``."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator

@@ -4,8 +4,6 @@ The metrics of each step contain the replicas' waiting time. A rollout engine is
 is idle and the ledger has no task that its weights are fresh enough for; both are sampled.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 

@@ -7,8 +7,6 @@ Both run as asyncio tasks for the term of a leader. The next leader can recomput
 failure of either is logged and retried; it never ends the term.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine

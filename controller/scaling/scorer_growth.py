@@ -6,8 +6,6 @@
 Scorers only grow: nothing tells how many of them a faster fleet would need.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

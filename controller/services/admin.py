@@ -1,8 +1,6 @@
 """AdminService: requests of users, launchers and dashboards. Standbys answer GetStatus and
 WatchEvents."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import AsyncIterator

@@ -5,8 +5,6 @@ Policy ranks compare its digest with the payload. Here its fields must be possib
 one another.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

@@ -10,8 +10,6 @@ or requests) -> async iterator of replies`` for streams. Exceptions of a handler
     any other exception           UNKNOWN              a bug of the controller; its stack is logged
 """
 
-from __future__ import annotations
-
 import hmac
 import logging
 import traceback
@@ -52,10 +50,7 @@ class Services(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Finds the handler of a method, and checks the caller's token before it reads a message."""
 
     def __init__(
-        self,
-        controller: Controller,
-        handlers: Mapping[str, Unary | Streaming],
-        token: str,
+        self, controller: Controller, handlers: Mapping[str, Unary | Streaming], token: str
     ) -> None:
         self._token = f"Bearer {token}".encode()
         self._handlers = {

@@ -1,7 +1,5 @@
 """PolicyService: plans, rejected groups, votes, checkpoints."""
 
-from __future__ import annotations
-
 import logging
 import re
 from pathlib import PurePosixPath
@@ -87,10 +85,7 @@ async def try_group(controller: Controller, request: policy_pb2.TryRequest) -> p
     if request.task_id:
         task_id, _ = check_task(common_pb2.TaskRef(task_id=request.task_id, attempt=1))
     command = TryGroup(
-        *caller,
-        step=Step(request.step),
-        mesh_epoch=MeshEpoch(request.mesh_epoch),
-        task_id=task_id,
+        *caller, step=Step(request.step), mesh_epoch=MeshEpoch(request.mesh_epoch), task_id=task_id
     )
     stands: bool = await leader.execute(command)
     return policy_pb2.TryReply(stands=stands)

@@ -3,8 +3,6 @@
 An error names the field, its fault, and the values that are allowed.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sized

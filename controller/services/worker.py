@@ -1,7 +1,5 @@
 """WorkerService: registration, sessions, and errors that workers report about their peers."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import AsyncIterator, Sequence

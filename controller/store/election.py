@@ -11,8 +11,6 @@
   nobody else has written. The leader then continues in its term.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from typing import Any

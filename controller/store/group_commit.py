@@ -7,8 +7,6 @@
 - If Redis does not answer or is full, the same batch is repeated, and callers wait in ``flowing``.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
@@ -126,11 +124,7 @@ class GroupCommit:
         while True:
             try:
                 position = await self._journal.append(
-                    self.at,
-                    term=self._term,
-                    batch=batch.id,
-                    t=batch.t,
-                    events=batch.json,
+                    self.at, term=self._term, batch=batch.id, t=batch.t, events=batch.json
                 )
             except (RedisFull, RedisError, OSError) as error:
                 self._stall(trouble_of(error))

@@ -14,8 +14,6 @@
   changed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
@@ -208,12 +206,7 @@ class Journal:
     # ---- Redis ----------------------------------------------------------------------------
 
     async def _write(
-        self,
-        after: Position,
-        term: int,
-        batch: str,
-        number: int,
-        entry: str,
+        self, after: Position, term: int, batch: str, number: int, entry: str
     ) -> tuple[str, str]:
         """(verdict, detail) of the append; returns once the entry is in the append-only file."""
         keys = [self._keys.journal, self._keys.head, self._keys.term]

@@ -14,8 +14,6 @@ nothing.
 - The payload of every group that a step may still need must exist.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator, Mapping, Sequence

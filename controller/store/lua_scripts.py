@@ -1,7 +1,5 @@
 """Lua scripts of Redis: called by digest, and loaded again after a restart of Redis."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from typing import Any

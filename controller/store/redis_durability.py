@@ -1,7 +1,5 @@
 """Redis durability: a check that a replica of Redis has all earlier writes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from redis.exceptions import ResponseError

@@ -1,7 +1,5 @@
 """Names of a run's keys in Redis."""
 
-from __future__ import annotations
-
 from paceline.payloads.redis_payloads import payload_key
 from paceline.redis.leader_lease import controllers_key, lease_key
 

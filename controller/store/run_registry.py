@@ -1,8 +1,6 @@
 """Run registry in Redis: the settings that all controllers share, and the controllers'
 addresses."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

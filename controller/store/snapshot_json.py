@@ -7,8 +7,6 @@ piece. With 10,000,000 tasks one piece would outlast the lease. Tasks in memory 
 are written: see controller.ledger.state.moment. Nobody ever holds the whole text.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator

@@ -1,7 +1,5 @@
 """Stores of one controller: journal, election, payloads and the run's registry."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 

@@ -1,8 +1,6 @@
 """Totals of a projection beside the ledger: their cache in its snapshot, and the coverage
 report."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

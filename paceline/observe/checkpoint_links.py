@@ -8,8 +8,6 @@ The leader sets a link after the record is durable, and replaces it atomically. 
 directories, never links: a link that is missing or old misleads no restore.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -5,8 +5,6 @@
 The thread polls: woken for every item, it would compete with the event loop for the interpreter.
 """
 
-from __future__ import annotations
-
 import threading
 from abc import ABC, abstractmethod
 from collections import deque

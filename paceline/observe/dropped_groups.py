@@ -3,8 +3,6 @@
 Routine drops (too stale, equal rewards) are in no run file: they are folded from the journal.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Event stream of a run from its controllers, across failovers, until the run is over."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,8 +1,6 @@
 """Listed events of a run: bounded, in order, with the time that each fault took to repair, and what
 follows from them for checkpoints and for the end of the run."""
 
-from __future__ import annotations
-
 import re
 from collections import deque
 from collections.abc import Callable, Mapping

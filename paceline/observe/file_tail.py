@@ -1,7 +1,5 @@
 """Tail of a run file: every complete line once, even if a new leader replaces the file."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

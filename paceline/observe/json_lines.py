@@ -1,8 +1,6 @@
 """JSON-lines files that survive the death of the process that writes them, and the rows of
 metrics.jsonl."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

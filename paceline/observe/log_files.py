@@ -1,7 +1,5 @@
 """Log files of a run: names, last lines and new lines."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Reward sparkline and time left of a run."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@
 - A path, or a URL of a local file, keeps its last part.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -11,8 +11,6 @@ Events without text (leases, accepted groups, votes) are counted, not listed: th
 committed step carries the counts since the step before it.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path

@@ -5,8 +5,6 @@ events, as they happen ─────►┼──► RunPicture ──► live 
 run files or REST, once ────►┘    (the past of the run)
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

@@ -1,7 +1,5 @@
 """Runs in a directory tree and their results, from their files."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from collections.abc import Iterator, Sequence

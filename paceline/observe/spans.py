@@ -9,8 +9,6 @@ to its commit, *commit* within it from the first vote. A task that is trained ag
 gets another ready or step span in the same trace.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

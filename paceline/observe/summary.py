@@ -4,8 +4,6 @@ Means and rates come from the run files; samples and faults come from a replay o
 figure that could not be measured is null, never a guess.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

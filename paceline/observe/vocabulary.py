@@ -4,8 +4,6 @@ The ledger journals these words; readers of the journal and of the run files tel
 them.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 

@@ -1,7 +1,5 @@
 """Model files, device, sizes and weights, for every engine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar

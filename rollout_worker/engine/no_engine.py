@@ -1,8 +1,6 @@
 """No engine: in the place of one in a run of recorded data. It generates nothing and loads no
 weights."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor

@@ -17,8 +17,6 @@ rows as it can, because a step may change few of them (embeddings of tokens that
 offset is random.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple

@@ -4,8 +4,6 @@ A table over the vocabulary marks the tokens that may end a stop string. Only ro
 token are decoded, and only their tail.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -9,8 +9,6 @@ It is called once for each sample of a group, concurrently, in one thread that a
 share and that is not the worker's. Waiting is free; computing delays the other environments.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass

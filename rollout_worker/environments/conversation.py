@@ -8,8 +8,6 @@ Sampled tokens are never tokenised again: each turn is generated from exactly th
 A turn is appended together with its input, or not at all.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -10,8 +10,6 @@ other environments. After its time limit the thread is abandoned: the other envi
 lost without blame, and new ones get a new thread.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Sequence

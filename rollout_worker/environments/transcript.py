@@ -5,8 +5,6 @@ conversation 2   S S S S b   | m m S m m m        m: made by the model    traine
                  └ prompt ┘└ completion ──────►   a, b: different openings are masked, too
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,12 +14,7 @@ from numpy.typing import NDArray
 
 from paceline.rpc.wire_limits import usable_reward
 from rollout_worker.engine.base import Completion, Finish, merge_spans
-from rollout_worker.environments.base import (
-    COMPONENT,
-    TURNS,
-    EnvironmentFailed,
-    TurnRewards,
-)
+from rollout_worker.environments.base import COMPONENT, TURNS, EnvironmentFailed, TurnRewards
 from rollout_worker.environments.conversation import Conversation
 from rollout_worker.rewards.score import number_of
 from rollout_worker.rewards.scoring import Scores

@@ -6,8 +6,6 @@
 Imported only if rollout.openai is set: the web framework is not light.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable

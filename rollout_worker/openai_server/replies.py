@@ -1,7 +1,5 @@
 """Replies of /v1/chat/completions: whole, or as server-sent events."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

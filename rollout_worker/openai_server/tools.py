@@ -7,8 +7,6 @@ Anything that is not exactly in this form stays part of the content. The recorde
 tokens stay as they were sampled.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Built-in rewards. Each is 0 or 1."""
 
-from __future__ import annotations
-
 import functools
 import re
 import threading

@@ -6,8 +6,6 @@ It writes the start and the job of each call into shared memory. So its parent c
 call from a busy process, and knows the call's job, at no cost per call.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import json

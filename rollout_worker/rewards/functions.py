@@ -1,8 +1,6 @@
 """Reward functions by their names in the config. Imports no torch: the pool's processes start with
 this module."""
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import re

@@ -1,8 +1,6 @@
 """Execution of a group's reward functions, in a scoring process or, without a pool, in the
 worker."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

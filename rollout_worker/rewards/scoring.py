@@ -9,8 +9,6 @@
 A lost process is replaced at once. A job is never blamed for another job's crash.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

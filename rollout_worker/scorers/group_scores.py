@@ -1,7 +1,5 @@
 """Scores of a group by the scorers of the configuration: rewards, and columns of log-probs."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

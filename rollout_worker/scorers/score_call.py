@@ -12,8 +12,6 @@ A score has no side effect, so a request that reaches two scorers, or is answere
 harm: the first reply counts. A judge that samples may answer the second differently.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterable

@@ -8,8 +8,6 @@ The first sample that fails ends the others: there are no partial groups. A fail
 reward.
 """
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from typing import Any
@@ -100,11 +98,7 @@ class EnvironmentRunner:
         )
 
     def _task(
-        self,
-        lease: rollout_pb2.Lease,
-        row: dict[str, Any],
-        prompt: str | list[Message],
-        index: int,
+        self, lease: rollout_pb2.Lease, row: dict[str, Any], prompt: str | list[Message], index: int
     ) -> EnvironmentTask:
         return EnvironmentTask(
             row=row,

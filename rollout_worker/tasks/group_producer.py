@@ -4,8 +4,6 @@ row ──► prompt tokens ──► engine (or an environment) ──► texts
     unusable row: DROP   failed: FAILED                      failed: FAILED
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Mapping

@@ -9,8 +9,6 @@ One request is open at a time. If newer weights are loaded while it waits, it is
 same sequence number: the ledger gives a number its tasks once, so none can get lost in between.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

@@ -14,8 +14,6 @@ completion. A task is written again once it has grown by a quarter: all its writ
 most five times its payload. The controller deletes the blobs of finished tasks.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Sequence

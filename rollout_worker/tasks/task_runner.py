@@ -4,8 +4,6 @@ lease ──► take ──► producer (prompt ─► engine ─► rewards) �
              └──► handed back, if this worker is not to work on it
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Interface of the decisions to the ledger: the state, its callers, and the emission of events."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, get_type_hints
 

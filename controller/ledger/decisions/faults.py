@@ -1,8 +1,6 @@
 """Decisions about causes: of a death, of one that later evidence explains, and of a host's many
 faults."""
 
-from __future__ import annotations
-
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider, decides

@@ -6,8 +6,6 @@ trained again after a rollback trains the same groups, and keeps its score. A sc
 the other replicas outvoted is dropped, and that step is not evaluated again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from controller.ledger import commands as cmd

@@ -12,8 +12,6 @@
   were only held beside it are finished, and the rest of the fleet goes on.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from itertools import islice

@@ -15,8 +15,6 @@ buckets. With ``relay_fanout`` the links are trees below the sources:
   committed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice

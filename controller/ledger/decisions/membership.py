@@ -4,8 +4,6 @@ The tasks of a worker that leaves go to other workers. If it was a member of the
 formed again at once.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from controller.ledger import commands as cmd

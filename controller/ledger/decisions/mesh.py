@@ -8,8 +8,6 @@
   holds that state, the run goes back to the newest checkpoint.
 """
 
-from __future__ import annotations
-
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider, decides

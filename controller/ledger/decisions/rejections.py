@@ -13,8 +13,6 @@ generation.
   gradients of the former composition belong to an epoch that is over, and count for nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from controller.ledger import commands as cmd

@@ -11,8 +11,6 @@
 - A worker never receives from what hangs on itself.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -64,10 +62,7 @@ class RelayTree:
         if not self._fanout:
             return least
         near = min(self._roots_of.get(receiver.host, ()), key=self._load, default=None)
-        for root, relays in (
-            (near, self._relays_of.get(receiver.host)),
-            (least, self._relays),
-        ):
+        for root, relays in ((near, self._relays_of.get(receiver.host)), (least, self._relays)):
             if root is not None and self._load(root) < self._fanout:
                 return root
             while relays and self._load(relays[0]) >= self._fanout:

@@ -1,8 +1,6 @@
 """Decisions about the run as a whole: its start, its leaders, evaluations, requests of people, its
 end."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, fields
 

@@ -5,8 +5,6 @@ A change is in force from the first step that was never opened. A step that is o
 keeps the values and the groups of its plan, so all replicas and all attempts use the same ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -6,8 +6,6 @@ than desired, a spare is put to work, first one that serves weights already. Whi
 desired, the one with the highest name stands by once it has finished its tasks.
 """
 
-from __future__ import annotations
-
 from controller.ledger.decisions.decider import Decider
 from controller.ledger.enums import Lifecycle, Role
 from controller.ledger.events import SpareSet

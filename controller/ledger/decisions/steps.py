@@ -5,8 +5,6 @@ member of the epoch has voted with the same digest of the weights. If a member i
 take over its groups in a new epoch; no replica ever applies an update that is not committed.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection
 
@@ -178,8 +176,7 @@ def record_checkpoint(d: Decider, c: cmd.RecordCheckpoint, now: float) -> cmd.Ch
     wrote = member or worker.leaving or worker.state_version >= c.version
     if worker.role is not Role.POLICY or not wrote:
         raise cmd.CommandRefused(
-            RefusalCode.INVALID,
-            f"{c.worker_id} is no member of the mesh: it has no state to save",
+            RefusalCode.INVALID, f"{c.worker_id} is no member of the mesh: it has no state to save"
         )
     v = s.versions
     recorded = {k.path for k in v.checkpoints}

@@ -10,8 +10,6 @@ are exact inverses. The fields of a group are laid out flat. A ``record`` is the
 readers of the run's files: if the event is listed, with ``severity`` and ``text``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

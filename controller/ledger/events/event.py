@@ -1,7 +1,5 @@
 """Event base class, the topics that events wake, and their severity."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field

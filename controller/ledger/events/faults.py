@@ -1,8 +1,6 @@
 """Events about faults: of processes that are no workers or still run, causes found later, suspected
 hosts."""
 
-from __future__ import annotations
-
 from controller.ledger.events.event import Event, event, reason_in_words
 from controller.ledger.state.state import State
 from paceline.observe.faults import Fault

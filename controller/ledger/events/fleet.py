@@ -1,7 +1,5 @@
 """Events of the fleet: workers, the mesh of the policy replicas, weights links."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import field, replace
 

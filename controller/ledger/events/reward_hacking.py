@@ -1,7 +1,5 @@
 """Event of reward hacking: the training score rises while what it stands for falls."""
 
-from __future__ import annotations
-
 from controller.ledger.events.event import Event, event
 from controller.ledger.state.state import State
 from paceline.evaluation.reward_hacking import Exploited

@@ -1,7 +1,5 @@
 """Events of the run as a whole: its start and end, its leaders, requests of people."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import field, replace

@@ -1,7 +1,5 @@
 """Events of policy steps: opening, votes, commit or abort, rollbacks, checkpoints."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

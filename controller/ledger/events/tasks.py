@@ -1,7 +1,5 @@
 """Events of tasks: leases, groups, drops, evaluation rounds."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import field
 

@@ -9,8 +9,6 @@ All of it follows from journalled groups, so every controller and every replay l
 rows. A row needs one byte, whatever the number of its groups.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from controller.ledger.specs import GroupMeta

@@ -11,8 +11,6 @@ rows. If they have all gone on to newer weights, or have died, the rest goes to 
 round never waits for a version that is no more.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -7,8 +7,6 @@
   ``Fleet.links_of``): no question about one worker goes through all of them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from controller.ledger.codec import TRANSIENT, stored_as

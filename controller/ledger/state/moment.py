@@ -5,8 +5,6 @@ alone; the owner of the collection says ``keep`` before it changes a value, and 
 as it was is kept until the moment is over.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from typing import Any, Generic, TypeVar

@@ -8,8 +8,6 @@ with.
   back ``paceline set``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

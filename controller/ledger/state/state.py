@@ -1,7 +1,5 @@
 """State of a run. It changes in the ``apply`` of the events alone; nothing here decides."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from controller.ledger.codec import TRANSIENT, stored_as

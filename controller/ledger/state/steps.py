@@ -6,8 +6,6 @@ groups of a lost member to the others. The composition of a step changes in one 
 cannot be trained leaves it for good, and the step opens again with the others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -139,9 +137,7 @@ class StepBook:
 
 
 def assign_shards(
-    costs: Sequence[int],
-    members: Sequence[str],
-    kept: Mapping[str, Sequence[int]] | None = None,
+    costs: Sequence[int], members: Sequence[str], kept: Mapping[str, Sequence[int]] | None = None
 ) -> dict[str, tuple[int, ...]]:
     """Assigns groups to members so that their sums of ``costs`` (tokens) are balanced. Longest
     first, each to the member with the least so far; ties go to the lower rank. Groups in ``kept``

@@ -9,8 +9,6 @@ ones at once. Counters remain, and the last few thousand outcomes, so that a rep
 gets the same answer as the first one.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable

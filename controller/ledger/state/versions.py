@@ -9,8 +9,6 @@
   model): if no worker holds anything newer, a restart needs no rollback.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from paceline.ids import Step, Version

@@ -5,8 +5,6 @@ masked or dropped stands beside its mean length, to be compared with the length 
 trains.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 from controller.ledger.enums import DROPPED_FOR_AGE, DropReason

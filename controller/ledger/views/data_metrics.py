@@ -1,8 +1,6 @@
 """Metrics of the data: rewards and shares of each source, truncated and dropped prompts, and the
 curriculum."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from controller.ledger.specs import GroupMeta

@@ -6,8 +6,6 @@ directive, so only the others are built again. Whatever ``views.directive`` read
 to be among the grounds: that which all workers share is taken once, in ``directive_grounds``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from operator import attrgetter
 from typing import NamedTuple

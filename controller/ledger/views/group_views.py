@@ -1,7 +1,5 @@
 """Views of a group: its step, its staleness, its place in the data set."""
 
-from __future__ import annotations
-
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import Task
 from paceline.ids import Step, TaskId

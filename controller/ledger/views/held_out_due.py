@@ -1,7 +1,5 @@
 """Evaluation that is due in a run of recorded data, and who measures it."""
 
-from __future__ import annotations
-
 from controller.ledger.state.state import State
 from paceline.ids import Step, Version
 

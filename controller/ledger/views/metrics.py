@@ -1,7 +1,5 @@
 """Metrics of a step: its groups and votes merged into one row of numbers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 

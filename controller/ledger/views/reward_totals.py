@@ -1,7 +1,5 @@
 """Totals of a step's rewards, from the facts of its groups."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 from math import fsum

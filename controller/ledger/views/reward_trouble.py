@@ -1,7 +1,5 @@
 """Trouble of the training reward: evaluation sets that say it is exploited."""
 
-from __future__ import annotations
-
 from controller.ledger.events.reward_hacking import hacking_in_words
 from controller.ledger.state.state import State
 from paceline.evaluation.reward_hacking import Exploited, exploited

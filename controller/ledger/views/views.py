@@ -3,8 +3,6 @@
 The shell turns these into messages; nothing here knows of protobuf.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -239,11 +237,7 @@ def _end(worker: Worker) -> Member:
 
 
 def plan(
-    state: State,
-    worker_id: str,
-    incarnation: int,
-    mesh_epoch: MeshEpoch,
-    state_version: Version,
+    state: State, worker_id: str, incarnation: int, mesh_epoch: MeshEpoch, state_version: Version
 ) -> tuple[PlanState, PlanView | None]:
     """The plan, if one is open, for a replica that formed ``mesh_epoch`` and holds the state of
     ``state_version``."""

@@ -3,8 +3,6 @@
 Python code runs per row only when a row joins or leaves, never per row and step.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The decoder interface: one forward for new prompts, one for the next token of every row."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 

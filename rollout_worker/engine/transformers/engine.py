@@ -10,8 +10,6 @@
 Only the inbox wakes the thread. After ``start``, model, cache and batch belong to the thread alone.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

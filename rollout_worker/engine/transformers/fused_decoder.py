@@ -7,8 +7,6 @@ parameters, so new weights are copied once for both. ``largest_gap`` compares th
 start.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

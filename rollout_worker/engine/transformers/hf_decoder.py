@@ -1,7 +1,5 @@
 """Decoder for any model: its own transformers forward, over a slot cache."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 
@@ -102,11 +100,7 @@ class HFDecoder:
         # Padding is on the right: the causal mask alone keeps it from every token that counts.
         extra = {"logits_to_keep": kept} if kept is not None and self._selects else {}
         out = self._model(
-            input_ids=tokens,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            **extra,
+            input_ids=tokens, position_ids=positions, past_key_values=cache, use_cache=True, **extra
         )
         layers = [(layer.keys, layer.values) for layer in cache.layers]
         if any(keys is None for keys, _ in layers):

@@ -4,8 +4,6 @@ step:  decode one token of every row ──► finished rows leave, the last row
        admit waiting rows ──► prefill (each distinct prompt once) ──► first token of each
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 

@@ -1,8 +1,6 @@
 """vLLM's engine arguments, from the config. ``rollout.vllm`` passes other arguments through; an
 argument that Paceline sets is refused, with the name of the field that sets it."""
 
-from __future__ import annotations
-
 import difflib
 import os
 from collections.abc import Mapping

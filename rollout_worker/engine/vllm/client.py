@@ -4,8 +4,6 @@ A thread starts vLLM and lives as long as the engine: vLLM's processes die with 
 started them (see plugin).
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor

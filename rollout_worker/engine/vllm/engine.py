@@ -9,8 +9,6 @@ request share their prefill through vLLM's prefix cache, in whole blocks. Cache 
 with the version.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging

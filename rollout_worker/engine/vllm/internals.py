@@ -3,8 +3,6 @@
 Tested with the pinned version.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Completions from vLLM's outputs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any
 

@@ -4,8 +4,6 @@ vLLM loads it in each of its processes through the ``vllm.general_plugins`` entr
 children of a killed vLLM process live on, and on a GPU they keep its memory.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -3,8 +3,6 @@
 vLLM's own intermediate outputs do not contain the version of each token, and cost a message each.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Mapping

@@ -7,8 +7,6 @@ rank among several stages nothing: vLLM's loaders take its slices from host memo
 An engine of one rank needs everything, and stages it whole.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -69,7 +69,7 @@ class Readback(TorchFunctionMode):
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         super().__init__()
         self._weights = sorted(
-            ((t.data_ptr(), t.nbytes, name) for name, t in weights.items() if t.numel()),
+            ((t.data_ptr(), t.nbytes, name) for name, t in weights.items() if t.numel())
         )
         self._starts = [start for start, _, _ in self._weights]
         self._views: Views = {}

@@ -6,8 +6,6 @@ The memory has no name in any file system (memfd, Linux): it is freed with the l
 uses it, however that process ends, and it cannot be changed once it is written.
 """
 
-from __future__ import annotations
-
 import fcntl
 import itertools
 import json

@@ -15,8 +15,6 @@ A version that is not newer than the served one replaces weights that were never
 requests end, and the cache is emptied.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time
