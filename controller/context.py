@@ -9,8 +9,7 @@ from controller.dataset_rows import DatasetRows
 from controller.export.exporters import Exporters
 from controller.export.run_files import RunFiles
 from controller.ledger.commands import RunSpec
-from controller.ledger.learning_rate import LearningRate
-from controller.ledger.specs import EvalSet
+from controller.ledger.specs import EvalSet, LearningRate
 from controller.projector import Projector
 from controller.runtime import SYSTEM_CLOCK, Clock
 from controller.store.stores import Stores

@@ -40,9 +40,8 @@ from controller.ledger.views.directive_grounds import Grounds, directive_grounds
 from controller.ledger.views.views import may_need, owns_all
 from controller.long_poll import LongPolls
 from controller.proto_encoding import directive_of
-from controller.renewals import Renewals
 from controller.run_settings import RunSettings
-from controller.runtime import NotLeading, cancel_all
+from controller.runtime import Clock, NotLeading, cancel_all
 from controller.store.group_commit import CommitBatch, GroupCommit
 from controller.store.journal import Deposed, LedgerSnapshot
 from controller.store.ledger_follower import LedgerFollower
@@ -53,6 +52,40 @@ from paceline.payloads.store import Ref
 from paceline.process.structured_log import event
 from paceline.redis.client import log_fields, trouble_of
 from paceline.v1 import admin_pb2, worker_pb2
+
+
+@dataclass(slots=True)
+class Renewals:
+    """Times since the last renewal that went through, in seconds."""
+
+    clock: Clock
+    lease_s: float
+    asked_s: float = 0.0  # In calls to Redis
+    overslept_s: float = 0.0  # Beyond the pauses between the calls: the process did not run
+    _began: float = 0.0
+
+    def begin(self) -> None:
+        self._began = self.clock.monotonic()
+
+    def paused(self, wanted_s: float) -> None:
+        self.overslept_s += max(0.0, self.clock.monotonic() - self._began - wanted_s)
+
+    def asked(self, *, renewed: bool) -> None:
+        if renewed:
+            self.asked_s = self.overslept_s = 0.0
+        else:
+            self.asked_s += self.clock.monotonic() - self._began
+
+    def why_late(self) -> str:
+        """Reason why the lease ran out; empty if neither Redis nor this process was slow for half
+        of it."""
+        if max(self.asked_s, self.overslept_s) < self.lease_s / 2:
+            return ""
+        why = f"its process did not run for {self.overslept_s:.1f} s"
+        if self.asked_s >= self.overslept_s:
+            why = f"Redis did not answer for {self.asked_s:.1f} s"
+        return f"{why}, and the lease has {self.lease_s:g} s"
+
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -24,6 +24,7 @@ from controller.dataset_rows import DatasetRows
 from controller.fleet.sessions import WithoutSession
 from controller.leader import Leader
 from controller.ledger.commands import CommandRefused, RecordFault
+from controller.ledger.state.settings import SettingChange
 from controller.ledger.state.state import State
 from controller.long_poll import WakeUps
 from controller.run_settings import RunSettings
@@ -113,6 +114,28 @@ class Controller:
         feeds = self.leader.housekeeping.exporters.feeds if self.leader is not None else []
         names = ("name", "written", "failing", "trouble")
         return [{name: getattr(feed, name) for name in names} for feed in feeds]
+
+    async def set_settings(
+        self, request_id: str, asked: Mapping[str, Any], *, dry_run: bool
+    ) -> tuple[str, dict[str, SettingChange]]:
+        """The effect in words, and what has changed. Raises CommandRefused and NotLeading. ``asked``:
+        JSON values by dotted name. A repeated request has one effect and gets the same words; its
+        changes are empty then."""
+        leader = self.leading()
+        await leader.ready()
+        done = leader.ledger.state.requests.get(request_id)
+        if done is not None:
+            await leader.group_commit.durable()
+            return done, {}
+        # Nothing is awaited from here to the decision: two requests cannot both rest on the same
+        # settings.
+        command = leader.settings.change_command(leader.rows, request_id, asked)
+        changes = leader.settings.effect_of(command)
+        if dry_run:
+            return "these settings can change now" if changes else "nothing would change", changes
+        reply = leader.decide(command)
+        await leader.group_commit.durable()
+        return str(reply), changes
 
     # ---- loops ----------------------------------------------------------------------------
 

@@ -57,9 +57,9 @@ from rollout_worker.engine.no_engine import NoEngine
 from rollout_worker.held_tasks import HeldTasks
 from rollout_worker.lifecycle import WorkerLifecycle
 from rollout_worker.rewards.scoring import Scorer
-from rollout_worker.scorers.group_scores import GroupScores
 from rollout_worker.tasks.environment_runner import EnvironmentRunner
 from rollout_worker.tasks.group_producer import GroupProducer, RecordedProducer
+from rollout_worker.tasks.group_scores import GroupScores
 from rollout_worker.tasks.lease_loop import LeaseLoop, tasks_wanted
 from rollout_worker.tasks.outbox import GroupUpload
 from rollout_worker.tasks.partial_rollouts import PartialRollouts

@@ -20,10 +20,9 @@ from controller.ledger.decisions.decider import DECISIONS, Decider
 from controller.ledger.enums import Phase
 from controller.ledger.events import Event
 from controller.ledger.invariants import check, check_counts
-from controller.ledger.state.moment import Moment
 from controller.ledger.state.settings import with_new_names
 from controller.ledger.state.state import State
-from controller.ledger.state.tasks import Task
+from controller.ledger.state.tasks import Moment, Task
 from paceline.ids import TaskId
 from paceline.refusal_code import RefusalCode
 

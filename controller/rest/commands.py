@@ -20,7 +20,6 @@ from controller.replicated_controller import Controller
 from controller.rest import schemas
 from controller.rest.problem_details import documented, respond
 from controller.runtime import NotLeading
-from controller.set_settings import set_settings
 from controller.store.journal import Deposed
 from paceline.providers.base import who_scales
 
@@ -95,8 +94,8 @@ def router(controller: Controller) -> APIRouter:
     async def settings(body: schemas.SettingsBody) -> schemas.SettingsDone:
         try:
             async with asyncio.timeout(PATIENCE_S):
-                message, changes = await set_settings(
-                    controller, _id(body), body.settings, dry_run=body.dry_run
+                message, changes = await controller.set_settings(
+                    _id(body), body.settings, dry_run=body.dry_run
                 )
         except (Deposed, TimeoutError) as error:
             raise NotLeading("this term is over or does not commit") from error

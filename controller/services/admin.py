@@ -25,7 +25,6 @@ from controller.ledger.events import from_json, record_of
 from controller.proto_encoding import wire_values
 from controller.replicated_controller import Controller
 from controller.services.validation import check_caller, check_request_id
-from controller.set_settings import set_settings
 from controller.status import setting_changes, status_of
 from paceline.groups.invalid import Invalid, check_text
 from paceline.observe.vocabulary import DeathCause, FaultCause
@@ -194,9 +193,7 @@ async def change_settings(
         except ValueError as error:
             raise Invalid(f"{name[:128]}: the value is not JSON: {error}") from error
     try:
-        message, changes = await set_settings(
-            controller, request_id, asked, dry_run=request.dry_run
-        )
+        message, changes = await controller.set_settings(request_id, asked, dry_run=request.dry_run)
     except CommandRefused as refusal:
         return admin_pb2.SettingsReply(accepted=False, message=str(refusal))
     return admin_pb2.SettingsReply(accepted=True, message=message, changes=setting_changes(changes))

@@ -16,9 +16,7 @@ import logging
 from typing import Any
 
 from controller.runtime import SYSTEM_CLOCK, Clock
-from controller.store.lua_scripts import Script
-from controller.store.redis_durability import replicated
-from controller.store.redis_keys import Keys
+from controller.store.redis_keys import Keys, Script, replicated
 from paceline.process.structured_log import event
 from paceline.redis.leader_lease import DELETE_IF_EQUAL, LeaderIdentity
 

@@ -22,9 +22,7 @@ from typing import Any
 
 from redis.exceptions import OutOfMemoryError, ResponseError
 
-from controller.store.lua_scripts import Script
-from controller.store.redis_durability import replicated
-from controller.store.redis_keys import Keys
+from controller.store.redis_keys import Keys, Script, replicated
 from controller.store.snapshot_json import snapshot_pieces
 from paceline.errors import BadInput
 from paceline.payloads.transfer_limits import in_time

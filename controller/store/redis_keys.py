@@ -1,4 +1,10 @@
-"""Names of a run's keys in Redis."""
+"""Redis of a run: the names of its keys, Lua scripts, and a check that writes are replicated."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from redis.exceptions import NoScriptError, ResponseError
 
 from paceline.payloads.redis_payloads import payload_key
 from paceline.redis.leader_lease import controllers_key, lease_key
@@ -32,3 +38,38 @@ class Keys:
 
     def payload(self, task_id: str, attempt: int) -> str:
         return payload_key(self.run_id, task_id, attempt)
+
+
+WAIT_MS = 200
+
+
+async def replicated(redis: Any, keys: Keys, *, expected: bool = False) -> bool:
+    """True if a replica has all earlier writes, or if no replica is connected and none is
+    ``expected``. Set ``expected`` behind Sentinels: a replica that is not connected is then no
+    better than one that lags. Redis errors propagate."""
+    info = await redis.info("replication")
+    if not info.get("connected_slaves", 0):
+        return not expected
+    async with redis.pipeline(transaction=False) as pipe:
+        # WAIT concerns the last write of its own connection. Replicas receive writes in order.
+        pipe.set(keys.mark, "1")
+        pipe.execute_command("WAIT", 1, WAIT_MS)
+        try:
+            _, confirmed = await pipe.execute()
+        except ResponseError:
+            return False
+    return bool(confirmed)
+
+
+class Script:
+    """One script. Its replies are integers, bytes, or lists of them."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+
+    async def run(self, redis: Any, keys: Sequence[str], args: Sequence[Any]) -> Any:
+        try:
+            return await redis.evalsha(self.sha, len(keys), *keys, *args)
+        except NoScriptError:
+            return await redis.eval(self.source, len(keys), *keys, *args)

@@ -4,7 +4,7 @@ holds.
 A thread would not help, because the encoder keeps the interpreter to itself from beginning to end.
 With 30 % of 1,000,000 tasks dropped, coverage is 0.84 million numbers: 6 MB, and 0.1 s in one
 piece. With 10,000,000 tasks one piece would outlast the lease. Tasks in memory are encoded as they
-are written: see controller.ledger.state.moment. Nobody ever holds the whole text.
+are written: see controller.ledger.state.tasks. Nobody ever holds the whole text.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from itertools import islice
 from typing import Any
 
-from controller.ledger.state.moment import Moment
+from controller.ledger.state.tasks import Moment
 
 SLICE = 4096  # Items of an array in one piece: under 1 ms of numbers
 TURN = 65_536  # Characters between two turns of the event loop: some milliseconds

@@ -36,8 +36,8 @@ from rollout_worker.leases import (
 )
 from rollout_worker.rewards.score import Job
 from rollout_worker.rewards.scoring import Scorer, Scores, penalised
-from rollout_worker.scorers.group_scores import GroupScores
 from rollout_worker.tasks.environment_runner import EnvironmentRunner
+from rollout_worker.tasks.group_scores import GroupScores
 from rollout_worker.tasks.partial_rollouts import PartialRollouts
 
 _KINDS = {

@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from controller.ledger.admission import dispatch_limit
+from controller.ledger.limits import dispatch_limit
 from testbed.planner.generation import Generation
 from testbed.planner.system import System
 

@@ -14,8 +14,7 @@ from controller.ledger.decisions.decider import Decider, decides
 from controller.ledger.enums import Phase
 from controller.ledger.state.state import State
 from controller.ledger.state.versions import Checkpoint
-from controller.ledger.views.held_out_due import due_for
-from controller.ledger.views.reward_trouble import exploited_by_set
+from controller.ledger.views.held_out import due_for, exploited_by_set
 from paceline.ids import Step
 
 EARLY_STOP = "early-stopping"  # Request id of the stop

@@ -18,7 +18,6 @@ from itertools import islice
 
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
-from controller.ledger.admission import dispatch_limit
 from controller.ledger.decisions.decider import Decider, decides
 from controller.ledger.decisions.steps import settle_step
 from controller.ledger.enums import (
@@ -31,6 +30,7 @@ from controller.ledger.enums import (
     Role,
     VerdictCode,
 )
+from controller.ledger.limits import dispatch_limit
 from controller.ledger.specs import HELD_OUT, GroupMeta, LeasedTask
 from controller.ledger.state.fleet import Worker
 from controller.ledger.state.state import State

@@ -29,8 +29,8 @@ from controller.ledger.enums import (
     ReleaseReason,
     Role,
 )
+from controller.ledger.limits import bounds_of, setting_of
 from controller.ledger.role_traits import TRAITS
-from controller.ledger.scale_limits import bounds_of, setting_of
 from controller.ledger.specs import WorkerSpec, values
 from controller.ledger.state.fleet import Worker
 from paceline.ids import Version

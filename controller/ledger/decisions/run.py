@@ -13,12 +13,12 @@ from controller.ledger.decisions.mesh import leave_step, roll_back
 from controller.ledger.decisions.rejections import MOST_REJECTIONS
 from controller.ledger.decisions.settings import take_over_config
 from controller.ledger.enums import DropReason, Phase, SuspendStage, VerdictCode
-from controller.ledger.scale_limits import problem_of, within
+from controller.ledger.limits import problem_of, within
 from controller.ledger.specs import EvalSet, LiveSpec, SetResult
 from controller.ledger.state.evals import EvalRound
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import TaskState
-from controller.ledger.views.reward_trouble import exploited_by_set
+from controller.ledger.views.held_out import exploited_by_set
 from paceline.ids import Step, Version
 from paceline.observe.vocabulary import MeshEnd
 from paceline.refusal_code import RefusalCode

@@ -19,7 +19,6 @@ from controller.ledger.events.event import Event as Event
 from controller.ledger.events.event import Topic as Topic
 from controller.ledger.events.faults import *
 from controller.ledger.events.fleet import *
-from controller.ledger.events.reward_hacking import *
 from controller.ledger.events.run import *
 from controller.ledger.events.steps import *
 from controller.ledger.events.tasks import *

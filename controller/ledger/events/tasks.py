@@ -9,6 +9,7 @@ from controller.ledger.specs import HELD_OUT, EvalSet, GroupMeta, LeasedTask, Se
 from controller.ledger.state.evals import EvalRound
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import Task, TaskState
+from paceline.evaluation.reward_hacking import Exploited
 from paceline.evaluation.set_scores import RowScore, row_score
 from paceline.ids import Step, TaskId, Version
 from paceline.observe.vocabulary import Severity
@@ -341,3 +342,42 @@ class HeldOutFell(Event):
             f"{self.metric or 'held-out reward'} fell to {self.reward_mean:.3f} after step "
             f"{self.step}; it was {self.best_reward:.3f} after step {self.best_step}"
         )
+
+
+@event
+class RewardHackingSuspected(Event):
+    """The training reward, a scorer's, has risen while an evaluation set by another reward has
+    fallen, and that was not so at the evaluation before."""
+
+    step: Step
+    metric: str  # SET/reward, of which the next three are steps and values
+    truth: float
+    best_step: Step
+    best_truth: float
+    score: float  # Training reward before the newest evaluations
+    best_score: float  # Before the best one
+
+    directs = False
+    severity = Severity.WARNING
+
+    def apply(self, s: State) -> None:
+        """The evaluation's own event has changed the state."""
+
+    def text(self) -> str:
+        return hacking_in_words(self.metric, self.values)
+
+    @property
+    def values(self) -> Exploited:
+        return Exploited(
+            self.step, self.truth, self.best_step, self.best_truth, self.score, self.best_score
+        )
+
+
+def hacking_in_words(metric: str, found: Exploited) -> str:
+    """What is measured, what it means, and the remedy."""
+    return (
+        f"the training score rises ({found.best_score:.3f} to {found.score:.3f}) while {metric} "
+        f"falls ({found.best_truth:.3f} after step {found.best_step}, {found.truth:.3f} after step "
+        f"{found.step}): the learned reward is probably being exploited; begin again with a larger "
+        f"train.loss.kl_coef, or stop at step {found.best_step}"
+    )

@@ -11,16 +11,49 @@ gets the same answer as the first one.
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any, Generic, TypeVar
 
 from controller.ledger.codec import TRANSIENT
 from controller.ledger.enums import DROPPED_FOR_AGE, DropReason, GroupFault, Kind, VerdictCode
 from controller.ledger.specs import GroupMeta, LeasedTask
 from controller.ledger.state.curriculum import Curriculum
-from controller.ledger.state.moment import Moment
 from paceline.ids import Step, TaskId
+
+V = TypeVar("V")
+
+
+class Moment(Generic[V]):
+    """``values``, as ``encode`` writes them, as they were when this object was made. ``key``: never
+    changes."""
+
+    def __init__(
+        self, values: Iterable[V], key: Callable[[V], str], encode: Callable[[V], Any]
+    ) -> None:
+        self._values = list(values)
+        self._key, self._encode = key, encode
+        self._kept: dict[int, V] = {}
+        """By the id of the value that has changed since; ``_values`` keeps that alive."""
+        self.over = False
+        """All were read, or nobody wants to read them: nothing needs to be kept any more."""
+
+    def keep(self, value: V) -> None:
+        """``value`` is about to change. The first time counts."""
+        if not self.over and id(value) not in self._kept:
+            self._kept[id(value)] = copy(value)
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """(key, encoded value) in the order of ``values``."""
+        for value in self._values:
+            yield self._key(value), self._encode(self._kept.get(id(value), value))
+
+    def close(self) -> None:
+        self.over = True
+        self._kept.clear()
+
 
 _OUTCOMES_KEPT = 4096
 _NO_FAILURE = (*DROPPED_FOR_AGE, DropReason.RUN_ENDED, *GroupFault)

@@ -15,9 +15,8 @@ from controller.ledger.state.steps import OpenStep
 from controller.ledger.state.tasks import TaskState
 from controller.ledger.state.token_ages import oldest_step, trained_sequences, trained_tokens
 from controller.ledger.state.versions import VersionEpoch
-from controller.ledger.views.held_out_due import due_for
-from controller.ledger.views.reward_totals import reward_totals
-from controller.ledger.views.reward_trouble import reward_trouble
+from controller.ledger.views.group_views import reward_totals
+from controller.ledger.views.held_out import due_for, reward_trouble
 from paceline.ids import MeshEpoch, Step, TaskId, Version
 
 Ref = tuple[TaskId, int]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from controller.renewals import Renewals
+from controller.leader import Renewals
 
 
 class Hands:

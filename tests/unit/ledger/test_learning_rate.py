@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from controller.ledger.learning_rate import LearningRate
+from controller.ledger.specs import LearningRate
 from paceline.ids import Step
 
 

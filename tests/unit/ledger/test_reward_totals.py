@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from controller.ledger.specs import GroupMeta
-from controller.ledger.views.reward_totals import reward_totals
+from controller.ledger.views.group_views import reward_totals
 from controller.proto_encoding import plan_of
 from paceline.groups.limits import GroupLimits
 from paceline.v1 import policy_pb2

@@ -12,8 +12,7 @@ from controller.ledger import Ledger
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from controller.ledger.enums import GroupFault, SuspendStage
-from controller.ledger.learning_rate import LearningRate
-from controller.ledger.specs import LiveSpec
+from controller.ledger.specs import LearningRate, LiveSpec
 from controller.ledger.state.settings import Settings
 from controller.ledger.state.tasks import Unfinished
 from controller.ledger.state.token_ages import oldest_step, trained_tokens

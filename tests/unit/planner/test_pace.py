@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from controller.ledger.admission import dispatch_limit
 from controller.ledger.decisions.leases import admissible
+from controller.ledger.limits import dispatch_limit
 from testbed.planner.calibration import (
     MeasuredStep,
     calibrated,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import get_linear_schedule_with_warmup
 
-from controller.ledger.learning_rate import LearningRate
+from controller.ledger.specs import LearningRate
 from policy_worker.model.policy_model import ModelError, load_model, pick_device
 from policy_worker.objectives.batch import decode, staleness
 from policy_worker.ranks.sharding import load_sharded_state

@@ -17,7 +17,7 @@ from paceline.v1 import scorer_pb2, worker_pb2
 from rollout_worker.generated_group import GeneratedGroup
 from rollout_worker.rewards.functions import weights_of
 from rollout_worker.rewards.scoring import Scores
-from rollout_worker.scorers.score_call import LivingScorers, ScoreCall, ScorerFailed
+from rollout_worker.tasks.score_call import LivingScorers, ScoreCall, ScorerFailed
 
 REQUEST_BYTES = 4 << 20
 """Approximate size of a request. A group of long completions is scored in several, by several

@@ -1,1 +1,0 @@
-"""Scorers as a rollout worker sees them: who lives, calls with retries, and checked replies."""
