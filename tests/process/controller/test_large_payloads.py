@@ -3,7 +3,6 @@ size."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from typing import Any
@@ -11,12 +10,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from paceline.byte_slices import slices
 from paceline.ids import TaskId
 from paceline.payloads import transfer_limits
 from paceline.payloads.redis_payloads import RedisPayloads
 from paceline.payloads.store import Ref, StoreUnavailable
-from paceline.payloads.transfer_limits import SLICE_BYTES, limit_s
+from paceline.payloads.transfer_limits import SLICE_BYTES
 from testbed.faults.tcp_proxy import TcpProxy
 from testbed.redis.redis_process import throwaway_redis
 
@@ -93,40 +91,6 @@ async def test_payloads_are_spread_over_several_servers(urls: list[str]) -> None
     assert await both.missing(list(groups)) == some
     await both.close()
     await reader.close()
-
-
-def test_time_limits_grow_with_the_size() -> None:
-    assert limit_s(0) == transfer_limits.ANSWER_S
-    assert limit_s(64 * MIB) > 16
-
-
-def test_slices_are_bounded_and_keep_the_order() -> None:
-    assert list(slices([("a", 3), ("b", 3), ("c", 9), ("d", 1)], 6)) == [["a", "b"], ["c"], ["d"]]
-
-
-async def test_a_request_that_ran_out_of_time_gets_twice_as_much_and_a_fast_store_the_usual_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """With the same limit a slow store would end every attempt at the same payload, for ever."""
-    monkeypatch.setattr(transfer_limits, "ANSWER_S", 0.02)
-    patience, attempts = transfer_limits.Patience(), 0
-    while True:
-        attempts += 1
-        with suppress(TimeoutError):
-            async with patience.in_time(0):
-                await asyncio.sleep(0.1)
-            break
-    assert attempts > 1 and patience.factor >= 4
-    for _ in range(10):
-        async with patience.in_time(0):
-            pass
-    assert patience.factor == 1.0
-    never = asyncio.Event()
-    for _ in range(6):
-        with suppress(TimeoutError):
-            async with patience.in_time(0):
-                await never.wait()
-    assert patience.factor == transfer_limits.MOST_PATIENCE
 
 
 async def test_a_store_that_answers_at_once_and_sends_slowly_is_read_in_the_end(

@@ -13,9 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from paceline.v1 import admin_pb2
 from testbed.fleets.controller_processes import Controllers
-from testbed.fleets.controllers import addresses, config_of, control_of, running_controllers
+from testbed.fleets.controllers import addresses, config_of, running_controllers
 from testbed.workers.fake_workers import FakeRollout
 from tests.fixtures.browser import browser, errors_of
 from tests.fixtures.rest import HTML, bearer, rest_url, train
@@ -109,34 +108,6 @@ def test_the_banner_says_what_the_run_waits_for(served: Controllers, page: Any) 
     assert errors_of(page) == []
 
 
-EXPLOITED = "the training score rises while truth/reward falls"
-AS_IF_EXPLOITED = """
-const real = window.fetch;
-window.fetch = async (...asked) => {
-  const answer = await real(...asked);
-  if (!String(asked[0]).endsWith("/run")) return answer;
-  const run = { ...(await answer.json()), reward_trouble: arguments[0] };
-  return new Response(JSON.stringify(run), answer);
-};
-"""
-
-
-def test_a_reward_that_is_exploited_is_told_above_every_view(
-    served: Controllers, page: Any
-) -> None:
-    url = rest_url(served)
-    assert api(url, "run")["reward_trouble"] == ""
-    open_page(page, url, "learning")
-    hidden = "return document.getElementById('reward-trouble').checkVisibility()"
-    assert not page.execute_script(hidden)
-    page.execute_script(AS_IF_EXPLOITED, EXPLOITED)
-    wait(lambda: text(page, "reward-trouble") == EXPLOITED, "no word of it")
-    for tab in ("learning", "fleet", "events"):
-        page.execute_script("document.getElementById(arguments[0]).click()", f"tab-{tab}")
-        assert page.execute_script(hidden)
-    assert errors_of(page) == []
-
-
 def test_markup_in_a_completion_stays_text(served: Controllers, page: Any) -> None:
     open_page(page, rest_url(served), "samples")
     wait(lambda: rows_of(page, "groups-table"), "no groups")
@@ -207,31 +178,6 @@ def test_a_page_that_is_behind_changes_only_what_was_typed(served: Controllers, 
     page.execute_script("document.getElementById('dialog-no').click()")
     httpx.post(f"{url}/api/v1/scale", json=before, headers=headers)
     assert errors_of(page, of_status=409) == []
-
-
-def test_dropped_groups_are_listed_by_reason(served: Controllers, page: Any) -> None:
-    url = rest_url(served)
-    errors_of(page)
-    open_page(page, url, "samples")
-    chosen = (
-        "const e = document.getElementById(arguments[0]); e.value = arguments[1];"
-        "e.dispatchEvent(new Event('input')); return e.value"
-    )
-    reasons = "return [...document.getElementById('groups-reason').options].map(o => o.value)"
-    assert page.execute_script(chosen, "groups-state", "dropped") == "dropped"
-    wait(lambda: page.execute_script(reasons) == ["", "uninformative"], "reasons are not offered")
-    page.execute_script(chosen, "groups-reason", "uninformative")
-    found = api(url, "groups?state=dropped&reason=uninformative&limit=100")["groups"]
-    wait(
-        lambda: [r[0] for r in rows_of(page, "groups-table")] == [g["group_id"] for g in found],
-        "other groups than the interface lists",
-    )
-    first = rows_of(page, "groups-table")[0]
-    assert first[1] == "dropped: uninformative" and first[2] == f"{found[0]['reward_mean']:.3f}"
-    assert first[8] == "rollout-0 (all rewards are equal)"
-    page.execute_script("document.querySelector('#groups-table .link').click()")
-    wait(lambda: "was dropped (uninformative)" in text(page, "group"), "no word of why it is gone")
-    assert errors_of(page, of_status=404) == []
 
 
 def test_a_token_in_the_address_is_taken_out_of_it_and_steers(
@@ -425,38 +371,3 @@ def _busy_share(page: Any, span_ms: int = 2000) -> float:
     computed, began = metric("TaskDuration"), metric("Timestamp")
     page.execute_async_script("setTimeout(arguments[1], arguments[0])", span_ms)
     return (metric("TaskDuration") - computed) / (metric("Timestamp") - began)
-
-
-def test_faults_are_shown_with_their_cause_their_host_and_what_they_cost(
-    tmp_path: Path, page: Any
-) -> None:
-    """Faults of a machine "a" of which three processes fail, and one of which nothing is known."""
-    with running_controllers(tmp_path, 1) as controllers:
-        url = rest_url(controllers)
-        open_page(page, url, "fleet")
-        shown = "return document.getElementById('faults').checkVisibility()"
-        assert not page.execute_script(shown), "there was none yet"
-        told = [("redis", "out_of_memory"), ("controller-1", "killed"), ("controller-2", "killed")]
-
-        async def report() -> None:
-            control = control_of(controllers)
-            await train(controllers, 2)
-            for n, (name, cause) in enumerate(told):
-                fault = {"name": name, "cause": cause, "host": "a", "pid": 70 + n, "detail": cause}
-                request = admin_pb2.FaultReport(request_id=f"r{n}", **fault)
-                await control.call("AdminService.ReportFault", request)
-            await control.close()
-
-        asyncio.run(report())
-        wait(lambda: len(rows_of(page, "faults-table")) == 3, "no faults")
-        found = api(url, "faults")
-        assert found["suspected_hosts"] == ["a"]
-        assert text(page, "faults-sentence") == f"{found['sentence']}."
-        assert "host a is suspected" in found["sentence"]
-        assert text(page, "faults-hosts") == "by host: a 3"
-        newest = [row[1:5] for row in rows_of(page, "faults-table")]
-        assert newest[0] == ["controller-2", "killed", "a", "72"]
-        assert newest[2] == ["redis", "out of memory", "a", "70"]
-        accused = "return document.querySelector('#faults-table td.bad').textContent"
-        assert page.execute_script(accused) == "a"
-        assert errors_of(page) == []

@@ -8,7 +8,6 @@ import re
 from collections.abc import AsyncIterator
 from http import HTTPStatus
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -16,18 +15,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import TypeAdapter
 
-from controller.fleet.autoscale_policy import Proposal, WorkerCounts
-from controller.ledger.state.state import State
-from controller.ledger.views import views
-from controller.projector import Projector
 from controller.rest import schemas
-from controller.rest.prometheus import PrometheusMetrics
-from controller.store.journal import Journal
-from controller.store.ledger_follower import LedgerFollower
-from controller.store.redis_keys import Keys
 from paceline.observe import faults, vocabulary
 from paceline.observe.event_history import EventHistory
-from paceline.redis.client import connect
 from testbed.fleets.controller_processes import Controllers
 from testbed.fleets.controllers import addresses, control_of, status, until
 from tests.fixtures.rest import DULL, HTML, bearer, rest_url
@@ -109,44 +99,6 @@ async def test_leader_and_standby_say_what_the_ledger_holds(
 
 async def _at_step(client: httpx.AsyncClient, step: int) -> bool:
     return bool((await get(client, "run"))["step"] == step)
-
-
-async def test_curves_and_steps_are_those_of_the_run_files(
-    served: Controllers, leader: httpx.AsyncClient
-) -> None:
-    path = served.run_dir / "metrics.jsonl"
-    step = (await get(leader, "run"))["step"]
-    await until(lambda: path.is_file() and len(path.read_text().splitlines()) == step)
-    lines = path.read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
-    curves = await get(leader, "metrics?names=reward_mean,tokens_per_s,nothing")
-    assert curves["x"] == [row["step"] for row in rows]
-    assert curves["series"]["tokens_per_s"] == [row["tokens_per_s"] for row in rows]
-    assert "nothing" not in curves["series"] and curves["low"] == {}
-    assert "staleness_max" in curves["names"]
-    since = await get(leader, "steps?since=2&limit=3")
-    assert [row["step"] for row in since["steps"]] == [3, 4, 5] and since["next"] == 5
-    assert (await get(leader, "metrics?since=3&until=5"))["x"] == [4, 5]
-
-
-async def test_without_run_files_the_journal_tells_the_same(
-    served: Controllers, leader: httpx.AsyncClient, tmp_path: Path
-) -> None:
-    redis, keys = connect(served.redis_url), Keys("load")
-    journal = Journal(redis, keys)
-    projector = Projector(tmp_path)
-    await LedgerFollower.load(journal, projector)
-    rows = await projector.ask(lambda run: run.metrics.rows(0, 1000))
-    told = await projector.ask(lambda run: [e.text for e in run.history.after(None, limit=1000)])
-    assert rows and [r["step"] for r in rows] == list(range(1, len(rows) + 1))
-
-    async def same() -> bool:
-        events = (await get(leader, "events?limit=1000"))["events"]
-        return [e["text"] for e in events] == told
-
-    await until(same)
-    projector.close()
-    await redis.aclose()
 
 
 async def test_completions_are_handed_out_as_they_were_written(leader: httpx.AsyncClient) -> None:
@@ -453,19 +405,6 @@ async def test_the_grafana_dashboard_asks_for_what_there_is(leader: httpx.AsyncC
     assert len(places) == len(set(places)) and len({p["id"] for p in board["panels"]}) == len(
         places
     )
-
-
-def test_what_the_autoscaler_proposes_is_exported_beside_what_is_wanted() -> None:
-    proposal = Proposal(WorkerCounts(1, 3), "replicas wait")
-    view = views.status(State())
-    view.desired.update(policy=1, rollout=2)
-    for found, rollout in ((proposal, 3), (None, 2)):
-        leader = SimpleNamespace(proposal=found)
-        exposition = PrometheusMetrics(SimpleNamespace(leader=leader))  # type: ignore[arg-type]
-        samples = exposition._proposed(view).samples
-        assert {s.labels["role"]: s.value for s in samples} == {"policy": 1, "rollout": rollout}
-    standby = PrometheusMetrics(SimpleNamespace(leader=None))  # type: ignore[arg-type]
-    assert standby._proposed(view).samples == []
 
 
 async def test_a_drained_worker_is_replaced_where_that_is_asked_for(

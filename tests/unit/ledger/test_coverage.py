@@ -79,29 +79,6 @@ def test_rows_that_a_checkpoint_covers_are_accounted_for_after_a_trimmed_journal
     assert coverage_of(totals_of(run.snapshot()), run.state) == before
 
 
-@pytest.mark.parametrize("steps", [0, 1, 2])
-def test_totals_go_on_from_a_snapshot_as_if_the_whole_journal_had_been_folded(
-    run: Driven, steps: int
-) -> None:
-    """Also through a rollback of steps that were committed before it."""
-    run.train()
-    run.checkpoint(digest="")
-    for _ in range(steps):
-        run.train()
-    slow = run.lease("r0").leases[0]
-    run.fill("r0", 2)
-    position, restored = len(run.journal), totals_of(run.snapshot())
-    run.die("p0")
-    run.policy("p0")
-    run.train()
-    run.submit("r0", slow, 0)
-    run.train()
-    for event in run.journal[position:]:
-        restored.take(run.now, event)
-    assert coverage_of(restored, run.state) == run.coverage()
-    assert restored.faults == run.totals.faults and restored.faults.count == 1
-
-
 def test_a_cursor_that_ran_ahead_is_reported_with_the_rows_it_skipped(run: Driven) -> None:
     run.train()
     state: State = run.state
@@ -176,20 +153,3 @@ def test_lengths_and_rewards_of_what_was_dropped_stand_beside_those_of_what_was_
     assert (trained.reward, stale.reward) == (0.5, 0.9)
     assert (long_prompt.measured, long_prompt.completion_tokens) == (0, None)
     assert [round(c.share, 3) for c in (trained, stale)] == [0.857, 0.071]
-
-
-@pytest.mark.parametrize("covered", [False, True])
-def test_groups_whose_oldest_tokens_are_masked_are_compared_too(covered: bool) -> None:
-    run = Driven.fleet("p0", "r0", late_groups="train", max_token_age=1, max_staleness=1)
-    slow = run.lease("r0").leases[0]
-    for _ in range(3):
-        run.train()
-    ages = ((0, 150), (3, 50))
-    run.submit("r0", slow, 0, max_version=3, tokens=200, reward_mean=0.9, token_versions=ages)
-    run.train()
-    if covered:
-        run.checkpoint(digest="")
-    trained, partly = run.coverage().compared
-    assert partly.outcome == "trained in part, 30.0% of the tokens"  # 150 of 500
-    assert (partly.groups, partly.completion_tokens, partly.reward) == (1, 100.0, 0.9)
-    assert trained.groups == 16

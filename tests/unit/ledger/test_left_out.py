@@ -210,12 +210,3 @@ def test_after_a_rollback_everybody_is_tried_again() -> None:
     for _ in range(TRIES - 1):
         fail(run, by="p1")
     assert members(run) == ["p1", "p0"], "earlier failures do not count"
-
-
-def test_where_the_source_is_asked_to_leave_the_other_is_tried_once_more() -> None:
-    run = with_joiner()
-    for _ in range(TRIES):
-        fail(run)
-    run.do(cmd.Drain("d", "p0", replace=True))
-    run.observe("p1")
-    assert members(run) == ["p0", "p1"]

@@ -238,38 +238,6 @@ def test_a_finished_run_goes_on_with_more_steps_and_skips_no_row() -> None:
     assert run.state.phase == "finished"
 
 
-def test_what_the_end_of_a_run_dropped_stays_suspect_if_the_run_goes_on() -> None:
-    """Two owners died with these tasks: in company they would bring others under suspicion
-    again."""
-    run = Driven.fleet("p0", "r0", "r1", steps=4, max_staleness=3, checkpoint_every=2)
-    for _ in range(2):
-        suspects = [lease.task_id for lease in run.lease("r0", 2).leases]
-        run.die("r0")
-        run.rollout("r0")
-    (alone,) = run.lease("r0", 2).leases
-    run.return_task("r0", alone, "failed", "reward_timeout")
-    assert list(run.state.tasks.suspects) == suspects == ["t0", "t1"]
-    run.lease("r0", 2)
-    for _ in range(2):
-        run.fill("r1", 4)
-        run.vote("p0")
-    run.do(cmd.ChangeSettings("fewer", {"train.steps": 2}, spec(run, steps=2)))
-    run.checkpoint(digest="")
-    assert run.state.phase == "finished"
-    assert dict(run.state.tasks.dropped) == {"run_ended": 2}
-    run.failover()
-    run.do(cmd.StartRun(replace(run.state.run, steps=4), {"train.steps": 4}))
-    run.failover()
-    assert sorted(run.state.tasks.suspects) == suspects
-    assert [len(run.state.tasks.records[t].failures) for t in suspects] == [1, 0]
-    run.register("p0")
-    run.observe("p0")
-    run.observe("p0", state=run.state.versions.version)
-    run.rollout("r0")
-    (alone,) = run.lease("r0", 2).leases
-    assert alone.task_id == "t0"
-
-
 def test_a_snapshot_of_a_release_that_forgot_suspicion_at_the_end_is_read() -> None:
     old = Ledger().to_snapshot()
     old["tasks"]["unfinished"] = [[3, 2]]

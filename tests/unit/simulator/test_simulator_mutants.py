@@ -13,11 +13,8 @@ from controller.ledger import events as ev
 from controller.ledger import invariants
 from controller.ledger.decisions import leases, membership, rejections, standby_workers, steps
 from controller.ledger.decisions.decider import DECISIONS, Decider
-from controller.ledger.specs import RunSpec
-from controller.ledger.state.steps import StepBook, assign_shards
 from controller.ledger.state.tasks import Task
 from controller.ledger.state.versions import Versions
-from controller.ledger.views import views
 from controller.store.group_commit import GroupCommit
 from testbed.simulator.faults import run_schedule
 
@@ -47,11 +44,6 @@ def no_lease_idempotency(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(DECISIONS, cmd.LeaseTasks, lease)
 
 
-def no_submission_idempotency(patch: pytest.MonkeyPatch) -> None:
-    """A group of the newest attempt is taken whatever became of the task meanwhile."""
-    patch.setattr(Task, "leased_as", lambda task, a, w: (task.attempt, task.owner) == (a, w))
-
-
 def no_owner_check(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Task, "leased_as", lambda task, attempt, worker_id: task.leased)
 
@@ -63,27 +55,6 @@ def no_incarnation_fence(patch: pytest.MonkeyPatch) -> None:
 def no_staleness_check(patch: pytest.MonkeyPatch) -> None:
     """Neither at acceptance nor when a step opens."""
     patch.setattr(Versions, "staleness", lambda self, version, step: 0)
-
-
-def slow_groups_are_dropped(patch: pytest.MonkeyPatch) -> None:
-    """Of every run, as of one that drops late groups; no invariant of the ledger says otherwise."""
-    patch.setattr(RunSpec, "trains_late", False)
-
-
-def a_step_takes_the_first_groups(patch: pytest.MonkeyPatch) -> None:
-    """Those that were ready first, whenever they were leased."""
-
-    def choose(d: Any, step: int, count: int) -> tuple[str, ...] | None:
-        found = chosen(d, step, count)
-        return found and tuple(d.state.tasks.ready)[: len(found)]
-
-    chosen = steps._choose
-    patch.setattr(steps, "_choose", choose)
-
-
-def masked_tokens_are_counted(patch: pytest.MonkeyPatch) -> None:
-    """The step's totals count tokens that no replica trains."""
-    patch.setattr(views, "trained_tokens", lambda state, group, step: group.tokens)
 
 
 def no_admission_limit(patch: pytest.MonkeyPatch) -> None:
@@ -105,21 +76,8 @@ def no_commit_vote(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(DECISIONS, cmd.CastVote, vote)
 
 
-def no_memory_of_commits(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(StepBook, "committed", lambda self, step, epoch: None)
-
-
 def no_digest_comparison(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(steps, "diverged", lambda mesh, step: ())
-
-
-def no_stickiness_of_shards(patch: pytest.MonkeyPatch) -> None:
-    """A lost member's step is resharded from scratch."""
-    patch.setattr(
-        steps,
-        "assign_shards",
-        lambda costs, members, kept=None: assign_shards(costs, members[::-1]),
-    )
 
 
 def no_payloads_after_commit(patch: pytest.MonkeyPatch) -> None:
@@ -138,11 +96,6 @@ def no_lease_expiry(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Liveness, "_verdict", lambda self, state, key, pulse, now: None)
 
 
-def no_expiry_of_unnamed_leases(patch: pytest.MonkeyPatch) -> None:
-    """A lease whose reply was lost belongs to its owner for ever."""
-    patch.setitem(DECISIONS, cmd.ExpireLease, lambda d, c, now: None)
-
-
 def every_death_charged_to_all_that_were_held(patch: pytest.MonkeyPatch) -> None:
     """Whoever happened to be on the same worker as a poisoned task is quarantined with it."""
 
@@ -150,30 +103,6 @@ def every_death_charged_to_all_that_were_held(patch: pytest.MonkeyPatch) -> None
         leases.release(*arguments, counts=counts or suspected, suspected=suspected, **named)
 
     patch.setattr(membership, "release", release)
-
-
-def suspects_in_company(patch: pytest.MonkeyPatch) -> None:
-    """A poisoned task is leased with others for ever, and never found out."""
-    patch.setattr(Task, "suspect", property(lambda self: False))
-
-
-def trainers_die_and_no_group_is_blamed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(membership, "blame", lambda d, worker: [])
-
-
-def a_dead_trainers_whole_shard_leaves(patch: pytest.MonkeyPatch) -> None:
-    """Whoever happened to be in the shard of a trainer that died leaves the step."""
-
-    def blame(d: Any, worker: Any) -> list[Any]:
-        step = d.state.steps.open
-        shard = step.shard(worker.worker_id) if step is not None else ()
-        return [d.state.tasks.records[task_id] for task_id in shard]
-
-    patch.setattr(membership, "blame", blame)
-
-
-def a_rejection_is_not_heard(patch: pytest.MonkeyPatch) -> None:
-    patch.setitem(DECISIONS, cmd.RejectGroups, lambda d, c, now: 0)
 
 
 def a_step_opens_anew_in_the_same_epoch(patch: pytest.MonkeyPatch) -> None:
@@ -204,26 +133,15 @@ def replies_before_they_are_durable(patch: pytest.MonkeyPatch) -> None:
 
 MUTANTS: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
     no_lease_idempotency,
-    no_submission_idempotency,
     no_owner_check,
     no_incarnation_fence,
     no_staleness_check,
-    slow_groups_are_dropped,
-    a_step_takes_the_first_groups,
-    masked_tokens_are_counted,
     no_admission_limit,
     no_commit_vote,
-    no_memory_of_commits,
     no_digest_comparison,
-    no_stickiness_of_shards,
     no_payloads_after_commit,
     no_lease_expiry,
-    no_expiry_of_unnamed_leases,
     every_death_charged_to_all_that_were_held,
-    suspects_in_company,
-    trainers_die_and_no_group_is_blamed,
-    a_dead_trainers_whole_shard_leaves,
-    a_rejection_is_not_heard,
     a_step_opens_anew_in_the_same_epoch,
     no_spare_is_put_to_work,
     replies_before_they_are_durable,
@@ -232,7 +150,6 @@ MUTANTS: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
 
 KNOWN = {
     no_incarnation_fence: 14,
-    suspects_in_company: 25,
     every_death_charged_to_all_that_were_held: 55,
     no_payloads_after_commit: 117,
     replies_before_they_are_durable: 139,
