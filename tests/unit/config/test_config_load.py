@@ -152,10 +152,6 @@ def test_every_problem_is_said_at_once(tmp_path: Path) -> None:
     assert len(said.splitlines()) == 3
 
 
-def test_a_wrong_union_is_said_once(tmp_path: Path) -> None:
-    assert len(refusal(tmp_path, MINIMAL, "reward.functions=3").splitlines()) == 1
-
-
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file"):
         load_config(tmp_path / "absent.toml")

@@ -44,6 +44,10 @@ def load(tmp_path: Path, text: str) -> Config:
         ("[evaluation.sets.math]\nsamples = 2\n", ["evaluation.sets.math.path is missing"]),
         ('[evaluation.sets.held_out]\npath = "x"\n', ["data.eval_path is the set of that name"]),
         ('[evaluation.sets."a/b"]\npath = "x"\n', ["'a/b' is no name of a set"]),
+        (
+            'prompt_template = "{q}"\n' + MATH + 'prompt_field = "q"\n',
+            ["evaluation.sets.math.prompt_field", "data.prompt_template"],
+        ),
         (MATH + "samples = 2000\n", ["samples = 2000", "1024"]),
     ],
 )
@@ -54,13 +58,6 @@ def test_what_cannot_be_is_refused_with_the_remedy(
         load(tmp_path, text)
     assert all(word in str(refused.value) for word in words), refused.value
     assert "\n" not in str(refused.value)
-
-
-def test_a_set_names_no_prompt_field_beside_a_template(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"evaluation.sets.math.prompt_field .*data.prompt_template"
-    ):
-        load(tmp_path, 'prompt_template = "{q}"\n' + MATH + 'prompt_field = "q"\n')
 
 
 def test_a_metric_without_any_evaluation_is_refused(tmp_path: Path) -> None:

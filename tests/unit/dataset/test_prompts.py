@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 
 from paceline.config.sections.training import DataConfig
@@ -12,28 +14,37 @@ def data(**settings) -> DataConfig:
     return DataConfig(path="rows.jsonl", **settings)
 
 
-def test_plain_text_stays_as_it_is():
-    assert prompt_of({"prompt": "s21="}, data()) == "s21="
-    assert prompt_of({"question": "s21="}, data(prompt_field="question")) == "s21="
+def said(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
 
 
-def test_chat_wraps_text_as_one_user_message():
-    assert prompt_of({"prompt": "hi"}, data(chat=True)) == [{"role": "user", "content": "hi"}]
+CHAT = [said("user", "a"), said("assistant", "b"), said("user", "c")]
+OWN = [said("system", "own"), said("user", "hi")]
+FIELDS = {"question": "2+2", "hints": ["a", 1], "level": 3}
 
 
-def test_messages_are_copied_and_the_system_prompt_comes_first():
-    row = {"prompt": [{"role": "user", "content": "hi"}]}
-    messages = prompt_of(row, data(system_prompt="Be brief."))
-    assert messages == [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "hi"},
-    ]
-    assert len(row["prompt"]) == 1
-
-
-def test_a_rows_own_system_message_wins():
-    row = {"prompt": [{"role": "system", "content": "own"}, {"role": "user", "content": "hi"}]}
-    assert prompt_of(row, data(system_prompt="Be brief.")) == row["prompt"]
+@pytest.mark.parametrize(
+    ("row", "settings", "prompt"),
+    [
+        ({"prompt": "s21="}, {}, "s21="),
+        ({"question": "s21="}, {"prompt_field": "question"}, "s21="),
+        ({"prompt": "hi"}, {"prompt_suffix": "!"}, "hi!"),
+        ({"prompt": "hi"}, {"chat": True}, [said("user", "hi")]),
+        ({"prompt": CHAT}, {"system_prompt": "Short."}, [said("system", "Short."), *CHAT]),
+        ({"prompt": OWN}, {"system_prompt": "Short."}, OWN),
+        ({"prompt": CHAT}, {"prompt_suffix": "!"}, [*CHAT[:2], said("user", "c!")]),
+        (FIELDS, {"prompt_template": "{{{level}}} {question}? {hints}"}, '{3} 2+2? ["a", 1]'),
+        (
+            FIELDS,
+            {"prompt_template": "Q: {question}", "chat": True, "prompt_suffix": " /no"},
+            [said("user", "Q: 2+2 /no")],
+        ),
+    ],
+)
+def test_a_prompt_is_made_of_a_row_which_stays_as_it_is(row, settings, prompt):
+    before = copy.deepcopy(row)
+    assert prompt_of(row, data(**settings)) == prompt
+    assert row == before
 
 
 @pytest.mark.parametrize(
@@ -61,26 +72,5 @@ def test_a_prompt_that_no_row_can_give_is_refused_at_the_start(tmp_path):
         check_rows(rows, data(system_prompt="Be brief."))
     with pytest.raises(DataError, match="no field 'question'"):
         check_rows(rows, data(prompt_field="question"))
-
-
-def test_a_template_makes_the_prompt_from_several_fields():
-    row = {"question": "2+2", "hints": ["a", 1], "level": 3}
-    template = "{{{level}}} {question}? {hints}"
-    assert prompt_of(row, data(prompt_template=template)) == '{3} 2+2? ["a", 1]'
-    chat = prompt_of(row, data(prompt_template="Q: {question}", chat=True, prompt_suffix=" /no"))
-    assert chat == [{"role": "user", "content": "Q: 2+2 /no"}]
-
-
-def test_a_suffix_follows_text_and_the_last_user_message():
-    assert prompt_of({"prompt": "hi"}, data(prompt_suffix="!")) == "hi!"
-    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    row = {"prompt": [*said, {"role": "user", "content": "c"}]}
-    assert [m["content"] for m in prompt_of(row, data(prompt_suffix="!"))] == ["a", "b", "c!"]
-    assert row["prompt"][-1]["content"] == "c"
-
-
-def test_a_placeholder_without_a_field_is_refused_at_the_start(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"prompt": "hi", "answer": "x"}\n')
     with pytest.raises(DataError, match=r"no field 'topic', which data.prompt_template takes"):
-        check_rows(load_rows(path), data(prompt_template="{topic}: {prompt}"))
+        check_rows(rows, data(prompt_template="{topic}: {prompt}"))

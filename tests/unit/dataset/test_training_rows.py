@@ -71,22 +71,22 @@ async def test_a_lease_gets_the_row_of_its_source(sources: dict, tmp_path: Path)
     assert json.loads(text)["prompt"] == "m1" and rows.train_rows == 8
 
 
-def test_a_source_that_lacks_a_field_is_named(sources: dict) -> None:
-    del sources["code"]["prompt_field"]
-    with pytest.raises(DataError, match=r"data.sources.code: .*c.jsonl:1: no field 'prompt'"):
-        open_training_rows(DataConfig(sources=sources))
-
-
-def test_a_placeholder_that_a_source_lacks_is_named(sources: dict) -> None:
-    with pytest.raises(
-        DataError, match=r"data.sources.code: .*'level', which data.prompt_template"
-    ):
-        open_training_rows(DataConfig(sources=sources, prompt_template="{prompt} {level}"))
-
-
-def test_a_renamed_field_needs_a_common_name(sources: dict) -> None:
-    with pytest.raises(DataError, match=r"data.answer_field is none: set it"):
-        open_training_rows(DataConfig(sources=sources, answer_field=None))
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, r"data.sources.code: .*c.jsonl:1: no field 'prompt'"),
+        (
+            {"prompt_template": "{prompt} {level}"},
+            r"data.sources.code: .*'level', which data.prompt_template",
+        ),
+        ({"answer_field": None}, r"data.answer_field is none: set it"),
+    ],
+)
+def test_a_source_that_lacks_a_field_is_named(sources: dict, settings: dict, message: str) -> None:
+    if not settings:
+        del sources["code"]["prompt_field"]
+    with pytest.raises(DataError, match=message):
+        open_training_rows(DataConfig(sources=sources, **settings))
 
 
 HEAD = '[model]\npath = "m"\n'

@@ -42,17 +42,13 @@ def config_with(models, critic):
 
 
 @pytest.mark.parametrize("critic", ["swapped", "smaller"])
-def test_another_tokenizer_is_refused_by_the_worker_that_loads_the_critic(models, critic):
-    with pytest.raises(ModelError, match=r"^objective.critic_path = .*model.path.*name a model"):
-        load_sharded_state(config_with(models, critic), Replica(), torch.device("cpu"))
-
-
-@pytest.mark.parametrize("critic", ["swapped", "smaller"])
-def test_another_tokenizer_is_refused_before_anything_starts(models, critic):
-    (found, remedy), *others = model_problems(config_with(models, critic), None)
+def test_another_tokenizer_is_refused_before_the_start_and_by_the_worker(models, critic):
+    config = config_with(models, critic)
+    ((found, remedy),) = model_problems(config, None)
     assert found.startswith("objective.critic_path: ") and "other tokens" in found
     assert "objective.critic_path" in remedy
-    assert not others
+    with pytest.raises(ModelError, match=r"^objective.critic_path = .*model.path.*name a model"):
+        load_sharded_state(config, Replica(), torch.device("cpu"))
 
 
 def test_a_critic_of_the_same_tokenizer_is_taken(models):

@@ -13,10 +13,11 @@ import torch
 from paceline.v1 import common_pb2, policy_pb2
 from policy_worker.held_out_evaluation import HeldOutEvaluation
 from policy_worker.rows.row_forwards import RowForwards
-from policy_worker.trainer import EpochMesh, Trainer
+from policy_worker.trainer import Trainer
 from policy_worker.worker_report import PolicyReport
 from testbed.tiny_model import make_tiny_model
 from tests.fixtures.policy_models import make_config
+from tests.fixtures.training_steps import CPU, form_alone
 
 LONG = {"prompt": "s9876543210=", "chosen": "0123456789", "rejected": "9876543210"}
 ROWS = [
@@ -59,8 +60,8 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
         train={"algorithm": "dpo"},
         rollout={"source": "recorded", "group_size": 2},
     )
-    made = Trainer(config, torch.device("cpu"))
-    made.form(EpochMesh(1, 0, 1, "", "run", ""))
+    made = Trainer(config, CPU)
+    form_alone(made)
     made.restore("", 0, 0)
     # Another policy than its reference, so that the loss depends on the rows.
     with torch.no_grad():

@@ -18,16 +18,14 @@ from policy_worker.checkpoint import shards
 from policy_worker.checkpoint.checkpoint import Checkpointer
 from policy_worker.checkpoint.saved_state import named_tensors
 from policy_worker.model import host_memory as device_copies
-from policy_worker.objectives.batch import StepTotals
 from policy_worker.publishing.publisher import PublishingPlace, ReplicaPublisher
 from policy_worker.rows.replica import Replica
-from policy_worker.trainer import EpochMesh, Trainer
-from testbed import groups_in_hand
+from policy_worker.trainer import Trainer
 from testbed.tiny_model import make_tiny_model
 from tests.fixtures.policy_models import make_config, random_groups
 from tests.fixtures.train_states import all_bits, assert_same_bits
+from tests.fixtures.training_steps import CPU, form_alone, train_step
 
-CPU = torch.device("cpu")
 GROUPS = random_groups(2, group_size=3, seed=0, vocab=15)
 
 
@@ -130,13 +128,8 @@ def unwritten(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def update(trainer: Trainer) -> None:
-    trainer.form(EpochMesh(1, 0, 1, "", "run", ""))
-    tokens = sum(len(c.tokens) // 4 for g in GROUPS for c in g.completions)
-    keys = [(g.task.task_id, 1) for g in GROUPS]
-    trainer.begin(StepTotals(1, 0, tokens, 6), keys)
-    groups_in_hand.add(trainer, GROUPS, last=True)
-    trainer.reduce()
-    trainer.commit(1, 0.1)
+    form_alone(trainer)
+    train_step(trainer, GROUPS, 1, last=True)
 
 
 def state_of(trainer: Trainer) -> dict[str, Tensor]:

@@ -11,15 +11,14 @@ import pytest
 import torch
 
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
-from policy_worker.objectives.batch import StepTotals
 from policy_worker.step import reduction
 from policy_worker.step.gradients import RowOutOfMemory
-from policy_worker.trainer import EpochMesh, Trainer
+from policy_worker.trainer import Trainer
 from testbed.groups_in_hand import add as add_groups
 from testbed.tiny_model import make_tiny_model
 from tests.fixtures.policy_models import make_config, random_groups
+from tests.fixtures.training_steps import CPU, begin, form_alone
 
-CPU = torch.device("cpu")
 BUCKET = 2_000
 
 
@@ -67,16 +66,11 @@ GROUPS = random_groups(4, group_size=3, seed=0, vocab=15)
 
 
 def step(trainer: Trainer, side: Doubling | None = None, *, last: bool = True) -> Any:
-    trainer.form(EpochMesh(next(EPOCHS), 0, 1, "", "run", ""))
+    form_alone(trainer, next(EPOCHS))
     if side is not None:
         trainer._mesh = ProcessMesh(0, 2, CPU, lambda: False, side)  # type: ignore[arg-type]
-    begin(trainer)
+    begin(trainer, GROUPS)
     add_groups(trainer, GROUPS, last=last)
-
-
-def begin(trainer: Trainer) -> None:
-    tokens = sum(len(c.tokens) // 4 for g in GROUPS for c in g.completions)
-    trainer.begin(StepTotals(1, 0, tokens, 12), [(g.task.task_id, 1) for g in GROUPS])
 
 
 def scratch_of(trainer: Trainer) -> torch.Tensor:
@@ -133,8 +127,8 @@ def test_a_failure_in_the_backward_is_raised_by_reduce_and_costs_no_gradient(
     step(trainer, Doubling(phases(trainer, monkeypatch), fails_at))
     with pytest.raises(MeshError, match="connection reset"):
         trainer.reduce()
-    trainer.form(EpochMesh(next(EPOCHS), 0, 1, "", "run", ""))
-    begin(trainer)
+    form_alone(trainer, next(EPOCHS))
+    begin(trainer, GROUPS)
     found = scratch_of(trainer)
     trainer.gradients.clear()
     trainer.abandon()
@@ -149,7 +143,7 @@ def test_a_buffer_that_is_being_reduced_is_not_used_after_the_mesh_was_left(
     memory = trainer._scratch.data_ptr()
     held = trainer._scratch
     trainer.abandon()
-    trainer.form(EpochMesh(next(EPOCHS), 0, 1, "", "run", ""))
+    form_alone(trainer, next(EPOCHS))
     trainer.reduce()
     assert trainer._scratch.data_ptr() != memory
     del held

@@ -14,7 +14,7 @@ from policy_worker.checkpoint.export import ExportError, export
 from policy_worker.conformance import conformance
 from policy_worker.model.heads import values
 from policy_worker.model.policy_model import ModelError, load_scalar
-from policy_worker.objectives.batch import StepTotals, decode
+from policy_worker.objectives.batch import decode
 from policy_worker.objectives.load import ObjectiveError, load_objective
 from policy_worker.objectives.objective import Objective, Part
 from policy_worker.publishing.publisher import PublishingPlace
@@ -22,13 +22,12 @@ from policy_worker.ranks.sharding import load_sharded_state
 from policy_worker.ranks.state_transfer import state_tensors
 from policy_worker.rows.packing import pack
 from policy_worker.rows.replica import Replica
-from policy_worker.trainer import EpochMesh, Trainer
-from testbed.groups_in_hand import add as add_groups
+from policy_worker.trainer import Trainer
 from testbed.tiny_model import make_tiny_model
 from tests.fixtures.policy_models import make_config, random_groups
 from tests.fixtures.train_states import all_bits, assert_same_bits
+from tests.fixtures.training_steps import CPU, form_alone, train_step
 
-CPU = torch.device("cpu")
 BOTH, ALONE = (f"tests.fixtures.two_parts:{name}" for name in ("PolicyAndValue", "ScalarAlone"))
 SETTINGS = {"lr": 1e-2, "max_grad_norm": 1.0}
 
@@ -56,7 +55,7 @@ def config_of(model, algorithm=BOTH, **train):
 
 def trained(config, steps=2):
     trainer = Trainer(config, CPU)
-    trainer.form(EpochMesh(1, 0, 1, "", "run", ""))
+    form_alone(trainer)
     trainer.restore("", 0, 0)
     for step in range(1, steps + 1):
         train(trainer, step)
@@ -65,12 +64,7 @@ def trained(config, steps=2):
 
 def train(trainer, step):
     groups = random_groups(4, group_size=3, seed=step, first=10 * step, vocab=15)
-    tokens = sum(len(c.tokens) // 4 for g in groups for c in g.completions)
-    trainer.begin(StepTotals(step, step - 1, tokens, 12), [(g.task.task_id, 1) for g in groups])
-    add_groups(trainer, groups)
-    stats = trainer.reduce()
-    trainer.commit(step, trainer.config.train.optimizer.lr)
-    return stats
+    return train_step(trainer, groups, step)
 
 
 # ---- scalar heads
@@ -181,7 +175,7 @@ def test_a_checkpoint_holds_all_parts_bit_for_bit(model, tmp_path):
     assert again.digest() == trainer.digest()
     # The curve goes on as if nothing had happened.
     for each in (trainer, again):
-        each.form(EpochMesh(2, 0, 1, "", "run", ""))
+        form_alone(each, 2)
         train(each, 3)
     assert_same_bits(all_bits(trainer.state), all_bits(again.state))
 

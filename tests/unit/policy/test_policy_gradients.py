@@ -10,28 +10,13 @@ from controller.services.validation import check_stats
 from paceline.groups.limits import GroupLimits
 from paceline.mesh.elastic_mesh import EpochCancelled
 from paceline.v1 import rollout_pb2
-from policy_worker.model.train_state import TrainState
 from policy_worker.objectives.batch import StepTotals, decode
-from policy_worker.step.gradients import Gradients
-from policy_worker.step.optimizer import build_optimizer
 from policy_worker.step.stats import Stats
 from tests.fixtures.group_meta import accepted
 from tests.fixtures.policy_models import make_config, random_groups, tiny_network
+from tests.fixtures.training_steps import flat, keys, make_gradients, step_totals
 
 CPU = torch.device("cpu")
-
-
-def make_gradients(config, *, reference=None, seed=0):
-    model = tiny_network("qwen3", seed=seed)
-    parts = {"policy": model}
-    state = TrainState(parts, build_optimizer(parts, config.train), 0, 0, config)
-    return Gradients(state, CPU, {} if reference is None else {"reference": reference})
-
-
-def spec_of(groups, step=1):
-    sequences = [c for g in groups for c in g.completions]
-    tokens = sum(len(c.tokens) // 4 for c in sequences)
-    return StepTotals(step, step - 1, tokens, len(sequences))
 
 
 def test_a_step_that_is_left_stops_within_a_micro_batch_and_can_be_begun_anew():
@@ -43,30 +28,20 @@ def test_a_step_that_is_left_stops_within_a_micro_batch_and_can_be_begun_anew():
     rows = []
     gradients.on_progress = lambda: rows.append(1)
     gradients.left = lambda: len(rows) == 2
-    gradients.begin(spec_of(groups), keys(groups))
+    gradients.begin(step_totals(groups), keys(groups))
     with pytest.raises(EpochCancelled, match="given up"):
         gradients.add(groups)
     assert len(rows) == 2
     gradients.left = lambda: False
-    assert gradients.begin(spec_of(groups), keys(groups)) == keys(groups)
+    assert gradients.begin(step_totals(groups), keys(groups)) == keys(groups)
     gradients.add(groups)
     assert torch.equal(flat(gradients), whole_step(config, groups)[0])
-
-
-def keys(groups):
-    return [(g.task.task_id, g.task.attempt) for g in groups]
-
-
-def flat(gradients):
-    scratch = torch.full((gradients.size,), float("nan"))
-    gradients.flatten(scratch)
-    return scratch
 
 
 def whole_step(config, groups, *parts, **kwargs):
     """Flat gradient of ``groups``, added in ``parts`` (lists of groups; default: all at once)."""
     gradients = make_gradients(config, **kwargs)
-    gradients.begin(spec_of(groups), keys(groups))
+    gradients.begin(step_totals(groups), keys(groups))
     for part in parts or [groups]:
         gradients.add(part)
     return flat(gradients), gradients
@@ -76,7 +51,7 @@ def padded_reference(config, groups):
     """The same loss by a padded batch through the model's ordinary forward, in plain torch."""
     model = tiny_network("qwen3")
     sequences, weights = [], []
-    spec = spec_of(groups)
+    spec = step_totals(groups)
     for group in groups:
         prompt = np.frombuffer(group.prompt_tokens, "<i4").tolist()
         rewards = torch.tensor([c.reward for c in group.completions], dtype=torch.float64)
@@ -138,7 +113,7 @@ def test_staleness_is_no_part_of_the_fresh_gap():
     groups = random_groups(2, group_size=3, seed=2)
     fresh, stale = make_gradients(make_config()), make_gradients(make_config())
     for gradients, step in ((fresh, 1), (stale, 2)):
-        gradients.begin(spec_of(groups, step), keys(groups))
+        gradients.begin(step_totals(groups, step), keys(groups))
         gradients.add(groups)
     assert fresh.stats.entries["logprob_gap_fresh"] == fresh.stats.entries["logprob_gap"]
     assert "logprob_gap_fresh" not in stale.stats.entries
@@ -204,7 +179,9 @@ def test_zero_advantage_still_counts_for_the_kl():
     for group in groups:
         for completion in group.completions:
             completion.reward = 1.0
-    gradient, gradients = whole_step(config, groups, reference=tiny_network("qwen3", seed=9))
+    gradient, gradients = whole_step(
+        config, groups, frozen={"reference": tiny_network("qwen3", seed=9)}
+    )
     assert gradient.abs().max() > 0
     assert gradients.stats.mean("kl") > 0
 
@@ -212,7 +189,7 @@ def test_zero_advantage_still_counts_for_the_kl():
 def test_a_group_named_again_in_the_next_epoch_is_added_once():
     config = make_config()
     groups = random_groups(3, group_size=3, seed=5)
-    spec = spec_of(groups)
+    spec = step_totals(groups)
     gradients = make_gradients(config)
     assert gradients.begin(spec, keys(groups[:2])) == keys(groups[:2])
     gradients.add(groups[:2])
@@ -225,7 +202,7 @@ def test_a_group_named_again_in_the_next_epoch_is_added_once():
 def test_a_group_that_went_to_another_replica_is_not_trained_twice():
     config = make_config()
     groups = random_groups(3, group_size=3, seed=5)
-    spec = spec_of(groups)
+    spec = step_totals(groups)
     gradients = make_gradients(config)
     gradients.begin(spec, keys(groups[:2]))
     gradients.add(groups[:2])
@@ -239,9 +216,9 @@ def test_gradients_of_an_abandoned_step_do_not_leak_into_the_next():
     config = make_config()
     old, new = random_groups(2, group_size=3, seed=1), random_groups(2, group_size=3, seed=2)
     gradients = make_gradients(config)
-    gradients.begin(spec_of(old), keys(old))
+    gradients.begin(step_totals(old), keys(old))
     gradients.add(old)
-    spec = spec_of(new, step=2)
+    spec = step_totals(new, step=2)
     gradients.begin(spec, keys(new))
     gradients.add(new)
     fresh = make_gradients(config)
@@ -297,7 +274,7 @@ def test_tokens_beyond_the_age_are_masked_as_if_an_environment_had_written_them(
         (aged, 2, [aged[3:], aged[:1], aged[1:3]]),
         (aged, 0, [aged]),
     ):
-        gradients = make_gradients(config, reference=tiny_network("qwen3", seed=9))
+        gradients = make_gradients(config, frozen={"reference": tiny_network("qwen3", seed=9)})
         gradients.begin(totals_of(groups, oldest_step), keys(groups))
         for part in parts:
             gradients.add(part)

@@ -13,12 +13,10 @@ import pytest
 import torch
 
 from paceline.groups.limits import GroupLimits
-from policy_worker.model.train_state import TrainState
 from policy_worker.objectives.batch import StepTotals
-from policy_worker.step.gradients import Gradients
-from policy_worker.step.optimizer import build_optimizer
 from tests.fixtures.group_meta import accepted
 from tests.fixtures.policy_models import make_config, make_group, tiny_network
+from tests.fixtures.training_steps import flat, keys, make_gradients
 
 PROMPT = [1, 5, 9]
 TOKENS = [[3, 4, 5, 6, 7, 8], [9, 10, 11, 12], [13, 14, 15]]
@@ -93,18 +91,12 @@ def by_hand(config, seed, reference):
 
 
 def by_trainer(config, group, reference=None):
-    model = tiny_network("qwen3")
-    parts = {"policy": model}
-    state = TrainState(parts, build_optimizer(parts, config.train), 0, 0, config)
-    frozen = {} if reference is None else {"reference": reference}
-    gradients = Gradients(state, torch.device("cpu"), frozen)
+    gradients = make_gradients(config, frozen=reference and {"reference": reference})
     # As the controller counts them.
     facts = accepted(group, GroupLimits.of(config), 10)
-    gradients.begin(StepTotals(1, 0, facts.tokens, facts.sequences), [("t0", 1)])
+    gradients.begin(StepTotals(1, 0, facts.tokens, facts.sequences), keys([group]))
     gradients.add([group])
-    scratch = torch.empty(gradients.size)
-    gradients.flatten(scratch)
-    return gradients.stats, scratch
+    return gradients.stats, flat(gradients)
 
 
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "dr_grpo"])

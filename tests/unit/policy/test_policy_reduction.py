@@ -8,13 +8,11 @@ import torch
 
 from paceline.mesh import elastic_mesh as mesh_module
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
-from policy_worker.objectives.batch import StepTotals
-from policy_worker.trainer import EpochMesh, Trainer
+from policy_worker.trainer import Trainer
 from testbed.groups_in_hand import add as add_groups
 from testbed.tiny_model import make_tiny_model
 from tests.fixtures.policy_models import make_config, random_groups
-
-CPU = torch.device("cpu")
+from tests.fixtures.training_steps import CPU, begin, form_alone
 
 
 class Operation:
@@ -54,19 +52,13 @@ def trainer(tmp_path, monkeypatch):
     monkeypatch.setattr(mesh_module, "_SETTLE_S", 0.05)
     config = make_config(model=make_tiny_model(tmp_path, hidden=32))
     trainer = Trainer(config, CPU)
-    alone(trainer, 1)
+    form_alone(trainer)
     trainer.restore("", 0, 0)
     groups = random_groups(4, group_size=3, seed=0, vocab=15)
-    tokens = sum(len(c.tokens) // 4 for g in groups for c in g.completions)
-    trainer.begin(StepTotals(1, 0, tokens, 12), [(g.task.task_id, 1) for g in groups])
+    begin(trainer, groups)
     add_groups(trainer, groups)
     yield trainer
     trainer.close()
-
-
-def alone(trainer, epoch):
-    """The next epoch, of which this replica is all that is left."""
-    trainer.form(EpochMesh(epoch, 0, 1, "", "run", ""))
 
 
 def reduced(trainer):
@@ -84,7 +76,7 @@ def test_an_all_reduce_is_never_retried_over_a_partly_reduced_buffer(trainer):
     expected = reduced(trainer)
     memory = trainer._scratch.data_ptr()
     fail(trainer, BrokenSide(ends=True), MeshError)
-    alone(trainer, 2)
+    form_alone(trainer, 2)
     assert torch.equal(reduced(trainer), expected)
     assert trainer._scratch.data_ptr() == memory, "what has ended leaves its buffer for reuse"
 
@@ -93,7 +85,7 @@ def test_the_buffer_of_an_operation_that_does_not_end_is_never_used_again(traine
     expected = reduced(trainer)
     side = BrokenSide(ends=False)
     fail(trainer, side, EpochCancelled, cancelled=True)
-    alone(trainer, 2)
+    form_alone(trainer, 2)
     trainer.reduce()
     for operation in side.operations:
         operation.write()
@@ -107,7 +99,7 @@ def test_the_buffer_of_an_operation_that_does_not_end_is_never_used_again(traine
 def test_a_gradient_that_is_not_finite_is_told_to_the_controller_and_changes_no_weight(trainer):
     before = [p.detach().clone() for p in trainer.gradients.parameters]
     trainer.gradients.parameters[0].grad.view(-1)[0] = float("nan")
-    alone(trainer, 2)
+    form_alone(trainer, 2)
     stats = trainer.reduce()
     assert (stats.mean("update_skipped"), stats.mean("grad_norm")) == (1.0, 0.0)
     trainer.commit(1, 1e-3)

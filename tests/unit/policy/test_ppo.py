@@ -18,13 +18,12 @@ from policy_worker.objectives.columns import TokenColumns, TokenScores, token_we
 from policy_worker.objectives.load import load_objective
 from policy_worker.objectives.ppo import Ppo
 from policy_worker.objectives.value_estimates import RunningMoments, adapted, gae
-from policy_worker.trainer import EpochMesh, Trainer
-from testbed.groups_in_hand import add as add_groups
+from policy_worker.trainer import Trainer
 from testbed.tiny_model import make_tiny_model
 from tests.fixtures.policy_models import make_config, make_group, nested, random_groups
 from tests.fixtures.train_states import all_bits, assert_same_bits
+from tests.fixtures.training_steps import CPU, form_alone, train_step
 
-CPU = torch.device("cpu")
 LENGTHS = np.array([3, 1, 6, 2, 4])
 TRAINED = np.array([1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 0, 1, 1, 1, 1, 0], np.float64)
 """Tokens of an environment in the middle, at the start and at the end of completions."""
@@ -341,21 +340,15 @@ def model(tmp_path_factory):
 def trainer_of(model, train=None, **options):
     settings = {"lr": 3e-3, "weight_decay": 0.1, "algorithm": "ppo", **(train or {})}
     trainer = Trainer(make_config(model=model, train=settings, objective=options), CPU)
-    trainer.form(EpochMesh(1, 0, 1, "", "run", ""))
+    form_alone(trainer)
     trainer.restore("", 0, 0)
     return trainer
 
 
 def take_step(trainer, step):
     groups = random_groups(4, group_size=3, seed=step, first=10 * step, vocab=15)
-    tokens = sum(len(c.tokens) // 4 for g in groups for c in g.completions)
-    trainer.begin(StepTotals(step, step - 1, tokens, 12), [(g.task.task_id, 1) for g in groups])
-    add_groups(trainer, groups)
-    stats = trainer.reduce()
-    trainer.commit(step, trainer.config.train.optimizer.lr)
-    return {
-        name: total / weight if weight else 0 for name, (total, weight, _) in stats.entries.items()
-    }
+    found = train_step(trainer, groups, step).entries
+    return {name: total / weight if weight else 0 for name, (total, weight, _) in found.items()}
 
 
 ALL = {
@@ -376,7 +369,7 @@ def test_a_resumed_run_has_the_same_curve_bit_for_bit(model, tmp_path):
     resumed = trainer_of(model, **ALL)
     resumed.attach(tmp_path)
     resumed.restore(str(path), 2, 2)
-    resumed.form(EpochMesh(2, 0, 1, "", "run", ""))
+    form_alone(resumed, 2)
     for step in (3, 4):
         assert take_step(resumed, step) == take_step(trainer, step)
     assert_same_bits(all_bits(resumed.state), all_bits(trainer.state))

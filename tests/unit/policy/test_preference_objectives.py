@@ -12,16 +12,13 @@ import torch
 
 from paceline.config.sections.objective_options import DpoOptions
 from policy_worker.conformance import conformance
-from policy_worker.model.train_state import TrainState
 from policy_worker.objectives.batch import StepTotals, decode
 from policy_worker.objectives.load import load_objective
 from policy_worker.objectives.pairs import PairColumns
 from policy_worker.rows.packing import attended_tokens, pack, plan_rows
 from policy_worker.step.gradients import Gradients
 from policy_worker.step.held_out import measure_held_out
-from policy_worker.step.optimizer import build_optimizer
-from policy_worker.trainer import EpochMesh, Trainer
-from testbed.groups_in_hand import add as add_groups
+from policy_worker.trainer import Trainer
 from testbed.tiny_model import make_tiny_model
 from tests.fixtures.policy_models import (
     RECORDED_PAIRS,
@@ -31,8 +28,16 @@ from tests.fixtures.policy_models import (
     tiny_network,
 )
 from tests.fixtures.train_states import all_bits, assert_same_bits
+from tests.fixtures.training_steps import (
+    CPU,
+    flat,
+    form_alone,
+    keys,
+    make_gradients,
+    step_totals,
+    train_step,
+)
 
-CPU = torch.device("cpu")
 RECORDED_LABELS = {
     "data": {"path": "unused", "completion_field": "completion", "label_field": "label"},
     "rollout": {"source": "recorded", "group_size": 1},
@@ -94,21 +99,11 @@ def test_half_a_pair_is_never_trained() -> None:
 def gradients_of(groups: list[Any], *, row_tokens: int = 1 << 20, **settings: Any) -> Gradients:
     train = {"tokens_per_microbatch": row_tokens, **settings.pop("train")}
     config = make_config(train=train, **settings)
-    model = tiny_network("qwen3")
-    parts = {"policy": model}
-    state = TrainState(parts, build_optimizer(parts, config.train), 0, 0, config)
-    gradients = Gradients(state, CPU, {"reference": tiny_network("qwen3", seed=9)})
-    sequences = sum(len(group.completions) for group in groups)
+    gradients = make_gradients(config, frozen={"reference": tiny_network("qwen3", seed=9)})
     if groups:
-        gradients.begin(StepTotals(1, 0, 1, sequences), [(g.task.task_id, 1) for g in groups])
+        gradients.begin(step_totals(groups), keys(groups))
         gradients.add(groups)
     return gradients
-
-
-def flat(gradients: Gradients) -> torch.Tensor:
-    found = torch.empty(gradients.size)
-    gradients.flatten(found)
-    return found
 
 
 @pytest.mark.parametrize("name", ["dpo", "ipo", "orpo", "kto"])
@@ -171,18 +166,14 @@ def trained(trainer: Trainer, steps: range) -> list[dict[str, Any]]:
         groups = random_groups(4, group_size=2, seed=step, first=10 * step, vocab=15)
         for group in groups:
             group.completions[0].reward, group.completions[1].reward = 1.0, 0.0
-        keys = [(group.task.task_id, 1) for group in groups]
-        trainer.begin(StepTotals(step, step - 1, 1, 8), keys)
-        add_groups(trainer, groups)
-        found.append(trainer.reduce().entries)
-        trainer.commit(step, trainer.config.train.optimizer.lr)
+        found.append(train_step(trainer, groups, step).entries)
     return found
 
 
 def new_trainer(config: Any, run_dir: Path) -> Trainer:
     trainer = Trainer(config, CPU)
     trainer.attach(run_dir)
-    trainer.form(EpochMesh(1, 0, 1, "", "run", ""))
+    form_alone(trainer)
     return trainer
 
 

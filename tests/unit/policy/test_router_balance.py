@@ -9,12 +9,10 @@ from torch import Tensor
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 from policy_worker.model.policy_model import ModelError
-from policy_worker.model.train_state import TrainState
-from policy_worker.objectives.batch import StepTotals, decode
+from policy_worker.objectives.batch import decode
 from policy_worker.rows.row_forwards import balance_of_sequences, experts_per_token
-from policy_worker.step.gradients import Gradients
-from policy_worker.step.optimizer import build_optimizer
 from tests.fixtures.policy_models import make_config, random_groups, tiny_network
+from tests.fixtures.training_steps import keys, make_gradients, step_totals
 
 
 def logits(tokens: int, experts: int, layers: int = 1, seed: int = 0) -> list[Tensor]:
@@ -50,23 +48,16 @@ def test_a_dense_model_has_no_experts() -> None:
     assert experts_per_token(tiny_network("qwen3_moe")) == 2
 
 
-CPU = torch.device("cpu")
-
-
 def gradients_of(coefficient: float, groups, cut: int | None = None, **train):
     """Gradient of a step by parameter name, its groups added in two calls, and what was
     measured."""
     config = make_config(train={"router_aux_loss_coef": coefficient, **train})
-    parts = {"policy": tiny_network("qwen3_moe")}
-    state = TrainState(parts, build_optimizer(parts, config.train), 0, 0, config)
-    gradients = Gradients(state, CPU, {})
-    tokens = sum(len(c.tokens) // 4 for g in groups for c in g.completions)
-    sequences = sum(len(g.completions) for g in groups)
-    keys = [(g.task.task_id, g.task.attempt) for g in groups]
-    gradients.begin(StepTotals(1, 0, tokens, sequences), keys)
+    model = tiny_network("qwen3_moe")
+    gradients = make_gradients(config, model)
+    gradients.begin(step_totals(groups), keys(groups))
     for some in (groups[:cut], groups[cut:]) if cut else (groups,):
         gradients.add(some)
-    named = {name: p.grad for name, p in parts["policy"].named_parameters()}
+    named = {name: p.grad for name, p in model.named_parameters()}
     return named, gradients.stats
 
 
@@ -113,11 +104,8 @@ def test_recomputed_activations_change_nothing() -> None:
     model = tiny_network("qwen3_moe")
     model.train()
     model.gradient_checkpointing_enable({"use_reentrant": False})
-    parts = {"policy": model}
-    state = TrainState(parts, build_optimizer(parts, config.train), 0, 0, config)
-    gradients = Gradients(state, CPU, {})
-    tokens = sum(len(c.tokens) // 4 for g in groups for c in g.completions)
-    gradients.begin(StepTotals(1, 0, tokens, 4), [(g.task.task_id, 1) for g in groups])
+    gradients = make_gradients(config, model)
+    gradients.begin(step_totals(groups), keys(groups))
     gradients.add(groups)
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad, plain[name], atol=1e-6, rtol=1e-5)
@@ -125,7 +113,5 @@ def test_recomputed_activations_change_nothing() -> None:
 
 def test_a_dense_model_with_the_coefficient_is_refused() -> None:
     config = make_config(train={"router_aux_loss_coef": 0.1})
-    parts = {"policy": tiny_network("qwen3")}
-    state = TrainState(parts, build_optimizer(parts, config.train), 0, 0, config)
     with pytest.raises(ModelError, match=r"router_aux_loss_coef.*Set it to 0"):
-        Gradients(state, CPU, {})
+        make_gradients(config)

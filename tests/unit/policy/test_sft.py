@@ -16,14 +16,12 @@ from paceline.prompt_tokenizer import PromptTokenizer
 from paceline.v1 import common_pb2, rollout_pb2
 from policy_worker.conformance import conformance
 from policy_worker.model.policy_model import load_model
-from policy_worker.model.train_state import TrainState
 from policy_worker.objectives.batch import StepTotals
 from policy_worker.step.gradients import Gradients
 from policy_worker.step.held_out import measure_held_out
-from policy_worker.step.optimizer import build_optimizer
 from tests.fixtures.chat_model import MARKED, make_chat_model
+from tests.fixtures.training_steps import CPU, flat, keys, make_gradients
 
-CPU = torch.device("cpu")
 CHATS = [
     [
         {"role": "user", "content": "2+2"},
@@ -77,10 +75,9 @@ def made(
         )
         for i, row in enumerate(rows)
     ]
-    parts = {"policy": load_model(str(model), config.model, CPU)}
-    state = TrainState(parts, build_optimizer(parts, config.train), 0, 0, config)
     tokens = sum(sum(mask_of(group)) for group in groups)
-    return Gradients(state, CPU), groups, StepTotals(Step(1), Version(0), tokens, len(groups))
+    gradients = make_gradients(config, load_model(str(model), config.model, CPU))
+    return gradients, groups, StepTotals(Step(1), Version(0), tokens, len(groups))
 
 
 def mask_of(group: rollout_pb2.Group) -> list[int]:
@@ -91,11 +88,9 @@ def mask_of(group: rollout_pb2.Group) -> list[int]:
 def added(
     gradients: Gradients, groups: list[rollout_pb2.Group], totals: StepTotals
 ) -> torch.Tensor:
-    gradients.begin(totals, [(g.task.task_id, g.task.attempt) for g in groups])
+    gradients.begin(totals, keys(groups))
     gradients.add(groups)
-    flat = torch.empty(gradients.size)
-    gradients.flatten(flat)
-    return flat
+    return flat(gradients)
 
 
 def ids(data: bytes) -> list[int]:
@@ -127,11 +122,11 @@ def plainly(
 @pytest.mark.parametrize("form", FORMS)
 def test_loss_and_gradient_are_those_of_trl(model: Path, form: str) -> None:
     gradients, groups, totals = made(model, form)
-    flat = added(gradients, groups, totals)
+    found = added(gradients, groups, totals)
     loss, norm = TRL[form]
     assert gradients.stats.mean("loss") == pytest.approx(loss, abs=1e-5)
     assert gradients.stats.mean("nll") == pytest.approx(loss, abs=1e-5)
-    assert float(flat.norm()) == pytest.approx(norm, abs=1e-5)
+    assert float(found.norm()) == pytest.approx(norm, abs=1e-5)
 
 
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean"])
@@ -142,10 +137,10 @@ def test_packed_rows_give_the_gradient_of_rows_that_are_alone(
     for room in (8, 8192):
         made_of = made(model, form, aggregation=aggregation, tokens_per_microbatch=room)
         gradients, groups, totals = made_of
-        flat = added(gradients, groups, totals)
+        found = added(gradients, groups, totals)
         loss, expected = plainly(model, groups, aggregation)
         assert gradients.stats.mean("loss") == pytest.approx(loss, abs=1e-5)
-        torch.testing.assert_close(flat, expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
 def test_nothing_is_compared_with_a_policy_that_did_not_sample(model: Path) -> None:
@@ -161,9 +156,7 @@ def test_a_held_out_measurement_is_the_loss_of_a_step_and_leaves_its_gradients_a
     before = added(gradients, groups, totals)
     measured = measure_held_out(gradients, groups)
     assert measured.mean("loss") == pytest.approx(gradients.stats.mean("loss"), abs=1e-6)
-    after = torch.empty(gradients.size)
-    gradients.flatten(after)
-    assert torch.equal(before, after)
+    assert torch.equal(before, flat(gradients))
 
 
 def test_sft_keeps_every_property_of_an_objective() -> None:

@@ -97,17 +97,14 @@ async def test_a_model_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
             await scores_of(config_of(model, scorer))
 
 
-async def test_a_language_model_is_refused_as_a_reward_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [("model", "no weights of the head"), ("none", r"scorers\.one\.path .*no such directory")],
+)
+async def test_what_is_no_reward_model_is_refused(tmp_path: Path, path: str, said: str) -> None:
     model = make_tiny_model(tmp_path / "model", hidden=32)
-    with pytest.raises(ScorerError, match="no weights of the head"):
-        await scores_of(config_of(model, {"kind": "reward_model", "path": str(model)}))
-
-
-async def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
-    model = make_tiny_model(tmp_path / "model", hidden=32)
-    scorer = {"kind": "reward_model", "path": str(tmp_path / "none")}
-    with pytest.raises(ScorerError, match=r"scorers\.one\.path .*no such directory"):
-        await scores_of(config_of(model, scorer))
+    with pytest.raises(ScorerError, match=said):
+        await scores_of(config_of(model, {"kind": "reward_model", "path": str(tmp_path / path)}))
 
 
 async def test_one_completion_that_is_too_long_fails_alone(tmp_path: Path) -> None:
