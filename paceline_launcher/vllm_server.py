@@ -10,20 +10,9 @@ from __future__ import annotations
 import os
 import runpy
 import secrets
-from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-KEY_VARIABLE = "VLLM_API_KEY"
-"""Environment variable from which vLLM reads its key."""
 OPEN_PATHS = ("/health", "/ping")
-_REFUSAL = (
-    b'{"error": {"message": "a valid API key is needed: send the header Authorization: Bearer KEY",'
-    b' "type": "authentication_error", "code": 401}}'
-)
-
-_Message = MutableMapping[str, Any]
-_Receive = Callable[[], Awaitable[_Message]]
-_Send = Callable[[_Message], Awaitable[None]]
 
 
 class KeyCheck:
@@ -33,25 +22,23 @@ class KeyCheck:
     as well.
     """
 
-    def __init__(self, app: Callable[[_Message, _Receive, _Send], Awaitable[None]]) -> None:
+    def __init__(self, app: Any) -> None:
         self._app = app
-        self._expected = f"Bearer {os.environ[KEY_VARIABLE]}".encode()
+        self._expected = f"Bearer {os.environ['VLLM_API_KEY']}".encode()
 
-    async def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
-        if scope["type"] == "lifespan" or self._may_pass(scope):
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        given = dict(scope.get("headers", ())).get(b"authorization", b"")
+        probe = scope.get("path") in OPEN_PATHS and scope.get("method") in ("GET", "HEAD")
+        if scope["type"] == "lifespan" or probe or secrets.compare_digest(given, self._expected):
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
-            kind = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
-            await send({"type": "http.response.start", "status": 401, "headers": kind})
-            await send({"type": "http.response.body", "body": _REFUSAL})
+            from fastapi.responses import JSONResponse
 
-    def _may_pass(self, scope: _Message) -> bool:
-        if scope["path"] in OPEN_PATHS and scope.get("method") in ("GET", "HEAD"):
-            return True
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        return secrets.compare_digest(given, self._expected)
+            error = {"message": "a valid API key is needed: send Authorization: Bearer KEY"}
+            refusal = JSONResponse({"error": error}, 401, {"WWW-Authenticate": "Bearer"})
+            await refusal(scope, receive, send)
 
 
 if __name__ == "__main__":

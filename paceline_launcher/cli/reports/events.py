@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import re
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,8 +30,7 @@ from paceline_launcher.console.terminal import printable
 if TYPE_CHECKING:
     from paceline.rpc.client import ControlPlane
 
-OVER_S = 1.5
-"""Time for a controller to answer if the run directory says that the run has ended."""
+OVER_S = 1.5  # for a controller to answer if the run directory says that the run has ended
 DEFAULT_LINES = 50
 POSITION = r"(\d{1,20}(-\d{1,20})?)?"
 
@@ -69,9 +66,14 @@ def events(
     """
     if not re.fullmatch(POSITION, after):
         raise BadInput(f"--after: {after} is no journal position, such as 1763711975123-0")
-    wanted = _Filter(frozenset(kinds or ()), faults)
+    chosen = frozenset(kinds or ())
+
+    def wanted(event: Mapping[str, Any]) -> bool:
+        fault = event.get("severity") in ("warning", "error")
+        return (fault or not faults) and (not chosen or event["type"] in chosen)
+
     if target.run_dir is not None and not (follow or all_kinds):
-        _from_file(target.run_dir, after, as_json, wanted)
+        _from_file(target.run_dir, after, as_json, chosen, wanted)
         return
     from paceline.observe.event_follower import answers, follow_events
     from paceline.observe.event_history import is_listed
@@ -80,7 +82,7 @@ def events(
 
     async def watch(control: ControlPlane) -> None:
         async for position, event in records(control):
-            if (all_kinds or is_listed(event)) and wanted.takes(event):
+            if (all_kinds or is_listed(event)) and wanted(event):
                 # The run's files call it t.
                 at = {"t": round(event["at"], 3)} if "at" in event else {}
                 _print({"position": position, **at, **event}, as_json)
@@ -105,22 +107,16 @@ def events(
     else:
         # The run is over: its files hold all of its listed events.
         assert target.run_dir is not None
-        _from_file(target.run_dir, after, as_json, wanted)
+        _from_file(target.run_dir, after, as_json, chosen, wanted)
 
 
-@dataclass(frozen=True, slots=True)
-class _Filter:
-    kinds: frozenset[str]
-    """Empty: all."""
-    faults: bool
-
-    def takes(self, event: Mapping[str, Any]) -> bool:
-        if self.faults and event.get("severity") not in ("warning", "error"):
-            return False
-        return not self.kinds or event["type"] in self.kinds
-
-
-def _from_file(run_dir: Path, after: str, as_json: bool, wanted: _Filter) -> None:
+def _from_file(
+    run_dir: Path,
+    after: str,
+    as_json: bool,
+    chosen: frozenset[str],
+    wanted: Callable[[Mapping[str, Any]], bool],
+) -> None:
     from paceline.observe.event_history import position_key
     from paceline.observe.json_lines import read_lines
 
@@ -133,15 +129,15 @@ def _from_file(run_dir: Path, after: str, as_json: bool, wanted: _Filter) -> Non
         known.add(event["type"])
         if after and position_key(event["position"]) <= position_key(after):
             continue
-        if not wanted.takes(event):
+        if not wanted(event):
             continue
-        if event["type"] == EventType.STEP_COMMITTED and not as_json and not wanted.kinds:
+        if event["type"] == EventType.STEP_COMMITTED and not as_json and not chosen:
             steps.append(event)
             continue
         _print_steps(steps)
         _print(event, as_json)
     _print_steps(steps)
-    if missing := wanted.kinds - known:
+    if missing := chosen - known:
         typer.echo(
             f"none of kind {', '.join(sorted(missing))}; there are: {', '.join(sorted(known))}",
             err=True,
@@ -219,10 +215,17 @@ def logs(
         raise BadInput(f"--run-dir: {run_dir}: no such directory")
     known = log_files(run_dir)
     if process is None:
-        _list_logs(known, as_json)
+        if as_json:
+            print_json([{"process": n, "bytes": p.stat().st_size} for n, p in known.items()])
+        else:
+            for name in known:
+                typer.echo(name)
         return
     if process not in known:
-        raise BadInput(_unknown(process, known, run_dir))
+        if not known:
+            raise BadInput(f"{run_dir} has no logs: `paceline up` has started no process in it")
+        there = ", ".join(known)
+        raise BadInput(f"no process {process[:64]!r} wrote a log. There are: {there}")
     safe = sys.stdout.isatty()
 
     def put(line: str) -> None:
@@ -231,30 +234,10 @@ def logs(
         else:
             typer.echo(printable(line) if safe else line)
 
-    shown, offset = last_lines(known[process], lines)
-    for line in shown:
+    last, offset = last_lines(known[process], lines)
+    over = partial(_over, run_dir) if follow else lambda: True
+    for line in (*last, *new_lines(known[process], offset, over)):
         put(line)
-    for line in new_lines(
-        known[process], offset, partial(_over, run_dir) if follow else lambda: True
-    ):
-        put(line)
-
-
-def _list_logs(known: dict[str, Path], as_json: bool) -> None:
-    if as_json:
-        sizes = {name: path.stat().st_size for name, path in known.items()}
-        print_json([{"process": n, "bytes": size} for n, size in sizes.items()])
-        return
-    for name in known:
-        typer.echo(name)
-
-
-def _unknown(process: str, known: dict[str, Path], run_dir: Path) -> str:
-    if not known:
-        return f"{run_dir} has no logs: `paceline up` has not started a process in it"
-    near = difflib.get_close_matches(process, known, 1)
-    hint = f" Did you mean {near[0]}?" if near else ""
-    return f"no process {process[:64]!r} wrote a log.{hint} There are: {', '.join(known)}"
 
 
 def _over(run_dir: Path) -> bool:

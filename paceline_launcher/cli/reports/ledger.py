@@ -101,10 +101,11 @@ def _print_coverage(coverage: CoverageReport) -> None:
         ">to come": [epoch.to_come for epoch in newest],
         ">skipped": [epoch.skipped for epoch in newest],
         ">twice": [epoch.twice for epoch in newest],
-        ">unrecorded": _unless_zero([epoch.unrecorded for epoch in newest]),
-        ">passed over": _unless_zero([epoch.passed_over for epoch in newest]),
+        ">unrecorded": [epoch.unrecorded for epoch in newest],
+        ">passed over": [epoch.passed_over for epoch in newest],
     }
-    columns = {title: column for title, column in cells.items() if column}
+    rare = (">unrecorded", ">passed over")
+    columns = {t: cell for t, cell in cells.items() if cell and (t not in rare or any(cell))}
     console.print(table("|".join(columns), zip(*columns.values(), strict=True)))
     if coverage.compared:
         rows = [
@@ -112,10 +113,6 @@ def _print_coverage(coverage: CoverageReport) -> None:
             for c in coverage.compared
         ]
         console.print(table("outcome|>groups|>share|>tokens a completion|>reward", rows))
-
-
-def _unless_zero(counts: list[int]) -> list[int]:
-    return counts if any(counts) else []
 
 
 def _newest(coverage: CoverageReport) -> list[EpochCoverage]:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from paceline.observe.runs import Run
 
 PLOT = Path("compare.png")
-WITH_REASON = ("failed", "damaged")
-"""States that are shown with their reason."""
 
 
 def runs(
@@ -35,6 +33,7 @@ def runs(
 
     Example: paceline runs runs
     """
+    from paceline.observe.progress import duration
     from paceline.observe.runs import find_runs
 
     if not directory.is_dir():
@@ -46,7 +45,7 @@ def runs(
     if not found:
         typer.echo(f"no runs in {directory}")
         return
-    _print(found, [_ago(run.changed) for run in found])
+    _print(found, [f"{duration(max(0.0, time.time() - run.changed))} ago" for run in found])
 
 
 def compare(
@@ -108,7 +107,6 @@ def compare(
     last = [f"{curve[-1][1]:.4g}" if curve else "-" for curve in curves]
     _print(found, last, f"last {metric}")
     if settings:
-        # The settings that are not the same in all runs.
         typer.echo()
         rows = [(name, *values) for name, values in settings.items()]
         out_console().print(table("|".join(["setting", *labels]), rows))
@@ -142,15 +140,9 @@ def _print(found: list[Run], last: list[str], title: str = "changed") -> None:
     columns = f"run|state|>steps|>reward|>held out|>samples/s|>took|>{title}"
     out_console().print(table(columns, rows))
     for run in found:
-        if run.state in WITH_REASON and run.reason:
+        if run.state in ("failed", "damaged") and run.reason:
             typer.echo(printable(f"{run.path} {run.state}: {run.reason.partition(chr(10))[0]}"))
 
 
 def _span(first: float | None, last: float | None) -> str:
     return "-" if first is None or last is None else f"{short(first)} → {short(last)}"
-
-
-def _ago(t: float) -> str:
-    from paceline.observe.progress import duration
-
-    return f"{duration(max(0.0, time.time() - t))} ago"

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from paceline.rpc.rest_client import RestReader
 
 ANSWER_S = 5.0
-MOST_TEXT = 256
-"""Longest text that the REST interface searches for."""
+MOST_TEXT = 256  # that the REST interface searches for
 
 
 class Sort(StrEnum):
@@ -87,8 +86,7 @@ def samples(
     if grep is not None and not 0 < len(grep) <= MOST_TEXT:
         raise BadInput(f"--grep: give 1 to {MOST_TEXT} characters")
     query = {"limit": limit, "step": step, "row": row, "sort": ORDER.get(sort, str(sort))}
-    if grep is not None:
-        query["grep"] = grep
+    query |= {} if grep is None else {"grep": grep}
     found = _from_controllers(target, query)
     if found is None:
         assert target.run_dir is not None
@@ -99,11 +97,10 @@ def samples(
     for group in found["groups"]:
         typer.echo(_text(group))
     if not found["groups"]:
-        of_step = "" if step is None else f" of step {step}"
-        of_row = "" if row is None else f" of row {row}"
-        with_text = "" if grep is None else f" with {grep!r}"
+        chosen = {" of step": step, " of row": row, " with": grep and repr(grep)}
+        limits = "".join(f"{name} {value}" for name, value in chosen.items() if value is not None)
         typer.echo(
-            f"no samples{of_step}{of_row}{with_text}: there are none yet, or archive.enabled was "
+            f"no samples{limits}: there are none yet, or archive.enabled was "
             "false or archive.max_mb too small to keep them"
         )
     elif found["total"] > len(found["groups"]):

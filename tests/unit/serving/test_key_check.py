@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from paceline_launcher.vllm_server import KEY_VARIABLE, KeyCheck
+from paceline_launcher.vllm_server import KeyCheck
 
 KEY = "0123456789abcdef"
 
@@ -19,8 +19,8 @@ async def inner(scope: Any, receive: Any, send: Any) -> None:
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> httpx.AsyncClient:
-    monkeypatch.setenv(KEY_VARIABLE, KEY)
-    transport = httpx.ASGITransport(KeyCheck(inner))  # type: ignore[arg-type]
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    transport = httpx.ASGITransport(KeyCheck(inner))
     return httpx.AsyncClient(transport=transport, base_url="http://served")
 
 
@@ -42,7 +42,7 @@ async def test_probes_need_no_key_and_nothing_else_on_their_path(
 
 
 async def test_a_socket_without_the_key_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
