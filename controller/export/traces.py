@@ -50,27 +50,24 @@ class Traces(Drain[tuple[float, Sequence[Mapping[str, Any]]]]):
         self._config, self._run = config, run
 
     def _serve(self) -> None:
-        spans = SampleSpans(self._config.run.name, self._config.telemetry.share)
+        name, telemetry = self._config.run.name, self._config.telemetry
+        spans = SampleSpans(name, telemetry.share)
         try:
-            processor = otlp_processor(self._config.telemetry.otlp_endpoint or "")
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+            url = telemetry.otlp_endpoint or ""
+            if urlsplit(url).path in ("", "/"):
+                url = url.rstrip("/") + "/v1/traces"
+            exporter = OTLPSpanExporter(endpoint=url, timeout=5)
+            processor = BatchSpanProcessor(exporter, schedule_delay_millis=1000)
             for entries in self._batches():
-                for t, events in entries:
-                    for one in events:
-                        for span in spans.take(t, one):
-                            processor.on_end(readable(span, self._config.run.name, self._run))
+                ended = (s for t, events in entries for e in events for s in spans.take(t, e))
+                for span in ended:
+                    processor.on_end(readable(span, name, self._run))
             processor.shutdown()  # sends the rest, within the exporter's time limit
         except Exception as error:  # of a library that the run does not depend on
             event(log, "traces ended", logging.WARNING, why=f"{type(error).__name__}: {error}")
-
-
-def otlp_processor(endpoint: str) -> Any:
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
-    if urlsplit(endpoint).path in ("", "/"):
-        endpoint = endpoint.rstrip("/") + "/v1/traces"
-    exporter = OTLPSpanExporter(endpoint=endpoint, timeout=5)
-    return BatchSpanProcessor(exporter, schedule_delay_millis=1000)
 
 
 def readable(span: Span, run_name: str, run: str) -> Any:

@@ -1,16 +1,16 @@
 """Spans of a sample's life, folded from the journal's events. Pure: events in, spans out.
 
-    task ├─ lease ──────────────────────┤─ ready ─┤─ step ────────┤
+    task ├─ lease ──────────────────────┤         ├─ step ────────┤
          │    ├─ generate ──┤─ reward ─┤           │      ├ commit ┤
 
 *lease* is one attempt, up to the accepted group or the reason of its loss; *generate* and *reward*
 lie at its end and have the durations that the worker reported. *step* lasts from the step's opening
 to its commit, *commit* within it from the first vote. A task that is trained again after a rollback
-gets another ready or step span in the same trace.
+gets another step span in the same trace.
 """
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +36,6 @@ class _Life:
     began: float
     leases: dict[int, tuple[str, float]] = field(default_factory=dict)
     """Running attempts: worker and start time."""
-    ready: float = 0.0
     again: bool = False
     """The task was trained before, in a step that was lost: its own span is already written."""
 
@@ -44,11 +43,6 @@ class _Life:
         worker, begun = self.leases.pop(attempt)
         about = {"worker": worker, "attempt": attempt}
         return Span(task_id, f"lease/{attempt}", "lease", begun, t, about, error)
-
-    def waited(self, task_id: str, t: float, until: str) -> Iterator[Span]:
-        if self.ready:
-            yield Span(task_id, f"ready/{self.ready:.6f}/{until}", "ready", self.ready, t, {})
-        self.ready = 0.0
 
 
 @dataclass(slots=True)
@@ -80,12 +74,16 @@ class SampleSpans:
                 if known is not None and attempt in known.leases:
                     yield known.lease(task_id, attempt, t, str(event["reason"]))
             case EventType.TASK_DROPPED:
-                yield from self._dropped(t, event["task_id"], str(event["reason"]))
+                task_id, reason = event["task_id"], str(event["reason"])
+                if (known := self._lives.pop(task_id, None)) is not None:
+                    for attempt in sorted(known.leases):
+                        yield known.lease(task_id, attempt, t, reason)
+                    about = {"outcome": "dropped", "reason": reason}
+                    yield Span(task_id, "task", "task", known.began, t, about, reason, parent="")
             case EventType.STEP_OPENED:
                 self._step = {**event, "t": t, "voted": 0.0}
                 for task_id in filter(self.traced, event["groups"]):
-                    life = self._lives.setdefault(task_id, _Life(t, again=bool(event["replay"])))
-                    yield from life.waited(task_id, t, str(event["step"]))
+                    self._lives.setdefault(task_id, _Life(t, again=bool(event["replay"])))
             case EventType.STEP_RESHARDED if self._step:
                 again = {"mesh_epoch": event["mesh_epoch"], "shards": event["shards"]}
                 self._step |= {**again, "voted": 0.0}
@@ -112,40 +110,27 @@ class SampleSpans:
             "version.min": event["min_version"],
             "version.max": event["max_version"],
         }
-        within = f"lease/{attempt}"
+        reward, lease = {"reward.mean": float(event["reward_mean"])}, f"lease/{attempt}"
         key = f"generate/{attempt}"
-        yield Span(task_id, key, "generate", generated, scored, about, parent=within)
-        reward = {"reward.mean": float(event["reward_mean"])}
-        yield Span(task_id, f"reward/{attempt}", "reward", scored, t, reward, parent=within)
+        yield Span(task_id, key, "generate", generated, scored, about, parent=lease)
+        yield Span(task_id, f"reward/{attempt}", "reward", scored, t, reward, parent=lease)
         yield life.lease(task_id, attempt, t)
-        life.ready = t
-
-    def _dropped(self, t: float, task_id: str, reason: str) -> Iterator[Span]:
-        if (life := self._lives.pop(task_id, None)) is None:
-            return
-        for attempt in sorted(life.leases):
-            yield life.lease(task_id, attempt, t, reason)
-        yield from life.waited(task_id, t, "dropped")
-        about = {"outcome": "dropped", "reason": reason}
-        yield Span(task_id, "task", "task", life.began, t, about, reason, parent="")
 
     def _stepped(
         self, t: float, event: Mapping[str, Any], step: Mapping[str, Any]
     ) -> Iterator[Span]:
         """Ends the step of its tasks, with a commit or without."""
-        groups: Sequence[str] = step["groups"]
+        groups: list[str] = step["groups"]
         replicas = {groups[i]: worker for worker, shard in step["shards"].items() for i in shard}
         number, error = int(step["step"]), str(event.get("reason", ""))
         committed = event["type"] == EventType.STEP_COMMITTED
-        key = f"step/{number}/" + (
-            f"{event['version']}" if committed else f"{step['version']}/aborted"
-        )
+        end = f"{event['version']}" if committed else f"{step['version']}/aborted"
+        key = f"step/{number}/{end}"
         for task_id in filter(self.traced, groups):
             replica = replicas.get(task_id, "")
             about = {"step": number, "replica": replica, "mesh_epoch": step["mesh_epoch"]}
             yield Span(task_id, key, "step", step["t"], t, about, error)
             if not committed:
-                self._lives[task_id].ready = t
                 continue
             voted, version = step["voted"] or t, {"version": int(event["version"])}
             yield Span(task_id, f"commit/{key}", "commit", voted, t, version, parent=key)

@@ -98,7 +98,7 @@ def collector() -> Iterator[tuple[str, list[Any]]]:
         server.shutdown()
 
 
-WHOLE = {"task", "lease", "generate", "reward", "ready", "step", "commit"}
+WHOLE = {"task", "lease", "generate", "reward", "step", "commit"}
 
 
 def whole_traces(got: list[Any]) -> set[bytes]:

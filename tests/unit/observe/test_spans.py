@@ -69,11 +69,11 @@ def test_a_trained_sample_has_every_part_in_order(told: Told) -> None:
     spans = told.of("t0")
     assert_nested(spans)
     parts = by_name(spans)
-    assert set(parts) == {"task", "lease", "generate", "reward", "ready", "step", "commit"}
+    assert set(parts) == {"task", "lease", "generate", "reward", "step", "commit"}
     assert parts["task"].start == parts["lease"].start == 2001.0
-    assert parts["lease"].end == parts["reward"].end == parts["ready"].start == 2002.0
+    assert parts["lease"].end == parts["reward"].end == 2002.0
     assert (parts["generate"].start, parts["generate"].end) == (2001.25, 2001.75)
-    assert parts["ready"].end == parts["step"].start == 2005.0
+    assert parts["step"].start == 2005.0
     assert parts["step"].end == parts["task"].end == parts["commit"].end == 2006.0
     assert parts["task"].about == {"outcome": "trained", "step": 1}
     assert parts["step"].about["replica"] == "p0"
