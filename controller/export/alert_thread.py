@@ -107,34 +107,32 @@ class AlertThread(Drain[dict[str, Any]]):
             self._pace, self._pace_since = pace, now
         waited, told = now - self._pace_since, self._place.setdefault("told", {})
         free_gb = shutil.disk_usage(self._run_dir).free / 1e9
-        states: dict[AlertKind, tuple[str, str]] = {}
-        if pace.open and waited > self._config.stall_s:
-            text = f"no step was committed for {waited:.0f} s; the last one was step {pace.step}"
-            states["stall"] = str(pace.step), text
-        if free_gb < self._config.disk_free_gb:
-            text = f"{free_gb:.1f} GB are free in the run directory"
-            states["disk"] = told.get("disk") or str(int(time.time())), text
-        elif free_gb > 1.2 * self._config.disk_free_gb:
-            told.pop("disk", None)
-        for kind, (key, text) in states.items():
+
+        def tell(kind: AlertKind, key: str, text: str) -> None:
             if told.get(kind) != key:
                 told[kind] = key
                 self._send(self._rules.tell(Alert(kind, key, text, time.time(), pace.step)))
+
+        if pace.open and waited > self._config.stall_s:
+            text = f"no step was committed for {waited:.0f} s; the last one was step {pace.step}"
+            tell("stall", str(pace.step), text)
+        if free_gb < self._config.disk_free_gb:
+            key = told.get("disk") or str(int(time.time()))
+            tell("disk", key, f"{free_gb:.1f} GB are free in the run directory")
+        elif free_gb > 1.2 * self._config.disk_free_gb:
+            told.pop("disk", None)
 
     def _send(self, alerts: Iterable[Alert]) -> None:
         for alert in alerts:
             self._deliver(alert)
             if self._may_write():
-                self._survive(self._save)
-
-    def _save(self) -> None:
-        partial = self._path.with_suffix(f".{os.getpid()}.part")
-        partial.write_text(json.dumps(self._place), encoding="utf-8")
-        partial.replace(self._path)
+                partial = self._path.with_suffix(f".{os.getpid()}.part")
+                self._survive(partial.write_text, json.dumps(self._place))
+                self._survive(partial.replace, self._path)
 
     def _deliver(self, alert: Alert) -> None:
         pause_s = self._first_pause_s
-        for left in range(TRIES - 1, -1, -1):
+        for left in reversed(range(TRIES)):
             if not self._may_write():
                 return
             try:
@@ -144,7 +142,6 @@ class AlertThread(Drain[dict[str, Any]]):
             except NotDelivered as why:
                 level = logging.WARNING if left else logging.ERROR
                 event(log, "alert not delivered", level, kind=alert.kind, id=alert.key, why=why)
-            if left and not self._closing.wait(pause_s):
-                pause_s *= 4
-            elif left:
+            if left and self._closing.wait(pause_s):
                 time.sleep(min(pause_s, LAST_PAUSE_S))  # the process ends soon
+            pause_s *= 4

@@ -13,8 +13,8 @@ import subprocess
 import urllib.error
 import urllib.request
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -28,13 +28,12 @@ WINDOW = 10
 """Steps whose mean reward is compared."""
 TIMEOUT_S = 10.0
 
-_RULES: tuple[tuple[AlertKind, Callable[[Mapping[str, Any]], bool]], ...] = (
-    ("end", lambda event: event.get("type") in ENDS),
-    ("held_out", lambda event: event.get("type") == EventType.HELD_OUT_FELL),
-    ("reward_hacking", lambda event: event.get("type") == EventType.REWARD_HACKING_SUSPECTED),
-    ("fault", lambda event: event.get("severity") in ("warning", "error")),
-)
-"""Alerts of a single event; the first that is true counts."""
+_KINDS: dict[str, AlertKind] = {
+    **dict.fromkeys(ENDS, "end"),
+    EventType.HELD_OUT_FELL: "held_out",
+    EventType.REWARD_HACKING_SUSPECTED: "reward_hacking",
+}
+"""By type of event; others are faults by their severity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +67,8 @@ class AlertRules:
     """Rules of one run. Pure: event records in, alerts out."""
 
     config: AlertsConfig
-    _told: dict[str, float] = field(default_factory=dict)
-    """Time of the last alert of each kind."""
-    _held_back: dict[str, int] = field(default_factory=dict)
+    _told: dict[str, tuple[float, int]] = field(default_factory=dict)
+    """By kind: time of the last alert, and number of those held back since."""
     _rewards: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     _best: float = -math.inf
     _collapsed: bool = False
@@ -79,9 +77,10 @@ class AlertRules:
         """``event``: a line of events.jsonl, which has null for what is not finite."""
         key, t = f"{event.get('position')}/{event.get('n')}", float(event.get("t", 0.0))
         step, text = int(event.get("step") or 0), str(event.get("text", ""))
-        if kind := next((kind for kind, holds in _RULES if holds(event)), None):
-            yield from self.tell(Alert(kind, key, text, t, step))
-        metrics = event.get("metrics") if event.get("type") == EventType.STEP_COMMITTED else None
+        kind, fault = event.get("type", ""), event.get("severity") in ("warning", "error")
+        if kind in _KINDS or fault:
+            yield from self.tell(Alert(_KINDS.get(kind, "fault"), key, text, t, step))
+        metrics = event.get("metrics") if kind == EventType.STEP_COMMITTED else None
         if not metrics:
             return
         names = ("loss", "grad_norm", "reward_mean")
@@ -94,16 +93,14 @@ class AlertRules:
 
     def tell(self, alert: Alert) -> Iterator[Alert]:
         """``alert``, unless its kind is not wanted or was told a short time ago."""
-        kind = alert.kind
-        if kind not in self.config.on:
+        if alert.kind not in self.config.on:
             return
-        last = self._told.get(kind)
-        if kind != "end" and last is not None and alert.t - last < QUIET_S:
-            self._held_back[kind] = self._held_back.get(kind, 0) + 1
+        last, held_back = self._told.get(alert.kind, (-math.inf, 0))
+        if alert.kind != "end" and alert.t - last < QUIET_S:
+            self._told[alert.kind] = last, held_back + 1
             return
-        self._told[kind] = alert.t
-        held_back = self._held_back.pop(kind, 0)
-        yield Alert(kind, alert.key, alert.text, alert.t, alert.step, held_back)
+        self._told[alert.kind] = alert.t, 0
+        yield replace(alert, held_back=held_back)
 
     def _collapse(self, reward: float) -> str:
         if math.isfinite(reward):
@@ -124,47 +121,40 @@ class NotDelivered(Exception):
 
 def deliver(config: AlertsConfig, message: Mapping[str, Any]) -> None:
     """Sends to webhook and command. Raises NotDelivered if one fails; the other got it anyway."""
-    body, problems = json.dumps(message).encode(), []
-    for send in (_post, _run):
-        try:
-            send(config, body)
-        except NotDelivered as problem:
-            problems.append(str(problem))
-    if problems:
-        raise NotDelivered("; ".join(problems))
+    body = json.dumps(message).encode()
+    posted = _post(Path(config.webhook_file), body) if config.webhook_file is not None else ""
+    run = _run(config.command, body) if config.command else ""
+    if problems := "; ".join(filter(None, (posted, run))):
+        raise NotDelivered(problems)
 
 
-def _post(config: AlertsConfig, body: bytes) -> None:
-    if config.webhook_file is None:
-        return
+def _post(file: Path, body: bytes) -> str:
+    """The problem; empty if the webhook has taken it."""
     try:
-        url = Path(config.webhook_file).read_text(encoding="utf-8").strip()
+        url = file.read_text(encoding="utf-8").strip()
     except OSError as error:
-        raise NotDelivered(f"alerts.webhook_file cannot be read: {error.strerror}") from None
+        return f"alerts.webhook_file cannot be read: {error.strerror}"
     if not url.startswith(("http://", "https://")):
-        raise NotDelivered("alerts.webhook_file must contain one http:// or https:// URL")
+        return "alerts.webhook_file must contain one http:// or https:// URL"
     try:
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(url, body, headers, method="POST")
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-            answer.read(1024)
+        urllib.request.urlopen(request, timeout=TIMEOUT_S).close()
     except urllib.error.HTTPError as error:
-        raise NotDelivered(f"the webhook answered {error.code}") from None
+        return f"the webhook answered {error.code}"
     except (OSError, ValueError) as error:
-        raise NotDelivered(f"the webhook did not answer ({type(error).__name__})") from None
+        return f"the webhook did not answer ({type(error).__name__})"
+    return ""
 
 
-def _run(config: AlertsConfig, body: bytes) -> None:
-    if not config.command:
-        return
+def _run(command: list[str], body: bytes) -> str:
     try:
-        done = subprocess.run(config.command, input=body, timeout=TIMEOUT_S, capture_output=True)
+        done = subprocess.run(command, input=body, timeout=TIMEOUT_S, capture_output=True)
     except subprocess.TimeoutExpired:
-        raise NotDelivered(f"alerts.command took longer than {TIMEOUT_S:g} s") from None
+        return f"alerts.command took longer than {TIMEOUT_S:g} s"
     except OSError as error:
-        raise NotDelivered(f"alerts.command cannot be run: {error.strerror}") from None
-    if done.returncode:
-        raise NotDelivered(f"alerts.command ended with status {done.returncode}")
+        return f"alerts.command cannot be run: {error.strerror}"
+    return f"alerts.command ended with status {done.returncode}" if done.returncode else ""
 
 
 def _number(value: float | None) -> float:

@@ -28,7 +28,7 @@ from paceline.process.files import private_directory, write_private
 from paceline.process.lifetime import alive, started_s, wait_ended
 from paceline.process.structured_log import first_line
 from paceline.redis.client import connect_sync, without_password
-from paceline.redis.server_version import server_version, version_of_info
+from paceline.redis.server_version import problem_of_binary, problem_of_info
 from paceline.redis.users import CONTROLLER, WORKER, acl_lines, user_url
 from paceline.rpc.addresses import is_loopback
 from paceline.rpc.ports import bindable, free_ports, taken_ports
@@ -46,7 +46,7 @@ REDIS_OUT_OF_REACH = (
 
 
 class NoRedis(BadInput):
-    """There is no usable Redis. The message has the reason and the remedy."""
+    """The message has the reason and the remedy."""
 
 
 class _Ended(NoRedis):
@@ -109,7 +109,6 @@ def embedded_pid(run_dir: Path) -> int | None:
 
 
 def redis_log(run_dir: Path) -> Path:
-    """Log of the servers of this run."""
     return run_dir / "redis" / LOG
 
 
@@ -144,7 +143,7 @@ def find_server() -> Path:
     for name in ("valkey-server", "redis-server"):
         found = shutil.which(name)
         if found:
-            too_old = server_version(Path(found)).problem()
+            too_old = problem_of_binary(Path(found))
             if not too_old:
                 return Path(found)
     raise NoRedis(
@@ -157,7 +156,7 @@ def _probe_existing(url: str) -> RedisEndpoint:
     try:
         with connect_sync(url, timeout_s=5.0) as client:
             client.ping()
-            problem = version_of_info(client.info("server")).problem()
+            problem = problem_of_info(client.info("server"))
     except redis.exceptions.NoPermissionError:
         problem = ""  # a user without INFO: only the server's owner can tell its version
     except (redis.RedisError, ValueError, OSError) as error:
@@ -205,9 +204,8 @@ def _start(home: Path, cfg: RedisConfig, port: int | None) -> RedisEndpoint:
 
 
 def _endpoint(home: Path, port: int, pid: int, *, started: bool) -> RedisEndpoint:
-    return RedisEndpoint(
-        user_url(home, CONTROLLER, port), pid, user_url(home, WORKER, port), started
-    )
+    worker_url = user_url(home, WORKER, port)
+    return RedisEndpoint(user_url(home, CONTROLLER, port), pid, worker_url, started)
 
 
 def _settings(home: Path, cfg: RedisConfig, port: int) -> list[str]:

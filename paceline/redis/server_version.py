@@ -11,63 +11,45 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import BadInput
 
-Number = tuple[int, int, int]
-
-
-def _numbers(text: str) -> tuple[Number, ...]:
-    return tuple(_number(word) for word in text.split())
-
-
-def _number(text: str) -> Number:
-    found = re.search(r"(\d+)\.(\d+)\.(\d+)", text)
-    if found is None:
-        raise BadInput(f"no version in {text[:80]!r} of a Redis server")
-    return int(found[1]), int(found[2]), int(found[3])
-
-
 LEAST = {
-    "redis": _numbers("6.2.24 7.2.16 7.4.11 8.2.9 8.4.6 8.6.6 8.8.2 8.10.1"),
-    "valkey": _numbers("7.2.14 8.0.10 8.1.9 9.0.5 9.1.2"),
+    "redis": "6.2.24 7.2.16 7.4.11 8.2.9 8.4.6 8.6.6 8.8.2 8.10.1",
+    "valkey": "7.2.14 8.0.10 8.1.9 9.0.5 9.1.2",
 }
 """Least patch release of each branch, oldest branch first."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerVersion:
-    product: str
-    """redis or valkey."""
-    number: Number
-
-    def __str__(self) -> str:
-        return f"{self.product} {'.'.join(map(str, self.number))}"
-
-    def problem(self) -> str:
-        """Reason to refuse this server; empty if it is accepted."""
-        least = next((m for m in LEAST[self.product] if m[:2] == self.number[:2]), None)
-        if self.number >= (least or LEAST[self.product][-1]):
-            return ""
-        wanted = ", ".join(".".join(map(str, number)) for number in LEAST[self.product])
-        return f"{self} has known security flaws: take {self.product} {wanted} or later"
+def problem_of(product: str, version: str) -> str:
+    """Reason to refuse this server; empty if it is accepted."""
+    number, least = _number(version), [_number(word) for word in LEAST[product].split()]
+    if number >= next((patch for patch in least if patch[:2] == number[:2]), least[-1]):
+        return ""
+    wanted = LEAST[product].replace(" ", ", ")
+    shown = ".".join(map(str, number))
+    return f"{product} {shown} has known security flaws: take {product} {wanted} or later"
 
 
-def version_of_info(info: Mapping[str, Any]) -> ServerVersion:
-    """Version in the reply to INFO server. Valkey's redis_version is there for old clients."""
-    if "valkey_version" in info:
-        return ServerVersion("valkey", _number(str(info["valkey_version"])))
-    return ServerVersion("redis", _number(str(info.get("redis_version", ""))))
+def problem_of_info(info: Mapping[str, Any]) -> str:
+    """``info``: reply to INFO server. Valkey's redis_version is there for old clients."""
+    product = "valkey" if "valkey_version" in info else "redis"
+    return problem_of(product, str(info.get(f"{product}_version", "")))
 
 
-def server_version(binary: Path) -> ServerVersion:
+def problem_of_binary(binary: Path) -> str:
     """Asks ``binary``, a redis-server or valkey-server. Raises BadInput if it does not say."""
     try:
         done = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BadInput(f"{binary} --version: {error}") from error
-    product = "valkey" if "valkey" in done.stdout.lower() else "redis"
-    return ServerVersion(product, _number(done.stdout))
+    return problem_of("valkey" if "valkey" in done.stdout.lower() else "redis", done.stdout)
+
+
+def _number(text: str) -> tuple[int, ...]:
+    found = re.search(r"(\d+)\.(\d+)\.(\d+)", text)
+    if found is None:
+        raise BadInput(f"no version in {text[:80]!r} of a Redis server")
+    return tuple(map(int, found.groups()))

@@ -50,8 +50,6 @@ def test(
         problem = str(why)
     if as_json:
         print_json({"delivered": problem is None, "problem": problem})
-    elif problem is None:
-        typer.echo("delivered")
     else:
-        typer.echo(f"not delivered: {problem}", err=True)
+        typer.echo(f"not delivered: {problem}" if problem else "delivered", err=bool(problem))
     raise typer.Exit(0 if problem is None else 1)
