@@ -18,8 +18,7 @@ from controller.ledger.role_traits import TRAITS
 from paceline.observe.vocabulary import Severity
 from paceline.process.waits import WaitKind
 
-START_S = 20.0
-"""Importing torch and transformers takes seconds."""
+START_S = 20.0  # importing torch and transformers takes seconds
 _FAULTS = {
     WaitKind.HUB: (
         CulpritKind.HUB,

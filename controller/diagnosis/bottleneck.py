@@ -23,10 +23,8 @@ from enum import StrEnum
 from controller.fleet.flow_shares import FlowShares
 from paceline.worker_pools import scorer_of
 
-STARVED = 0.25
-"""Trainers are starved from this share of a step spent waiting for groups."""
-FULL = 0.7
-"""Engines are full from this share of their slots."""
+STARVED = 0.25  # trainers are starved from this share of a step spent waiting for groups
+FULL = 0.7  # engines are full from this share of their slots
 MOSTLY = 0.5
 LAGGING = 0.3
 SLOW_COMMITS = 0.4
@@ -35,8 +33,6 @@ MOST_STALENESS = 64
 
 
 class BottleneckKind(StrEnum):
-    """The component that limits a run's throughput."""
-
     TRAINERS = "trainers"
     GENERATION = "generation"
     REWARDS = "rewards"
@@ -52,38 +48,28 @@ class Pace:
     """Measurements of the last steps. Times in seconds; 0: not measured."""
 
     step_s: float
-    wait_s: float
-    """Part of a step spent waiting for groups; mean of the replicas."""
+    wait_s: float  # part of a step spent waiting for groups; mean of the replicas
     compute_s: float = 0.0
-    commit_s: float = 0.0
-    """From the reduced gradients to the optimizer step."""
-    generate_s: float = 0.0
-    """Time of one group, as the next one."""
+    commit_s: float = 0.0  # from the reduced gradients to the optimizer step
+    generate_s: float = 0.0  # time of one group, as the next one
     reward_s: float = 0.0
     transfer_s: float = 0.0
-    """Transfer of the weights to one engine."""
     append_s: float = 0.0
-    """Append to the journal."""
-    lease_s: float = 0.0
-    """A lease request that found tasks."""
+    lease_s: float = 0.0  # a lease request that found tasks
     shares: FlowShares = field(default_factory=FlowShares)
     max_staleness: int = 4
     policies: int = 1
     rollouts: int = 1
     reward_processes: int = 1
-    scorer: str = ""
-    """Pool of the busiest scorer; empty: there is none."""
+    scorer: str = ""  # pool of the busiest scorer; empty: there is none
     scorers: int = 0
-    """Workers of that pool."""
-    recorded: bool = False
-    """Rollout workers tokenise rows of the data: no engine runs."""
+    recorded: bool = False  # rollout workers tokenise rows of the data: no engine runs
 
 
 @dataclass(frozen=True, slots=True)
 class Bottleneck:
     kind: BottleneckKind
     sentence: str
-    """The role that waits, for whom, and what would help."""
 
 
 _STARVED = "Trainers are starved ({share:.0%} of a step spent waiting)"

@@ -33,8 +33,7 @@ from paceline.redis.server import embedded_pid
 from paceline.v1 import admin_pb2, worker_pb2
 from paceline.worker_pools import desired_workers
 
-KERNEL_AFTER_S = 1.0
-"""The kernel is asked about processes that are silent for so long."""
+KERNEL_AFTER_S = 1.0  # the kernel is asked about processes that are silent for so long
 _ROLE_OF = {value: role for role, value in ROLES.items()}
 
 

@@ -19,12 +19,10 @@ from controller.ledger.enums import Phase
 from paceline.observe.vocabulary import Severity
 from paceline.process.waits import WaitKind
 
-CHECKPOINT_S = 60.0
-"""Writing a checkpoint takes longer only on a disk that is slow, or gone."""
+CHECKPOINT_S = 60.0  # writing a checkpoint takes longer only on a disk that is slow, or gone
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
-    """The worst finding; of equally bad ones the first rule's."""
     found = [diagnosis for rule in RULES if (diagnosis := rule(evidence)) is not None]
     found.append(_at_work(evidence))
     order = (Severity.ERROR, Severity.WARNING)

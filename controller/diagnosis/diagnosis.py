@@ -32,11 +32,8 @@ class CulpritKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """The process or thing that the run waits for."""
-
     kind: CulpritKind = CulpritKind.NONE
-    name: str = ""
-    """Worker id, path, URL or function."""
+    name: str = ""  # worker id, path, URL or function
     host: str = ""
     pid: int = 0
 
@@ -47,16 +44,12 @@ class Culprit:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    subject: str
-    """The part of the run that waits: "step 412", "the run"."""
+    subject: str  # the part of the run that waits: "step 412", "the run"
     culprit: Culprit = Culprit()
-    because: str = ""
-    """Clause after the culprit: "stopped inside the all-reduce of epoch 9"."""
+    because: str = ""  # clause after the culprit: "stopped inside the all-reduce of epoch 9"
     since_s: float = 0.0
     next: str = ""
-    """Consequence if nobody does anything."""
-    remedy: str = ""
-    """Advice for the user; empty: nothing is needed."""
+    remedy: str = ""  # advice for the user; empty: nothing is needed
     severity: Severity = Severity.INFO
 
     @property

@@ -20,41 +20,30 @@ SILENT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerEvidence:
-    """Evidence about a living worker."""
-
     worker_id: str
     role: Role
     host: str = ""
     pid: int = 0
     lifecycle: Lifecycle = Lifecycle.RUNNING
-    heard: bool = True
-    """The worker has sent a report to this leader."""
+    heard: bool = True  # the worker has sent a report to this leader
     silent_s: float = 0.0
-    dead_in_s: float = math.inf
-    """Until it is declared dead if it stays silent."""
-    suspect: bool = False
-    """The worker's session broke."""
-    still_s: float = 0.0
-    """Busy without progress for so long."""
+    dead_in_s: float = math.inf  # until it is declared dead if it stays silent
+    suspect: bool = False  # the worker's session broke
+    still_s: float = 0.0  # busy without progress for so long
     wedged_in_s: float | None = None
     activity: str = ""
-    waits: tuple[Wait, ...] = ()
-    """The oldest first. Ages are as of now, for a silent worker too."""
-    mesh_epoch: int = 0
-    """Epoch that it has formed; 0: none."""
+    waits: tuple[Wait, ...] = ()  # The oldest first. Ages are as of now, for a silent worker too.
+    mesh_epoch: int = 0  # epoch that it has formed; 0: none
     loaded_version: int = -1
-    held: int = 0
-    """Tasks that are leased to it."""
+    held: int = 0  # tasks that are leased to it
     spare: bool = False
-    kernel: KernelState | None = None
-    """If it runs on this machine and is silent."""
+    kernel: KernelState | None = None  # if it runs on this machine and is silent
 
     @property
     def culprit(self) -> Culprit:
         return Culprit(CulpritKind.WORKER, self.worker_id, self.host, self.pid)
 
     def waits_for(self, *kinds: WaitKind) -> Wait | None:
-        """The oldest of these waits."""
         return next((wait for wait in self.waits if wait.kind in kinds), None)
 
 
@@ -71,15 +60,11 @@ class SessionlessEvidence:
 
 @dataclass(frozen=True, slots=True)
 class LeaseEvidence:
-    """The leader's lease as a standby sees it."""
-
-    holder: str = ""
-    """Controller id; empty: nobody holds it."""
+    holder: str = ""  # controller id; empty: nobody holds it
     host: str = ""
     pid: int = 0
     left_s: float = 0.0
-    silent_s: float = 0.0
-    """Since it was renewed, by its length."""
+    silent_s: float = 0.0  # since it was renewed, by its length
     kernel: KernelState | None = None
 
 
@@ -89,28 +74,21 @@ class Evidence:
     limits: FleetConfig
     controller_id: str = "controller-0"
     leads: bool = True
-    trouble: str = ""
-    """Reason for which this controller can decide nothing now."""
+    trouble: str = ""  # reason for which this controller can decide nothing now
     trouble_s: float = 0.0
     redis: str = "Redis"
     payloads: str = "the payload store"
     redis_kernel: KernelState | None = None
-    """State of the embedded server's process."""
     redis_pid: int = 0
     lease: LeaseEvidence = LeaseEvidence()
     own_waits: tuple[Wait, ...] = ()
-    """Waits of this controller's process."""
     workers: tuple[WorkerEvidence, ...] = ()
     sessionless: tuple[SessionlessEvidence, ...] = ()
-    since_commit_s: float = 0.0
-    """Since the newest commit, or since the run began."""
-    usual_step_s: float = 0.0
-    """0: unknown."""
+    since_commit_s: float = 0.0  # since the newest commit, or since the run began
+    usual_step_s: float = 0.0  # 0: unknown
     provider_trouble: str = ""
     pace: str = ""
-    """The bottleneck, in a sentence."""
     desired: dict[str, int] = field(default_factory=dict)
-    """Desired workers by role."""
 
     def silent(self, worker: WorkerEvidence) -> bool:
         return worker.silent_s > max(SILENT_S, SILENT_BEATS * self.limits.heartbeat_s)

@@ -14,8 +14,7 @@ from paceline.observe.vocabulary import Severity
 from paceline.process.waits import Wait, WaitKind
 from paceline.redis.client import FULL, remedy_of
 
-STORE_S = 1.0
-"""An append takes milliseconds."""
+STORE_S = 1.0  # an append takes milliseconds
 DATASET_S = 2.0
 
 

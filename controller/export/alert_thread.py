@@ -29,10 +29,8 @@ log = logging.getLogger(__name__)
 
 TRIES = 5
 FIRST_PAUSE_S = 1.0
-LAST_PAUSE_S = 0.5
-"""Between tries once the run is over."""
-OLD_S = 600.0
-"""Without a place, alerts are new to the run: what is older than this is not told."""
+LAST_PAUSE_S = 0.5  # between tries once the run is over
+OLD_S = 600.0  # without a place, alerts are new to the run: what is older than this is not told
 
 
 class RunPace(NamedTuple):
@@ -57,7 +55,6 @@ class AlertThread(Drain[dict[str, Any]]):
         first_pause_s: float = FIRST_PAUSE_S,
         poll_s: float = 1.0,
     ) -> None:
-        """``may_write`` returns whether this process still leads."""
         super().__init__("alerts", poll_s=poll_s)
         self._config, self._run, self._run_dir = config, run, run_dir
         self._progress, self._may_write = progress, may_write

@@ -22,8 +22,7 @@ from paceline.observe.sinks.registry import external_run, sink_maker
 from paceline.observe.sinks.sink_thread import SinkThread
 from paceline.payloads.store import PayloadStore
 
-FINISH_S = 1.5
-"""Time, at the end of a run, for the last points to be delivered."""
+FINISH_S = 1.5  # time, at the end of a run, for the last points to be delivered
 
 
 class Exporters:
@@ -89,7 +88,6 @@ class Exporters:
             drain.begin_close(outcome)
 
     def join(self, timeout_s: float) -> bool:
-        """Waits for the threads; True if everything was delivered."""
         deadline = time.monotonic() + timeout_s
         return all(drain.join(max(0.0, deadline - time.monotonic())) for drain in self._drains())
 

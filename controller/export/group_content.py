@@ -15,10 +15,8 @@ from controller.ledger.views.group_views import place_of, staleness_of
 from paceline.ids import Step
 from paceline.v1 import rollout_pb2
 
-FillTexts = Callable[[rollout_pb2.Group], None]
-"""Decodes the texts that a payload lacks; blocks."""
-MOST_TOKENS = 8192
-"""Longest list of tokens and log-probs of one completion."""
+FillTexts = Callable[[rollout_pb2.Group], None]  # decodes the texts that a payload lacks; blocks
+MOST_TOKENS = 8192  # longest list of tokens and log-probs of one completion
 FACTS = (
     *("sequences", "tokens", "reward_mean", "reward_std", "reward_max"),
     *("min_version", "max_version"),

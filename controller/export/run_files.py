@@ -38,8 +38,7 @@ class RunFiles(Drain[Item]):
         self._run_dir = run_dir
         self._may_write = may_write
         self._failed = False
-        self._unopened = False
-        """The files could not be opened: what is recorded is discarded."""
+        self._unopened = False  # the files could not be opened: what is recorded is discarded
         self._idle = threading.Event()
         self._opened: concurrent.futures.Future[str | None] = concurrent.futures.Future()
 
@@ -48,7 +47,6 @@ class RunFiles(Drain[Item]):
         return await asyncio.wrap_future(self._opened)
 
     def record(self, position: str, t: float, events: Sequence[Mapping[str, Any]]) -> None:
-        """Takes a journal entry; returns at once."""
         if not self._unopened:
             self.put((position, t, events))
             self._idle.clear()

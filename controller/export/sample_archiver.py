@@ -34,24 +34,18 @@ from paceline.process.structured_log import event
 
 log = logging.getLogger(__name__)
 
-FLUSH_S = 60.0
-"""A step waits at most this long for its file."""
-FLUSH_BYTES = 16 << 20
-"""Content that fills a file."""
+FLUSH_S = 60.0  # a step waits at most this long for its file
+FLUSH_BYTES = 16 << 20  # content that fills a file
 SLICE, SLICE_BYTES = 64, 1 << 20
 """Payloads that are turned into text in one go, at most, and about how many bytes."""
-_TOKEN_BYTES = 12
-"""About what a token takes: id and log-prob in the payload, and its text."""
+_TOKEN_BYTES = 12  # about what a token takes: id and log-prob in the payload, and its text
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    rows: dict[str, dict[str, Any]]
-    """Facts by group id."""
-    wanted: list[Ref]
-    """Groups whose content is archived too."""
-    size: int
-    """Bytes of that, about."""
+    rows: dict[str, dict[str, Any]]  # facts by group id
+    wanted: list[Ref]  # groups whose content is archived too
+    size: int  # bytes of that, about
 
 
 class SampleArchiver:
@@ -67,7 +61,6 @@ class SampleArchiver:
         may_write: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``may_write`` returns whether this process still leads."""
         self._clock = clock
         self._room, self._room_at = float(config.step_mb << 20), clock()
         """Bytes that may be read now, as of that time."""
@@ -76,8 +69,7 @@ class SampleArchiver:
         self._payloads = payloads
         self._fill_texts = fill_texts
         self._may_write = may_write
-        self._steps: list[_Step] = []
-        """Steps, and dropped groups, that are in no file yet."""
+        self._steps: list[_Step] = []  # steps, and dropped groups, that are in no file yet
         self._writing = asyncio.Lock()
         self._writer: ArchiveWriter | None = None
         self._full = asyncio.Event()
@@ -101,7 +93,6 @@ class SampleArchiver:
             await self.write()
 
     def keep(self, state: State, step: Step, t: float) -> None:
-        """Takes the groups of a step that was just committed."""
         rows = {
             str(task_id): {**facts_of(state, task, task.group, step), "t": t}
             for task_id in state.steps.history.get(step, ())
@@ -144,7 +135,6 @@ class SampleArchiver:
                 del self._steps[:count]
 
     async def _fill(self, steps: Sequence[_Step]) -> None:
-        """Adds the content of the groups whose payloads are wanted and still there."""
         wanted = [(step.rows[ref[0]], ref) for step in steps for ref in step.wanted]
         rows = iter([row for row, _ in wanted])
         try:

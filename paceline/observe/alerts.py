@@ -24,8 +24,7 @@ from paceline.observe.event_history import ENDS
 from paceline.observe.vocabulary import EventType
 
 QUIET_S = 300.0
-WINDOW = 10
-"""Steps whose mean reward is compared."""
+WINDOW = 10  # steps whose mean reward is compared
 TIMEOUT_S = 10.0
 
 _KINDS: dict[str, AlertKind] = {
@@ -39,14 +38,11 @@ _KINDS: dict[str, AlertKind] = {
 @dataclass(frozen=True, slots=True)
 class Alert:
     kind: AlertKind
-    key: str
-    """Journal position, or what the alert is about: the same however often it is sent."""
+    key: str  # journal position, or what the alert is about: the same however often it is sent
     text: str
-    t: float
-    """Unix seconds."""
+    t: float  # Unix seconds
     step: int = 0
-    held_back: int = 0
-    """Alerts of this kind since the last one that was sent."""
+    held_back: int = 0  # alerts of this kind since the last one that was sent
 
     def message(self, run: str) -> dict[str, Any]:
         """The alert as JSON. ``text`` is what chat services show."""

@@ -47,11 +47,8 @@ _SMALL_BYTES = 1 << 20
 """
 _NAME = re.compile(r"(\d+)-\d+-(\d+)(?:\.(\d+))?\.parquet")
 _PART = re.compile(r"\d+-\d+-\d+\.\d+\.part")
-"""Name of a file that is being written."""
-_SEARCHES = 4096
-"""Answers that are remembered, each of one file for one text."""
-LEFT_S = 300.0
-"""Nobody writes any more on such a file that has not grown for so long."""
+_SEARCHES = 4096  # answers that are remembered, each of one file for one text
+LEFT_S = 300.0  # nobody writes any more on such a file that has not grown for so long
 _CONTENT = ("prompt", "completions")
 """Null if only the facts are kept. ``completions``: the JSON text of an array of objects."""
 

@@ -26,9 +26,9 @@ class Span:
     name: str
     start: float  # Unix seconds
     end: float
-    about: Mapping[str, Any]  # Attributes, without their prefix
-    error: str = ""  # Reason for which the work failed; empty if it succeeded
-    parent: str = "task"  # Key of the enclosing span; empty: it is the task's own
+    about: Mapping[str, Any]  # attributes, without their prefix
+    error: str = ""  # reason for which the work failed; empty if it succeeded
+    parent: str = "task"  # key of the enclosing span; empty: it is the task's own
 
 
 @dataclass(slots=True)

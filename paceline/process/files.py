@@ -31,8 +31,7 @@ def write_private(path: Path, text: str) -> None:
         file.write(text)
 
 
-MOST_FILES = 1 << 20
-"""Containers may allow a billion, and some libraries walk through all of them."""
+MOST_FILES = 1 << 20  # containers may allow a billion, and some libraries walk through all of them
 PRIVATE = 0o077
 
 
@@ -46,7 +45,7 @@ def set_process_limits() -> None:
     most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    # Journal, prompts, samples and configuration: a usual umask would show them to every user.
+    # journal, prompts, samples and configuration: a usual umask would show them to every user.
     os.umask(os.umask(PRIVATE) | PRIVATE)
 
 

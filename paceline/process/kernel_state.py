@@ -23,8 +23,7 @@ _WORDS = {
 @dataclass(frozen=True, slots=True)
 class KernelState:
     letter: str
-    wchan: str = ""
-    """Kernel function in which it sleeps; empty: not told."""
+    wchan: str = ""  # kernel function in which it sleeps; empty: not told
 
     @property
     def stopped(self) -> bool:

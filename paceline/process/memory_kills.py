@@ -7,21 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 ROOT = Path("/")
-NO_LIMIT_BYTES = 1 << 60
-"""cgroup v1 writes "no limit" as a number near the largest."""
+NO_LIMIT_BYTES = 1 << 60  # cgroup v1 writes "no limit" as a number near the largest
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryKills:
-    """Kills that the kernel counts for the control group of a process."""
-
     cgroup: str
-    kills: int
-    """Processes of the group that were killed for lack of memory, whoever had too little."""
+    kills: int  # processes of the group that were killed for lack of memory, whoever had too little
     limit_bytes: int | None = None
     """Least limit of the group and of those around it; None: it has none."""
-    limited: str = ""
-    """Group that has this limit."""
+    limited: str = ""  # group that has this limit
 
     @property
     def words(self) -> str:
@@ -33,8 +28,6 @@ class MemoryKills:
 
 @dataclass(frozen=True, slots=True)
 class _Version:
-    """Files of one version of control groups."""
-
     controller: str
     mount: str
     events: str

@@ -21,20 +21,16 @@ from paceline.process.kernel_state import KernelState, kernel_state
 
 MOST_BYTES = 256 << 10
 ANSWER_S = 3.0
-QUIET_S = 0.5
-"""A dump is complete once the file has not grown for so long."""
+QUIET_S = 0.5  # a dump is complete once the file has not grown for so long
 _SIGNAL = signal.SIGUSR2
 
-_file: IO[bytes] | None = None
-"""Kept open for the signal handler."""
+_file: IO[bytes] | None = None  # kept open for the signal handler
 
 
 @dataclass(frozen=True, slots=True)
 class Stacks:
-    text: str = ""
-    """Empty: the process did not answer."""
-    note: str = ""
-    """Reason why it did not answer."""
+    text: str = ""  # Empty: the process did not answer
+    note: str = ""  # reason why it did not answer
 
 
 def stacks_file(run_dir: Path, name: str, pid: int) -> Path:
@@ -67,7 +63,6 @@ def process_of(run_dir: Path, name: str) -> int | None:
 
 
 def _files(directory: Path, name: str) -> dict[Path, int]:
-    """Files of the processes of this name, with their ids."""
     paths = {p: p.name[len(name) + 1 : -len(".txt")] for p in directory.glob(f"{name}.*.txt")}
     return {path: int(pid) for path, pid in paths.items() if pid.isdigit()}
 
@@ -114,7 +109,6 @@ def _grown(path: Path, before: int) -> str:
 
 
 def _catches(pid: int) -> bool:
-    """True if the process has a handler for the signal."""
     try:
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("SigCgt:"):

@@ -22,8 +22,7 @@ T = TypeVar("T")
 
 _AT_MOST_S = 5.0
 
-exiting = threading.Event()
-"""Set when the interpreter starts to shut down."""
+exiting = threading.Event()  # set when the interpreter starts to shut down
 
 _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 _hooks: list[weakref.WeakMethod[Callable[[], None]]] = []

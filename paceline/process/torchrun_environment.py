@@ -25,20 +25,13 @@ _REMEDY = (
 class TorchrunPlace:
     """A rank of a replica whose ranks were started from outside."""
 
-    rank: int
-    """Among all ranks, from 0."""
-    size: int
-    """Number of ranks on all hosts."""
-    local_rank: int
-    """Among those of its host, from 0: the number of its device."""
-    master: str
-    """Address of rank 0's host, the same text on every rank."""
-    port: int
-    """Port of the key-value store, at ``master``."""
-    agent_store: bool
-    """The launcher serves the store; otherwise rank 0 does."""
-    attempt: str
-    """Different for each start of the ranks by one launcher."""
+    rank: int  # among all ranks, from 0
+    size: int  # number of ranks on all hosts
+    local_rank: int  # among those of its host, from 0: the number of its device
+    master: str  # address of rank 0's host, the same text on every rank
+    port: int  # port of the key-value store, at `master`
+    agent_store: bool  # the launcher serves the store; otherwise rank 0 does
+    attempt: str  # different for each start of the ranks by one launcher
 
 
 def torchrun_place(environ: Mapping[str, str], ranks: int) -> TorchrunPlace | None:

@@ -21,10 +21,8 @@ from pathlib import Path
 
 from paceline.v1 import worker_pb2
 
-MOST = 8
-"""Waits in a report."""
-LEAST_AGE_S = 1.0
-"""Shorter waits are not reported: a run at full speed has only these."""
+MOST = 8  # waits in a report
+LEAST_AGE_S = 1.0  # shorter waits are not reported: a run at full speed has only these
 MOST_TEXT = 256
 
 
@@ -58,18 +56,13 @@ class WaitKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A wait as of a moment."""
-
     kind: WaitKind
-    what: str
-    """For users, after "stopped" or "waits": "inside the all-reduce of epoch 9"."""
-    of: str = ""
-    """The thing or worker that is waited for; empty if the kind says it."""
+    what: str  # for users, after "stopped" or "waits": "inside the all-reduce of epoch 9"
+    of: str = ""  # the thing or worker that is waited for; empty if the kind says it
     age_s: float = 0.0
     limit_s: float = 0.0
     """Time after which the process gives up by itself, from the beginning of the wait; 0: none."""
-    count: int = 1
-    """Equal waits; the fields are those of the oldest."""
+    count: int = 1  # equal waits; the fields are those of the oldest
 
     @property
     def left_s(self) -> float | None:

@@ -8,8 +8,7 @@ from typing import Any
 
 import psutil
 
-REFRESH_S = 2.0
-"""Reports are more frequent, and reading all child processes costs milliseconds."""
+REFRESH_S = 2.0  # reports are more frequent, and reading all child processes costs milliseconds
 
 
 class Resources:

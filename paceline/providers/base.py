@@ -21,8 +21,7 @@ from paceline.v1 import admin_pb2, common_pb2
 from paceline.worker_pools import in_order, pool_of, role_of, scorer_of
 
 GONE_OR_LEAVING = ("dead", "stopped", "draining")
-AT_WORK = ("waiting", "running", "paused")
-"""Phases of a run in which it needs workers."""
+AT_WORK = ("waiting", "running", "paused")  # phases of a run in which it needs workers
 
 Drain = Callable[[admin_pb2.WorkerStatus], Awaitable[None]]
 """Asks one worker to leave without lowering the desired number. Idempotent for one process."""
@@ -59,11 +58,8 @@ class Trouble(Exception):
 
 
 class Provider(ABC):
-    """Moves the fleet towards the desired counts."""
-
     name: str
-    quiet_s: float = 10.0
-    """Interval of calls, in seconds, while nothing changes in the ledger."""
+    quiet_s: float = 10.0  # interval of calls, in seconds, while nothing changes in the ledger
 
     async def converge(self, status: admin_pb2.StatusReply) -> str:
         """Moves the fleet towards ``status.desired``. Returns quickly and never blocks the event
@@ -129,8 +125,6 @@ def _pool(worker: admin_pb2.WorkerStatus) -> str:
 
 
 class NoProvider(Provider):
-    """Drains surplus workers, and reports missing ones for others to start."""
-
     name = "none"
 
     def __init__(self, drain: Drain) -> None:

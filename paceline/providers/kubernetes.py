@@ -25,8 +25,7 @@ from paceline.v1 import admin_pb2
 from paceline.worker_pools import role_of, scorer_of
 
 REQUEST_LIMIT_S = 10.0
-CONFLICTS = 5
-"""Write conflicts in a row after which the provider gives up for this time."""
+CONFLICTS = 5  # write conflicts in a row after which the provider gives up for this time
 NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 

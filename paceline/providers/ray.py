@@ -40,8 +40,6 @@ OVER = ("finished", "failed")
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """One actor in the driver's listing."""
-
     name: str
     pool: str
     state: str
@@ -66,8 +64,7 @@ class RayProvider(Provider):
         self._run_dir = run_dir
         self._drain = drain
         self._process: asyncio.subprocess.Process | None = None
-        self._placed: list[Placed] = []
-        """Workers that the driver has listed in this call."""
+        self._placed: list[Placed] = []  # workers that the driver has listed in this call
 
     async def converge(self, status: admin_pb2.StatusReply) -> str:
         if status.phase not in (*AT_WORK, *OVER):

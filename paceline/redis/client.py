@@ -87,7 +87,6 @@ def connect_sync(url: str, *, timeout_s: float = 5.0) -> Any:
 def _client(
     url: str, redis: Any, sentinel: Any, retry: Any, timeout_s: float, pool: dict[str, int]
 ) -> Any:
-    """A client of the classes ``redis``, ``sentinel`` and ``retry``, asynchronous or blocking."""
     from redis.backoff import NoBackoff
 
     options: dict[str, Any] = {
@@ -108,7 +107,6 @@ def _client(
 
 
 def without_password(url: str) -> str:
-    """``url`` without its password, for messages and logs."""
     parts = urlsplit(url)
     credentials, at, host = parts.netloc.rpartition("@")
     shown = f"{credentials.partition(':')[0]}:***@{host}" if at else host

@@ -55,15 +55,12 @@ class _Ended(NoRedis):
 
 @dataclass(frozen=True, slots=True)
 class RedisEndpoint:
-    url: str
-    """For controllers: all keys of runs."""
-    pid: int | None
-    """Process id of the embedded server; None for an existing server."""
+    url: str  # for controllers: all keys of runs
+    pid: int | None  # process id of the embedded server; None for an existing server
     worker_url: str
     """For workers: only the keys under which they meet. The same as ``url`` for an existing server.
     """
-    started: bool
-    """True if this call started it."""
+    started: bool  # True if this call started it
 
     def worker_url_at(self, host: str) -> str:
         """``worker_url`` for workers that reach the embedded server's machine at ``host``."""

@@ -85,7 +85,6 @@ app.add_typer(alerts.alerts, name="alerts")
 
 
 def main() -> None:
-    """Entry point of the ``paceline`` command."""
     try:
         completion.prepare()
         app(prog_name="paceline")

@@ -22,15 +22,13 @@ EVENTS_SHOWN = 8
 LEAST_PROCESSES = 2
 AROUND_BARS = 48
 """Columns for the rest of the line: its name, the range of rewards and the time left."""
-PLAIN_EVERY_S = 2.0
-"""Shortest interval between two lines about steps, without a terminal."""
+PLAIN_EVERY_S = 2.0  # shortest interval between two lines about steps, without a terminal
 
 
 class PlainConsole:
     """Plain lines: each event, and a line about the newest step every few seconds."""
 
-    private = False
-    """A log may be written from what is shown: no token belongs there."""
+    private = False  # a log may be written from what is shown: no token belongs there
 
     def __init__(self, out: RichConsole, progress: Progress | None = None) -> None:
         self._out = out
@@ -71,8 +69,7 @@ class PlainConsole:
 class LiveConsole:
     """A table that redraws itself, with the last events below it."""
 
-    private = True
-    """Only the person at the terminal sees it."""
+    private = True  # only the person at the terminal sees it
 
     def __init__(self, out: RichConsole, progress: Progress) -> None:
         self._progress = progress

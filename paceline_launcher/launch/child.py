@@ -20,10 +20,8 @@ import psutil
 from paceline.observe.fleet_file import ProcessId
 from paceline.process.lifetime import age_s
 
-UNSEEN = -1000
-"""Exit code of an adopted process: the system reports it only to the parent."""
-WATCH_S = 0.1
-"""Poll interval for an adopted process on a system without process descriptors."""
+UNSEEN = -1000  # exit code of an adopted process: the system reports it only to the parent
+WATCH_S = 0.1  # poll interval for an adopted process on a system without process descriptors
 
 
 def how_ended(code: int) -> str:
@@ -35,16 +33,12 @@ def how_ended(code: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """How to start a process of the fleet."""
-
     name: str
     role: str
-    """controller, policy or rollout."""
     argv: tuple[str, ...]
     environment: Mapping[str, str]
     log: Path
-    nice: int = 0
-    """Added to the priority value: workers yield to the control plane on busy cores."""
+    nice: int = 0  # added to the priority value: workers yield to the control plane on busy cores
     address: str = ""
 
 
@@ -55,11 +49,9 @@ class Child:
     spec: ChildSpec
     identity: ProcessId
     process: asyncio.subprocess.Process | None = None
-    log_offset: int = 0
-    """Bytes of the log file before the start."""
+    log_offset: int = 0  # bytes of the log file before the start
     began: float = field(default_factory=time.monotonic)
     signalled: bool = False
-    """Its launcher has sent it a signal."""
 
     @classmethod
     async def start(cls, spec: ChildSpec) -> Child:
@@ -129,8 +121,6 @@ class Child:
 
 
 class Adopted(Child):
-    """A running process that an earlier supervisor started and left behind."""
-
     def __init__(self, spec: ChildSpec, identity: ProcessId) -> None:
         super().__init__(spec, identity)
         self.began -= age_s(identity.started)

@@ -14,30 +14,26 @@ from paceline.process.worker_command import THREAD_VARIABLES
 from paceline.rpc.ports import bindable, free_ports
 from paceline.worker_pools import POLICY, role_of, scorer_of, worker_index, worker_name
 from paceline_launcher.launch.child import ChildSpec
-from paceline_launcher.launch.replica_ranks import RANK, rank_of, replica_of
+from paceline_launcher.launch.replica_ranks import RANK, replica_of
 
-CONTROLLER = "controller"
-"""Role of a process that is no worker. The role of a worker is its pool."""
+CONTROLLER = "controller"  # Role of a process that is no worker. The role of a worker is its pool.
 WORKER_NICE = 5
 
 
 @dataclass(frozen=True, slots=True)
 class ChildSpecs:
-    """Makes the ``ChildSpec`` of any process of a run."""
-
     config: Config
     config_path: Path
     run_dir: Path
     ports: Sequence[int]
-    """Ports of the controllers."""
     master: str = ""
     """Address of node 0, under which every node reaches the controllers; empty: there is one
     node."""
 
     @property
     def addresses(self) -> list[str]:
-        """Addresses of the controllers as seen from this node."""
-        host = self.master or _reachable(self.config.controller.host)
+        bound = self.config.controller.host
+        host = self.master or ("127.0.0.1" if bound in ("0.0.0.0", "::") else bound)
         shown = f"[{host}]" if self.master and ":" in host else host
         return [f"{shown}:{port}" for port in self.ports]
 
@@ -52,14 +48,11 @@ class ChildSpecs:
         arguments = ["--controllers", ",".join(self.addresses)]
         if scorer := scorer_of(pool):
             arguments += ["--scorer", scorer]
-        module = f"{role_of(pool)}_worker"
-        return replace(
-            self._spec(worker_name(pool, index), pool, module, arguments), nice=WORKER_NICE
-        )
+        spec = self._spec(worker_name(pool, index), pool, f"{role_of(pool)}_worker", arguments)
+        return replace(spec, nice=WORKER_NICE)
 
     def rank(self, name: str) -> ChildSpec:
         """Spec of a rank above 0, which has the command line of its replica."""
-        assert rank_of(name) > 0
         spec = self.worker(POLICY, worker_index(replica_of(name)))
         return replace(spec, name=name, role=RANK, log=spec.log.with_name(f"{name}.log"))
 
@@ -89,7 +82,3 @@ def _environment() -> dict[str, str]:
     pinned = dict.fromkeys(THREAD_VARIABLES, "1")
     output = {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
     return {**without_place(os.environ), **pinned, **output}
-
-
-def _reachable(host: str) -> str:
-    return "127.0.0.1" if host in ("0.0.0.0", "::") else host

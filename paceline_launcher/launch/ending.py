@@ -6,15 +6,12 @@ import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.config.schema import Config
 from paceline.observe.projection import Projection
 from paceline.process.user_code import python_module
 from paceline_launcher.launch.child import Child, ChildSpec
-
-if TYPE_CHECKING:
-    from controller.store.journal_audit import Report
 
 EXPORT_LIMIT_S = 1800.0
 
@@ -56,20 +53,16 @@ def after_export(run_dir: Path, status: str, reason: str, export: Path | None) -
     return status, reason
 
 
-def replay(redis_url: str, run_id: str) -> Report | None:
-    """The run's replayed journal; None if it cannot be read. Blocks."""
+def replay(redis_url: str, run_id: str) -> dict[str, Any]:
+    """``counts``, ``problems`` and ``faults`` of the replayed journal, for the summary; empty if it
+    cannot be read. Blocks."""
     from controller.store.journal_audit import verify
 
     try:
-        return verify(redis_url, run_id)
+        report = verify(redis_url, run_id)
     except Exception:  # the summary must not fail with the accounting
-        return None
-
-
-def fields_of(report: Report | None) -> dict[str, Any]:
-    """Fields of the replayed journal in a summary."""
-    names = ("counts", "problems", "faults") if report is not None else ()
-    return {name: getattr(report, name) for name in names}
+        return {}
+    return {name: getattr(report, name) for name in ("counts", "problems", "faults")}
 
 
 def _export_log(run_dir: Path) -> Path:

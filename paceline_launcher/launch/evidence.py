@@ -31,10 +31,8 @@ STOPPED_LOOKS = 2
 CRASHES = frozenset(
     {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP}
 )
-DEAD = ("Z", "X")
-"""States of a process that has ended and was not reaped."""
-READ_BYTES = 1 << 18
-"""Bytes that are read from the end of the log; a crash report has some 10 KiB."""
+DEAD = ("Z", "X")  # states of a process that has ended and was not reaped
+READ_BYTES = 1 << 18  # bytes that are read from the end of the log; a crash report has some 10 KiB
 CRASH = re.compile(r"crashed by signal: (\d+)")
 FAILURE = re.compile(r"(ASSERTION FAILED|Guru Meditation|OUT OF MEMORY|\S[^\n]*Exiting\.\.\.)")
 SHUTDOWN = re.compile(r"Received (SIG\w+) scheduling shutdown|User requested shutdown|bye bye")
@@ -59,8 +57,7 @@ class Witness:
     clock: Callable[[], float] = time.monotonic
     _before: deque[tuple[float, MemoryKills]] = field(default_factory=deque)
     """Counts with their times: the newest that is older than BEFORE_S, and all since."""
-    _stopped: int = 0
-    """Looks in a row in which it was stopped."""
+    _stopped: int = 0  # looks in a row in which it was stopped
 
     def __post_init__(self) -> None:
         self._note(self.count(self.pid))
@@ -81,26 +78,22 @@ class Witness:
     def verdict(self, exit_code: int, *, ours: bool = False) -> Finding:
         """Cause of its end. ``exit_code``: negative for a signal. ``ours``: its launcher has
         sent it a signal."""
+        how = how_ended(exit_code)
         if exit_code == 0:
-            return Finding(FaultCause.ASKED_TO_LEAVE, "exit status 0")
+            return Finding(FaultCause.ASKED_TO_LEAVE, how)
         if ours:
-            return Finding(
-                FaultCause.ASKED_TO_LEAVE, f"ended by its launcher, {how_ended(exit_code)}"
-            )
+            return Finding(FaultCause.ASKED_TO_LEAVE, f"ended by its launcher, {how}")
         if killed := self._killed_for_memory(exit_code):
-            return Finding(FaultCause.OUT_OF_MEMORY, f"{how_ended(exit_code)}: {killed}; {REMEDY}")
+            return Finding(FaultCause.OUT_OF_MEMORY, f"{how}: {killed}; {REMEDY}")
         if exit_code == UNSEEN:
-            return Finding(FaultCause.UNATTRIBUTED, how_ended(exit_code))
+            return Finding(FaultCause.UNATTRIBUTED, how)
         if exit_code > 0:
-            return Finding(FaultCause.ERROR, how_ended(exit_code))
-        cause = FaultCause.CRASHED if -exit_code in CRASHES else FaultCause.KILLED
-        return Finding(cause, how_ended(exit_code))
+            return Finding(FaultCause.ERROR, how)
+        return Finding(FaultCause.CRASHED if -exit_code in CRASHES else FaultCause.KILLED, how)
 
     def _killed_for_memory(self, exit_code: int) -> str:
         """In words; empty if nothing says so."""
-        if exit_code < 0 and exit_code not in (-signal.SIGKILL, UNSEEN):
-            return ""
-        if not self._before:
+        if not self._before or (exit_code < 0 and exit_code not in (-signal.SIGKILL, UNSEEN)):
             return ""
         now = self.again(self._before[-1][1])
         if now.kills <= self._before[0][1].kills:

@@ -38,8 +38,7 @@ class FaultReports:
     control: ControlPlane
 
     def __post_init__(self) -> None:
-        self._witnesses: dict[int, Witness] = {}
-        """By process id."""
+        self._witnesses: dict[int, Witness] = {}  # by process id
         self._sending: set[asyncio.Task[None]] = set()
         self._host = socket.gethostname()
 
@@ -62,7 +61,6 @@ class FaultReports:
         await self._ask("ReportExit", report, child.pid, finding)
 
     async def report_end(self, child: Child, code: int) -> None:
-        """Reports the end of a controller, or of a rank."""
         finding = await self._verdict(child.pid, code, ours=child.signalled)
         await self._report(child.spec.name, child.pid, finding)
 

@@ -56,29 +56,24 @@ class Fleet:
 
     config: Config
     specs: ChildSpecs
-    record_dir: Path
-    """Directory of the fleet record: the run's, or a node's own."""
+    record_dir: Path  # directory of the fleet record: the run's, or a node's own
     control: ControlPlane
     note: Callable[[str], None]
     workers: NodeWorkers
-    address: str = "127.0.0.1"
-    """Address of this node, under which other nodes reach its ranks."""
-    earlier: FleetRecord | None = None
-    """Record of a fleet whose launcher is gone, for ``adopt_all``."""
+    address: str = "127.0.0.1"  # address of this node, under which other nodes reach its ranks
+    earlier: FleetRecord | None = None  # record of a fleet whose launcher is gone, for `adopt_all`
 
     def __post_init__(self) -> None:
         fleet = self.config.fleet
         self.restarts = RestartPolicy(enabled=fleet.restart, max_restarts=fleet.max_restarts)
         self.processes: dict[str, FleetProcess] = {}
         self.faults = FaultReports(self.control)
-        self.ending = asyncio.Event()
-        """Nothing is started any more."""
+        self.ending = asyncio.Event()  # nothing is started any more
         self.going = False
         """This node leaves the run, which goes on: nothing is started any more here."""
         self.killed = False
         """Controllers were killed as well, so that nothing can be reported any more."""
-        self.finished = False
-        """The run is over: a worker that exits with status 0 is done."""
+        self.finished = False  # the run is over: a worker that exits with status 0 is done
         self.redis_url = ""
         self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.record = FleetRecord(self.config.run.name, ProcessId.of(os.getpid()))
@@ -92,7 +87,6 @@ class Fleet:
             self._start(self.specs.controller(index))
 
     def start_workers(self) -> None:
-        """Starts this node's workers of [fleet], which wait for a leader by themselves."""
         for name in self.workers.first():
             self._start_worker(name)
 
@@ -207,7 +201,6 @@ class Fleet:
             await self.processes[name].drain()
 
     def worker_names(self) -> list[str]:
-        """Names of this node's workers, and ranks of workers, that run or are about to."""
         return [process.name for process in self._active() if process.role != CONTROLLER]
 
     def running(self, *, workers: bool) -> list[Child]:

@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from paceline_launcher.launch.fleet import Fleet
 
 REPORT_LIMIT_S = 10.0
-WHY_LIMIT_S = 5.0
-"""Time for a controller to answer why a worker has ended by itself."""
+WHY_LIMIT_S = 5.0  # time for a controller to answer why a worker has ended by itself
 POLL_S = 0.5
 
 
@@ -71,8 +70,7 @@ class FleetProcess:
     def __init__(self, fleet: Fleet, name: str, role: str) -> None:
         self.name, self.role = name, role
         self.state = State.ENDED
-        self.child: Child | None = None
-        """The newest process of this name."""
+        self.child: Child | None = None  # the newest process of this name
         self.task: asyncio.Task[None] | None = None
         self._fleet = fleet
 

@@ -33,8 +33,7 @@ from paceline_launcher.launch.stop import Interrupts
 
 POLL_S = 0.5
 ASK_LIMIT_S = 2.0
-PATIENCE_S = 10.0
-"""Between SIGTERM and SIGKILL."""
+PATIENCE_S = 10.0  # between SIGTERM and SIGKILL
 STOP_LOOK_S = 3.0
 """Time that a stopped node gives node 0, which may have got the same signal, to stop the whole run
 with a checkpoint."""
@@ -54,11 +53,9 @@ class FollowingNode:
             ),
             lambda: None,
         )
-        self._heard = time.monotonic()
-        """When node 0 last answered."""
+        self._heard = time.monotonic()  # when node 0 last answered
         self._phase = ""
-        self._session = ""
-        """Newest start of node 0, whose outcome counts."""
+        self._session = ""  # newest start of node 0, whose outcome counts
 
     async def run(self) -> int:
         """Exit status. Raises BadInput or Unreachable if the node cannot join."""

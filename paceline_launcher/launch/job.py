@@ -33,13 +33,10 @@ class NodeJob:
     session: str
     run: str
     nodes: int
-    gpus: int
-    """GPUs of each node."""
+    gpus: int  # GPUs of each node
     roles: dict[str, tuple[int, ...]]
-    settings: str
-    """Digest of the settings that node 0 was started with."""
-    addresses: tuple[str, ...] = ()
-    """Addresses of the controllers."""
+    settings: str  # digest of the settings that node 0 was started with
+    addresses: tuple[str, ...] = ()  # addresses of the controllers
 
     def problem(self, other: NodeJob) -> str:
         """The first thing that ``other``, of another node, has differently; empty if they agree."""
@@ -63,8 +60,7 @@ _DIFFERENCES = {
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
     session: str
-    status: str
-    """finished, failed or interrupted."""
+    status: str  # finished, failed or interrupted
     exit_code: int
     reason: str = ""
 

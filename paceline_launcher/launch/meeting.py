@@ -25,8 +25,7 @@ from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRe
 from paceline_launcher.launch.job import NodeJob, read_job
 from paceline_launcher.launch.node_environment import NodePlace
 
-SAY_S = 10.0
-"""Between two lines about the wait."""
+SAY_S = 10.0  # between two lines about the wait
 SHARED_S = 20.0
 """Node 0 answers, but its file is not there after this time: network file systems show it later."""
 LOOK_S = 0.5
@@ -39,8 +38,7 @@ class Met:
     """Node 0 as it has answered."""
 
     job: NodeJob
-    config: Config
-    """The configuration that node 0's processes read."""
+    config: Config  # the configuration that node 0's processes read
     config_path: Path
     control: ControlPlane
 

@@ -33,13 +33,10 @@ NUMBERS = (
 class NodePlace:
     """A node's place among the nodes of a job."""
 
-    rank: int
-    """From 0."""
+    rank: int  # from 0
     nodes: int
-    master: str
-    """Address of node 0."""
-    port: int
-    """First port that node 0 may use; 0 if the job is one machine without a port."""
+    master: str  # address of node 0
+    port: int  # first port that node 0 may use; 0 if the job is one machine without a port
 
 
 def node_place(

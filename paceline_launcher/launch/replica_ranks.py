@@ -17,8 +17,7 @@ from paceline.rpc.ports import free_ports, taken_ports
 from paceline_launcher.launch.job import read_file, replace_file
 from paceline_launcher.node_placement import WorkerPlace
 
-RANK = "rank"
-"""Role of a process that is a rank above 0."""
+RANK = "rank"  # role of a process that is a rank above 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,8 @@ FIRST_DELAY_S = 0.5
 LAST_DELAY_S = 15.0
 LAST_DELAY_KILLED_S = 2.0
 KILLED = (-signal.SIGKILL, -signal.SIGTERM)
-CALM_S = 60.0
-"""A process that lived this long starts again without delay."""
-QUICK_FAILURES = 5
-"""This many failures in a row, each within CALM_S of the start, end the run."""
+CALM_S = 60.0  # a process that lived this long starts again without delay
+QUICK_FAILURES = 5  # this many failures in a row, each within CALM_S of the start, end the run
 
 BAD_INPUT = 2
 

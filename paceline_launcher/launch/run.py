@@ -20,7 +20,7 @@ import asyncio
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.config.load import ConfigError, to_toml
 from paceline.config.schema import Config
@@ -38,7 +38,7 @@ from paceline.rpc.client import ControlPlane
 from paceline.v1 import admin_pb2
 from paceline_launcher.console.live_view import Console
 from paceline_launcher.launch.child_specs import CONTROLLER, ChildSpecs, controller_ports
-from paceline_launcher.launch.ending import after_export, export_newest, fields_of, replay
+from paceline_launcher.launch.ending import after_export, export_newest, replay
 from paceline_launcher.launch.fleet import Fleet
 from paceline_launcher.launch.job import NodeJob, RunOutcome, write_job, write_outcome
 from paceline_launcher.launch.node_workers import NodeWorkers
@@ -46,15 +46,10 @@ from paceline_launcher.launch.run_dir import EarlierRecord
 from paceline_launcher.launch.stop import Interrupts
 from paceline_launcher.launch.watch import RunWatch
 
-if TYPE_CHECKING:
-    from controller.store.journal_audit import Report
-
 POLL_S = 0.5
 ASK_LIMIT_S = 2.0
-REDIS_AGAIN_S = 1.0
-"""Between two attempts to start an embedded Redis that does not start."""
-PATIENCE_S = 10.0
-"""Between SIGTERM and SIGKILL."""
+REDIS_AGAIN_S = 1.0  # between two attempts to start an embedded Redis that does not start
+PATIENCE_S = 10.0  # between SIGTERM and SIGKILL
 CONTROLLER_PATIENCE_S = 5.0
 LEAVE_S = 10.0
 """Time for the workers of a stopped run to hand their tasks back and to leave by themselves."""
@@ -80,10 +75,8 @@ class Run:
     workers: NodeWorkers
     earlier: FleetRecord | None = None
     """Record of a fleet that has lost its launcher and is taken over."""
-    extends_to: int = 0
-    """The run was finished, and is given more steps."""
-    master: str = ""
-    """Address of this node for the other nodes of its job; empty for `paceline up`."""
+    extends_to: int = 0  # the run was finished, and is given more steps
+    master: str = ""  # address of this node for the other nodes of its job; empty for `paceline up`
     job: NodeJob | None = None
     """The job whose node 0 this is, without the addresses of the controllers; None as well."""
 
@@ -173,7 +166,7 @@ class Run:
             raise
         except Exception as error:
             # summary.json says how it ended, for later commands.
-            self._sum_up("failed", f"paceline up failed: {error!r}", None, None)
+            self._sum_up("failed", f"paceline up failed: {error!r}", {}, None)
             raise
         finally:
             await fleet.close()
@@ -247,7 +240,7 @@ class Run:
 
     async def _wind_down(
         self, fleet: Fleet, seen: admin_pb2.StatusReply | None, status: str
-    ) -> Report | None:
+    ) -> dict[str, Any]:
         """Stops workers, then controllers, then counts the samples."""
         if seen is not None and seen.phase in ("finished", "suspended"):
             # Workers that are still starting have nothing to finish. An interrupt ends only the
@@ -267,7 +260,7 @@ class Run:
         return await asyncio.to_thread(replay, self._redis_url, self.config.run.name)
 
     def _sum_up(
-        self, status: str, reason: str, report: Report | None, export: Path | None
+        self, status: str, reason: str, report: dict[str, Any], export: Path | None
     ) -> Outcome:
         summary = summarise(
             Projection.read(self.run_dir),
@@ -276,7 +269,7 @@ class Run:
             wall_s=self._earlier_s + time.monotonic() - self._began,
             group_size=self.config.rollout.group_size,
             export=str(export) if export else None,
-            **fields_of(report),
+            **report,
         )
         # A controller that refuses the config journals nothing: no term has begun with it.
         accepted = self._watch is not None and self._watch.accepted

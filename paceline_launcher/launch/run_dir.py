@@ -110,8 +110,7 @@ class EarlierRecord:
     """Files that a start replaces before the controllers have accepted it."""
 
     run_dir: Path
-    exists: bool
-    """The directory holds a run."""
+    exists: bool  # the directory holds a run
     content: dict[str, bytes | None]
 
     @classmethod

@@ -20,8 +20,7 @@ from paceline.observe.projection import Projection
 from paceline.observe.summary import summarise, write_summary
 from paceline.redis.server import embedded_pid, ensure_redis
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
-from paceline.v1 import admin_pb2
-from paceline_launcher.launch.ending import after_export, export_newest, fields_of, replay
+from paceline_launcher.launch.ending import after_export, export_newest, replay
 
 POLL_S = 1.0
 ASK_LIMIT_S = 5.0
@@ -36,8 +35,7 @@ class RunWait:
     run_dir: Path
     control: ControlPlane
     note: Callable[[str], None]
-    extends_to: int = 0
-    """The run was finished, and is given more steps."""
+    extends_to: int = 0  # the run was finished, and is given more steps
 
     async def end(self) -> dict[str, Any]:
         """The summary of the run, once it has ended. Raises RequestRefused if controllers refuse to
@@ -57,7 +55,7 @@ class RunWait:
             wall_s=records.history.took_s,
             group_size=self.config.rollout.group_size,
             export=str(export) if export else None,
-            **fields_of(replay(self._redis_url(), self.config.run.name)),
+            **replay(self._redis_url(), self.config.run.name),
         )
         write_summary(self.run_dir, summary)
         return summary
@@ -91,18 +89,15 @@ class RunWait:
         try:
             async with asyncio.timeout(self.config.fleet.finish_s):
                 while True:
-                    if all(worker.state in GONE for worker in await self._workers()):
+                    status = await leader_status(self.control, ASK_LIMIT_S)
+                    if all(worker.state in GONE for worker in status.workers):
                         return
                     await asyncio.sleep(POLL_S)
+        except ControlPlaneUnavailable:
+            return  # the controllers end with the run: nobody knows better
         except TimeoutError:
             limit_s = self.config.fleet.finish_s
             self.note(f"not all workers have left within {limit_s:g} s (fleet.finish_s)")
-
-    async def _workers(self) -> list[admin_pb2.WorkerStatus]:
-        try:
-            return list((await leader_status(self.control, ASK_LIMIT_S)).workers)
-        except ControlPlaneUnavailable:
-            return []  # its controllers end with the run: nobody knows better
 
     async def _records(self, status: str) -> Projection:
         """The run's files, once they tell of the end."""

@@ -39,17 +39,14 @@ class RunWatch:
         token: str | None = None,
         adopted: bool = False,
     ) -> None:
-        self.status: admin_pb2.StatusReply | None = None
-        """Newest answer of a controller."""
-        self.accepted = adopted
-        """A leader has begun its term with this config."""
+        self.status: admin_pb2.StatusReply | None = None  # newest answer of a controller
+        self.accepted = adopted  # a leader has begun its term with this config
         self._begun = adopted
         """A leader has had a term. A controller that reads the journal again tells of none."""
         self._config, self._console, self._fleet, self._control = config, console, fleet, control
         self._interrupts, self._events, self._extends_to = interrupts, events, extends_to
         self._token, self._dashboard = token, ""
-        self._stop: TimedStop | None = None
-        """Set while the run is being stopped."""
+        self._stop: TimedStop | None = None  # set while the run is being stopped
 
     async def until_end(self, beside: Coroutine[Any, Any, None]) -> tuple[str, str]:
         """(status, reason) of the run, once it has ended. Runs ``beside`` meanwhile."""

@@ -11,8 +11,7 @@ from paceline.config.sections.services import MetricsConfig
 from paceline.observe.curves import HEAD
 from paceline.observe.event_history import position_key
 
-EVALS_PER_VERSION = 64
-"""Point numbers reserved for the evaluations between two committed steps."""
+EVALS_PER_VERSION = 64  # point numbers reserved for the evaluations between two committed steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,23 +22,16 @@ class ExternalRun:
     """Derived from the run's name and start time, so that a new leader continues the external run
     and a fresh run of the same name gets its own. Letters, digits and dashes."""
     name: str
-    settings: Mapping[str, Any]
-    """By dotted name: train.optimizer.lr."""
+    settings: Mapping[str, Any]  # by dotted name: train.optimizer.lr
     directory: Path
-    """The run directory."""
     options: MetricsConfig
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A committed step or an evaluation."""
-
-    number: int
-    """Rises with every point, and is the same for every reader."""
-    t: float
-    """Unix seconds."""
-    kind: str
-    """step or eval."""
+    number: int  # rises with every point, and is the same for every reader
+    t: float  # Unix seconds
+    kind: str  # step or eval
     step: int
     version: int
     """Version of the weights after the step. Never reused, even if a step is trained again."""

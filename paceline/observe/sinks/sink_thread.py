@@ -51,10 +51,8 @@ class SinkThread(Drain[Mapping[str, Any]]):
         must not write beside its successor."""
         super().__init__(f"sink-{name}", poll_s=POLL_S)
         self.name = name
-        self.written = 0
-        """Points."""
-        self.trouble = ""
-        """The error of the last call to the sink; empty if it succeeded."""
+        self.written = 0  # points
+        self.trouble = ""  # the error of the last call to the sink; empty if it succeeded
         self._make, self._path, self._may_write = make, path, may_write
         self._first_pause_s = first_pause_s
         self._busy_since: float | None = None

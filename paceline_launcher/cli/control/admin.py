@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 ANSWER_LIMIT_S = 20.0
 POLL_S = 0.5
-MOST = 10_000
-"""Largest number that the controllers accept."""
+MOST = 10_000  # largest number that the controllers accept
 
 
 @takes_target

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from paceline_launcher.launch.node_environment import NodePlace
     from paceline_launcher.launch.node_workers import NodeWorkers
 
-NOTE_S = 10.0
-"""Between two lines about a wait."""
+NOTE_S = 10.0  # between two lines about a wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +222,6 @@ def _workers_here(this: _Node) -> dict[str, dict[str, list[Any]]]:
 
 
 def _lead(this: _Node, wait_s: float, as_json: bool) -> int:
-    """Runs node 0. Returns the exit status of the run."""
     from paceline.redis.server import stop_redis
     from paceline.rpc.auth import own_token
     from paceline_launcher.cli.control.up import check, run_to_end, steps_to_extend_to
@@ -280,7 +278,6 @@ def _resolved(host: str, wait_s: float) -> None:
 
 
 def _follow(this: _Node, wait_s: float) -> int:
-    """Runs a node other than node 0. Returns the exit status of the run."""
     from paceline_launcher.launch.follower import FollowingNode
     from paceline_launcher.launch.job import node_directory
     from paceline_launcher.launch.meeting import Meeting

@@ -74,7 +74,6 @@ def controller(
 
 
 def _worker(role: str, help_text: str) -> Callable[..., None]:
-    """The command that starts one worker of ``role``."""
 
     def command(
         config: ConfigArgument,
@@ -102,7 +101,6 @@ def _arguments(
     tensor_host: str | None,
     run_dir: Path | None,
 ) -> list[str]:
-    """Arguments of a worker. Raises BadInput."""
     addresses = ",".join(parse_addresses(controllers))
     # The process id: two workers of one name would replace each other.
     host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:40]
