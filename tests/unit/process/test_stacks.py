@@ -10,8 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from typer.testing import CliRunner
+
+from paceline.errors import BadInput
 from paceline.process.kernel_state import kernel_state
 from paceline.process.stacks import read_stacks, stacks_file
+from paceline_launcher.cli import app
 
 ROOT = Path(__file__).resolve().parents[3]
 HOLDS_THE_LOCK = """
@@ -106,3 +110,12 @@ def test_the_kernels_word_is_read_despite_a_strange_name(tmp_path: Path) -> None
     assert found is not None and found.uninterruptible and not found.stopped
     assert found.words == "in an uninterruptible wait in rpc_wait_bit_killable"
     assert kernel_state(8, root=tmp_path) is None
+
+
+def test_a_process_is_found_by_its_file_and_others_are_refused(tmp_path: Path) -> None:
+    run_dir = ["--run-dir", str(tmp_path)]
+    with process(tmp_path, HOLDS_THE_LOCK):
+        shown = CliRunner().invoke(app, ["stacks", "worker-7", *run_dir])
+        assert shown.exit_code == 0 and "holds_the_interpreter_lock" in shown.output
+        refused = CliRunner().invoke(app, ["stacks", "worker", *run_dir]).exception
+    assert isinstance(refused, BadInput) and "paceline status" in str(refused)
