@@ -77,7 +77,7 @@ class AlertThread(Drain[dict[str, Any]]):
             self._survive(self._take, lines)
             self._survive(self._look)
 
-    def _survive(self, part: Callable[..., None], *arguments: Any) -> None:
+    def _survive(self, part: Callable[..., object], *arguments: Any) -> None:
         try:
             part(*arguments)
         except Exception as error:  # a disk that fails for a moment costs no other alert

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -92,7 +92,7 @@ def _print_coverage(coverage: CoverageReport) -> None:
     newest = _newest(coverage)
     if earlier := len(coverage.epochs) - len(newest):
         typer.echo(f"  ({earlier} earlier epochs: --json shows them)")
-    cells = {
+    cells: dict[str, list[Any]] = {
         "source": [epoch.source for epoch in newest] if coverage.sources else [],
         ">epoch": [epoch.epoch for epoch in newest],
         ">trained": [epoch.trained for epoch in newest],
