@@ -36,17 +36,12 @@ RETRY_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """A checkpoint whose record was acknowledged."""
-
     info: CheckpointInfo
     term: int
-    """Term of the leader before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """There is no checkpoint of ``version`` after all."""
-
     version: Version
 
 
@@ -71,12 +66,9 @@ class AfterCommit:
         self._saved_step = Step(0)
         self._save_again_at = 0.0
         self._recorded: _Recorded | None = None
-        """The newest one that was recorded."""
         self._outcomes: SimpleQueue[_Recorded | _Failed] = SimpleQueue()
-        """Posted by any thread."""
         self._records: list[Future[None]] = []
         self.last_publish_s = 0.0
-        """Time that the newest publication took on the training thread."""
         # On the session's thread: links form while the training thread computes.
         control.on_directive(lambda d: self.publisher.set_links(self._own_links(d)))
 
@@ -189,7 +181,6 @@ class AfterCommit:
         return recorded.info if wanted and lost else None
 
     def _record(self, info: CheckpointInfo) -> None:
-        """Has the controller record the checkpoint. Any thread."""
         directive = self._control.directive
         term = 0 if directive is None else directive.term
         request = policy_pb2.CheckpointRequest(

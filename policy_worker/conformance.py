@@ -92,9 +92,7 @@ class Property:
 
 def conformance(algorithm: str, options: dict[str, Any], train: dict[str, Any]) -> list[Property]:
     """Every property of an objective, held or not. ``train``: further settings of ``[train]``.
-
-    Raises ObjectiveError if it cannot be loaded, and ConfigError on settings that do not fit.
-    """
+    Raises ObjectiveError if it cannot be loaded, and ConfigError on settings that do not fit."""
     config = toy_config(algorithm, options, train)
     load_objective(config)
     toy = ToyStep(config)

@@ -43,7 +43,6 @@ class BlockingControlPlane:
         tensor_host: str,
         run_dir: Path | None = None,
     ) -> None:
-        """Raises AuthError if the token or a TLS file cannot be used."""
         self._wake = threading.Event()
         self._plane = ControlPlane.from_config(config, addresses, run_dir)
         self._background = BackgroundLoop()
@@ -114,10 +113,7 @@ class BlockingControlPlane:
 
     def wait(self, done: Callable[[], bool]) -> None:
         """Blocks until ``done()``, which is evaluated after every directive and reply, and each
-        second.
-
-        Raises the error that ended the session, if one did.
-        """
+        second. Raises the error that ended the session, if one did."""
         while True:
             self._wake.clear()
             if self._running is not None and self._running.done():
@@ -127,10 +123,8 @@ class BlockingControlPlane:
             self._wake.wait(1.0)
 
     def call(self, method: str, request: Any, over: Callable[[], bool]) -> Any | None:
-        """The reply; None if ``over()`` turned true first. Waits out controller failures.
-
-        Raises RequestRefused.
-        """
+        """The reply; None if ``over()`` turned true first. Waits out controller failures. Raises
+        RequestRefused."""
         return self._await(self._background.submit(self._plane.call(method, request, None)), over)
 
     def fetch(self, keys: Sequence[tuple[str, int]], over: Callable[[], bool]) -> Payloads | None:

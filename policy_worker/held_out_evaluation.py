@@ -86,7 +86,6 @@ class HeldOutEvaluation:
         return None, []
 
     def _all(self, over: Callable[[], bool]) -> list[rollout_pb2.Group | None] | None:
-        """The group of each held-out row; None if ``over()`` turned true first."""
         total = -1
         found: list[rollout_pb2.Group | None] = []
         while total < 0 or len(found) < total:

@@ -66,7 +66,6 @@ log = logging.getLogger(__name__)
 PLAN_WAIT_S = 10.0
 """How long the controller may hold a NextPlan or Vote request. Asking again costs little."""
 FORM_LIMIT_S = 60.0
-"""Time for the members of an epoch to form it."""
 REPORT_AGAIN_S = 5.0
 """A failed epoch is reported again after this time if the controller names no other one: a long
 outage may have swallowed the report, and a failover of Redis may have lost it."""
@@ -84,9 +83,8 @@ def run(
     tensor_host: str | None = None,
     place: TorchrunPlace | None = None,
 ) -> int:
-    """Runs until the controller says STOPPED. Returns the exit status. Raises UserError.
-
-    ``place``: of rank 0, if the ranks of the replica were started from outside."""
+    """Runs until the controller says STOPPED. Returns the exit status. Raises UserError. ``place``:
+    of rank 0, if the ranks of the replica were started from outside."""
     logs.setup(worker_id)
     torch.set_num_threads(config.fleet.policy_threads)
     worker: PolicyWorker | None = None
@@ -124,9 +122,7 @@ class PolicyWorker:
         self.epochs = EpochState()
         self.worker_report = PolicyReport(self.epochs)
         self.side: SideChannel | None = None
-        """Reports while there is no session."""
         self.admitted = False
-        """The controller took this worker's config and token."""
         self.outlets: AfterCommit | None = None
         self.followed: worker_pb2.Directive | None = None
         self.idle_since = time.monotonic()

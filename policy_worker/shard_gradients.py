@@ -85,7 +85,6 @@ class ShardGradients:
         planned: Mapping[GroupKey, policy_pb2.PlannedGroup],
         over: Callable[[], bool],
     ) -> Taken | None:
-        """Has the ranks read ``batch``; None if it is empty."""
         if not batch:
             return None
         none = policy_pb2.PlannedGroup()

@@ -42,7 +42,6 @@ SHAPE = {
 GROUPS, GROUP_SIZE = 6, 4
 STEP = 6
 OLDEST = 2
-"""Tokens of states before it are too old for the step."""
 TEACHER = "teacher"
 """Scorer whose log-probs the groups have."""
 CPU = torch.device("cpu")

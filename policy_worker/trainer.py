@@ -74,10 +74,8 @@ class EpochMesh:
     rank: int
     size: int
     url: str
-    """Redis of the rendezvous."""
     run_id: str
     host: str
-    """Address of this replica for the others."""
 
 
 @dataclass(eq=False)
@@ -89,7 +87,6 @@ class Trainer:
     _: KW_ONLY
     replica: Replica = field(default_factory=Replica)
     on_progress: Callable[[], None] = lambda: None
-    """Called whenever work has progressed."""
     step_left: Callable[[], bool] = lambda: False
     """True if the open step was given up meanwhile; only for the rank that leads."""
 
@@ -112,7 +109,6 @@ class Trainer:
         self._epoch = MeshEpoch(0)
         self._scratch: Tensor | None = None
         self._reduction: Reduction | None = None
-        """Reduction of the open step, begun during its last backward."""
         self._norms: dict[str, float] = {}
         self._sums: dict[str, float] = {}
         self._digest: tuple[Version, str] = (NO_VERSION, "")
@@ -150,10 +146,7 @@ class Trainer:
         cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
         """Connects to the epoch's other members, unless ``cancelled`` or another rank says that it
-        is over.
-
-        Raises EpochCancelled or MeshError; this replica has no mesh then.
-        """
+        is over. Raises EpochCancelled or MeshError; this replica has no mesh then."""
         self._leave_mesh()
         self._epoch = epoch.number
 
@@ -234,9 +227,7 @@ class Trainer:
     @on_every_rank
     def receive_state(self, source: int, following: int | None = None) -> None:
         """Takes over the whole state of mesh rank ``source``, bit for bit, and hands it on to mesh
-        rank ``following``.
-
-        Raises EpochCancelled or MeshError; the state is void then (version -1).
+        rank ``following``. Raises EpochCancelled or MeshError; the state is void then (version -1).
         """
         self._forget_step()
         self._initial = False
@@ -283,11 +274,9 @@ class Trainer:
     @on_every_rank
     def take(self, accepted: Sequence[AcceptedGroup], *, fetch: Fetch | None = None) -> Taken:
         """Has each rank read and check the groups that its rows need of ``accepted``, for add().
-        Rank 0 reads with ``fetch``, the others from the store that they are attached to.
-
-        Raises BadGroup with the groups that a rank found lost or invalid, EpochCancelled if the
-        epoch ended meanwhile, and what ``fetch`` raises. Nothing was added then.
-        """
+        Rank 0 reads with ``fetch``, the others from the store that they are attached to. Raises
+        BadGroup with the groups that a rank found lost or invalid, EpochCancelled if the epoch
+        ended meanwhile, and what ``fetch`` raises. Nothing was added then."""
         read = fetch or self._read_store
 
         def read_or_end(keys: Sequence[GroupKey]) -> Payloads | None:
@@ -305,7 +294,6 @@ class Trainer:
         return taken
 
     def _read_store(self, keys: Sequence[GroupKey]) -> Payloads | None:
-        """The payloads, unless the epoch ends before."""
         if self._payloads is None:
             raise RuntimeError("the trainer is attached to no payload store")
         return self._payloads.fetch(keys, lambda: self.replica.epoch_over(self._epoch))
@@ -345,11 +333,9 @@ class Trainer:
 
     @on_every_rank
     def reduce(self) -> Stats:
-        """Sums the gradients of all members into a scratch buffer, for commit().
-
-        Local gradients are untouched. Returns this replica's stats of the step, grad_norm of each
-        part (before clipping) included. Raises EpochCancelled or MeshError.
-        """
+        """Sums the gradients of all members into a scratch buffer, for commit(). Local gradients
+        are untouched. Returns this replica's stats of the step, grad_norm of each part (before
+        clipping) included. Raises EpochCancelled or MeshError."""
         reduction, self._reduction = self._reduction, None
         scratch = self._scratch_buffer()
 

@@ -36,7 +36,6 @@ class Standing:
 
     lifecycle: worker_pb2.Lifecycle = worker_pb2.LIFECYCLE_STARTING
     progress: int = 0
-    """Rises only if the training thread completed some work."""
     busy: bool = True
     """The thread has work to do: a worker that is busy without progress is wedged."""
     activity: str = "loading the model"
@@ -50,7 +49,6 @@ class PolicyReport:
     def __init__(self, epochs: EpochState | None = None) -> None:
         self.epochs = epochs or EpochState()
         self.state: TrainState | None = None
-        """None until it is loaded."""
         self.now = Standing()
         self._resources = Resources()
 
@@ -96,14 +94,11 @@ class PolicyReport:
 
 
 class StuckRanks:
-    """Ranks of a replica that the kernel does not run: stopped, or in an uninterruptible wait.
-
-    Rank 0 waits for them in a collective, and its reports go on. So it alone can say whose fault
-    the wait is. Asked for each report: one read of /proc for each rank of this host.
-    """
+    """Ranks of a replica that the kernel does not run: stopped, or in an uninterruptible wait. Rank
+    0 waits for them in a collective, and its reports go on. So it alone can say whose fault the
+    wait is. Asked for each report: one read of /proc for each rank of this host."""
 
     def __init__(self, pids: Sequence[int]) -> None:
-        """``pids``: of the ranks from 1 on."""
         self._pids = pids
         self._since: dict[int, float] = {}
 

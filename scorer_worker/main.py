@@ -79,7 +79,6 @@ class ScorerWorker:
         self.lifecycle: worker_pb2.Lifecycle = worker_pb2.LIFECYCLE_STARTING
         self.resources = Resources()
         self.admitted = False
-        """The controller has accepted this worker's config and token."""
 
     async def run(self, side: SideChannel) -> None:
         """From start to STOPPED."""
@@ -183,7 +182,6 @@ class ScorerWorker:
 
 
 async def _first(*events: asyncio.Event) -> None:
-    """Waits for the first of ``events``."""
     waits = [asyncio.create_task(one.wait()) for one in events]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -92,7 +92,6 @@ def check_tokenizer(config: Config, name: str, model: PreTrainedModel) -> None:
 
 
 def _vocabulary(path: str, config: Config) -> dict[str, int]:
-    """Empty if there is no tokenizer."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             path, trust_remote_code=config.model.trust_remote_code
@@ -202,10 +201,8 @@ def _logits(model: Any, hidden: Tensor) -> Tensor:
 
 
 class RewardModelScorer(ModelScorer):
-    """The output of a scalar head at the last token of prompt and completion.
-
-    Source: Ouyang et al., arXiv 2203.02155, section 3.5. `paceline export` writes such a model of a
-    reward-model run.
+    """The output of a scalar head at the last token of prompt and completion. Source: Ouyang et
+    al., arXiv 2203.02155, section 3.5. `paceline export` writes such a model of a reward-model run.
     """
 
     def open_model(self) -> PreTrainedModel:

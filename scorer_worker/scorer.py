@@ -44,7 +44,6 @@ class Item:
 
     prompt_tokens: Tokens
     tokens: Tokens
-    """At least one."""
     prompt: str = ""
     text: str = ""
     answer: str = ""
@@ -109,7 +108,6 @@ class BatchedScorer(CompletionScorer):
     limit: int
     """Longest prompt plus completion, in tokens. Set by ``load``."""
     rows: int
-    """Rows of the embedding. Set by ``load``."""
 
     def __init__(self, batch_size: int) -> None:
         self._batch_size = batch_size

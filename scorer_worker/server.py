@@ -56,13 +56,9 @@ class ScorerServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._server: grpc.aio.Server | None = None
         self.open_requests = 0
         self.queued = 0
-        """Completions of the open requests."""
         self.scored = 0
-        """Completions so far."""
         self.times = ScoreTimes()
-        """Durations of the requests that got scores."""
         self.idle = asyncio.Event()
-        """Set while there is none."""
         self.idle.set()
         self.leaving = False
         """Refuses new requests."""

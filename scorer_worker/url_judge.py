@@ -131,7 +131,6 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 _WITHOUT_REDIRECTS = urllib.request.build_opener(_NoRedirects)
 SHOWN = 300
-"""Characters of a reply, or bytes of a refusal, in an error."""
 
 
 def _content(answer: bytes) -> str:

@@ -79,11 +79,8 @@ def check_group(
     group: rollout_pb2.Group, limits: GroupLimits, newest_version: int
 ) -> rollout_pb2.GroupMeta:
     """Checks all data of a group that will be trained on, and returns its facts, without the
-    payload's digest.
-
-    Tokens are int32 and not negative; log-probs float32, finite, at most 0; version spans cover the
-    tokens, never fall and name versions that exist. Raises Invalid.
-    """
+    payload's digest. Tokens are int32 and not negative; log-probs float32, finite, at most 0;
+    version spans cover the tokens, never fall and name versions that exist. Raises Invalid."""
     task_id, _ = check_task(group.task)
     train = task_id[0] == "t"
     if group.kind != (rollout_pb2.TASK_KIND_TRAIN if train else rollout_pb2.TASK_KIND_EVAL):
@@ -122,7 +119,6 @@ class _Finished(NamedTuple):
     """Contribution of a finished completion to the facts of its group."""
 
     trainable: int
-    """Number of tokens that the loss mask does not exclude."""
     by_version: list[tuple[int, int]]
     """(version, number of these tokens); may name a version twice, or with 0 tokens."""
     oldest: int
@@ -222,7 +218,6 @@ def _by_version(sequences: Sequence[_Finished]) -> list[common_pb2.VersionSpan]:
 def _sequences_by_versions(
     sequences: Sequence[_Finished],
 ) -> list[rollout_pb2.SequenceVersions]:
-    """Sequences by the versions of their trainable tokens, in order."""
     found = Counter(tuple(sorted({v for v, n in s.by_version if n})) for s in sequences)
     found.pop((), None)
     return [

@@ -45,10 +45,8 @@ ever.
 @dataclass(eq=False)
 class ProcessMesh:
     """The members of one epoch. Operations are to be started in the same order by every member.
-
     Buffers are contiguous tensors, on the host or on ``device``. Not for concurrent use, except
-    that any thread may call abandon().
-    """
+    that any thread may call abandon()."""
 
     rank: int
     size: int
@@ -124,12 +122,9 @@ class ProcessMesh:
         return self._start(buffer, lambda side, b: side.recv(b, peer))
 
     def wait(self, handle: Handle) -> None:
-        """Blocks until the operation has ended.
-
-        Raises EpochCancelled when the epoch is over, MeshError when the operation failed; after
-        either the mesh is abandoned and the content of all its buffers garbage. They are free for
-        reuse if the mesh is ``settled``.
-        """
+        """Blocks until the operation has ended. Raises EpochCancelled when the epoch is over,
+        MeshError when the operation failed; after either the mesh is abandoned and the content of
+        all its buffers garbage. They are free for reuse if the mesh is ``settled``."""
         while not handle.poll(SLICE_S):
             if self.cancelled():
                 self.abandon()
@@ -188,7 +183,6 @@ class ProcessMesh:
         return handle
 
     def _failed(self, error: Exception) -> EpochCancelled | MeshError:
-        """Ends the epoch after a failed operation; returns the exception to raise."""
         over = self._abandoned.is_set() or self.cancelled()
         self.abandon()
         self._settle()
@@ -210,8 +204,6 @@ class ProcessMesh:
 
 
 class _Done:
-    """Handle of an operation of a mesh of one."""
-
     def poll(self, seconds: float) -> bool:
         return True
 

@@ -42,11 +42,9 @@ class Handle(Protocol):
 
 
 class GlooBackend:
-    """A gloo group between the members that meet at ``meeting``. Buffers: host memory.
-
-    The constructor blocks until all members are connected, until its timeout, or until sever()
-    of the object in the making (``made`` is called with it before the first wait).
-    """
+    """A gloo group between the members that meet at ``meeting``. Buffers: host memory. The
+    constructor blocks until all members are connected, until its timeout, or until sever() of the
+    object in the making (``made`` is called with it before the first wait)."""
 
     def __init__(
         self, meeting: Rendezvous, member: MeshMember, made: Callable[[GlooBackend], None]
@@ -116,11 +114,8 @@ class _GlooWork:
 
 
 class _Pairwise:
-    """Sends, or receives, one after the other in a thread of their own.
-
-    gloo's send and receive cannot be polled, and a wait that times out closes the connection: so a
-    thread waits without a limit, and sever() frees it.
-    """
+    """Sends, or receives, one after the other: gloo cannot poll these, and a wait that times out
+    closes the connection. So a thread waits without a limit, and sever() frees it."""
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], _PairwiseWork] | None]

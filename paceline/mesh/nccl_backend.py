@@ -26,11 +26,9 @@ from paceline.process import threads
 
 
 class NcclBackend:
-    """A NCCL group with a nonblocking communicator. Buffers: memory of the member's device.
-
-    Rank 0 hosts torch's TCPStore (NCCL does not take a store written in Python for granted) and
-    announces its address at the meeting.
-    """
+    """A NCCL group with a nonblocking communicator. Buffers: memory of the member's device. Rank 0
+    hosts torch's TCPStore (NCCL does not take a store written in Python for granted) and announces
+    its address at the meeting."""
 
     def __init__(
         self, meeting: Rendezvous, member: MeshMember, made: Callable[[NcclBackend], None]

@@ -37,13 +37,10 @@ _GRACE_S = 5.0
 
 
 class Forming:
-    """Builds the backends in a thread of its own, because connecting cannot be interrupted.
-
-    If it is given up it ends by itself, soon, and hands what it has built to the graveyard.
-    """
+    """Builds the backends in a thread of its own, because connecting cannot be interrupted. If it
+    is given up it ends by itself, soon, and hands what it has built to the graveyard."""
 
     def __init__(self, url: str, key: str, member: MeshMember) -> None:
-        """``member``: without a host, it gets the address on the way to Redis."""
         self._url, self._key, self._member = url, key, member
         self._deadline = time.monotonic() + member.timeout_s + _GRACE_S
         self._lock = threading.Lock()
@@ -127,12 +124,10 @@ class Forming:
 
 
 class AbandonedGroups:
-    """Severed groups, until they can be dropped.
-
-    Dropping a group joins its threads while holding the interpreter lock: with an operation still
-    running that would stop the whole process, so it waits until none is. A group with an operation
-    that never ends is kept for good, with its threads, connections and buffers.
-    """
+    """Severed groups, until they can be dropped. Dropping a group joins its threads while holding
+    the interpreter lock: with an operation still running that would stop the whole process, so it
+    waits until none is. A group with an operation that never ends is kept for good, with its
+    threads, connections and buffers."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

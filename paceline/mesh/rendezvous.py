@@ -57,22 +57,16 @@ class MeshMember:
 
     rank: int
     size: int
-    """Number of the mesh's members."""
     device: torch.device
-    """Device on which this member computes."""
     host: str
-    """Address at which the others reach it."""
     timeout_s: float
-    """For connecting."""
 
 
 class Rendezvous:
-    """One meeting of the members of an epoch, under the Redis hash ``key``.
-
-    ``url``: Redis URL. ``cancelled``: polled while waiting; true makes every wait raise
-    EpochCancelled. ``timeout_s``: from now; after it every wait raises MeshError.
-    An outage of Redis is waited out until the timeout. Safe to use from one thread at a time.
-    """
+    """One meeting of the members of an epoch, under the Redis hash ``key``. ``url``: Redis URL.
+    ``cancelled``: polled while waiting; true makes every wait raise EpochCancelled. ``timeout_s``:
+    from now; after it every wait raises MeshError. An outage of Redis is waited out until the
+    timeout. Safe to use from one thread at a time."""
 
     def __init__(
         self, url: str, key: str, *, cancelled: Callable[[], bool], timeout_s: float
@@ -167,7 +161,6 @@ class Rendezvous:
         self._redis.close()
 
     def _write(self, command: str, field: str, value: bytes) -> bytes:
-        """Runs HSET or HSETNX; returns what the field holds after it."""
 
         def write() -> bytes:
             pipe = self._redis.pipeline(transaction=False)
@@ -236,11 +229,9 @@ class RedisStore(dist.Store):  # type: ignore[misc]
 
 
 def local_address(url: str) -> str:
-    """IP address of this machine on the way to the Redis server of ``url``.
-
-    The members of a mesh all know that server, so they can reach each other at this
-    address: loopback if Redis is on loopback.
-    """
+    """IP address of this machine on the way to the Redis server of ``url``. The members of a mesh
+    all know that server, so they can reach each other at this address: loopback if Redis is on
+    loopback."""
     sentinel = parse_sentinel(url)
     parts = urlsplit(url)
     if sentinel is not None:

@@ -19,10 +19,8 @@ def host_store(
     host: str, timeout: timedelta, size: int | None = None, *, port: int = 0
 ) -> dist.TCPStore:
     """A store whose server listens on ``port`` (0: a free one) of ``host`` and of no other address.
-
     ``size``: number of the processes that will use it, if known. Raises OSError if the port is
-    taken.
-    """
+    taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
     port = listener.getsockname()[1]

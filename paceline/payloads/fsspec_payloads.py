@@ -93,7 +93,6 @@ class FsspecPayloads:
         return [parse_ref(name.removesuffix(SUFFIX)) for name in names if name.endswith(SUFFIX)]
 
     async def _each(self, items: Sequence[Any], act: Callable[[Any], T]) -> Sequence[T]:
-        """``act`` on each of ``items``, in threads."""
         loop = asyncio.get_running_loop()
         running = [loop.run_in_executor(self._threads, act, item) for item in items]
         try:

@@ -21,11 +21,8 @@ from paceline.payloads.store import PayloadStore
 
 def open_payloads(urls: Sequence[str], run_id: str, redis_url: str) -> PayloadStore:
     """The store of run ``run_id``. ``urls``: as in the config. ``redis_url``: the journal's, used
-    if there are none.
-
-    Raises OSError if a directory cannot be made, ValueError on a malformed URL, ImportError if its
-    library is missing.
-    """
+    if there are none. Raises OSError if a directory cannot be made, ValueError on a malformed URL,
+    ImportError if its library is missing."""
     if not urls:
         return RedisPayloads([redis_url], run_id)
     url = urlsplit(urls[0])

@@ -141,7 +141,6 @@ class RedisPayloads:
     async def _on_servers(
         self, refs: Sequence[Ref], act: Callable[[_Server, Refs], Awaitable[None]]
     ) -> None:
-        """``act`` on each server that has some of ``refs``, at the same time."""
         shares: dict[int, Refs] = defaultdict(list)
         for ref in refs:
             number = crc32(f"{ref[0]}-{ref[1]}".encode()) % len(self._servers)
@@ -152,7 +151,6 @@ class RedisPayloads:
             raise self._unavailable(error) from error
 
     def _unavailable(self, error: Exception) -> StoreUnavailable:
-        """``error`` of a client in the words of a store."""
         if isinstance(error, StoreUnavailable):
             return error
         where = ", ".join(map(without_password, self._urls))

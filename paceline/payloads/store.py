@@ -33,7 +33,6 @@ class PayloadStore(Protocol):
     """Payloads of one run, by (task id, attempt). Every method raises StoreUnavailable."""
 
     largest: int
-    """Bytes of the largest payload that it can hold."""
 
     async def put(self, payloads: Mapping[Ref, bytes]) -> None:
         """Stores payloads, each completely or not at all. Raises StoreFull."""
@@ -66,9 +65,7 @@ class PayloadStore(Protocol):
 
 def partial_ref(task_id: TaskId) -> Ref:
     """Key of the partial work that a worker leaves of an unfinished task for the next lease.
-
-    Attempts count from 1.
-    """
+    Attempts count from 1."""
     return TaskId(f"{task_id}.partial"), 0
 
 

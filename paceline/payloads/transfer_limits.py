@@ -16,7 +16,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 SLICE_BYTES = 8 << 20
 """Several values go together up to this size; a larger one goes alone."""
 ANSWER_S = 2.0
-"""Time limit of a small request."""
 LEAST_BYTES_PER_S = 4_000_000
 """Redis and the network are expected to be at least so fast."""
 

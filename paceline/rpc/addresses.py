@@ -15,10 +15,8 @@ def is_loopback(host: str) -> bool:
 
 
 def own_address(peer: str) -> str:
-    """Address from which this machine reaches ``peer`` ("host:port").
-
-    127.0.0.1 if the peer is on loopback or cannot be resolved.
-    """
+    """Address from which this machine reaches ``peer`` ("host:port"). 127.0.0.1 if the peer is on
+    loopback or cannot be resolved."""
     host, _, port = peer.rpartition(":")
     host = host.removeprefix("dns:///").strip("[]") or "127.0.0.1"
     try:
@@ -29,10 +27,8 @@ def own_address(peer: str) -> str:
 
 
 def address_towards(host: str, port: int) -> str:
-    """Returns this machine's address on the way to ``host``; sends nothing.
-
-    Raises OSError without a route.
-    """
+    """Returns this machine's address on the way to ``host``; sends nothing. Raises OSError without
+    a route."""
     family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     # Connecting a datagram socket only chooses a route.
     with socket.socket(family, kind, proto) as probe:

@@ -20,7 +20,6 @@ from paceline.rpc.addresses import is_loopback
 
 TOKEN_VARIABLE = "PACELINE_TOKEN"
 TOKEN_FILE = "token"
-"""Name of the run's own token in its directory."""
 
 
 class AuthError(BadInput):
@@ -39,10 +38,8 @@ def read_token(auth: AuthConfig, run_dir: Path | None = None) -> str | None:
 
 
 def worker_token(config: Config, run_dir: Path | None) -> str | None:
-    """The token of a worker whose run is in ``run_dir``; None: in the default directory.
-
-    On the controllers' machine a worker may start before them: it then writes the token that they
-    ask for.
+    """The token of a worker whose run is in ``run_dir``; None: in the default directory. On the
+    controllers' machine a worker may start before them: it then writes the token that they ask for.
     """
     token = read_token(config.auth, run_dir or Path("runs") / config.run.name)
     if token is None and run_dir is not None and is_loopback(config.controller.host):

@@ -34,9 +34,7 @@ log = logging.getLogger(__name__)
 ATTEMPT_S = 3.0
 """Time for one controller to answer, in addition to the wait that the request asks for."""
 ASK_INTERVAL_S = 0.1
-"""Interval at which the other controllers are asked for the leader."""
 ASK_LIMIT_S = 0.5
-"""Time for one of them to answer."""
 FIRST_BACKOFF_S = 0.02
 LAST_BACKOFF_S = 0.25
 
@@ -54,10 +52,8 @@ RETRIED = frozenset(
 
 class RequestRefused(UserError):
     """The leader refused the request. Nothing has changed, and a retry would be refused too.
-
     ``code``: name of the gRPC status, for example FAILED_PRECONDITION if the caller's incarnation
-    has ended.
-    """
+    has ended."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")
@@ -93,7 +89,6 @@ class ControlPlane:
         self.address = self.addresses[0]
         """The controller that receives the next call."""
         self.metadata = call_metadata(token)
-        """Metadata of every call."""
         self._tls_ca = tls_ca
         self._max_message_mb = max_message_mb
         self._channels: dict[str, grpc.aio.Channel] = {}
@@ -105,10 +100,8 @@ class ControlPlane:
     def from_config(
         cls, config: Config, addresses: Sequence[str], run_dir: Path | None = None
     ) -> ControlPlane:
-        """With the TLS root of ``config`` and its token, or that of the run in ``run_dir``.
-
-        Raises AuthError if they cannot be read.
-        """
+        """With the TLS root of ``config`` and its token, or that of the run in ``run_dir``. Raises
+        AuthError if they cannot be read."""
         return cls(
             addresses,
             token=worker_token(config, run_dir),
@@ -117,11 +110,9 @@ class ControlPlane:
         )
 
     async def call(self, method: str, request: Any, timeout_s: float | None = 30.0) -> Any:
-        """Calls the unary "Service.Method" on the leader and returns its reply.
-
-        Retries during failovers. Raises RequestRefused on a definite refusal, and
-        ControlPlaneUnavailable after ``timeout_s`` seconds (None: never).
-        """
+        """Calls the unary "Service.Method" on the leader and returns its reply. Retries during
+        failovers. Raises RequestRefused on a definite refusal, and ControlPlaneUnavailable after
+        ``timeout_s`` seconds (None: never)."""
         deadline = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
         patience = ATTEMPT_S + float(getattr(request, "wait_s", 0.0))
         backoff = Backoff()
@@ -178,11 +169,9 @@ class ControlPlane:
         timeout_s: float | None = 60.0,
     ) -> AsyncGenerator[Any, None]:
         """Yields the replies of a server stream. If the controller is lost, the stream continues at
-        another one after the last reply.
-
-        ``idle_s``: longest wait for the next message of one controller. ``timeout_s``: longest time
-        without any progress; then ControlPlaneUnavailable is raised.
-        """
+        another one after the last reply. ``idle_s``: longest wait for the next message of one
+        controller. ``timeout_s``: longest time without any progress; then ControlPlaneUnavailable
+        is raised."""
         seen = 0
         last_progress = time.monotonic()
         backoff = Backoff()
@@ -235,10 +224,7 @@ class ControlPlane:
 
     def failed(self, address: str, error: grpc.aio.AioRpcError) -> str:
         """Chooses the next controller after ``error``. Raises RequestRefused if the refusal is
-        definite.
-
-        Returns a description of the error.
-        """
+        definite. Returns a description of the error."""
         code = error.code()
         if code not in RETRIED:
             raise RequestRefused(code.name, error.details() or "") from None
@@ -272,9 +258,7 @@ class ControlPlane:
 
     async def newer_leader(self, besides: str, term: int) -> str:
         """Asks all controllers but ``besides`` until one knows a leader of a term after ``term``.
-
-        Returns the leader's address.
-        """
+        Returns the leader's address."""
         while True:
             asked = [a for a in self.addresses if a != besides]
             for found in await asyncio.gather(*(self._leader_after(a, term) for a in asked)):
@@ -308,10 +292,7 @@ async def _reply(call: Any) -> Any:
 
 
 async def _read(call: Any, limit_s: float | None) -> Any:
-    """The next message of a stream. Raises AioRpcError and TimeoutError.
-
-    Like an attempt it is read in a task of its own.
-    """
+    """Raises AioRpcError and TimeoutError. Like an attempt it is read in a task of its own."""
     reading = asyncio.ensure_future(call.read())
     try:
         done, _ = await asyncio.wait({reading}, timeout=limit_s)

@@ -25,7 +25,6 @@ class Method:
 
     name: str
     path: str
-    """Such as /paceline.v1.WorkerService/Register."""
     request: type[Any]
     reply: type[Any]
     client_streaming: bool
@@ -45,7 +44,6 @@ METHODS = {
     for service in module.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }
-"""Every method of the contract by "Service.Method"."""
 
 
 def open_channel(

@@ -53,7 +53,6 @@ class Connection(H11Protocol):
         return self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
 
     def _make_room(self) -> None:
-        """Ends the connection that has waited longest beside this one, if there is one."""
         others = [c for c in self.connections if isinstance(c, Connection) and c.waiting]
         oldest = min(others, key=lambda c: c.waiting_since)
         if oldest is not self:

@@ -13,11 +13,9 @@ _ATTEMPTS = 1000
 
 
 def free_ports(host: str, count: int) -> list[int]:
-    """``count`` different ports of ``host`` to which nothing is bound.
-
-    They lie below the ephemeral range: an outgoing connection may take a port of that range before
-    the server binds it, or binds it again. Raises OSError if no port is free.
-    """
+    """``count`` different ports of ``host`` to which nothing is bound. They lie below the ephemeral
+    range: an outgoing connection may take a port of that range before the server binds it, or binds
+    it again. Raises OSError if no port is free."""
     draw = random.SystemRandom()
     probes: list[socket.socket] = []
     try:

@@ -35,7 +35,6 @@ class RestReader:
     def __init__(
         self, urls: Sequence[str], *, token: str | None = None, tls_ca: Path | None = None
     ) -> None:
-        """``urls``: such as http://127.0.0.1:8000. ``tls_ca``: PEM root for https."""
         self._urls = list(urls)
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         context = ssl.create_default_context(cafile=str(tls_ca)) if tls_ca else None
@@ -45,10 +44,8 @@ class RestReader:
         )
 
     def get(self, path: str, timeout_s: float = TIMEOUT_S, **query: Any) -> Any:
-        """The JSON at ``/api/v1/<path>``. Query values of None are omitted. Blocks.
-
-        Raises RestRefused, or RestUnavailable if no address answers.
-        """
+        """The JSON at ``/api/v1/<path>``. Query values of None are omitted. Blocks. Raises
+        RestRefused, or RestUnavailable if no address answers."""
         given = {name: value for name, value in query.items() if value is not None}
         tail = f"/api/v1/{urllib.parse.quote(path)}"
         if given:

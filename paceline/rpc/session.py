@@ -63,7 +63,6 @@ class WorkerSession:
         self.directive: worker_pb2.Directive | None = None
         """The newest directive of this incarnation. Do not modify it."""
         self.connected = False
-        """True while a leader has this session."""
         self._incarnation = 0
         self._stalls = StallWatch()
         self._seq = 0
@@ -77,7 +76,6 @@ class WorkerSession:
         self._gone = asyncio.Event()
         """Set: the session no longer waits for the leader."""
         self._over = asyncio.Event()
-        """Set once ``run`` has ended."""
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -101,11 +99,9 @@ class WorkerSession:
     async def register(
         self, state_version: int = -1, *, timeout_s: float | None = None
     ) -> worker_pb2.RegisterReply:
-        """Registers this process as a new incarnation and returns the leader's reply.
-
-        By default it waits for a leader without limit. Raises RequestRefused if the fleet's config
-        differs or the run has ended.
-        """
+        """Registers this process as a new incarnation and returns the leader's reply. By default it
+        waits for a leader without limit. Raises RequestRefused if the fleet's config differs or the
+        run has ended."""
         from paceline.config.load import fleet_digest
 
         digest, canonical = fleet_digest(self.config)
@@ -139,10 +135,8 @@ class WorkerSession:
         return reply
 
     async def run(self) -> None:
-        """Keeps the session until ``close``, across failovers, outages and rejoins.
-
-        Raises RequestRefused only if the leader will never accept this worker (wrong token).
-        """
+        """Keeps the session until ``close``, across failovers, outages and rejoins. Raises
+        RequestRefused only if the leader will never accept this worker (wrong token)."""
         self._loop = asyncio.get_running_loop()
         watching = asyncio.create_task(self._stalls.run())
         try:
@@ -199,11 +193,9 @@ class WorkerSession:
             loop.call_soon_threadsafe(self._poked.set)
 
     async def close(self, *, flush_s: float = 1.0) -> None:
-        """Ends ``run`` after a last report with the final lifecycle.
-
-        Waits at most ``flush_s`` seconds until the leader has ended the stream: a report that was
-        written but not read may be lost with the connection.
-        """
+        """Ends ``run`` after a last report with the final lifecycle. Waits at most ``flush_s``
+        seconds until the leader has ended the stream: a report that was written but not read may be
+        lost with the connection."""
         self._closed.set()
         self._poked.set()
         if self.connected:

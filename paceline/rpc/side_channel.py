@@ -33,7 +33,6 @@ from paceline.v1 import common_pb2, worker_pb2
 EVERY_S = 2.0
 LOOK_S = 0.5
 STUCK_S = 2.0
-"""An event loop that has not run for so long is stuck."""
 ANSWER_S = 1.0
 
 
@@ -48,7 +47,6 @@ class SideChannel:
         role: common_pb2.Role,
         run_dir: Path | None = None,
     ) -> None:
-        """``run_dir``: as for ``ControlPlane.from_config``."""
         self._config = config
         self._addresses = list(addresses)
         self._worker_id, self._role = worker_id, role
@@ -57,7 +55,6 @@ class SideChannel:
         self._registered = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ran = time.monotonic()
-        """Time at which the watched loop last ran."""
         self._dumped = False
         """The stacks of the present stall are in the log."""
         self._ended = threading.Event()
@@ -90,7 +87,6 @@ class SideChannel:
                 self._send(report)
 
     def _report(self) -> worker_pb2.WaitsReport | None:
-        """None: there is nothing to say."""
         silent_s = time.monotonic() - self._ran if self._loop is not None else 0.0
         found = waits.present()
         if silent_s < STUCK_S:

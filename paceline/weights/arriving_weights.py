@@ -38,7 +38,6 @@ class WeightSource(Protocol):
     manifest: Manifest
     share: WeightShare
     flat: Tensor
-    """The buckets of the share."""
 
     def wait_ready(self) -> None:
         """Blocks until a copy that a device makes in the background is complete."""

@@ -19,7 +19,6 @@ class ReceiverBase:
     flat: Tensor
     """uint8[total_bytes]. Never written to."""
     checksums: tuple[str, ...]
-    """Checksums of the buckets, in their order."""
 
     @property
     def fingerprint(self) -> str:

@@ -39,12 +39,9 @@ class SendingEnd(LinkEnd):
 
     rank = PUBLISHER
     share: WeightShare = WHOLE_SHARE
-    """Share of the weights that this process holds."""
     life = LifeSign()
     sent_bytes = 0
-    """Bytes of buckets sent over all links since the start."""
     resumed = 0
-    """Transfers that went on where an earlier one had broken off."""
     taken_back = 0
     """Publications up to this one were never committed, or nobody is to have them."""
 
@@ -90,7 +87,6 @@ class SendingEnd(LinkEnd):
                 has = sent.version
 
     def _answer(self, link: WeightLink, mesh: ProcessMesh) -> NoReturn:
-        """Serves source 1 and above, which announce nothing."""
         self._formed(link)
         while True:
             self._send(mesh, link, lambda ask: self._await_publication(link, ask))

@@ -36,9 +36,7 @@ class Coming:
     mesh: ProcessMesh
     buckets: Sequence[int]
     base: ReceiverBase | None
-    """Base that its deltas refer to."""
     heard: Callable[[], None]
-    """Called for everything that comes."""
     done: Callable[[], None] = lambda: None
 
 
@@ -137,7 +135,6 @@ def _check(
     delta: Tensor | None,
     base: ReceiverBase | None,
 ) -> None:
-    """Adds the bucket to ``weights`` if it matches its checksum. Raises WeightsRefused."""
     bucket = weights.bucket(index)
     if delta is not None and base is not None:
         bucket.copy_(weights.manifest.bucket(base.flat, index))

@@ -29,7 +29,6 @@ _log = logging.getLogger(__name__)
 
 _CLOSE_S = 5.0
 FORM_S = 60.0
-"""Time for both ends of a link to meet."""
 
 LinkKey = tuple[int, int]
 """Epoch and incarnation of the peer. A failover of Redis that loses the newest entries of the
@@ -42,7 +41,6 @@ class WeightLink:
 
     epoch: int
     peer: str
-    """Worker id of the other end."""
     newest: int | None = None
     """Newest version that the controller knew when it named the link."""
     reload: bool = False
@@ -50,7 +48,6 @@ class WeightLink:
     tree: int = 0
     """Number of the tree of links that this one belongs to; a higher one is newer."""
     relayed: bool = False
-    """The publisher is a rollout worker."""
     heard_t: float | None = None
     """Receiver: when it last heard of the publisher, on the monotonic clock; None while it does not
     listen."""
@@ -67,17 +64,13 @@ class LinkEnd(ABC):
     """Base class of publisher and receiver. Links are served by threads; methods do not block."""
 
     rank: ClassVar[int]
-    """In the meshes of each link."""
     thread_name: ClassVar[str]
     url: str
-    """Redis URL of the rendezvous."""
     run_id: str
     device: torch.device
-    """Device of the weights."""
     on_link_error: Callable[[int, str], None]
     """Called from a link's thread with the epoch of a link that failed and the reason."""
     host: str | None = None
-    """Argument of ProcessMesh.form()."""
     through_host: bool = False
     """Weights pass through host memory at both ends, wherever they are computed with: a relay hands
     on what is there. The same at both ends."""
@@ -87,7 +80,6 @@ class LinkEnd(ABC):
         self._links: dict[LinkKey, WeightLink] = {}
         self._threads: list[threading.Thread] = []
         self.last_transfer_s = 0.0
-        """Duration of the newest complete transfer."""
         threads.on_exit(self._withdraw)
 
     @property
@@ -116,7 +108,6 @@ class LinkEnd(ABC):
         threads.join(self._threads, _CLOSE_S)
 
     def _converge(self, desired: Mapping[LinkKey, WeightLink]) -> None:
-        """Withdraws the links that are not desired, and starts the new ones."""
         with self._changed:
             for key in self._links.keys() - desired.keys():
                 self._links.pop(key).withdrawn.set()
@@ -149,7 +140,6 @@ class LinkEnd(ABC):
         return ""
 
     def _form(self, link: WeightLink, source: int) -> ProcessMesh:
-        """The mesh of the receiver and this source. Raises EpochCancelled or MeshError."""
         key = f"paceline:{self.run_id}:rdv:link:{link.epoch}"
         return ProcessMesh.form(
             url=self.url,

@@ -35,15 +35,12 @@ class Sent:
 
     version: int
     wire_bytes: int
-    """Bytes of the buckets, whole or as deltas."""
     kept: int = 0
     """Buckets that an earlier transfer had brought."""
 
 
 @dataclass(frozen=True)
 class _Granted:
-    """Promise of an answer."""
-
     source: WeightSource
     missing: tuple[int, ...]
     kept: int
@@ -114,7 +111,6 @@ def _answer(
 def _is_here(
     mesh: ProcessMesh, source: WeightSource, ask: Ask, life: LifeSign, *, direct: bool
 ) -> bool:
-    """True if the buckets that the receiver has equal the source's."""
     if not ask.have:
         return True
     mine = set(source.share.buckets(source.manifest))

@@ -116,10 +116,8 @@ class WeightSnapshot:
         on_host: bool = False,
     ) -> WeightSnapshot:
         """A snapshot of the share, whose buckets ``fill`` writes to uint8[share.size_bytes];
-        padding stays zero.
-
-        ``source``: the device whose current stream does it. ``pool``, ``on_host``: as for take().
-        """
+        padding stays zero. ``source``: the device whose current stream does it. ``pool``,
+        ``on_host``: as for take()."""
         pool = pool or SnapshotPool(keep=0)
         device = torch.device("cpu") if on_host else source
         locked = on_host and source.type == "cuda"
@@ -176,10 +174,8 @@ class WeightSnapshot:
 
     def delta(self, index: int, base: WeightSnapshot) -> Tensor | None:
         """One bucket as encode_delta() of that of ``base``, on the host; None if it travels whole.
-
         ``base``: as ``self.base`` was when the transfer began. Computed once, however many links it
-        goes over.
-        """
+        goes over."""
         with self._lock:
             if index not in self._deltas:
                 delta = encode_delta(base.bucket(index), self.bucket(index))

@@ -62,7 +62,6 @@ class StagedWeights:
     version: int
     tensors: dict[str, Tensor]
     seconds: float = 0.0
-    """From the announcement of the transfer to intact in memory."""
     base: ReceiverBase | None = None
     """The same weights as a base for the next version; None if they came straight to a device, or
     if deltas of their types are not worth it."""
@@ -78,22 +77,17 @@ class Reception:
     """State that a receiver keeps from one link to the next, and its callbacks."""
 
     begun: ArrivingWeights | None = None
-    """Weights of a transfer that broke off."""
     tree: int = 0
-    """Tree of the present link."""
     keep_deltas: bool = False
     began: Callable[[ArrivingWeights], None] = field(default=lambda weights: None)
     """Called when a transfer begins or goes on. From then on the weights fill up."""
     heard: Callable[[int], None] = field(default=lambda source: None)
     """Called for everything that comes from a source, and when it is asked for something."""
     paid: Callable[[int], None] = field(default=lambda source: None)
-    """Called when a source owes nothing any more."""
 
 
 @dataclass(frozen=True)
 class _Offer:
-    """A version that source 0 has announced."""
-
     version: int
     publication: int
     manifest: Manifest
@@ -136,14 +130,10 @@ def receive_snapshot(
 
 @dataclass(frozen=True)
 class _Plan:
-    """Transfer that the sources have agreed to."""
-
     offer: _Offer
     coming: list[Coming]
     direct: bool
-    """The buckets come from the sources' devices."""
     weights: ArrivingWeights | None
-    """A reception that broke off and goes on."""
 
 
 def _negotiate(
@@ -244,7 +234,6 @@ def _ask_all(
     weights: ArrivingWeights | None,
     reception: Reception,
 ) -> list[Answer]:
-    """Asks each source and returns the answers. ``weights``: the buckets that are here."""
     for source, mesh in enumerate(sources):
         share = WeightShare(source, len(sources))
         have, fingerprint = ([], "") if weights is None else weights.held_of(share)

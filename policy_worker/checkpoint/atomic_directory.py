@@ -63,10 +63,8 @@ def is_locked(path: Path) -> bool:
 
 def put_in_place(finished: Path, final: Path) -> None:
     """Renames the directory ``finished`` to ``final``, and removes an older directory of that name.
-
     At every instant ``final`` is the old directory or the new one. (If the file system cannot
-    exchange two names, an old directory is gone for an instant before the new one appears.)
-    """
+    exchange two names, an old directory is gone for an instant before the new one appears.)"""
     while True:
         try:
             finished.rename(final)

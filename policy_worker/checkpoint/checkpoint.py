@@ -93,23 +93,18 @@ class CheckpointError(UserError):
 @dataclass(frozen=True)
 class CheckpointInfo:
     path: Path
-    """Absolute."""
     step: Step
     version: Version
     size_bytes: int
-    """Size of all files."""
     seconds: float
-    """From the call to the rename."""
     digest: str = ""
     """Digest of the weights, as in votes."""
 
 
 class Checkpointer:
-    """Writes and reads the checkpoints under ``<run_dir>/checkpoints``. One per process.
-
-    With a replica of several ranks every rank has one, and calls ``save_async`` and ``restore`` at
-    the same points of the command sequence.
-    """
+    """Writes and reads the checkpoints under ``<run_dir>/checkpoints``. One per process. With a
+    replica of several ranks every rank has one, and calls ``save_async`` and ``restore`` at the
+    same points of the command sequence."""
 
     def __init__(
         self,
@@ -118,7 +113,6 @@ class Checkpointer:
         replica: Replica | None = None,
         device: torch.device = HOST,
     ) -> None:
-        """``device``: of the state."""
         self._root = run_dir.absolute() / "checkpoints"
         self._config = config
         self._replica = replica or Replica()
@@ -184,11 +178,9 @@ class Checkpointer:
         on_progress: Callable[[], None] = lambda: None,
     ) -> dict[str, Any]:
         """Loads ``path`` into ``state`` (parameters, optimizer, step, random states), bit for bit.
-
         ``version``: the controller's number for this state now; default: its number when written.
         ``on_progress`` is called while it goes on. Returns the checkpoint's meta data. Raises
-        CheckpointError, on every rank if it does on one; the state is unusable then.
-        """
+        CheckpointError, on every rank if it does on one; the state is unusable then."""
         path = Path(path)
         targets = {name: tensor for name, tensor in named_tensors(state) if tensor.numel()}
         meta = self._checked_meta(path, targets, on_progress)
@@ -218,11 +210,9 @@ class Checkpointer:
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         """Loads the weights of another run's checkpoint, and its optimizer state if that fits.
-
         Parts that only one of the runs has are left as they are, or out. Step, version and random
         states stay those of a new run. The files are checked as by ``restore``. Raises
-        CheckpointError.
-        """
+        CheckpointError."""
         path = Path(path)
         targets = {name: tensor for name, tensor in named_tensors(state) if tensor.numel()}
         meta = self._checked_meta(path, targets, on_progress)
@@ -320,7 +310,6 @@ class Checkpointer:
         return CheckpointInfo(job.path, job.step, job.version, size, seconds, job.digest)
 
     def _write_and_complete(self, job: _Job, partial: Path) -> dict[str, Any]:
-        """Name and fingerprint of the files of all ranks."""
         make_directory(self._root)
         remove_unfinished(self._root)
         with locked_directory(partial):
@@ -343,7 +332,6 @@ class Checkpointer:
                 raise
 
     def _write_mine(self, job: _Job, partial: Path) -> dict[str, Any]:
-        """Name and fingerprint of each file this rank has written."""
         rank = self._replica.rank
         names = write_shards(job.snapshot, partial, rank)
         job.snapshot.pieces.clear()  # memory the next snapshot can have
@@ -443,11 +431,8 @@ def _read(
 
 
 def read_meta(path: Path) -> dict[str, Any]:
-    """``meta.json`` of a complete checkpoint.
-
-    Raises CheckpointError with the reason, also if a file is missing or its bytes are not those
-    written.
-    """
+    """``meta.json`` of a complete checkpoint. Raises CheckpointError with the reason, also if a
+    file is missing or its bytes are not those written."""
     meta = meta_of(path)
     check_files(path, meta, meta["files"])
     return meta

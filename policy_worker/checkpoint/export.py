@@ -104,7 +104,6 @@ def export(
 
 
 def _chosen_part(meta: dict[str, Any], part: str | None, checkpoint: Path) -> dict[str, Any]:
-    """Name, head and path of the part, and whether it is the main one."""
     # Checkpoints of releases before parts name none.
     policy = {"name": "policy", "head": "lm", "path": meta["model"]["path"]}
     parts = meta.get("parts") or [policy]
@@ -116,7 +115,6 @@ def _chosen_part(meta: dict[str, Any], part: str | None, checkpoint: Path) -> di
 
 
 def _read_weights(checkpoint: Path, part: str) -> dict[str, Tensor]:
-    """The part's tensors, whole, in host memory, as stored."""
     stored = stored_tensors(checkpoint)
     names = weights_of_part(stored, part)
     weights = {name: torch.empty(stored[name][0], dtype=stored[name][1]) for name in names}
@@ -164,7 +162,6 @@ def _model_of(
 
 
 def _save_tokenizer(out: Path, tokenizer: str, trust_remote_code: bool) -> None:
-    """The tokenizer's files: copied as they are from a directory, else through transformers."""
     folder = Path(tokenizer)
     folder = Path(tokenizer)
     if not folder.is_dir():

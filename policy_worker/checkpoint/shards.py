@@ -43,7 +43,6 @@ class TensorSlice:
     data: Tensor
     """In host memory, owned by the snapshot."""
     offset: tuple[int, ...]
-    """Offset of the slice in the whole tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +51,14 @@ class StateSnapshot:
 
     pieces: dict[str, TensorSlice]
     shapes: dict[str, torch.Size]
-    """Shape of every whole tensor of the state, whichever rank writes it."""
     copied: CopiesDone = field(default_factory=CopiesDone)
-    """To be awaited before the slices are read."""
 
     @classmethod
     def take(
         cls, named: Iterable[tuple[str, Tensor]], rank: int, copies: DeviceCopies
     ) -> StateSnapshot:
-        """Copies this rank's slices; of tensors that every rank holds whole, rank 0 copies all.
-
-        The state may be computed with at once. Call ``copies.before_change()`` before it is
-        changed.
-        """
+        """Copies this rank's slices; of tensors that every rank holds whole, rank 0 copies all. The
+        state may be computed with at once. Call ``copies.before_change()`` before it is changed."""
         pieces: dict[str, TensorSlice] = {}
         shapes: dict[str, torch.Size] = {}
         with copies.queued() as copied:
@@ -99,11 +93,9 @@ def read_shards(
     targets: Mapping[str, Tensor],
     on_progress: Callable[[], None] = lambda: None,
 ) -> None:
-    """Fills ``targets`` (whole tensors or DTensors, any device) in place. No communication.
-
-    Calls ``on_progress`` after every ``FILE_BYTES`` or so. Raises KeyError for a name that is not
-    stored and ValueError for another shape.
-    """
+    """Fills ``targets`` (whole tensors or DTensors, any device) in place. No communication. Calls
+    ``on_progress`` after every ``FILE_BYTES`` or so. Raises KeyError for a name that is not stored
+    and ValueError for another shape."""
     wanted = {name: t.detach() for name, t in targets.items() if _slice_of(t)[0].numel()}
     stored = stored_tensors(directory)
     for name, target in wanted.items():
@@ -116,7 +108,6 @@ def read_shards(
 
 
 def _in_parts(targets: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    """The targets in parts, each with about ``FILE_BYTES`` of this rank's slices."""
     part: dict[str, Tensor] = {}
     filled = 0
     for name, target in targets.items():
@@ -144,11 +135,8 @@ def slices_of(targets: Mapping[str, Tensor]) -> dict[str, Slice]:
 
 def files_of(directory: Path, slices: Mapping[str, Slice]) -> set[str]:
     """Names of the files that store any of ``slices``, by the files' headers. Names that are not
-    stored are left out.
-
-    Raises ValueError if what is stored does not make up a slice: a header that is damaged hides no
-    part of one.
-    """
+    stored are left out. Raises ValueError if what is stored does not make up a slice: a header that
+    is damaged hides no part of one."""
     metadata = HuggingFaceStorageReader(str(directory)).read_metadata()
     files: set[str] = set()
     for name, (offset, shape) in slices.items():

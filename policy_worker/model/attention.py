@@ -68,11 +68,8 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """The attention pattern of a row.
-
-    ``collapse`` is int64 [T]: for each row token, the index of its output in the concatenation of
-    all blocks' [N * L] outputs.
-    """
+    """The attention pattern of a row. ``collapse`` is int64 [T]: for each row token, the index of
+    its output in the concatenation of all blocks' [N * L] outputs."""
 
     blocks: tuple[Block, ...]
     collapse: Tensor
@@ -124,11 +121,9 @@ def packed_attention(
     packing: Packing | None = None,
     **extra: Any,
 ) -> tuple[Tensor, None]:
-    """query [B, H, T, D], key and value [B, Hkv, T, D] -> [B, T, H, D].
-
-    With ``packing``, B is 1 and T is the row. Without, an ordinary causal batch. Raises
-    NotImplementedError for what would change the scores and is not done here.
-    """
+    """query [B, H, T, D], key and value [B, Hkv, T, D] -> [B, T, H, D]. With ``packing``, B is 1
+    and T is the row. Without, an ordinary causal batch. Raises NotImplementedError for what would
+    change the scores and is not done here."""
     refuse_unsupported(extra)
     if packing is None:
         mask = attention_mask

@@ -53,11 +53,9 @@ def packed_flex_attention(
     **extra: Any,
 ) -> tuple[Tensor, None]:
     """query [B, H, T, D], key and value [B, Hkv, T, D] -> [B, T, H, D]; arguments and errors of
-    packed_attention().
-
-    On a GPU the kernel is compiled at the first row. PyTorch has none for CPUs with a backward
-    pass: there the same mask is dense, which is right for checks and slow for long rows.
-    """
+    packed_attention(). On a GPU the kernel is compiled at the first row. PyTorch has none for CPUs
+    with a backward pass: there the same mask is dense, which is right for checks and slow for long
+    rows."""
     if packing is None:
         given = {"scaling": scaling, "sliding_window": sliding_window, **extra}
         return packed_attention(module, query, key, value, attention_mask, **given)

@@ -29,11 +29,9 @@ PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
 
 
 class _ScoresTokens:
-    """Adds to a causal language model: called with ``microbatch``, it returns TokenScores.
-
-    It is the model's own forward rather than a function beside it, so that wrappers which work by
-    hooks on the root module (FSDP) see every call.
-    """
+    """Adds to a causal language model: called with ``microbatch``, it returns TokenScores. It is
+    the model's own forward rather than a function beside it, so that wrappers which work by hooks
+    on the root module (FSDP) see every call."""
 
     def forward(
         self: Any,
@@ -155,7 +153,6 @@ def _logits(model: Any, hidden: Tensor) -> Tensor:
 
 
 HEAD = "score"
-"""Name of the head in transformers' classifiers over decoders."""
 
 
 class _ScoresStates:

@@ -29,10 +29,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 class DeviceCopies:
     """Copies of tensors that stay where they are until the next update. On a CPU each is complete
-    when it returns.
-
-    Called from the thread that trains, except for what ``queued`` hands out.
-    """
+    when it returns. Called from the thread that trains, except for what ``queued`` hands out."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -82,10 +79,8 @@ def copy_to_host(tensor: Tensor) -> Tensor:
 
 def activations_on_host(tokens: int) -> AbstractContextManager[object]:
     """Around a forward pass of one row of so many tokens: what it saves of shape [1, tokens,
-    features] goes to host memory.
-
-    The copies are page-locked if the row is on a GPU. They are the saved values bit for bit.
-    """
+    features] goes to host memory. The copies are page-locked if the row is on a GPU. They are the
+    saved values bit for bit."""
 
     def pack(saved: Tensor) -> Tensor | tuple[Tensor, torch.device]:
         if saved.dim() != 3 or saved.shape[:2] != (1, tokens) or not saved.is_floating_point():
@@ -104,11 +99,9 @@ def activations_on_host(tokens: int) -> AbstractContextManager[object]:
 
 def keep_on_host(model: nn.Module, blocks: Iterable[nn.Module], device: torch.device) -> None:
     """Keeps the parameters of ``model`` in host memory, and has each forward bring them to
-    ``device``; buffers stay there.
-
-    ``model``: on the host, without gradients. ``blocks``: modules of it that compute one after the
-    other, none inside another. What is in none of them is on the device for the whole forward.
-    """
+    ``device``; buffers stay there. ``model``: on the host, without gradients. ``blocks``: modules
+    of it that compute one after the other, none inside another. What is in none of them is on the
+    device for the whole forward."""
     if device.type == "cuda":
         for parameter in model.parameters():
             parameter.data = parameter.data.pin_memory()

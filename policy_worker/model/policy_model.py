@@ -63,10 +63,8 @@ def load_part(
 
 def empty_part(part: Part, config: Config, *, trainable: bool = True) -> nn.Module:
     """The model of load_part(), with parameters on torch's meta device, without memory or values;
-    buffers have both.
-
-    Raises ModelError, and whatever the model's own code raises if it cannot be made so.
-    """
+    buffers have both. Raises ModelError, and whatever the model's own code raises if it cannot be
+    made so."""
     lm = part.head == "lm"
     stored = AutoConfig.from_pretrained(
         part.path or config.model.path,
@@ -241,11 +239,8 @@ def _unreadable(path: str, field: str, error: Exception, what: str) -> str:
 
 def compile_blocks(model: nn.Module, blocks: Iterable[nn.Module]) -> None:
     """Has each of ``blocks`` compiled at its first call, for rows of any length. To be called
-    before they are sharded.
-
-    Attention stays as it is: its Python runs over the sequences of a row, which differ from row to
-    row, and a compiled copy would be made for each kind of row.
-    """
+    before they are sharded. Attention stays as it is: its Python runs over the sequences of a row,
+    which differ from row to row, and a compiled copy would be made for each kind of row."""
     config: Any = model.config
     name = config._attn_implementation
     ALL_ATTENTION_FUNCTIONS.register(name, torch.compiler.disable(ALL_ATTENTION_FUNCTIONS[name]))

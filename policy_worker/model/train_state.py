@@ -61,11 +61,8 @@ class TrainState:
 
     def weights_of(self, part: str) -> Iterator[tuple[str, Tensor]]:
         """Weights of one part under their Hugging Face names, tied ones once: parameters, then
-        saved buffers.
-
-        Tensors are the live ones, detached; copy them before the next commit. Of a sharded model
-        they are this rank's DTensors.
-        """
+        saved buffers. Tensors are the live ones, detached; copy them before the next commit. Of a
+        sharded model they are this rank's DTensors."""
         parameters, buffers = self._stored(part)
         for name, parameter in parameters:
             yield name, parameter.detach()

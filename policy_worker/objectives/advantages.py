@@ -42,12 +42,10 @@ def advantages_of(
 
 
 def group_advantages(reward: Rewards, sequences: Ints, *, normalise: bool) -> Rewards:
-    """reward [S], group after group, ``sequences`` [G] in each -> advantages [S].
-
-    reward - mean of the group; with ``normalise`` divided by (standard deviation of the group, of a
-    sample, + EPSILON). Exactly 0 throughout a group whose rewards are all equal. Sources: GRPO,
-    Shao et al., arXiv 2402.03300; without the division: Dr. GRPO, Liu et al., arXiv 2503.20783.
-    """
+    """reward [S], group after group, ``sequences`` [G] in each -> advantages [S]. reward - mean of
+    the group; with ``normalise`` divided by (standard deviation of the group, of a sample, +
+    EPSILON). Exactly 0 throughout a group whose rewards are all equal. Sources: GRPO, Shao et al.,
+    arXiv 2402.03300; without the division: Dr. GRPO, Liu et al., arXiv 2503.20783."""
     group = np.repeat(np.arange(len(sequences)), sequences)
     mean = np.bincount(group, reward, len(sequences)) / sequences
     starts = np.cumsum(sequences) - sequences
@@ -64,9 +62,7 @@ def group_advantages(reward: Rewards, sequences: Ints, *, normalise: bool) -> Re
 
 def leave_one_out(reward: Rewards, sequences: Ints, *, normalise: bool) -> Rewards:
     """reward - mean of the group's other rewards: that of group_advantages times n / (n - 1).
-
-    Source: RLOO, Kool et al. 2019; Ahmadian et al., arXiv 2402.14740.
-    """
+    Source: RLOO, Kool et al. 2019; Ahmadian et al., arXiv 2402.14740."""
     of_group = np.repeat(sequences, sequences)
     centred = group_advantages(reward, sequences, normalise=normalise)
     result: Rewards = centred * of_group / np.maximum(of_group - 1, 1)

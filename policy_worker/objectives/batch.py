@@ -163,10 +163,8 @@ def check_values(batch: TokenBatch, groups: Sequence[rollout_pb2.Group], vocabul
 
 def staleness(version: Ints, step: int, epochs: Sequence[tuple[int, int]]) -> Ints:
     """Steps between the state that produced each token and the one that step ``step`` starts from.
-
     ``epochs``: (first_version, offset) of each VersionEpoch of the plan. Version v, up to the next
-    first_version, is the state after step v - offset. Never below 0.
-    """
+    first_version, is the state after step v - offset. Never below 0."""
     first, offset = np.array(sorted(epochs) or [(0, 0)], dtype=np.int64).T
     epoch = np.clip(np.searchsorted(first, version, side="right") - 1, 0, None)
     age: Ints = np.maximum(step - 1 - (version - offset[epoch]), 0)
@@ -179,16 +177,13 @@ class StepTotals:
 
     step: Step
     version: Version
-    """Version of the state before the step."""
     tokens: int
     sequences: int
-    """With a token that is trained."""
     version_epochs: tuple[tuple[int, int], ...] = ()
     """(first_version, offset) of each VersionEpoch of the plan."""
     oldest_step: Step = Step(0)
     """Tokens of states before it are masked; ``tokens`` does not count them."""
     samples: int = 0
-    """All sequences of the step."""
     reward_sum: float = 0.0
     reward_squares: float = 0.0
     """Sum of the squares of each reward's difference from the mean of all. (Sums of plain squares

@@ -63,10 +63,7 @@ class RowTokens(Protocol):
 @dataclass(frozen=True, slots=True)
 class TokenColumns(Generic[Array]):
     """C completion tokens of S sequences: NumPy arrays of a whole batch, or tensors of a
-    micro-batch.
-
-    All are [C], float32 except ``sequence_of``, which is int64.
-    """
+    micro-batch. All are [C], float32 except ``sequence_of``, which is int64."""
 
     behaviour: Array
     """Log-prob as sampled."""
@@ -77,7 +74,6 @@ class TokenColumns(Generic[Array]):
     trained: Array
     """1; 0 for a token of an environment, and for one that is masked for its age."""
     staleness: Array
-    """In steps."""
     sequence_of: Array
     """The token's sequence, from 0 to sequences - 1."""
     sequences: int

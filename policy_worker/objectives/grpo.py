@@ -173,12 +173,10 @@ def _clipped(r: Tensor, advantage: Tensor, config: LossConfig) -> tuple[Tensor, 
 
 
 def token_kl(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:
-    """Per token, of log-probs [C] of the sampled tokens; differentiable in ``logprobs``.
-
-    With r = reference / policy: k1 = -log r (unbiased), k2 = (log r)^2 / 2 (its gradient is that of
-    the KL), k3 = r - 1 - log r (unbiased, never negative). Source: J. Schulman, "Approximating KL
-    divergence", http://joschu.net/blog/kl-approx.html
-    """
+    """Per token, of log-probs [C] of the sampled tokens; differentiable in ``logprobs``. With r =
+    reference / policy: k1 = -log r (unbiased), k2 = (log r)^2 / 2 (its gradient is that of the KL),
+    k3 = r - 1 - log r (unbiased, never negative). Source: J. Schulman, "Approximating KL
+    divergence", http://joschu.net/blog/kl-approx.html"""
     log_r = reference - logprobs
     if estimator == "k1":
         return -log_r

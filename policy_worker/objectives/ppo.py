@@ -166,7 +166,6 @@ class Ppo(Objective):
     def _token_rewards(
         self, scores: TokenScores, tokens: TokenColumns[Tensor]
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        """Rewards with the KL penalty [C], what is measured of it, and its sums."""
         if tokens.reference is None:
             return tokens.advantage, {}, {}
         kl = scores.before - tokens.reference

@@ -35,7 +35,6 @@ class LinkNotices:
         self._changed = threading.Condition()
         self._newest: Sequence[worker_pb2.WeightsLink] = []
         self._links: Sequence[worker_pb2.WeightsLink] | None = None
-        """To be sent."""
         self._closed = False
 
     def tell(self, links: Sequence[worker_pb2.WeightsLink]) -> None:

@@ -53,11 +53,8 @@ class WeightPublisher(SendingEnd):
         share: WeightShare = WHOLE_SHARE,
         **ends: Any,
     ) -> None:
-        """``wire``: the type in which weights travel; default: the tensors' own. ``deltas``: keep
-        the version before, so that the newest may travel as what changed. ``on_host``: keep the
-        snapshots in host memory. ``bucket_bytes``: what is checked, kept and handed on at once.
-        ``share``: of this rank. Other arguments as for LinkEnd.
-        """
+        """``deltas``: keep the version before, so that the newest may travel as what changed. ``on_host``:
+        keep the snapshots in host memory. Other arguments as for LinkEnd."""
         self.share = share
         self.wire = wire or WireDtype()
         self.bucket_bytes = bucket_bytes
@@ -76,11 +73,9 @@ class WeightPublisher(SendingEnd):
         layout: Sequence[tuple[str, Tensor]] | None = None,
     ) -> float:
         """Makes these weights the newest version; returns the seconds that the caller spent on it.
-
         Copies the tensors once and returns; on a CUDA device even the copy runs in the background,
         in the order of the current stream. A version that is not newer is ignored. ``layout``: see
-        WeightSnapshot.take().
-        """
+        WeightSnapshot.take()."""
 
         def take() -> WeightSnapshot:
             return WeightSnapshot.take(
@@ -151,7 +146,6 @@ class PublishingPlace:
     """The place where a replica publishes."""
 
     url: str
-    """Redis of the rendezvous."""
     run_id: str
     host: str
     """Address of rank 0 for receivers, and of ranks that have none of their own."""
@@ -170,7 +164,6 @@ class ReplicaPublisher(WeightPublisher):
         place: PublishingPlace,
         on_link_error: Callable[[int, str], None] = lambda epoch, why: None,
     ) -> None:
-        """``on_link_error``: as for LinkEnd."""
         config = state.config
         self.state, self.replica = state, replica
         self._notices: LinkNotices | None = None
@@ -200,12 +193,10 @@ class ReplicaPublisher(WeightPublisher):
 
     @on_every_rank
     def publish_state(self, version: Version) -> float:
-        """Makes the present weights the newest version; returns the seconds that it took.
-
-        On a GPU the copies go on beside training: call ``before_change`` before the weights are
-        changed. With several ranks their exchange is on the communicator of FSDP2's gathers, so the
-        next forward's first gather comes after it.
-        """
+        """Makes the present weights the newest version; returns the seconds that it took. On a GPU
+        the copies go on beside training: call ``before_change`` before the weights are changed.
+        With several ranks their exchange is on the communicator of FSDP2's gathers, so the next
+        forward's first gather comes after it."""
         with self._copies.queued():
             if self.replica.size == 1:
                 return self.publish(version, self._weights(), self._layout)
@@ -233,12 +224,10 @@ class ReplicaPublisher(WeightPublisher):
         super().close()
 
     def _weights(self) -> list[tuple[str, Tensor]]:
-        """The policy's weights as this rank stores them; none if there is no policy."""
         return list(self.state.weights_of(POLICY)) if POLICY in self.state.parts else []
 
     @cached_property
     def _layout(self) -> list[tuple[str, Tensor]]:
-        """Names, shapes and types of the weights, as tensors without data."""
         return [
             (name, torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"))
             for name, tensor in self._weights()

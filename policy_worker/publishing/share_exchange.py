@@ -42,7 +42,6 @@ class _Piece:
     """A run of elements of one weight that one rank stores and one keeps."""
 
     weight: int
-    """Place in the manifest."""
     first: int
     """The first element in the flattened weight."""
     elements: int
@@ -55,10 +54,7 @@ class _Piece:
 
 @dataclass(slots=True)
 class _Round:
-    """This rank's part in one round."""
-
     own: list[_Piece] = field(default_factory=list)
-    """From its slices to its share."""
     sent: list[_Piece] = field(default_factory=list)
     received: list[_Piece] = field(default_factory=list)
     sizes_to: list[int] = field(default_factory=list)
@@ -71,11 +67,8 @@ class ShareExchange:
     def __init__(
         self, manifest: Manifest, share: WeightShare, extents: Sequence[Sequence[Sequence[int]]]
     ) -> None:
-        """``extents``: by rank and by weight, in the manifest's order; a weight that every rank
-        stores whole is in no slices.
-
-        Raises ValueError if slices leave a gap or overlap, or if bucket_bytes is no multiple of 8.
-        """
+        """``extents``: by rank and by weight, in the order of the manifest. Raises ValueError if slices
+        leave a gap or overlap, or if bucket_bytes is no multiple of 8."""
         self.manifest, self.share = manifest, share
         if manifest.bucket_bytes % _ALIGNMENT:
             raise ValueError(f"bucket_bytes = {manifest.bucket_bytes} is no multiple of 8")
@@ -100,11 +93,9 @@ class ShareExchange:
         return self._largest("sizes_to") + self._largest("sizes_from")
 
     def fill(self, flat: Tensor, slices: Sequence[Tensor], all_to_all: AllToAll) -> None:
-        """Writes this rank's share, in the manifest's types, to uint8 ``flat``.
-
-        ``slices``: this rank's flattened slice of each weight, in the manifest's order, on the
-        device of all_to_all's buffers.
-        """
+        """Writes this rank's share, in the manifest's types, to uint8 ``flat``. ``slices``: this
+        rank's flattened slice of each weight, in the manifest's order, on the device of
+        all_to_all's buffers."""
         device = slices[0].device if slices else flat.device
         out = torch.empty(self._largest("sizes_to"), dtype=torch.uint8, device=device)
         back = torch.empty(self._largest("sizes_from"), dtype=torch.uint8, device=device)
@@ -126,7 +117,6 @@ class ShareExchange:
         return max((sum(getattr(work, sizes)) for work in self._rounds), default=0)
 
     def _copy(self, buffer: Tensor, piece: _Piece, slices: Sequence[Tensor]) -> None:
-        """The piece, cast, to its place in uint8 ``buffer``."""
         dtype = DTYPES[self.manifest.specs[piece.weight].dtype]
         start = piece.first - self._extents[self.share.source][piece.weight][0]
         source = slices[piece.weight][start : start + piece.elements]

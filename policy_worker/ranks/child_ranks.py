@@ -66,9 +66,7 @@ class RankPlace:
     rank: int
     size: int
     identity: str
-    """Identity of the replica."""
     device: str
-    """cpu or cuda."""
     interface: str
     """Network interface towards the other ranks."""
     host: str = ""
@@ -83,11 +81,8 @@ class RankSettings:
     size: int
     identity: str
     port: int
-    """Port of rank 0's key-value store."""
     parent: int
-    """Process id of rank 0."""
     epochs: int
-    """Descriptor of the memory that the ranks share."""
     device: str
     threads: int
     config: str
@@ -120,7 +115,6 @@ class ChildRanks:
         epochs: mmap.mmap,
         children: Sequence[subprocess.Popen[bytes]] = (),
     ) -> None:
-        """``epochs``: the shared memory. ``children``: the ranks from 1 on; empty on these."""
         self._rank, self._size = rank, size
         self._epochs = epochs
         self._children = children

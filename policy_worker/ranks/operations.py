@@ -38,8 +38,6 @@ _OPERATIONS: dict[str, _Operation] = {}
 
 
 class _Operation:
-    """The signature of a method, as arguments in JSON."""
-
     def __init__(self, method: Callable[..., Any]) -> None:
         self._method = method
         self._signature = inspect.signature(method)
@@ -92,11 +90,8 @@ def follow(
     may_fail: tuple[type[Exception], ...],
 ) -> None:
     """Ranks above 0: executes what rank 0 announces on the one of ``targets`` that has it, until it
-    announces the end.
-
-    ``may_fail``: errors with which the operation fails on rank 0, too, which decides what comes
-    next.
-    """
+    announces the end. ``may_fail``: errors with which the operation fails on rank 0, too, which
+    decides what comes next."""
     while (announced := replica.next_operation())[0] != STOP:
         name, arguments = announced
         target = next((t for t in targets() if hasattr(t, name)), None)

@@ -46,9 +46,7 @@ from policy_worker.rows.replica import ReplicaBroken
 log = logging.getLogger(__name__)
 
 JOIN_S = 300.0
-"""Time for all ranks of a replica to meet."""
 HELLO_S = 5.0
-"""Time for one that has connected to say who it is."""
 AGAIN_S = 0.2
 _LONGEST_LINE = 1 << 20
 
@@ -60,17 +58,13 @@ class OutsideRank:
     place: TorchrunPlace
     config: Config
     worker_id: str
-    """Worker id of rank 0, whose name the replica has."""
     host: str
-    """Address at which ranks of other replicas reach this one."""
     join_s: float = JOIN_S
 
     def join(self, device_type: str) -> tuple[RankGroup, str]:
-        """Meets the other ranks. Returns the group and the worker id of rank 0.
-
-        Raises BadInput if they belong to another run or world, or if MASTER_ADDR cannot be used,
-        and ReplicaBroken if they do not come.
-        """
+        """Meets the other ranks. Returns the group and the worker id of rank 0. Raises BadInput if
+        they belong to another run or world, or if MASTER_ADDR cannot be used, and ReplicaBroken if
+        they do not come."""
         place = self.place
         devices = torch.cuda.device_count() if device_type == "cuda" else 0
         if device_type == "cuda" and place.local_rank >= devices:
@@ -125,8 +119,7 @@ class OutsideRank:
         return store, links, identity, self.worker_id
 
     def _admit(self, link: socket.socket, identity: str, links: dict[int, socket.socket]) -> None:
-        """Takes the rank at the other end, or refuses it. Raises BadInput if the two contradict
-        each other."""
+        """Takes the rank at the other end, or refuses it."""
         hello = _hear(link, HELLO_S)
         rank = hello.get("rank")
         if hello.get("identity") != identity or not isinstance(rank, int):
@@ -245,7 +238,6 @@ def _replica_errors() -> Iterator[None]:
 
 
 def _own_address(place: TorchrunPlace) -> str:
-    """This host's address for the other ranks. Raises BadInput."""
     try:
         if place.rank:
             return address_towards(place.master, place.port)
@@ -298,7 +290,6 @@ def _has_ended(link: socket.socket) -> bool:
 
 
 def _interface_of(address: str) -> str:
-    """Name of the interface with ``address``, for gloo."""
     if is_loopback(address):
         return LOOPBACK
     for name, found in psutil.net_if_addrs().items():

@@ -61,7 +61,6 @@ class RankGroup(Replica):
     mesh: DeviceMesh
 
     def __init__(self, place: RankPlace, store: dist.Store, life: RankLife) -> None:
-        """``life``: what the ranks share beside their collectives."""
         super().__init__()
         self.rank, self.size = place.rank, place.size
         self.identity, self.host = place.identity, place.host
@@ -175,11 +174,9 @@ def start_ranks(
     worker: Sequence[str] = ("policy_worker.follower",),
 ) -> Replica:
     """Starts a replica of ``size`` ranks with the caller as rank 0; call it from the main thread.
-
     ``config_json`` reaches the other ranks as ``join_ranks()``'s second result. ``worker`` is the
     module they run (``python -m``), with its arguments. ``threads`` limits each one's CPU threads.
-    Returns once every rank has joined. Raises ReplicaBroken if that fails.
-    """
+    Returns once every rank has joined. Raises ReplicaBroken if that fails."""
     if size == 1:
         return Replica()
     if device_type == "cuda" and torch.cuda.device_count() < size:

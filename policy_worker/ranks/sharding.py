@@ -63,11 +63,9 @@ def load_sharded_state(
     on_progress: Callable[[], None] = lambda: None,
 ) -> TrainState:
     """The initial state of one rank of a replica: the weights of the objective's parts, zero
-    optimizer state, step 0, version NO_VERSION. Collective in its first use, not in loading.
-
-    Each rank reads its slices of the weights (sliced_weights). Raises ModelError if a model cannot
-    be read, and ObjectiveError.
-    """
+    optimizer state, step 0, version NO_VERSION. Collective in its first use, not in loading. Each
+    rank reads its slices of the weights (sliced_weights). Raises ModelError if a model cannot be
+    read, and ObjectiveError."""
     torch.manual_seed(config.run.seed)
     objective = load_objective(config)
     _check_tokens(objective.trains, config)
@@ -84,7 +82,6 @@ def load_sharded_state(
 
 
 def _check_tokens(parts: Sequence[Part], config: Config) -> None:
-    """Raises ModelError for a part whose token ids are others than those of model.path."""
     tokens = config.model.tokenizer or config.model.path
     for part in parts:
         if part.path and (why := difference(tokens, part.path)):
@@ -104,11 +101,8 @@ def load_sharded(
     trainable: bool,
 ) -> nn.Module:
     """The model of ``part``; of a replica with several ranks, this rank's slices. Raises
-    ModelError.
-
-    With train.memory.offload_frozen the weights of a part that is not trainable are in host
-    memory, and come to ``device`` for their pass.
-    """
+    ModelError. With train.memory.offload_frozen the weights of a part that is not trainable are in
+    host memory, and come to ``device`` for their pass."""
     on_host = config.train.memory.offload_frozen and not trainable
     place = HOST if on_host else device
     if replica.mesh is None:

@@ -33,19 +33,14 @@ class SlicedWeights:
     """The place of each tensor of a model in its files."""
 
     files: Mapping[str, Path]
-    """By the tensor's name in the model."""
     without_head: bool
-    """The head is in no file: zeros."""
 
     @classmethod
     def of(cls, path: str, model: nn.Module, *, scalar: bool) -> SlicedWeights | None:
         """The places for ``model``, whose parameters need no memory yet, at ``path`` (directory or
-        hub name).
-
-        ``scalar``: it has a scalar head, and a causal language model may be stored. None if the
-        files have other names or shapes, or cannot be read: transformers' own loading then does it,
-        or says why not.
-        """
+        hub name). ``scalar``: it has a scalar head, and a causal language model may be stored. None
+        if the files have other names or shapes, or cannot be read: transformers' own loading then
+        does it, or says why not."""
         try:
             found = _shapes(_files(path))
         except (OSError, ValueError, KeyError, SafetensorError):
@@ -101,7 +96,6 @@ def _swapped_parameters() -> Iterator[None]:
 
 
 def _is_classifier(model: Any) -> bool:
-    """True if the stored model is a classifier, and so must contain the head."""
     return "ForSequenceClassification" in " ".join(model.config.architectures or ())
 
 
@@ -127,7 +121,6 @@ def local_slice(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters, tied ones once, and the buffers that are stored."""
     tensors: dict[str, Tensor] = {name: p.detach() for name, p in model.named_parameters()}
     for prefix, module in model.named_modules():
         for name, buffer in module.named_buffers(recurse=False):
@@ -137,7 +130,6 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _files(path: str) -> list[Path]:
-    """The safetensors files at ``path``; ValueError if there are none."""
     quiet = {
         "_raise_exceptions_for_missing_entries": False,
         "_raise_exceptions_for_connection_errors": False,
@@ -151,7 +143,6 @@ def _files(path: str) -> list[Path]:
 
 
 def _shapes(files: list[Path]) -> dict[str, tuple[Path, list[int]]]:
-    """File and shape of every tensor."""
     found = {}
     for file in files:
         with safe_open(str(file), "pt") as stored:

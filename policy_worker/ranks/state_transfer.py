@@ -58,11 +58,8 @@ def receive_state(
     following: int | None = None,
 ) -> None:
     """Fills ``state`` bit for bit, with step and version, from ``source``, and hands it on to
-    ``following``.
-
-    Raises EpochCancelled or MeshError, also if it could not be handed on: the state is void then,
-    its version NO_VERSION.
-    """
+    ``following``. Raises EpochCancelled or MeshError, also if it could not be handed on: the state
+    is void then, its version NO_VERSION."""
     header = torch.zeros(2, dtype=torch.int64)
     state.version = NO_VERSION
     relay = _Relay(mesh, following)
@@ -89,7 +86,6 @@ class _Relay:
     mesh: ProcessMesh
     peer: int | None
     _sent: deque[tuple[Handle, Tensor]] = field(default_factory=deque)
-    """Under way, with their buffers."""
 
     def hand_on(self, bucket: Tensor) -> None:
         if self.peer is not None:

@@ -48,14 +48,12 @@ class AcceptedGroup:
 
     key: GroupKey
     tokens: int = 0
-    """To train on, over all sequences."""
     sequences: int = 0
     prompt_tokens: int = 0
     lengths: tuple[int, ...] = ()
     """Tokens of each sequence, those that are not trained included. Empty: known only to who reads
     the payload."""
     digest: str = ""
-    """Digest of the payload."""
 
     @classmethod
     def of(cls, key: GroupKey, planned: policy_pb2.PlannedGroup) -> AcceptedGroup:
@@ -75,11 +73,9 @@ def planned_lengths(groups: Sequence[AcceptedGroup]) -> GroupLengths | None:
 
 
 def read_groups(payloads: Payloads, accepted: Sequence[AcceptedGroup]) -> list[rollout_pb2.Group]:
-    """The groups in ``payloads``, which were fetched for ``accepted``, in this order.
-
-    Raises BadGroup with all groups whose payload is lost, or else with all whose bytes are not
-    those that were submitted.
-    """
+    """The groups in ``payloads``, which were fetched for ``accepted``, in this order. Raises
+    BadGroup with all groups whose payload is lost, or else with all whose bytes are not those that
+    were submitted."""
     pairs = list(zip(accepted, payloads, strict=True))
     if lost := [group.key for group, payload in pairs if payload is None]:
         raise BadGroup("the payload store does not have the payload", lost, "payload_lost")
@@ -96,7 +92,6 @@ def read_groups(payloads: Payloads, accepted: Sequence[AcceptedGroup]) -> list[r
 
 
 def _parsed(payload: bytes, accepted: AcceptedGroup) -> rollout_pb2.Group | str:
-    """The group, or what is wrong with its bytes."""
     if accepted.digest and payload_digest(payload) != accepted.digest:
         return f"is not what was submitted: {len(payload)} bytes with another digest"
     try:

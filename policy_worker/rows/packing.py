@@ -81,9 +81,7 @@ def pack(
     batch: TokenBatch, sequences: Ints, device: torch.device, *, last_tokens: bool = False
 ) -> MicroBatch:
     """The row of ``sequences`` (indices into ``batch``; those of one group stand side by side).
-
-    ``last_tokens``: the last token of each sequence is in the row, too.
-    """
+    ``last_tokens``: the last token of each sequence is in the row, too."""
     group = batch.group_of[sequences]
     length = batch.length[sequences]
     inputs = length if last_tokens else length - 1
@@ -136,7 +134,6 @@ def _attention_blocks(
     total: int,
     device: torch.device,
 ) -> tuple[tuple[Block, ...], Tensor]:
-    """``blocks`` and ``collapse`` of Packing."""
     full = prompt + inputs
     collapse = np.empty(total, dtype=np.int64)
     blocks: list[Block] = []

@@ -93,7 +93,6 @@ class RowForwards:
         return replace(scores, values=outputs, values_before=constants, scalars=scalars), reference
 
     def _precision(self, micro: MicroBatch) -> AbstractContextManager[object]:
-        """Context manager around a forward."""
         # Autocast rather than a second copy in bf16: one set of weights to transfer, reduce and
         # checkpoint, and gradients arrive in float32. Its price is a cast per row.
         if self.state.config.model.dtype != "bfloat16":
@@ -108,11 +107,9 @@ def balance_of_sequences(
     routers: Sequence[Tensor], trained: Tensor, sequence_of: Tensor, sequences: int, chosen: int
 ) -> Tensor:
     """Mean over layers of sum_i f_i P_i, of each sequence: float32 [sequences], with graph.
-
     routers: of each layer, logits [C, experts] at the positions that predict the tokens. trained:
     float32 [C], 1 or 0. sequence_of: int64 [C]. chosen: experts that a token goes to. 0 for a
-    sequence without a trained token.
-    """
+    sequence without a trained token."""
     tokens = trained.new_zeros(sequences).index_add_(0, sequence_of, trained).clamp(min=1.0)
     total = trained.new_zeros(sequences)
     for logits in routers:

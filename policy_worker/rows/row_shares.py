@@ -54,21 +54,15 @@ class RowShare:
     """One rank's part of some groups."""
 
     keys: tuple[GroupKey, ...]
-    """Keys of the groups of all ranks."""
     groups: Sequence[rollout_pb2.Group]
-    """Groups that this rank has."""
     batch: TokenBatch
-    """Columns of ``groups``."""
     columns: TokenColumns[np.ndarray]
     rows: Sequence[Ints]
-    """Rows of this rank, as sequences of ``batch``."""
     rounds: int
-    """Rows of the rank that has the most."""
     filler: Ints
     """The row that this rank computes, without counting it, in rounds in which it has no row:
     forwards are collective."""
     trained: int
-    """Sequences of all ranks that have a token to train on."""
 
 
 @dataclass(eq=False)
@@ -180,14 +174,11 @@ class RowShares:
 
 @dataclass(eq=False)
 class _Held:
-    """Groups that this rank has read, and their columns."""
-
     accepted: Sequence[AcceptedGroup]
     objective: Objective
     totals: StepTotals
     vocabulary: int
     groups: dict[int, rollout_pb2.Group] = field(default_factory=dict)
-    """By position in ``accepted``, rising."""
     batch: TokenBatch = field(init=False)
     columns: TokenColumns[np.ndarray] = field(init=False)
     numbers: Ints = field(init=False)
@@ -241,12 +232,9 @@ def deal_rows(
     rows: Sequence[Ints], group_of: Ints, ranks: int, held: Sequence[Collection[int]] = ()
 ) -> list[list[Ints]]:
     """``rows`` (of sequences) by rank, in their order: at most ceil(rows / ranks) each, so that no
-    round is added.
-
-    A row goes to the rank that has most of its groups, from ``held`` or from rows before it; of
-    equals to the one with the fewest rows. So rows of equal length meet in a round, and few groups
-    are read twice. The same input gives the same.
-    """
+    round is added. A row goes to the rank that has most of its groups, from ``held`` or from rows
+    before it; of equals to the one with the fewest rows. So rows of equal length meet in a round,
+    and few groups are read twice. The same input gives the same."""
     most = -(-len(rows) // ranks)
     has = [set(groups) for groups in held] or [set[int]() for _ in range(ranks)]
     dealt: list[list[Ints]] = [[] for _ in range(ranks)]

@@ -63,7 +63,6 @@ class Gradients:
     """Models that are only asked, by the name of their part."""
     replica: Replica = field(default_factory=Replica)
     on_progress: Callable[[], None] = lambda: None
-    """Called after every micro-batch."""
     left: Callable[[], bool] = lambda: False
     """True if the step was given up meanwhile; asked after every micro-batch on the rank that
     leads."""
@@ -75,7 +74,6 @@ class Gradients:
         self._sizes = [shape.numel() for shape in self._shapes]
         self._elements = sum(self._sizes)
         self.part_slices: dict[str, slice] = {}
-        """Place of the gradients of each part in a flat buffer."""
         start = 0
         for name, model in self.state.parts.items():
             mine = sum(local_tensor(p).numel() for p in model.parameters() if p.requires_grad)
@@ -92,10 +90,8 @@ class Gradients:
 
     def begin(self, spec: StepTotals, shard: Iterable[GroupKey]) -> list[GroupKey]:
         """Opens or continues a step; returns the groups of ``shard`` that are still to be added.
-
         Starts over if the step is another one, or if a group was added that is no longer this
-        replica's and would be trained twice.
-        """
+        replica's and would be trained twice."""
         wanted = list(shard)
         if spec != self._spec or not self._added.issubset(wanted):
             self.clear()

@@ -28,11 +28,9 @@ from policy_worker.step.stats import Stats, measure
 
 def measure_held_out(gradients: Gradients, groups: Sequence[rollout_pb2.Group]) -> Stats:
     """This rank's part of the sums over ``groups``, as if they were one step: "loss" is its loss.
-    Local gradients are untouched.
-
-    Of a sharded replica all ranks call it, with the same groups. Raises BadGroup that names the
-    groups, also if one does not fit into memory by itself (ReplicaBroken with several ranks).
-    """
+    Local gradients are untouched. Of a sharded replica all ranks call it, with the same groups.
+    Raises BadGroup that names the groups, also if one does not fit into memory by itself
+    (ReplicaBroken with several ranks)."""
     batch = decode(groups)
     check_values(batch, groups, gradients.vocabulary)
     state, replica = gradients.state, gradients.replica

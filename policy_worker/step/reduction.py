@@ -39,7 +39,6 @@ class Reduction:
     gradients: Gradients
     scratch: Tensor
     ready: set[int] = field(default_factory=set)
-    """Parameters whose gradient is in ``scratch``."""
     _running: list[Handle] = field(default_factory=list)
     _failure: EpochCancelled | MeshError | None = None
 
@@ -48,7 +47,6 @@ class Reduction:
         self._buckets = self.scratch.split(BUCKET)
         self._order = [*range(len(self._buckets) - 2, -1, -1), len(self._buckets) - 1]
         self._of_parameter: list[range] = []
-        """Buckets that each parameter has a part in."""
         self._missing = [0] * len(self._buckets)
         end = 0
         for view in self._views:

@@ -32,9 +32,7 @@ WORTH = 0.25
 
 def encode_delta(base: Tensor, bucket: Tensor) -> Tensor | None:
     """uint8[m] that turns ``base`` into ``bucket``; None if the bucket had better travel whole.
-
-    ``base``, ``bucket``: contiguous uint8[n] on one device, n even.
-    """
+    ``base``, ``bucket``: contiguous uint8[n] on one device, n even."""
     old, new = base.view(torch.int16), bucket.view(torch.int16)
     sample = slice(None, None, _SAMPLE_STRIDE)
     if (new[sample] != old[sample]).float().mean() > 2 * WORTH:
@@ -56,10 +54,8 @@ def encode_delta(base: Tensor, bucket: Tensor) -> Tensor | None:
 
 def apply_delta(bucket: Tensor, delta: Tensor) -> None:
     """Turns the base in ``bucket``, contiguous uint8[n], into what the delta was made of, in place.
-
     Raises WeightsRefused if the delta is malformed or reaches beyond the bucket; the bucket is then
-    as it was.
-    """
+    as it was."""
     changes, gap_bytes, wides = _head(delta)
     gaps_at = _HEAD * 8
     steps_at = gaps_at + gap_bytes
@@ -94,7 +90,6 @@ def _encode_gaps(changed: Tensor) -> Tensor:
 
 
 def _decode_gaps(coded: Tensor) -> Tensor:
-    """int64: the positions that _encode_gaps() was given."""
     ends = coded != _SKIP
     # A skip moves on by 255 words, the end of a gap by the gap and the changed word itself.
     return (coded.to(torch.int64) + ends).cumsum(0)[ends] - 1

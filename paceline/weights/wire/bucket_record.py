@@ -28,7 +28,6 @@ class BucketRecord:
     size: int
     """Size as sent: to be checked before anything is allocated for it."""
     checksum: str = _NO_CHECKSUM
-    """32 hexadecimal digits."""
 
 
 def send_record(mesh: ProcessMesh, record: BucketRecord, peer: int) -> None:

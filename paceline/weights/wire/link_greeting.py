@@ -14,7 +14,6 @@ from paceline.weights.wire.frames import recv_frame, send_frame
 from paceline.weights.wire.weight_manifest import WeightsRefused
 
 PUBLISHER, RECEIVER = 0, 1
-"""Ranks in the mesh of a link, or of one of its sources."""
 PROTOCOL = 4
 SMALL_FRAME = 64 << 10
 _MOST_SOURCES = 4096

@@ -25,7 +25,6 @@ class Ask:
     version: int
     publication: int
     have: tuple[int, ...] = ()
-    """Buckets of the share that the receiver has already."""
     have_fingerprint: str = ""
     base: str = ""
     """Fingerprint of its base over the share; empty for none."""
@@ -40,7 +39,6 @@ class Answer:
     base: bool = False
     """Buckets may come as deltas to the base that the receiver named."""
     direct: bool = False
-    """Buckets come from the source's device."""
 
 
 def send_ask(mesh: ProcessMesh, ask: Ask) -> None:

@@ -21,11 +21,9 @@ _PIECE_WORDS = {"cpu": _ROW_WORDS * 8, "cuda": _ROW_WORDS * 256}
 
 
 def weights_digest(named: Iterable[tuple[str, Tensor]]) -> str:
-    """Fingerprint of names, dtypes, shapes and bits of tensors, as 32 hexadecimal digits.
-
-    Tensors of any dtype, layout and device; the order in which they come does not matter. NaNs
-    and zeros are compared by their bits.
-    """
+    """Fingerprint of names, dtypes, shapes and bits of tensors, as 32 hexadecimal digits. Tensors
+    of any dtype, layout and device; the order in which they come does not matter. NaNs and zeros
+    are compared by their bits."""
     tensors = sorted(((name, tensor.detach()) for name, tensor in named), key=lambda item: item[0])
     folds = _to_host([_fold(tensor) for _, tensor in tensors])
     total = hashlib.blake2b(digest_size=16)
@@ -84,7 +82,6 @@ def _keys(device: torch.device) -> Tensor:
 
 
 def _to_host(folds: Sequence[Tensor]) -> list[bytes]:
-    """The folds' bytes, with one copy from the device for all of them."""
     if not folds:
         return []
     if len({fold.device for fold in folds}) > 1:

@@ -47,7 +47,6 @@ class WeightsRefused(Exception):
 class TensorSpec:
     name: str
     dtype: str
-    """Key of DTYPES."""
     shape: tuple[int, ...]
     same_as: str = ""
     """Name of an earlier tensor that this one shares its memory with (tied weights)."""
@@ -71,10 +70,8 @@ class Manifest:
         dtype: Callable[[str, Tensor], torch.dtype] = lambda name, tensor: tensor.dtype,
     ) -> Manifest:
         """Describes tensors; one that is the same view of memory as an earlier one is tied to it,
-        except on the meta device, which has none.
-
-        ``dtype``: the type in which a tensor of this name travels.
-        """
+        except on the meta device, which has none. ``dtype``: the type in which a tensor of this
+        name travels."""
         specs: dict[str, TensorSpec] = {}
         seen: dict[tuple[Any, ...], str] = {}
         for name, tensor in named:

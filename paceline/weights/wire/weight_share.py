@@ -42,4 +42,3 @@ class WeightShare:
 
 
 WHOLE_SHARE = WeightShare()
-"""Share of the only source."""
