@@ -34,7 +34,7 @@ from controller.store.stores import redis_stores
 from paceline.config.schema import Config
 from paceline.errors import BadInput
 from paceline.observe.sinks.registry import check_sinks
-from paceline.payloads.check_store import check_store
+from paceline.payloads.open_store import check_store
 from paceline.process import stacks
 from paceline.process.files import new_private_directory, private_directory
 from paceline.process.lifetime import started_s

@@ -25,8 +25,7 @@ from paceline.process import threads
 from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, waiting
 from paceline.v1 import worker_pb2
-from paceline.weights.arriving_weights import ArrivingWeights
-from paceline.weights.receiver_base import ReceiverBase
+from paceline.weights.arriving_weights import ArrivingWeights, ReceiverBase
 from paceline.weights.sending_end import SendingEnd
 from paceline.weights.weight_link import LinkEnd, LinkKey, WeightLink
 from paceline.weights.weight_sending import LifeSign

@@ -10,11 +10,10 @@ import re
 from collections.abc import Sequence
 
 from controller.ledger.specs import GroupMeta
-from paceline.groups.invalid import Invalid, check_task, check_text
+from paceline.groups.invalid import MAX_REWARD, Invalid, check_task, check_text, usable_reward
 from paceline.groups.limits import GroupLimits
 from paceline.groups.payload import meta_digest
 from paceline.ids import Version
-from paceline.rpc.wire_limits import MAX_REWARD, usable_reward
 from paceline.v1 import rollout_pb2
 
 DIGEST = re.compile("[0-9a-f]{32}")

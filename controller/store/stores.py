@@ -9,7 +9,7 @@ from controller.store.journal import Journal
 from controller.store.redis_keys import Keys
 from controller.store.run_registry import RunRegistry
 from paceline.config.schema import Config
-from paceline.payloads.check_store import open_or_refuse
+from paceline.payloads.open_store import open_or_refuse
 from paceline.payloads.store import PayloadStore
 from paceline.payloads.transfer_limits import limit_s
 from paceline.redis.client import connect

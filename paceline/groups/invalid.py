@@ -29,3 +29,12 @@ def check_text(text: str, field: str, limit: int = 4096) -> str:
     if len(text) > limit:
         raise Invalid(f"{field} is longer than {limit} characters")
     return text
+
+
+MAX_REWARD = 1e9
+"""Largest magnitude of a reward and its components: sums of squares stay finite in float32."""
+
+
+def usable_reward(value: float) -> bool:
+    """True if ``value`` is finite and within MAX_REWARD (comparisons of a NaN are false)."""
+    return abs(value) <= MAX_REWARD

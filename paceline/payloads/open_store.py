@@ -1,4 +1,5 @@
-"""Opening of a run's payload store by its URLs.
+"""Opening of a run's payload store by its URLs, and the check that it takes, returns and deletes a
+payload.
 
 none            the journal's Redis
 redis, rediss   one or several other servers, also behind sentinels; payloads are spread over them
@@ -8,15 +9,25 @@ s3, gs, ...     any other file system or object store that fsspec opens
 
 from __future__ import annotations
 
+import asyncio
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from paceline.config.sections.services import REDIS_SCHEMES
+from paceline.errors import BadInput
+from paceline.ids import TaskId
 from paceline.payloads.file_payloads import FilePayloads
 from paceline.payloads.fsspec_payloads import FsspecPayloads
 from paceline.payloads.redis_payloads import RedisPayloads
-from paceline.payloads.store import PayloadStore
+from paceline.payloads.store import PayloadStore, StoreFull, StoreUnavailable
+from paceline.redis.client import without_password
+
+LIMIT_S = 10.0
+PROBE_BYTES = 1 << 16
+CHECKED = "paceline-check"
+"""Run id under which a check writes where there is no run yet."""
 
 
 def open_payloads(urls: Sequence[str], run_id: str, redis_url: str) -> PayloadStore:
@@ -31,3 +42,60 @@ def open_payloads(urls: Sequence[str], run_id: str, redis_url: str) -> PayloadSt
     if url.scheme in REDIS_SCHEMES:
         return RedisPayloads(urls, run_id)
     return FsspecPayloads(urls[0], run_id)
+
+
+async def check_store(store: PayloadStore, urls: Sequence[str]) -> None:
+    """Raises BadInput with the reason and the remedy if ``store``, which was opened for ``urls``,
+    cannot be used."""
+    shown = ", ".join(map(without_password, urls))
+    # Several, so that each of several servers gets some.
+    probe = {
+        (TaskId(f"t{secrets.randbelow(10**15)}"), 1): secrets.token_bytes(PROBE_BYTES)
+        for _ in range(8 * max(1, len(urls)))
+    }
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            await store.put(probe)
+            found = await store.get(list(probe))
+            await store.delete(list(probe))
+    except StoreFull as error:
+        raise BadInput(f"payloads.url: {error}") from error
+    except TimeoutError as error:
+        raise BadInput(
+            f"payloads.url: {shown} did not answer within {LIMIT_S:g} s. Start the store, or "
+            f"correct the URL"
+        ) from error
+    except StoreUnavailable as error:
+        raise BadInput(
+            f"payloads.url: nothing can be stored: {error}. Start the store, correct the URL, or "
+            "grant this user the right to write, read and delete"
+        ) from error
+    if found != list(probe.values()):
+        raise BadInput(
+            f"payloads.url: {shown} did not return what was written to it. Name a store that keeps "
+            "what it acknowledged: a Redis with maxmemory-policy noeviction, or a directory that "
+            "is no cache"
+        )
+
+
+async def check_urls(urls: Sequence[str]) -> None:
+    """The same for a run that is to be started. Raises BadInput."""
+    store = open_or_refuse(urls, CHECKED, "")
+    try:
+        await check_store(store, urls)
+    finally:
+        await store.close()
+
+
+def open_or_refuse(urls: Sequence[str], run_id: str, redis_url: str) -> PayloadStore:
+    """``open_payloads``. Raises BadInput instead of what the libraries raise."""
+    shown = ", ".join(map(without_password, urls))
+    try:
+        return open_payloads(urls, run_id, redis_url)
+    except ImportError as error:
+        raise BadInput(
+            f"payloads.url: {shown} needs a package that is not installed: {error}. S3 needs s3fs "
+            "and Google Cloud Storage needs gcsfs: pip install 'paceline[s3]' or 'paceline[gcs]'"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise BadInput(f"payloads.url: {shown} cannot be opened: {error}") from error

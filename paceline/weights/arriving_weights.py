@@ -15,13 +15,13 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from paceline.weights.wire.weight_manifest import Manifest
-from paceline.weights.wire.weight_share import WHOLE_SHARE, WeightShare
+from paceline.weights.wire.weight_manifest import WHOLE_SHARE, Manifest, WeightShare
 
 
 class GivenUp(Exception):
@@ -166,3 +166,22 @@ class ArrivingWeights:
 def fingerprint(checksums: Sequence[str]) -> str:
     """Fingerprint of weights whose buckets have these checksums."""
     return hashlib.blake2b("".join(checksums).encode(), digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True)
+class ReceiverBase:
+    """Weights that a receiver holds in host memory, for deltas to be applied to."""
+
+    manifest: Manifest
+    flat: Tensor
+    """uint8[total_bytes]. Never written to."""
+    checksums: tuple[str, ...]
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of all bits."""
+        return fingerprint(self.checksums)
+
+    def fingerprint_of(self, share: WeightShare) -> str:
+        """Fingerprint of the bits of the share."""
+        return fingerprint([self.checksums[i] for i in share.buckets(self.manifest)])

@@ -28,8 +28,7 @@ from paceline.weights.weight_link import FORM_S, LinkEnd, WeightLink
 from paceline.weights.weight_sending import LifeSign, Sent, announce, send_life_sign, send_share
 from paceline.weights.wire.link_greeting import PUBLISHER, await_hello
 from paceline.weights.wire.share_request import Ask
-from paceline.weights.wire.weight_manifest import WeightsRefused
-from paceline.weights.wire.weight_share import WHOLE_SHARE, WeightShare
+from paceline.weights.wire.weight_manifest import WHOLE_SHARE, WeightShare, WeightsRefused
 
 _log = logging.getLogger(__name__)
 

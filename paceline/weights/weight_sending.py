@@ -12,8 +12,14 @@ from typing import Any
 
 from paceline.mesh.elastic_mesh import EpochCancelled, ProcessMesh
 from paceline.weights.arriving_weights import GivenUp, WeightSource, fingerprint
-from paceline.weights.wire.bucket_record import ENDS, PATIENCE, WHOLE, BucketRecord, send_record
-from paceline.weights.wire.frames import send_frame
+from paceline.weights.wire.frames import (
+    ENDS,
+    PATIENCE,
+    WHOLE,
+    BucketRecord,
+    send_frame,
+    send_record,
+)
 from paceline.weights.wire.link_greeting import PROTOCOL, RECEIVER, await_acknowledgement
 from paceline.weights.wire.share_request import Answer, Ask, recv_ask, send_answer
 from paceline.weights.wire.weight_manifest import WeightsRefused

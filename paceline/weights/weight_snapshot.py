@@ -16,8 +16,13 @@ from torch import Tensor
 from paceline.weights.arriving_weights import fingerprint
 from paceline.weights.wire.bucket_delta import encode_delta
 from paceline.weights.wire.tensor_checksum import checksum
-from paceline.weights.wire.weight_manifest import Manifest, TensorSpec, WeightsRefused
-from paceline.weights.wire.weight_share import WHOLE_SHARE, WeightShare
+from paceline.weights.wire.weight_manifest import (
+    WHOLE_SHARE,
+    Manifest,
+    TensorSpec,
+    WeightShare,
+    WeightsRefused,
+)
 
 BUCKET_BYTES = 16 << 20
 BATCH_BYTES = 256 << 20

@@ -41,15 +41,13 @@ import torch
 from torch import Tensor
 
 from paceline.mesh.elastic_mesh import ProcessMesh
-from paceline.weights.arriving_weights import ArrivingWeights
-from paceline.weights.receiver_base import ReceiverBase
+from paceline.weights.arriving_weights import ArrivingWeights, ReceiverBase
 from paceline.weights.share_reception import Coming, receive_direct, receive_shares
 from paceline.weights.wire.frames import recv_frame
 from paceline.weights.wire.link_greeting import PROTOCOL, PUBLISHER, other_protocol, version_in
 from paceline.weights.wire.share_request import Answer, Ask, recv_answer, send_ask, send_go
 from paceline.weights.wire.tensor_checksum import weights_digest
-from paceline.weights.wire.weight_manifest import Manifest, WeightsRefused
-from paceline.weights.wire.weight_share import WeightShare
+from paceline.weights.wire.weight_manifest import Manifest, WeightShare, WeightsRefused
 
 _HEADER_FRAME = 128 << 20
 

@@ -114,7 +114,7 @@ def redis(config: Config | None) -> Findings:
 
 def payloads(config: Config) -> Findings:
     """Writes to the payload store and reads it back, if the run has one of its own."""
-    from paceline.payloads.check_store import check_urls
+    from paceline.payloads.open_store import check_urls
     from paceline.redis.client import without_password
 
     urls = config.payloads.urls

@@ -26,8 +26,7 @@ from paceline.v1 import worker_pb2
 from paceline.weights.sending_end import SendingEnd
 from paceline.weights.weight_link import WeightLink
 from paceline.weights.weight_snapshot import BUCKET_BYTES, SnapshotPool, WeightSnapshot, WireDtype
-from paceline.weights.wire.weight_manifest import Manifest
-from paceline.weights.wire.weight_share import WHOLE_SHARE, WeightShare
+from paceline.weights.wire.weight_manifest import WHOLE_SHARE, Manifest, WeightShare
 from policy_worker.model.host_memory import DeviceCopies
 from policy_worker.model.train_state import TrainState
 from policy_worker.objectives.objective import POLICY

@@ -22,8 +22,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from paceline.weights.wire.weight_manifest import DTYPES, Manifest
-from paceline.weights.wire.weight_share import WeightShare
+from paceline.weights.wire.weight_manifest import DTYPES, Manifest, WeightShare
 
 Extent = tuple[int, int]
 """First element of a slice in the flattened weight, and number of elements."""

@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 from paceline.groups.payload import decode as decode_payload
 from paceline.groups.payload import payload_digest
 from paceline.ids import TaskId
-from paceline.payloads.check_store import open_or_refuse
+from paceline.payloads.open_store import open_or_refuse
 from paceline.payloads.store import Payloads, PayloadStore, StoreUnavailable
 from paceline.process.structured_log import event
 from paceline.process.threads import BackgroundLoop

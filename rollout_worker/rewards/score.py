@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from paceline.errors import one_line
-from paceline.rpc.wire_limits import usable_reward
+from paceline.groups.invalid import usable_reward
 from rollout_worker.failures import AttemptFailed
 from rollout_worker.rewards.functions import Reward
 

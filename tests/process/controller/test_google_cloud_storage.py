@@ -11,8 +11,7 @@ import pytest
 
 from paceline.errors import BadInput
 from paceline.ids import TaskId
-from paceline.payloads.check_store import check_urls
-from paceline.payloads.open_store import open_payloads
+from paceline.payloads.open_store import check_urls, open_payloads
 from paceline.payloads.store import Ref, StoreUnavailable
 from paceline.rpc.ports import free_ports
 

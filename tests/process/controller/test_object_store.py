@@ -17,9 +17,8 @@ import pytest
 
 from paceline.errors import BadInput
 from paceline.ids import TaskId
-from paceline.payloads.check_store import check_urls
 from paceline.payloads.fsspec_payloads import FsspecPayloads
-from paceline.payloads.open_store import open_payloads
+from paceline.payloads.open_store import check_urls, open_payloads
 from paceline.payloads.store import PayloadStore, Ref, StoreUnavailable
 from paceline.redis.client import connect_sync
 from paceline.rpc.ports import free_ports

@@ -14,8 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from paceline.v1 import worker_pb2
-from paceline.weights.wire.weight_manifest import Manifest
-from paceline.weights.wire.weight_share import WeightShare
+from paceline.weights.wire.weight_manifest import Manifest, WeightShare
 from testbed.redis.redis_process import throwaway_redis
 from tests.fixtures import ranks
 from tests.fixtures.receiving_end import ReceivingEnd

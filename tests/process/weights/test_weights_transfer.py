@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
-from paceline.weights.receiver_base import ReceiverBase
+from paceline.weights.arriving_weights import ReceiverBase
 from paceline.weights.weight_sending import Sent, announce, send_share
 from paceline.weights.weight_snapshot import SnapshotPool, WeightSnapshot, WireDtype
 from paceline.weights.weight_transfer import StagedWeights, receive_snapshot

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.weights.weight_snapshot import WeightSnapshot, WireDtype
-from paceline.weights.wire.weight_manifest import Manifest
-from paceline.weights.wire.weight_share import WeightShare
+from paceline.weights.wire.weight_manifest import Manifest, WeightShare
 from policy_worker.publishing.share_exchange import Extent, ShareExchange
 
 SIZES = (1, 2, 3, 4, 7)
