@@ -1,18 +1,15 @@
 """Throughput of the controller's leader: durable groups per second.
 
     python -m benchmarks.control_plane [--clients 1 8 64] [--seconds 15] [--groups-total 100000]
-    python -m benchmarks.control_plane --clients 64 --against CHECKOUT --out FILE [--pairs 4]
 
 A real leader process with a real Redis (append-only file, fsync every second) serves K rollout
-clients and one policy replica, which are spread over ``--load-processes`` processes. Each client
+clients and one policy replica, which are spread over two processes. Each client
 has a connection and a session of its own. The loop is closed:
 
-- A rollout client leases ``--tasks`` tasks in one request. It stores the payload of each group, 16
+- A rollout client leases 8 tasks in one request. It stores the payload of each group, 16
   completions of 256 (or 16) token ids with log-probabilities, and submits the facts of each group
   in a request of its own. It waits for the verdict, and leases again when all groups are accepted.
-- The policy replica asks for the next plan, votes, and records a checkpoint when one is due. With
-  ``--fetch`` it reads the payloads of its shard before it votes, as a trainer does.
-- With ``--groups-a-submit`` above 1, a client submits that many groups in one request.
+- The policy replica asks for the next plan, votes, and records a checkpoint when one is due.
 - Every reply leaves the leader only after its events are in Redis.
 
 A step is 256 groups (4,096 samples). ``max_staleness`` is high, so that no lease waits for
@@ -20,12 +17,6 @@ training. A group counts if its verdict arrived within the measured window. Late
 single requests; that of a submission includes storing the payload. ``leader_cpu`` is the leader's
 share of one core; ``groups_per_cpu_s`` is the rate that it would reach with a core of its own. Load
 and leader share the machine's cores.
-
-``--against CHECKOUT`` measures this checkout and another in turn, other, this, other, this, each
-with its own benchmark, clients and controller, and prints the ratios of each pair. The other one
-needs a ``.venv``. On few cores the clients and Redis take more than the leader, and limit the rate
-in both. With ``--leader-cores`` the leader gets so much of a core and is the limit, as it is if
-clients have machines of their own. That needs root.
 """
 
 from __future__ import annotations
@@ -37,7 +28,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +36,15 @@ import psutil
 
 from benchmarks import runs
 from benchmarks.control_plane_load import KINDS
-from benchmarks.cpu_quota import cpu_quota
 from paceline.rpc.auth import TOKEN_FILE
 from testbed.fleets.controller_processes import Controllers, write_config
 
 PAYLOADS = {"16x256": 256, "16x16": 16}
 COMPLETIONS = 16
 LOAD_PROCESSES = 2
+TASKS = 8
+"""Tasks a lease."""
 LOOK_S = 0.25
-COMPARED = ("groups_per_s", "groups_per_cpu_s", "p50_ms", "p99_ms")
 
 
 def main() -> None:
@@ -63,39 +53,12 @@ def main() -> None:
     parser.add_argument("--payloads", nargs="+", choices=PAYLOADS, default=list(PAYLOADS))
     parser.add_argument("--seconds", type=float, default=15.0, help="measured window of each row")
     parser.add_argument("--warm-up", type=float, default=3.0, help="seconds before it")
-    parser.add_argument("--tasks", type=int, default=8, help="tasks a lease")
-    parser.add_argument("--groups-a-submit", type=int, default=1)
-    parser.add_argument("--load-processes", type=int, help="default 2; not with --against")
-    parser.add_argument("--archive", action="store_true", help="the leader archives samples")
-    parser.add_argument("--fetch", action="store_true", help="the policy replica reads payloads")
     parser.add_argument(
         "--groups-total", type=int, default=0, help="one more row: growth over so many"
     )
-    parser.add_argument("--against", type=Path, help="root of another checkout to compare with")
-    parser.add_argument("--pairs", type=int, default=4, help="runs of each for --against")
-    parser.add_argument(
-        "--leader-cores", type=float, help="with --against: CPU quota of the leader"
-    )
     args = parser.parse_args()
-    if args.against and args.load_processes:
-        parser.error(
-            "--load-processes: with --against each checkout spreads its clients as it does"
-        )
-    if args.leader_cores and not args.against:
-        parser.error("--leader-cores: give --against CHECKOUT too")
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
-    result = _compare(args) if args.against else {"rows": _rows(args)}
-    machine = {
-        "cores": os.cpu_count(),
-        "load_average": os.getloadavg()[0],
-        "tasks_a_lease": args.tasks,
-        "groups_a_submit": args.groups_a_submit,
-        "load_processes": args.load_processes or LOAD_PROCESSES,
-        "archive": args.archive,
-        "fetch": args.fetch,
-        "leader_cores": args.leader_cores,
-    }
-    runs.write(args.out, {"machine": machine, **result})
+    runs.write(args.out, {"machine": runs.machine(), "rows": _rows(args)})
 
 
 def _rows(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -107,62 +70,6 @@ def _rows(args: argparse.Namespace) -> list[dict[str, Any]]:
         rows.append(_measure(args, *cell))
         print(json.dumps(rows[-1]), flush=True)
     return rows
-
-
-def _compare(args: argparse.Namespace) -> dict[str, Any]:
-    """Both checkouts in turn, by payload."""
-    (clients,) = args.clients if len(args.clients) == 1 else (64,)
-    found: dict[str, Any] = {}
-    for payload in args.payloads:
-        pairs = []
-        for _ in range(args.pairs):
-            pair = {
-                name: _run_checkout(root, args, payload, clients)
-                for name, root in (("other", args.against.absolute()), ("this", Path.cwd()))
-            }
-            pairs.append(pair)
-            print(json.dumps(pair), flush=True)
-        ratios = {n: [p["this"][n] / p["other"][n] for p in pairs] for n in COMPARED}
-        found[payload] = {"clients": clients, "pairs": pairs, "ratios": ratios}
-        print(f"{payload} this / other: {json.dumps(ratios)}", flush=True)
-    return {"against": found}
-
-
-def _run_checkout(
-    root: Path, args: argparse.Namespace, payload: str, clients: int
-) -> dict[str, Any]:
-    """One row, by the benchmark of that checkout."""
-    with tempfile.TemporaryDirectory(prefix="paceline-against-") as name:
-        out = Path(name) / "row.json"
-        command = [str(root / ".venv/bin/python"), "-m", "benchmarks.control_plane"]
-        command += ["--clients", str(clients), "--payloads", payload, "--out", str(out)]
-        command += ["--seconds", str(args.seconds), "--warm-up", str(args.warm_up)]
-        command += ["--tasks", str(args.tasks), "--groups-a-submit", str(args.groups_a_submit)]
-        quota = cpu_quota(args.leader_cores) if args.leader_cores else nullcontext()
-        with (
-            subprocess.Popen(command, cwd=root, stdout=subprocess.DEVNULL) as process,
-            quota as members,
-        ):
-            if members is not None:
-                members.write_text(str(_leader_of(process)))
-            if process.wait():
-                raise SystemExit(f"the benchmark of {root} ended with {process.returncode}")
-        (row,) = json.loads(out.read_text())["rows"]
-    return {**row, "load_average": os.getloadavg()[0]}
-
-
-def _leader_of(benchmark: subprocess.Popen[bytes]) -> int:
-    """Process id of the controller that a benchmark has started, once it has."""
-    root = psutil.Process(benchmark.pid)
-    while benchmark.poll() is None:
-        for child in root.children(recursive=True):
-            with suppress(psutil.Error):
-                if "controller" in child.cmdline():
-                    return int(child.pid)
-        time.sleep(0.05)
-    raise SystemExit(
-        f"the benchmark ended with {benchmark.returncode} before it started a controller"
-    )
 
 
 def _measure(args: argparse.Namespace, payload: str, clients: int, total: int) -> dict[str, Any]:
@@ -178,7 +85,7 @@ def _measure(args: argparse.Namespace, payload: str, clients: int, total: int) -
                 "checkpoint_every": 20,
             },
             rollout={"group_size": COMPLETIONS, "max_tokens": PAYLOADS[payload]},
-            archive={"enabled": args.archive},
+            archive={"enabled": False},
         )
         with Controllers(directory, config) as controllers:
             leader = controllers.start()
@@ -187,12 +94,10 @@ def _measure(args: argparse.Namespace, payload: str, clients: int, total: int) -
                 "token_file": str(controllers.run_dir / TOKEN_FILE),
                 "address": leader.address,
                 "tokens": PAYLOADS[payload],
-                "tasks": args.tasks,
-                "groups_a_submit": args.groups_a_submit,
-                "fetch": args.fetch,
+                "tasks": TASKS,
                 "warm_up": args.warm_up,
             }
-            load = _Load(order, clients, args.load_processes or LOAD_PROCESSES)
+            load = _Load(order, clients, LOAD_PROCESSES)
             row = _window(load, psutil.Process(leader.pid), args.seconds, total, PAYLOADS[payload])
     return {"payload": payload, "clients": clients, **row}
 

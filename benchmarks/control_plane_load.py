@@ -70,13 +70,12 @@ def _workers(order: dict[str, Any]) -> list[FakeWorker]:
             f"rollout-{number}",
             tokens=order["tokens"],
             tasks_a_lease=order["tasks"],
-            groups_a_submit=order["groups_a_submit"],
         )
         for number in order["clients"]
     ]
     if not order["policy"]:
         return [*rollouts]
-    return [FakePolicy(config, addresses, "policy-0", fetch=order["fetch"]), *rollouts]
+    return [FakePolicy(config, addresses, "policy-0"), *rollouts]
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def check(*, with_fleet: bool) -> dict[str, Any]:
-    """All parts, one after the other; a part that fails is said to, and the next one runs."""
+    """Runs all parts, one after the other; a part that fails is noted, and the next one runs."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     device = torch.device("cuda", 0) if gpus else torch.device("cpu")
     name = torch.cuda.get_device_name(device) if gpus else "no GPU: a toy model on the CPU"
@@ -93,21 +93,11 @@ def check(*, with_fleet: bool) -> dict[str, Any]:
         except Exception as error:  # whatever a machine does: the other parts say more about it
             found[part] = [{"error": f"{type(error).__name__}: {error}"[:2000], "ok": False}]
         print(f"\n{part}, {time.perf_counter() - begun:.0f} s")
-        show(found[part])
+        for row in found[part]:
+            print("  " + json.dumps(row))
         if not all(row.get("ok", True) for row in found[part]):
             found["failed"].append(part)
     return found
-
-
-def show(rows: Rows) -> None:
-    for row in rows:
-        print("  " + "  ".join(f"{key}: {_cell(value)}" for key, value in row.items()))
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "not measured"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 if __name__ == "__main__":

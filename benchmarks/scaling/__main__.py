@@ -22,12 +22,10 @@ from benchmarks import runs
 from benchmarks.scaling.device_times import DeviceTimes
 from benchmarks.scaling.fleet import Cell, measure
 from benchmarks.scaling.in_turns import Batch, colocated_rate, generation_rate
-from benchmarks.scaling.picture import draw
 from benchmarks.scaling.report import colocated_key
 
 GROUP_SIZE = 4
 COLOCATED_STEPS = 8
-PICTURE = runs.REPOSITORY / "docs" / "images" / "scaling.png"
 
 
 def main() -> None:
@@ -38,7 +36,6 @@ def main() -> None:
     parser.add_argument("--groups", type=int, nargs="+", default=[32], help="of a step")
     parser.add_argument("--repeats", type=int, default=1, help="runs of each cell")
     parser.add_argument("--window", type=float, default=20.0, help="measured seconds of a run")
-    parser.add_argument("--picture", action="store_true", help="draw the page's picture")
     args = parser.parse_args()
     times = DeviceTimes()
     results = runs.Results(args.out)
@@ -54,8 +51,6 @@ def main() -> None:
             for _ in range(args.repeats):
                 load = os.getloadavg()[0]
                 results.add({**measure(cell, args.window), "load_at_start": round(load, 2)})
-    if args.picture:
-        draw(found, PICTURE)
 
 
 def _baselines(
