@@ -4,7 +4,7 @@ Used by the control-plane benchmarks and by the controller's tests. They compute
 measured is the controller.
 
     rollout:  lease ──► (tokens out of thin air) ──► payload stored ──► meta submitted ──► lease ...
-    policy:   directive ──► plan ──► (optionally read the payloads) ──► vote ──► checkpoint when wanted
+    policy:   directive ──► plan ──► vote ──► checkpoint when wanted
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from paceline.payloads.store import PayloadStore, Ref, StoreUnavailable
 from paceline.rpc.client import ControlPlane, RequestRefused
 from paceline.rpc.session import WorkerSession
 from paceline.v1 import common_pb2, policy_pb2, rollout_pb2, worker_pb2
-from policy_worker.rows.group_reading import read_payloads
 
 
 @dataclass
@@ -145,10 +144,8 @@ class FakeRollout(FakeWorker):
         *,
         tokens: int = 16,
         tasks_a_lease: int = 4,
-        groups_a_submit: int = 1,
     ) -> None:
         super().__init__(config, addresses, worker_id)
-        self.groups_a_submit = groups_a_submit
         self.tokens = tokens
         self.tasks_a_lease = tasks_a_lease
         self.lease_seq = 0
@@ -260,10 +257,9 @@ class FakeRollout(FakeWorker):
                 reply = await self.lease()
                 if reply.empty_reason == rollout_pb2.EMPTY_REASON_STOPPED:
                     return
-                for start in range(0, len(reply.leases), self.groups_a_submit):
-                    some = reply.leases[start : start + self.groups_a_submit]
+                for lease in reply.leases:
                     began = time.perf_counter()
-                    request = await self._store([self._encoded(lease) for lease in some])
+                    request = await self._store([self._encoded(lease)])
                     results = await self.submit_request(request)
                     self.timings.submit.append(time.perf_counter() - began)
                     for result in results:
@@ -282,11 +278,8 @@ class FakePolicy(FakeWorker):
 
     role = common_pb2.ROLE_POLICY
 
-    def __init__(
-        self, config: Config, addresses: list[str], worker_id: str, *, fetch: bool = False
-    ) -> None:
+    def __init__(self, config: Config, addresses: list[str], worker_id: str) -> None:
         super().__init__(config, addresses, worker_id)
-        self.fetch = fetch
         self.state_version = -1
         self.mesh_epoch = 0
         self.trained: list[tuple[int, tuple[str, ...]]] = []
@@ -348,26 +341,7 @@ class FakePolicy(FakeWorker):
         if reply.state != policy_pb2.PLAN_STATE_OPEN:
             return
         self.timings.plan.append(time.perf_counter() - began)
-        if self.fetch and not await self._read(reply.plan):
-            return
         await self.vote(reply.plan)
-
-    async def _read(self, plan: policy_pb2.StepPlan) -> bool:
-        """Reads the payloads of the shard, and reports those that are lost or are not what was
-        accepted."""
-        payloads = await read_payloads(self.payloads, [(r.task_id, r.attempt) for r in plan.shard])
-        faults: dict[policy_pb2.GroupFault, list[common_pb2.TaskRef]] = {}
-        for ref, payload, planned in zip(plan.shard, payloads, plan.groups, strict=True):
-            if payload is None:
-                faults.setdefault(policy_pb2.GROUP_FAULT_PAYLOAD_LOST, []).append(ref)
-            elif payload_digest(payload) != planned.digest:
-                faults.setdefault(policy_pb2.GROUP_FAULT_PAYLOAD_INVALID, []).append(ref)
-        for fault, groups in faults.items():
-            request = policy_pb2.RejectRequest(
-                caller=self.session.caller, step=plan.step, groups=groups, fault=fault
-            )
-            await self.control.call("PolicyService.RejectGroups", request, None)
-        return not faults
 
     def stats(self, plan: policy_pb2.StepPlan) -> dict[str, common_pb2.Stat]:
         return {
