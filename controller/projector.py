@@ -32,7 +32,7 @@ PATIENCE_S = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """What the status of the run needs."""
+    """Extract of the projection that the status of the run shows."""
 
     steps: Sequence[Mapping[str, Any]] = ()  # Rows of the newest committed steps, oldest first
     faults: FaultReport | None = None

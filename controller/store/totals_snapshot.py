@@ -33,7 +33,7 @@ def totals_of(snapshot: LedgerSnapshot) -> Totals:
 
 
 def coverage_of(totals: Totals, state: State) -> CoverageReport:
-    """What became of every row. Linear in tasks in memory and in drops."""
+    """Report of every row and its outcome. Linear in tasks in memory and in drops."""
     tasks = state.tasks
     in_flight = (
         (task.ordinal, str(task.state))

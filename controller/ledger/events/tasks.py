@@ -374,7 +374,7 @@ class RewardHackingSuspected(Event):
 
 
 def hacking_in_words(metric: str, found: Exploited) -> str:
-    """What is measured, what it means, and the remedy."""
+    """The measurement, its meaning, and the remedy, in words."""
     return (
         f"the training score rises ({found.best_score:.3f} to {found.score:.3f}) while {metric} "
         f"falls ({found.best_truth:.3f} after step {found.best_step}, {found.truth:.3f} after step "

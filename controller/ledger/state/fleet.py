@@ -24,8 +24,8 @@ before one of the two is left out: some part of the network between them is brok
 JOINER_S = 30.0
 """A refused connection fails in milliseconds: a short fault of the network is over by then."""
 HOLDER_S = 300.0
-"""Of two replicas that hold the state neither is known to be at fault, and one may only be slow: a
-member that joins an epoch later than its time limit makes it fail, too."""
+"""Time before one of two replicas that hold the state is left out. Neither is known to be at fault,
+and one may only be slow: a member that joins an epoch too late makes it fail, too."""
 
 FORGIVEN_EVERY = 8  # Versions after which one fault of each relay is forgotten
 

@@ -155,7 +155,7 @@ class TaskBook:
     last_failure: str = ""  # Reason of the newest of them
     curriculum: Curriculum = field(default_factory=Curriculum)
     outcomes: dict[TaskId, tuple[int, VerdictCode]] = field(default_factory=dict)
-    """Of tasks that left the memory: the newest attempt, and the verdict on a repeat of it."""
+    """Newest attempt of each task that left the memory, and the verdict on a repeat of it."""
     unfinished: list[Unfinished] = field(default_factory=list)  # An extended run does them first
 
     suspects: dict[TaskId, None] = field(default_factory=dict, init=False, metadata=TRANSIENT)

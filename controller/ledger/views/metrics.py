@@ -15,9 +15,9 @@ TOO_LONG = "prompt_too_long"
 
 
 def data_metrics(state: State, groups: Sequence[GroupMeta]) -> dict[str, float]:
-    """Of a step with ``groups``. Rewards are means over sequences; shares are of groups, or of the
-    rows of the data. ``prompts_truncated`` counts the step's groups, ``prompts_too_long`` what was
-    dropped since the run began."""
+    """Metrics of a step with ``groups``. Rewards are means over sequences; shares are of groups, or
+    of the rows of the data. ``prompts_truncated`` counts the step's groups, ``prompts_too_long``
+    what was dropped since the run began."""
     metrics = {
         "prompts_truncated": float(sum(group.prompt_cut > 0 for group in groups)),
         "prompts_too_long": float(state.tasks.dropped.get(TOO_LONG, 0)),

@@ -50,7 +50,7 @@ class EvalSetConfig(Section):
     solved_at: float = 1.0
     """Reward from which a sample counts as solved, in pass@k and maj@k."""
     vote: VOTES = "auto"
-    """What the samples vote on in maj@k. text: the whole completion without surrounding blanks.
+    """Part of a sample that is voted on in maj@k. text: the completion without surrounding blanks.
     boxed: the last \\\\boxed{...}. number: the last number. auto: with math_verify the last
     \\\\boxed{...}, or the last number if there is none; with math_boxed the last \\\\boxed{...};
     the text with other rewards.

@@ -23,7 +23,7 @@ class ScorerConfig(Section):
     change = Fixed("groups in flight were scored with it")
 
     kind: Literal["reward_model", "judge", "logprobs"]
-    """What it computes. reward_model: the score of prompt and completion by a model with a scalar
+    """Score that it computes. reward_model: that of prompt and completion by a model with a scalar
     head. judge: the number in a language model's reply about the completion. logprobs: the log-prob
     of each token of the completion."""
     path: LocalPath | None = None

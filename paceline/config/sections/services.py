@@ -48,9 +48,9 @@ class PayloadsConfig(Section):
     change = Fixed("the payloads of the run are stored there")
 
     url: str | list[str] | None = None
-    """Where the tokens of groups are stored. If none, in the Redis of the journal. Otherwise one or
-    several URLs of other servers, redis:// or rediss://, over which they are spread, or one of a
-    directory, file:///PATH, or of an object store that fsspec opens, such as s3://BUCKET/PREFIX.
+    """Store of the tokens of groups. If none, the Redis of the journal. Otherwise one or several
+    URLs of other servers, redis:// or rediss://, over which they are spread, or one of a directory,
+    file:///PATH, or of an object store that fsspec opens, such as s3://BUCKET/PREFIX.
     Every rollout worker, policy rank and controller must reach it.
     """
 

@@ -173,7 +173,7 @@ class DataConfig(Section):
     max_prompt_tokens: Positive = 4096
     """Longest prompt, in tokens. See long_prompts."""
     long_prompts: Annotated[Literal["drop", "truncate_left", "truncate_right"], NEWER] = "drop"
-    """What becomes of prompts with more than max_prompt_tokens. drop: they are dropped, with a
+    """Treatment of prompts with more than max_prompt_tokens. drop: they are dropped, with a
     reason. truncate_left, truncate_right: the text of the row loses its beginning or its end, until
     the prompt fits; template, system prompt and suffix stay whole."""
     curriculum: Annotated[Literal["success_rate"] | None, NEWER] = None
@@ -289,7 +289,7 @@ class RewardConfig(Section):
     limit the reward falls linearly, by overlong_penalty at the limit. It is not applied to held-out
     prompts. 0: none."""
     overlong_penalty: Annotated[float, Field(gt=0), NEWER] = 1.0
-    """What a completion loses that reaches the length limit."""
+    """Reward that a completion at the length limit loses."""
 
 
 class OptimizerConfig(Section):
@@ -328,7 +328,7 @@ class LossConfig(Section):
     longest completion, which is rollout.max_tokens, or with an environment rollout.max_context
     (Dr. GRPO)."""
     advantage: Annotated[Literal["group", "leave_one_out", "step", "group_step"], NEWER] = "group"
-    """What a reward is compared with. group: the mean of its group (GRPO). leave_one_out: the mean
+    """Baseline of a reward. group: the mean of its group (GRPO). leave_one_out: the mean
     of the group's others (RLOO). step: the mean of all samples of the step (REINFORCE++).
     group_step: the mean of its group, and the standard deviation is that of the step
     (REINFORCE++-baseline).
@@ -428,7 +428,7 @@ class MemoryConfig(Section):
     rows of a step, for which each rank holds a whole gradient in float32 (4 bytes a parameter), or
     after every row, which holds only slices and communicates more."""
     reshard_after_forward: bool = True
-    """What the ranks of a replica keep between the forward and the backward pass of a row. true:
+    """Weights that a rank keeps between the forward and the backward pass of a row. true:
     slices, and every block gathers its weights again in the backward pass, as in ZeRO-3. false: the
     gathered weights, as in ZeRO-2, which costs the memory of the whole model and saves half of the
     gathering. Gradients and moments are slices in both.
@@ -460,7 +460,7 @@ class TrainConfig(Section):
     change = STEP
 
     algorithm: Annotated[str, Fixed(OBJECTIVE)] = "grpo"
-    """What a step optimises. The GRPO family: grpo, dr_grpo, dapo, gspo, cispo, rloo, reinforce++,
+    """Objective of a step. The GRPO family: grpo, dr_grpo, dapo, gspo, cispo, rloo, reinforce++,
     reinforce++-baseline, whose names give other defaults to the settings below. With a critic: ppo.
     For preferences: dpo, ipo, orpo, kto, online_dpo, reward_model. From a teacher: distill. For
     recorded answers: sft. One of your own: package.module:Class. Options of an objective are in

@@ -1,13 +1,18 @@
-"""Prose of the project: paths and links in the documents."""
+"""Prose of the project: paths and links in the documents, and openings of docstrings."""
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
+PACKAGES = ("paceline", "paceline_launcher", "controller")
+PACKAGES += ("policy_worker", "rollout_worker", "scorer_worker")
+RIDDLE = re.compile(r"(Of|What|Whether|Those|Why|As|Whose|Which|Where)\b")
+"""Openings that hide the subject of a sentence."""
 
 
 @pytest.mark.parametrize("document", ["docs/architecture.md", "CONTRIBUTING.md"])
@@ -35,3 +40,26 @@ def test_every_link_between_documents_has_a_target() -> None:
             if not there.exists() or (anchor and anchor not in anchors(there)):
                 broken.append(f"{page.relative_to(ROOT)}: {target}#{anchor}")
     assert broken == []
+
+
+def docstrings(module: ast.Module) -> list[tuple[int, str]]:
+    """(line, text) of every string that stands alone: docstrings, and notes below a field."""
+    return [
+        (node.lineno, node.value.value)
+        for node in ast.walk(module)
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    ]
+
+
+def test_every_docstring_opens_with_its_subject() -> None:
+    paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
+        for path in paths
+        if "_pb2" not in path.name
+        for line, text in docstrings(ast.parse(path.read_text()))
+        if RIDDLE.match(text.lstrip())
+    ]
+    assert not found, "\n".join(found)
