@@ -124,15 +124,6 @@ def test_loss_and_gradient_equal_the_formula_token_by_token(aggregation, changes
         assert logprobs.grad.tolist() == pytest.approx(slopes, rel=1e-5, abs=1e-9)
 
 
-@pytest.mark.parametrize("dual_clip", [None, 1.2, 3.0])
-def test_gradient_of_the_clipped_loss_by_finite_differences(dual_clip):
-    config = make_config(train={"clip_low": 0.15, "clip_high": 0.3, "dual_clip": dual_clip})
-    logprobs, columns = columns_for(config, seed=4, reference=False)
-    assert torch.autograd.gradcheck(
-        lambda x: grpo_loss(x, columns, config.train.loss).total, (logprobs,)
-    )
-
-
 def one_token(advantage, log_ratio, **train):
     """Loss and gradient of a single token of weight 1 and staleness 0."""
     logprob = torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)

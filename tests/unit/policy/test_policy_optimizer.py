@@ -9,12 +9,12 @@ from transformers import get_linear_schedule_with_warmup
 
 from controller.ledger.specs import LearningRate
 from policy_worker.model.policy_model import ModelError, load_model, pick_device
-from policy_worker.objectives.batch import decode, staleness
+from policy_worker.objectives.batch import staleness
 from policy_worker.ranks.sharding import load_sharded_state
 from policy_worker.rows.replica import Replica
 from policy_worker.step.optimizer import build_optimizer
 from testbed.tiny_model import make_tiny_model
-from tests.fixtures.policy_models import make_config, make_group, tiny_network
+from tests.fixtures.policy_models import make_config, tiny_network
 
 CPU = torch.device("cpu")
 
@@ -59,14 +59,6 @@ def test_staleness_counts_steps_across_a_rollback():
     lines = [(8, 4), (0, 0)]
     version = np.array([8, 7, 4, 3, 9, 0])
     assert staleness(version, 6, lines).tolist() == [1, 0, 1, 2, 0, 5]
-
-
-def test_versions_are_spread_over_tokens():
-    group = make_group("t0", [1], [[3, 4, 5], [6]], [0, 1], versions=[[(4, 1), (5, 2)], [(5, 1)]])
-    batch = decode([group])
-    assert batch.version.tolist() == [4, 5, 5, 5]
-    assert batch.length.tolist() == [3, 1]
-    assert batch.group_of.tolist() == [0, 0]
 
 
 def test_an_unreadable_model_is_one_line_that_names_the_field(tmp_path):

@@ -86,26 +86,13 @@ def test_advantages_and_returns_are_those_of_the_paper(gamma, lam):
     np.testing.assert_allclose(returns, (expected + values.numpy()) * TRAINED, atol=1e-9)
 
 
-def test_a_completion_of_a_thousand_tokens_is_summed_to_its_end():
-    n = 1000
-    rewards = torch.zeros(n)
+@pytest.mark.parametrize("trained", [1.0, 0.0])
+def test_a_thousand_tokens_are_summed_to_their_end_and_untrained_ones_are_zero(trained):
+    rewards = torch.zeros(1000)
     rewards[-1] = 1.0
-    found, _ = gae(
-        rewards, torch.zeros(n), torch.ones(n), torch.zeros(n, dtype=torch.int64), gamma=1, lam=1
-    )
-    assert found.tolist() == [1.0] * n
-
-
-def test_nothing_trained_gives_zeros():
-    found, returns = gae(
-        torch.ones(3),
-        torch.ones(3),
-        torch.zeros(3),
-        torch.zeros(3, dtype=torch.int64),
-        gamma=1,
-        lam=1,
-    )
-    assert found.tolist() == returns.tolist() == [0, 0, 0]
+    columns = torch.zeros(1000), torch.full((1000,), trained), torch.zeros(1000, dtype=torch.int64)
+    found, returns = gae(rewards, *columns, gamma=1, lam=1)
+    assert found.tolist() == returns.tolist() == [trained] * 1000
 
 
 def loss_by_hand(config, columns, logprobs, before, values, old, scalars):
