@@ -20,10 +20,8 @@ def gpus_for(device: str, environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def visible_gpus(environ: Mapping[str, str], devices: Path = _DEVICES) -> tuple[str, ...]:
-    """Names of the GPUs, as CUDA_VISIBLE_DEVICES takes them; empty if there is none.
-
-    ``devices``: directory of the device files. A container has those of its own GPUs alone.
-    """
+    """Names of the GPUs, as CUDA_VISIBLE_DEVICES takes them; empty if there is none. ``devices``:
+    directory of the device files. A container has those of its own GPUs alone."""
     if VARIABLE in environ:
         named = [part.strip() for part in environ[VARIABLE].split(",")]
         # CUDA ignores what comes after a number that is no device.
@@ -43,11 +41,9 @@ class MachineGpus:
         self._held: dict[str, tuple[str, ...]] = {}
 
     def take(self, worker: str, running: Collection[str]) -> tuple[str, ...] | None:
-        """GPUs that it had before, if nobody has them, or else the first free ones; None if too
-        few are free.
-
-        ``running``: names of the workers that run or are about to. What others had is free.
-        """
+        """GPUs that it had before, if nobody has them, or else the first free ones; None if too few
+        are free. ``running``: names of the workers that run or are about to. What others had is
+        free."""
         others = (self._held.get(name, ()) for name in running if name != worker)
         taken = {gpu for gpus in others for gpu in gpus}
         if worker not in self._held or taken.intersection(self._held[worker]):

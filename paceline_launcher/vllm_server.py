@@ -16,11 +16,8 @@ OPEN_PATHS = ("/health", "/ping")
 
 
 class KeyCheck:
-    """ASGI application that refuses a request without the key before its body is read.
-
-    vLLM's own check covers paths below ``/v1`` alone; others, such as ``/invocations``, generate
-    as well.
-    """
+    """ASGI application that refuses a request without the key before its body is read. vLLM's own
+    check covers paths below ``/v1`` alone; others, such as ``/invocations``, generate as well."""
 
     def __init__(self, app: Any) -> None:
         self._app = app

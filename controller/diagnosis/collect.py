@@ -72,7 +72,10 @@ def evidence_of(controller: Controller, pace: str = "") -> Evidence:
     redis_pid = None
     if config.redis.url is None and (trouble or any(w.kind is WaitKind.STORE for w in own)):
         redis_pid = embedded_pid(controller.run_dir)
-    redis = _redis_name(controller)
+    redis = "the run's own Redis"
+    if config.redis.url is not None:  # without its password
+        redis = f"Redis at {config.redis.url.rpartition('@')[2].rpartition('//')[2]}"
+    living = (w for w in state.fleet.workers.values() if w.alive)
     stores = ", ".join(map(without_password, config.payloads.urls)) or redis
     return Evidence(
         state,
@@ -87,7 +90,7 @@ def evidence_of(controller: Controller, pace: str = "") -> Evidence:
         redis_pid=redis_pid or 0,
         lease=_lease(controller),
         own_waits=own,
-        workers=_workers(leader, now) if leader is not None else (),
+        workers=() if leader is None else tuple(_worker(leader, w, now) for w in living),
         sessionless=_sessionless(controller, now),
         since_commit_s=max(0.0, controller.clock.time() - began_t) if began_t else 0.0,
         usual_step_s=state.steps.metrics.get("step_s", 0.0),
@@ -95,11 +98,6 @@ def evidence_of(controller: Controller, pace: str = "") -> Evidence:
         pace=pace,
         desired=dict(state.desired) or desired_workers(config),
     )
-
-
-def _workers(leader: Leader, now: float) -> tuple[WorkerEvidence, ...]:
-    living = (w for w in leader.ledger.state.fleet.workers.values() if w.alive)
-    return tuple(_worker(leader, worker, now) for worker in living)
 
 
 def _worker(leader: Leader, worker: Worker, now: float) -> WorkerEvidence:
@@ -162,10 +160,3 @@ def _lease(controller: Controller) -> LeaseEvidence:
 
 def _local_kernel(host: str, pid: int) -> KernelState | None:
     return kernel_state(pid) if host == socket.gethostname() else None
-
-
-def _redis_name(controller: Controller) -> str:
-    """Redis in words, without its password."""
-    if controller.config.redis.url is None:
-        return "the run's own Redis"
-    return f"Redis at {controller.config.redis.url.rpartition('@')[2].rpartition('//')[2]}"

@@ -28,11 +28,9 @@ def reports_of(leader: Leader, state: State) -> Reports:
 
 
 def scorer_loads(leader: Leader, state: State) -> dict[str, float]:
-    """By pool: share of its workers, 0 to 1, that have as many requests as they can work on.
-
-    A model computes one batch after the other, so any request is enough. A judge behind a URL has
-    batch_size requests open at once.
-    """
+    """By pool: share of its workers, 0 to 1, that have as many requests as they can work on. A
+    model computes one batch after the other, so any request is enough. A judge behind a URL has
+    batch_size requests open at once."""
     loads: dict[str, list[float]] = {}
     for worker in state.fleet.scorers():
         session = leader.sessions.of(worker.worker_id, worker.incarnation)

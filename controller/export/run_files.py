@@ -25,11 +25,9 @@ Item = tuple[str, float, Sequence[Mapping[str, Any]]]
 
 class RunFiles(Drain[Item]):
     """Feeds a ``RunFileWriter``. A disk that fails is logged once and never stops the run.
-
     ``start`` opens the files, which takes them from an earlier leader: call it once the term is in
     the journal. A controller that does not know yet that it is deposed would take them from its
-    successor.
-    """
+    successor."""
 
     def __init__(self, run_dir: Path, *, may_write: Callable[[], bool]) -> None:
         """``may_write`` returns whether this process still leads: a deposed leader that wakes up

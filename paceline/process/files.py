@@ -36,11 +36,9 @@ PRIVATE = 0o077
 
 
 def set_process_limits() -> None:
-    """Raises the soft limit of open files to the hard one, and makes new files private.
-
-    Every connection is an open file. The usual soft limit of 1,024 is there for programs that call
-    ``select``; a fleet of 1,000 workers, or a stranger with idle connections, would use it up.
-    """
+    """Raises the soft limit of open files to the hard one, and makes new files private. Every
+    connection is an open file. The usual soft limit of 1,024 is there for programs that call
+    ``select``; a fleet of 1,000 workers, or a stranger with idle connections, would use it up."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:

@@ -44,9 +44,7 @@ class KernelState:
 
 def kernel_state(pid: int, expected: str = "", root: Path = Path("/proc")) -> KernelState | None:
     """State of a process of this machine; None if there is none, or the system has no /proc.
-
-    ``expected``: an argument of its command line. Another process of that id is not meant.
-    """
+    ``expected``: an argument of its command line. Another process of that id is not meant."""
     try:
         if expected and expected.encode() not in (root / str(pid) / "cmdline").read_bytes().split(
             b"\0"

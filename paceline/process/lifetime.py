@@ -61,10 +61,8 @@ def alive(process: psutil.Process) -> bool:
 
 def wait_ended(process: psutil.Process, timeout_s: float) -> bool:
     """Blocks until ``process`` has ended, reaped or not. Returns False after ``timeout_s`` seconds.
-
     psutil's own wait returns once the process id has vanished. In a container that may take
-    seconds, because an orphan's new parent reaps it late.
-    """
+    seconds, because an orphan's new parent reaps it late."""
     deadline = time.monotonic() + timeout_s
     while alive(process):
         if time.monotonic() >= deadline:
@@ -74,12 +72,10 @@ def wait_ended(process: psutil.Process, timeout_s: float) -> bool:
 
 
 def die_with(parent: int) -> None:
-    """Has the kernel kill this process when ``parent``, the process that started it, ends.
-
-    If the parent has ended already, this process exits. The kernel watches the thread that started
-    this process, so that thread must live as long as the process. On systems other than Linux this
-    only checks that the parent is still there.
-    """
+    """Has the kernel kill this process when ``parent``, the process that started it, ends. If the
+    parent has ended already, this process exits. The kernel watches the thread that started this
+    process, so that thread must live as long as the process. On systems other than Linux this only
+    checks that the parent is still there."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -87,11 +83,9 @@ def die_with(parent: int) -> None:
 
 
 def leave(status: int) -> NoReturn:
-    """Ends the process with ``status`` at once.
-
-    Tearing down an interpreter with torch and its threads takes seconds, and the supervisor would
-    wait for them. Files must be closed and children ended before the call.
-    """
+    """Ends the process with ``status`` at once. Tearing down an interpreter with torch and its
+    threads takes seconds, and the supervisor would wait for them. Files must be closed and children
+    ended before the call."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -103,11 +97,8 @@ def leave(status: int) -> NoReturn:
 
 
 def exit_status(main: Callable[[], int], program: str) -> int:
-    """Runs ``main`` and returns the exit status.
-
-    A ``UserError`` is printed after the program's name, without a traceback, and has its own
-    status.
-    """
+    """Runs ``main`` and returns the exit status. A ``UserError`` is printed after the program's
+    name, without a traceback, and has its own status."""
     try:
         return main()
     except UserError as error:
@@ -125,9 +116,7 @@ def exit_status(main: Callable[[], int], program: str) -> int:
 
 
 def leave_after(main: Callable[[], int], program: str = "error") -> NoReturn:
-    """Ends the process with the exit status of ``main``, at once even if ``main`` raises.
-
-    A thread stuck in a collective would keep the interpreter alive forever, and the supervisor
-    would wait for it instead of starting the process again.
-    """
+    """Ends the process with the exit status of ``main``, at once even if ``main`` raises. A thread
+    stuck in a collective would keep the interpreter alive forever, and the supervisor would wait
+    for it instead of starting the process again."""
     leave(exit_status(main, program))

@@ -52,11 +52,9 @@ _VERSIONS = (
 
 
 def memory_kills(pid: int | None = None, root: Path = ROOT) -> MemoryKills | None:
-    """Counter of the control group of process ``pid``; of this process by default.
-
-    None if there is no such process, or its memory is in no control group that can be read.
-    ``root``: directory under which proc and sys are.
-    """
+    """Counter of the control group of process ``pid``; of this process by default. None if there is
+    no such process, or its memory is in no control group that can be read. ``root``: directory
+    under which proc and sys are."""
     try:
         lines = (root / "proc" / str(pid or "self") / "cgroup").read_text().splitlines()
     except OSError:

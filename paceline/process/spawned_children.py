@@ -23,10 +23,7 @@ _THIS = "paceline.process.spawned_children"
 @contextmanager
 def hidden_in_children() -> Iterator[None]:
     """Hides in children that are spawned inside what ``hide_cuda_extensions`` has hidden here, if
-    it is anything.
-
-    Objects of the main module cannot be handed to children inside.
-    """
+    it is anything. Objects of the main module cannot be handed to children inside."""
     main = sys.modules["__main__"]
     before = main.__spec__
     if any(sys.modules.get(name, main) is None for name in EXTENSIONS):

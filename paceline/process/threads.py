@@ -37,11 +37,8 @@ def start(target: Callable[..., object], name: str, args: Iterable[Any] = ()) ->
 
 
 def on_exit(method: Callable[[], None]) -> None:
-    """Registers a bound method that makes threads stop.
-
-    It is called at interpreter exit, before the threads are waited for, if its object is still
-    alive.
-    """
+    """Registers a bound method that makes threads stop. It is called at interpreter exit, before
+    the threads are waited for, if its object is still alive."""
     _hooks[:] = [hook for hook in _hooks if hook() is not None]
     _hooks.append(weakref.WeakMethod(method))
 

@@ -36,11 +36,8 @@ class TorchrunPlace:
 
 def torchrun_place(environ: Mapping[str, str], ranks: int) -> TorchrunPlace | None:
     """The place that ``environ`` gives this process; None if none of RANK, WORLD_SIZE and
-    LOCAL_RANK is set.
-
-    ``ranks``: fleet.policy_ranks. Raises BadInput if the variables are incomplete, contradict one
-    another, or contradict ``ranks``.
-    """
+    LOCAL_RANK is set. ``ranks``: fleet.policy_ranks. Raises BadInput if the variables are
+    incomplete, contradict one another, or contradict ``ranks``."""
     if not any(environ.get(name) for name in PLACE):
         return None
     if missing := [name for name in (*PLACE, *MASTER) if not environ.get(name)]:

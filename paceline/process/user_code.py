@@ -77,10 +77,8 @@ class NotFound(Exception):
 
 
 def find(name: str) -> Any:
-    """The function that ``package.module:function`` names. Raises NotFound, with one line.
-
-    A module of the start directory is found after every installed one.
-    """
+    """The function that ``package.module:function`` names. Raises NotFound, with one line. A module
+    of the start directory is found after every installed one."""
     module_name, _, attribute = name.partition(":")
     if not (module_name and attribute):
         raise NotFound("it must have the form package.module:function")

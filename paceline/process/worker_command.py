@@ -24,11 +24,9 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 
 
 def worker_command(role: str, run: Callable[[Config, argparse.Namespace], int]) -> NoReturn:
-    """Parses the command line, calls ``run`` and ends the process with its exit status.
-
-    ``role``: policy, rollout or scorer. ``run`` imports torch itself: its thread pools are sized
-    here, once.
-    """
+    """Parses the command line, calls ``run`` and ends the process with its exit status. ``role``:
+    policy, rollout or scorer. ``run`` imports torch itself: its thread pools are sized here,
+    once."""
 
     def main() -> int:
         options = _parser(role).parse_args()
@@ -48,10 +46,8 @@ def worker_command(role: str, run: Callable[[Config, argparse.Namespace], int]) 
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """For the imports of torch and transformers, which make a million objects that stay.
-
-    The garbage collector would look at all of them a dozen times: a fifth of a worker's start.
-    """
+    """For the imports of torch and transformers, which make a million objects that stay. The
+    garbage collector would look at all of them a dozen times: a fifth of a worker's start."""
     gc.disable()
     try:
         yield

@@ -23,11 +23,8 @@ class Resources:
 
     def read(self) -> dict[str, float]:
         """rss_bytes (this process) and memory_bytes (with its children; shared pages count in
-        each).
-
-        On CUDA also gpu_memory_bytes (used on the visible devices, by any process) and, if NVML
-        is installed, gpu_utilization (mean of the devices, 0 to 1).
-        """
+        each). On CUDA also gpu_memory_bytes (used on the visible devices, by any process) and, if
+        NVML is installed, gpu_utilization (mean of the devices, 0 to 1)."""
         now = time.monotonic()
         if now - self._read_at >= REFRESH_S:
             self._read_at = now

@@ -63,11 +63,8 @@ class Provider(ABC):
 
     async def converge(self, status: admin_pb2.StatusReply) -> str:
         """Moves the fleet towards ``status.desired``. Returns quickly and never blocks the event
-        loop.
-
-        Returns a line for people that names what is still missing; empty if nothing is. Raises
-        Trouble if it cannot act now; it is then called again a little later.
-        """
+        loop. Returns a line for people that names what is still missing; empty if nothing is.
+        Raises Trouble if it cannot act now; it is then called again a little later."""
         if status.phase not in AT_WORK:
             return ""
         pools = in_order(status.desired)
@@ -92,9 +89,7 @@ class Moves:
 
 def moves(desired: int, staying: Iterable[str]) -> Moves:
     """Changes from ``staying`` to ``desired`` workers. Names with the highest numbers leave first.
-
-    ``staying``: names of the workers that run or start and are not leaving.
-    """
+    ``staying``: names of the workers that run or start and are not leaving."""
     names = sorted(staying, key=number, reverse=True)
     return Moves(max(0, desired - len(names)), tuple(names[: max(0, len(names) - desired)]))
 

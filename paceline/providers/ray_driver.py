@@ -48,11 +48,9 @@ class Driver:
 
     def placed(self) -> list[dict[str, Any]]:
         """Every worker that has a placement group. If its actor is gone, the worker has ended.
-
         pending: it is not placed yet. silent: it is placed, but its actor did not answer in time.
         The actor may be starting, or its machine may be busy or unreachable; the worker may be
-        running.
-        """
+        running."""
         from ray.util import list_named_actors, placement_group_table
 
         prefix = f"paceline-{self.run}:"

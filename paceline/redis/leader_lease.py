@@ -53,11 +53,9 @@ def controllers_key(run_id: str) -> str:
 
 
 def release_dead(url: str, run_id: str, controller_id: str, pid: int) -> bool:
-    """Deletes the lease if it names process ``pid`` of ``controller_id`` on this host.
-
-    Only for callers that know that the process has ended. Returns whether a lease was released;
-    False also if Redis does not answer, because the lease then expires by itself.
-    """
+    """Deletes the lease if it names process ``pid`` of ``controller_id`` on this host. Only for
+    callers that know that the process has ended. Returns whether a lease was released; False also
+    if Redis does not answer, because the lease then expires by itself."""
     try:
         with connect_sync(url, timeout_s=1.0) as client:
             value = client.get(lease_key(run_id))
@@ -73,11 +71,9 @@ def release_dead(url: str, run_id: str, controller_id: str, pid: int) -> bool:
 
 
 def living_leader(url: str, run_id: str) -> LeaderIdentity | None:
-    """The run's leader if it is alive; None if there is none.
-
-    A lease that is renewed has a living holder. A lease whose holder has died expires without a
-    renewal. Blocks until one of the two is seen. Raises redis' own errors.
-    """
+    """The run's leader if it is alive; None if there is none. A lease that is renewed has a living
+    holder. A lease whose holder has died expires without a renewal. Blocks until one of the two is
+    seen. Raises redis' own errors."""
     with connect_sync(url, timeout_s=1.0) as client:
         before_ms = client.pttl(lease_key(run_id))
         while (left_ms := client.pttl(lease_key(run_id))) > 0:

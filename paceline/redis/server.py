@@ -79,11 +79,9 @@ reports what it has ended of. The second may run before that one has looked at t
 
 
 def ensure_redis(run_dir: Path, cfg: RedisConfig) -> RedisEndpoint:
-    """Finds or starts the run's Redis and waits until it answers.
-
-    If ``cfg.url`` is set, that server is only probed. Raises NoRedis with the remedy. Blocks for
-    tens of milliseconds, or longer if a large append-only file is loaded.
-    """
+    """Finds or starts the run's Redis and waits until it answers. If ``cfg.url`` is set, that
+    server is only probed. Raises NoRedis with the remedy. Blocks for tens of milliseconds, or
+    longer if a large append-only file is loaded."""
     if cfg.url is not None:
         return _probe_existing(cfg.url)
     home = private_directory(run_dir / "redis")
@@ -110,10 +108,8 @@ def redis_log(run_dir: Path) -> Path:
 
 
 def stop_redis(run_dir: Path, *, timeout_s: float = 10.0) -> bool:
-    """Stops the embedded server of ``run_dir`` once its last write is on disk.
-
-    Returns whether one was running.
-    """
+    """Stops the embedded server of ``run_dir`` once its last write is on disk. Returns whether one
+    was running."""
     home = run_dir / "redis"
     if not home.is_dir():
         return False

@@ -95,10 +95,8 @@ def _run_at(controllers: str | None) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The controllers that a command's options name, and how to speak to them.
-
-    Its fields are the options: ``takes_target`` adds them to a command.
-    """
+    """The controllers that a command's options name, and how to speak to them. Its fields are the
+    options: ``takes_target`` adds them to a command."""
 
     run_dir: RunDirOption = None
     controllers: Annotated[
@@ -123,10 +121,8 @@ class Target:
         return parse_addresses(self.controllers or "")
 
     def auth(self, config: AuthConfig | None = None) -> AuthConfig:
-        """``config``, or that of the run directory, with what the options replace.
-
-        If it names no token, the run's own one is used.
-        """
+        """``config``, or that of the run directory, with what the options replace. If it names no
+        token, the run's own one is used."""
         from paceline.config.sections.services import AuthConfig
         from paceline.rpc.auth import TOKEN_FILE
 
@@ -238,10 +234,8 @@ def with_options(command: Callable[..., None], *, name: str, kind: type) -> Call
 
 
 def takes_target(command: Callable[..., None], *, optional: bool = False) -> Callable[..., None]:
-    """Adds the options that find a run; ``command`` gets them as its argument ``target``.
-
-    Without any of them, and unless they are ``optional``, it is the run of ./runs.
-    """
+    """Adds the options that find a run; ``command`` gets them as its argument ``target``. Without
+    any of them, and unless they are ``optional``, it is the run of ./runs."""
 
     @functools.wraps(command)
     def run(target: Target, **given: Any) -> None:

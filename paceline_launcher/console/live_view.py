@@ -58,9 +58,7 @@ class PlainConsole:
         when = f"{time.monotonic() - self._began:7.1f}s" if t is None else _clock(t)
         self._out.print(f"{when}  {printable(line)}", markup=False, highlight=False, soft_wrap=True)
 
-    def keep(self, line: str) -> None:
-        """Takes a line that must stay in sight."""
-        self.note(line)
+    keep = note  # of a line that must stay in sight
 
     def close(self) -> None:
         pass
@@ -139,10 +137,8 @@ def picture(
     width: int = 150,
 ) -> Group:
     """The whole view: progress, rewards, processes and the last events (Unix seconds, text).
-
     ``processes``: lines for processes, at most. ``width``: columns; the bars leave room for the
-    time left.
-    """
+    time left."""
     parts: list[RenderableType] = []
     if status is not None:
         learning = Text.assemble(

@@ -46,10 +46,8 @@ TASKS = ("pending", "leased", "ready", "in step", "trained")
 def fleet_table(
     status: admin_pb2.StatusReply, *, gone: bool = True, most: int | None = None
 ) -> Table:
-    """A row for each process; ``gone``: include dead and stopped workers.
-
-    ``most``: rows at most. Workers that just run are left out first, and are counted.
-    """
+    """A row for each process; ``gone``: include dead and stopped workers. ``most``: rows at most.
+    Workers that just run are left out first, and are counted."""
     workers = [w for w in status.workers if gone or w.state not in GONE]
     room = len(workers) if most is None else max(0, most - len(status.controllers))
     shown, left_out = workers, 0

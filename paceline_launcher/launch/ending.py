@@ -23,9 +23,8 @@ async def export_newest(
     give_up: asyncio.Future[None] | None = None,
 ) -> Path | None:
     """The Hugging Face directory, written by a process of its own: this one must not import torch.
-
-    None if there is no checkpoint, or it failed, or took EXPORT_LIMIT_S, or ``give_up`` was done.
-    """
+    None if there is no checkpoint, or it failed, or took EXPORT_LIMIT_S, or ``give_up`` was
+    done."""
     checkpoints = Projection.read(run_dir).history.checkpoints
     if not checkpoints:
         note("no checkpoint to export")

@@ -112,11 +112,9 @@ class Witness:
 
 
 def end_in_log(log: Path, pid: int) -> Finding | None:
-    """Cause of the end of an embedded Redis of which nobody has the exit status, by its own log.
-
-    A controller may have started the server and ended before it: the status is lost with it then.
-    None if ``log`` has no start of server ``pid``.
-    """
+    """Cause of the end of an embedded Redis of which nobody has the exit status, by its own log. A
+    controller may have started the server and ended before it: the status is lost with it then.
+    None if ``log`` has no start of server ``pid``."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - READ_BYTES))

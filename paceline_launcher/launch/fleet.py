@@ -92,10 +92,8 @@ class Fleet:
 
     def adopt_all(self) -> int:
         """Takes over the living processes of the earlier fleet and starts missing controllers.
-
         ``reconcile`` starts missing workers once the ledger says how many are desired, which is
-        none if the run has ended meanwhile. Returns the number of processes taken over.
-        """
+        none if the run has ended meanwhile. Returns the number of processes taken over."""
         living = {p.name: i for p in self.record.processes for i in p.ids if i.alive()}
         if (machine := self.workers.machine) is not None:
             for name, identity in living.items():
@@ -153,10 +151,8 @@ class Fleet:
                 child.terminate()  # rank 0 is at another place by now: it would wait in vain
 
     async def rank_variables(self, process: FleetProcess) -> Mapping[str, str] | None:
-        """Variables of a rank of a replica on several nodes, {} for any other process.
-
-        None: it is not known yet where the ranks meet.
-        """
+        """Variables of a rank of a replica on several nodes, {} for any other process. None: it is
+        not known yet where the ranks meet."""
         place = self.workers.place_of(process.name) if process.role in (POLICY, RANK) else None
         if place is None or not place.rest:
             return {}
@@ -172,10 +168,8 @@ class Fleet:
         return rank_environment(place, self.workers.node, rank, point)
 
     async def wait_workers(self, names: Collection[str], limit_s: float) -> None:
-        """Waits until these workers have ended by themselves, at most ``limit_s`` seconds.
-
-        Workers on other nodes count: they may be writing the last checkpoint.
-        """
+        """Waits until these workers have ended by themselves, at most ``limit_s`` seconds. Workers
+        on other nodes count: they may be writing the last checkpoint."""
         tasks = [p.task for p in self._active() if p.name in names and p.task is not None]
         elsewhere = {name for name in names if name not in self.processes}
         await asyncio.gather(

@@ -118,10 +118,8 @@ class FollowingNode:
         self._phase, self._session = "", job.session
 
     async def _look(self, fleet: Fleet) -> bool:
-        """Looks at the run once, and acts on it. True if it needs workers.
-
-        Raises Unreachable if node 0 has been silent for too long.
-        """
+        """Looks at the run once, and acts on it. True if it needs workers. Raises Unreachable if
+        node 0 has been silent for too long."""
         try:
             status = await leader_status(fleet.control, ASK_LIMIT_S)
         except ControlPlaneUnavailable:

@@ -71,10 +71,8 @@ def settings_digest(config: Config) -> str:
 
 def served_settings(config: Config, place: NodePlace, run_dir: Path) -> Config:
     """``config`` of node 0: other nodes can reach its controllers and its Redis, on known ports.
-
     Without a configured token, the run's own one is asked for: every node reads it in the run's
-    directory.
-    """
+    directory."""
     changes: dict[str, object] = {}
     if place.port:
         first = config.controller.port or place.port

@@ -47,9 +47,7 @@ def node_place(
     master: str | None = None,
 ) -> NodePlace:
     """The place that the options, or else ``environ``, give this node. ``master``: "host:port".
-
-    Raises BadInput if something is missing, or if two of them contradict each other.
-    """
+    Raises BadInput if something is missing, or if two of them contradict each other."""
     if (rank is None) != (nodes is None):
         given, missing = ("--node-rank", "--nodes") if nodes is None else ("--nodes", "--node-rank")
         raise BadInput(f"{given} is given without {missing}: give both, or neither")

@@ -74,10 +74,8 @@ class NodeWorkers:
         return self.placement is None or (place is not None and place.node == self.node)
 
     def take(self, name: str, running: Collection[str]) -> tuple[str, ...] | None:
-        """GPUs of a process that is about to start; None if too few are free.
-
-        ``running``: names of the processes of this node that run or are about to.
-        """
+        """GPUs of a process that is about to start; None if too few are free. ``running``: names of
+        the processes of this node that run or are about to."""
         if self.placement is None:
             return self.machine.take(name, running) if self.machine is not None else ()
         numbers = self._gpus_of(name)
@@ -95,9 +93,7 @@ class NodeWorkers:
         self, status: admin_pb2.StatusReply, pool: str, staying: Iterable[str], here: Iterable[str]
     ) -> set[str]:
         """Names of the workers of ``pool`` that the ledger's desired number stands for.
-
-        ``staying``: this node's workers that were not asked to leave; ``here``: all that run.
-        """
+        ``staying``: this node's workers that were not asked to leave; ``here``: all that run."""
         if self.placement is not None:
             numbers = wanted_on_nodes(status, pool, self.placement)
         else:

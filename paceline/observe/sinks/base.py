@@ -40,18 +40,12 @@ class Point:
 
 
 class Sink(Protocol):
-    """A destination for curves, called from a thread of its own.
-
-    Any method may block and may raise. After an error the sink is closed, and a new one is made and
-    opened after a pause.
-    """
+    """A destination for curves, called from a thread of its own. Any method may block and may
+    raise. After an error the sink is closed, and a new one is made and opened after a pause."""
 
     def open(self) -> int | None:
-        """Connects, and continues the external run if there is one.
-
-        Returns the number of the last point it holds; only later points are then written. None: the
-        whole curve is written.
-        """
+        """Connects, and continues the external run if there is one. Returns the number of the last
+        point it holds; only later points are then written. None: the whole curve is written."""
 
     def write(self, points: Sequence[Point]) -> None:
         """Appends points, in order."""

@@ -39,11 +39,9 @@ def check_sinks(config: Config) -> None:
 
 
 def sink_maker(name: str, run: ExternalRun) -> Callable[[], Sink]:
-    """A function that makes the sink of that name.
-
-    It is called in the sink's own thread, because the sink's package may be slow to import. A
-    user-defined factory is called with the ExternalRun.
-    """
+    """A function that makes the sink of that name. It is called in the sink's own thread, because
+    the sink's package may be slow to import. A user-defined factory is called with the
+    ExternalRun."""
 
     def make() -> Sink:
         module, _, attribute = BUILT_IN.get(name, (name, None))[0].partition(":")

@@ -32,11 +32,9 @@ STUCK_S = 30.0
 
 
 class SinkThread(Drain[Mapping[str, Any]]):
-    """Feeds the sink that ``make`` creates with the run's metric rows until ``begin_close``.
-
-    Rows are ``put`` as they are committed. ``path`` (metrics.jsonl) has those before, and those
-    that a sink missed while it failed.
-    """
+    """Feeds the sink that ``make`` creates with the run's metric rows until ``begin_close``. Rows
+    are ``put`` as they are committed. ``path`` (metrics.jsonl) has those before, and those that a
+    sink missed while it failed."""
 
     def __init__(
         self,

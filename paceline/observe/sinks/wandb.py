@@ -11,10 +11,8 @@ from paceline.observe.sinks.base import ExternalRun, Point
 
 class WandbSink:
     """Each point's number is its fixed W&B step, so a point that is sent again is still one point.
-
     Online, the next leader continues after the last step that the service has. Offline, it writes
-    the whole curve into a directory of its own: the newest offline directory is always complete.
-    """
+    the whole curve into a directory of its own: the newest offline directory is always complete."""
 
     def __init__(self, run: ExternalRun) -> None:
         import wandb

@@ -34,10 +34,8 @@ def _checkpoint_of(given: Path) -> Path:
 
 
 def check_begins_elsewhere(settings: Config, directory: Path) -> str:
-    """Sentence for users about a run that begins with a checkpoint; empty for any other.
-
-    Raises BadInput if the checkpoint cannot be read, or is the run's own.
-    """
+    """Sentence for users about a run that begins with a checkpoint; empty for any other. Raises
+    BadInput if the checkpoint cannot be read, or is the run's own."""
     if settings.model.initial_checkpoint is None:
         return ""
     path = Path(settings.model.initial_checkpoint)

@@ -237,7 +237,7 @@ def _lead(this: _Node, wait_s: float, as_json: bool) -> int:
         settings = served_settings(this.config, this.place, this.run_dir)
         own_token(this.run_dir)
         here = settings.fleet.provider == "local"
-        check(settings, this.run_dir, fresh=False, workers=here, placed=True)
+        check(settings, this.run_dir, workers=here, placed=True)
         check_no_leader(settings)
         _resolved(this.place.master, wait_s)
         names = ", ".join(_workers_here(this)) or "no worker"
@@ -278,6 +278,7 @@ def _resolved(host: str, wait_s: float) -> None:
 
 
 def _follow(this: _Node, wait_s: float) -> int:
+    from paceline_launcher.cli.control.up import check
     from paceline_launcher.launch.follower import FollowingNode
     from paceline_launcher.launch.job import node_directory
     from paceline_launcher.launch.meeting import Meeting
@@ -290,20 +291,9 @@ def _follow(this: _Node, wait_s: float) -> int:
         meeting = Meeting(this.place, this.run_dir, this.job, wait_s, note)
         return await FollowingNode(meeting, this.workers).run()
 
-    _check_inputs(this.config, this.run_dir)
+    check(this.config, this.run_dir, control=False, placed=True)
     home = node_directory(this.run_dir, this.place.rank)
     with locked(home):
         if left := end_leftovers(home):
             note(f"ended {len(left)} processes that an earlier start left behind")
         return asyncio.run(run())
-
-
-def _check_inputs(config: Config, run_dir: Path) -> None:
-    """Raises BadInput if this node lacks what its workers read."""
-    from paceline_launcher.preflight.checks import Place, run_checks
-    from paceline_launcher.preflight.findings import Start
-
-    start = Start(config, run_dir, here=True, placed=True)
-    checks = run_checks(start, Place.WORKERS)
-    if failed := [str(check) for check in checks if check.state == "fail"]:
-        raise BadInput("\n".join(failed))

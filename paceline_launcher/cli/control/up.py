@@ -88,7 +88,7 @@ def up(
             raise typer.Exit(
                 run_to_end(settings, directory, workers, line, as_json=as_json, earlier=earlier)
             )
-    found = check(settings, directory, fresh)
+    found = check(settings, directory, fresh=fresh)
     if dry_run:
         if as_json:
             ready = {"ready": True, "run": settings.run.name, "run_dir": str(directory)}
@@ -124,18 +124,25 @@ def steps_to_extend_to(settings: Config, directory: Path) -> int:
 
 
 def check(
-    settings: Config, directory: Path, fresh: bool, *, workers: bool = True, placed: bool = False
+    settings: Config,
+    directory: Path,
+    *,
+    fresh: bool = False,
+    control: bool = True,
+    workers: bool = True,
+    placed: bool = False,
 ) -> dict[str, str]:
     """Prints warnings, and returns what was found out about length and GPUs, by the name of the
     check.
 
-    ``workers``: they run on this machine, with the controllers. ``placed``: they have places among
-    nodes already. Raises BadInput with a line for each check that failed.
+    ``control``: Redis and the controllers start on this machine. ``workers``: workers do.
+    ``placed``: they have places among nodes already. Raises BadInput with a line for each check that failed.
     """
     from paceline_launcher.preflight.checks import LENGTH, PLACEMENT, Place, run_checks
     from paceline_launcher.preflight.findings import Start
 
-    at = Place.ANYWHERE | Place.CONTROL | (Place.WORKERS if workers else Place(0))
+    at = Place.ANYWHERE | Place.CONTROL if control else Place(0)
+    at |= Place.WORKERS if workers else Place(0)
     start = Start(settings, directory, fresh=fresh, here=True, placed=placed)
     checks = list(run_checks(start, at))
     failed = [str(check) for check in checks if check.state == "fail"]
@@ -215,29 +222,14 @@ def _fleet_line(settings: Config) -> str:
 
 
 def print_outcome(summary: dict[str, Any], status: str, directory: Path) -> None:
-    from rich.table import Table
-    from rich.text import Text
+    from paceline_launcher.console.terminal import out_console, printable, short, table
 
-    from paceline_launcher.console.terminal import out_console, printable
+    def cell(value: Any) -> Any:
+        is_dict = isinstance(value, dict)
+        return ", ".join(f"{k} {short(v)}" for k, v in value.items()) if is_dict else value
 
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="dim")
-    table.add_column()
-    for name, value in summary.items():
-        if value is None or value == [] or value == {}:
-            continue
-        if isinstance(value, float):
-            shown = f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
-        elif isinstance(value, dict):
-            parts = (
-                f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in value.items()
-            )
-            shown = ", ".join(parts)
-        else:
-            shown = str(value)
-        # Text: a table would read the brackets of a reason as markup.
-        table.add_row(name, Text(printable(shown)))
-    out_console().print(table)
+    rows = [(name, cell(value)) for name, value in summary.items() if value not in (None, [], {})]
+    out_console().print(table("|", rows, header=False))
     typer.echo(f"summary: {directory / 'summary.json'}")
     if summary.get("export"):
         typer.echo(f"exported model: {summary['export']}")

@@ -40,17 +40,12 @@ from rollout_worker.tasks.group_producer import GroupProducer
 
 @dataclass(slots=True)
 class Judged:
-    rows: int
-    """Rows to evaluate."""
-    scores: dict[int, RowScore] = field(default_factory=dict)
-    """Scores by row of the data."""
-    failed: Counter[str] = field(default_factory=Counter)
-    """Rows without a score, by reason."""
-    example: str = ""
-    """Error of the first row that failed."""
+    rows: int  # rows to evaluate
+    scores: dict[int, RowScore] = field(default_factory=dict)  # scores by row of the data
+    failed: Counter[str] = field(default_factory=Counter)  # rows without a score, by reason
+    example: str = ""  # error of the first row that failed
     interrupted: bool = False
-    generate_s: float = 0.0
-    """Time from the first prompt to the last score."""
+    generate_s: float = 0.0  # time from the first prompt to the last score
 
     @property
     def finished(self) -> int:

@@ -21,8 +21,7 @@ from paceline_launcher.cli.common import SetOption
 RECORDED_FIELDS = tuple(
     f"{name}_field" for name in ("messages", "completion", "chosen", "rejected", "margin", "label")
 )
-SET = "data"
-"""Name of the set in the configuration."""
+SET = "data"  # name of the set in the configuration
 
 
 class EngineName(StrEnum):
