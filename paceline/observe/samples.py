@@ -78,7 +78,9 @@ class ArchiveWriter:
         self._directory.mkdir(parents=True, exist_ok=True)
         types = {**_FACTS, **dict.fromkeys(_CONTENT, "string")}
         schema = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in types.items()])
-        table = pa.Table.from_pylist([_row(row) for row in rows], schema=schema)
+        table = pa.Table.from_pylist(
+            [{name: row.get(name) for name in types} for row in rows], schema=schema
+        )
         merged = self._newest
         if merged is not None and merged.stat().st_size < _SMALL_BYTES:
             table = pa.concat_tables([pq.read_table(merged, partitioning=None), table])
@@ -212,7 +214,3 @@ def _trained_steps(table: Any) -> str:
     pairs = zip(*(table.column(name).to_pylist() for name in ("step", "state")), strict=True)
     steps = [step for step, state in pairs if state != "dropped"]
     return f"{min(steps, default=0):08d}-{max(steps, default=0):08d}"
-
-
-def _row(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: row.get(name) for name in (*_FACTS, *_CONTENT)}

@@ -190,10 +190,13 @@ class Target:
         return read_token(auth), root
 
 
-def default_run() -> Path:
-    """The run in ./runs that is running, or else the newest one. Raises BadInput."""
+def given_or_default(run_dir: Path | None) -> Path:
+    """``run_dir``, or without it the run in ./runs that is running, or else the newest one, which is
+    named on standard error. Raises BadInput."""
     from paceline.observe.runs import find_runs
 
+    if run_dir is not None:
+        return run_dir
     found = find_runs(Path("runs")) if Path("runs").is_dir() else []
     running = [run for run in found if run.state == "running"]
     if len(running) > 1:
@@ -201,17 +204,9 @@ def default_run() -> Path:
         raise BadInput(f"several runs are running ({names}): give --run-dir DIR")
     if not found:
         raise BadInput("no run in ./runs: give either --run-dir DIR or --controllers HOST:PORT,...")
-    return (running or found)[0].path
-
-
-def given_or_default(run_dir: Path | None) -> Path:
-    """``run_dir``, or without it the run of ./runs, which is named on standard error. Raises
-    BadInput."""
-    if run_dir is not None:
-        return run_dir
-    found = default_run()
-    typer.echo(f"run: {found}", err=True)
-    return found
+    chosen = (running or found)[0].path
+    typer.echo(f"run: {chosen}", err=True)
+    return chosen
 
 
 def with_options(command: Callable[..., None], *, name: str, kind: type) -> Callable[..., None]:

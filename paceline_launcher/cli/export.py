@@ -35,8 +35,7 @@ def export(
         typer.Option(
             metavar="NAME",
             help="A part that the run trains, such as critic; default: the policy, or the only "
-            "part. One with a "
-            "scalar head becomes an AutoModelForSequenceClassification.",
+            "part. One with a scalar head becomes an AutoModelForSequenceClassification.",
         ),
     ] = None,
     trust_remote_code: Annotated[
@@ -83,15 +82,13 @@ def _checkpoint(source: Path, *, best: bool) -> Path:
     if not (source / "events.jsonl").is_file():
         if best:
             raise BadInput(f"{source}: --best needs the directory of a run, with its events.jsonl")
-        # A policy worker that was started by hand may have a directory without the controller's
-        # events.
+        # The directory of a policy worker that was started by hand may have no events.
         found = next(reversed(complete(source / "checkpoints")), source)
         if found == source and not (source / "meta.json").is_file():
             raise BadInput(
                 f"{source} is neither a checkpoint (it has no meta.json) nor the directory of a "
-                "run (it has no "
-                "events.jsonl and no complete checkpoint). Give one of them; `paceline runs` "
-                "lists runs"
+                "run (it has no events.jsonl and no complete checkpoint). Give one of them; "
+                "`paceline runs` lists runs"
             )
         return found
     history = Projection.read(source).history
@@ -100,8 +97,7 @@ def _checkpoint(source: Path, *, best: bool) -> Path:
     if best and history.best is None:
         raise BadInput(
             f"{source}: no checkpoint has a held-out reward. Set data.eval_path, and "
-            "train.eval_every "
-            "to a multiple of train.checkpoint_every; or export without --best"
+            "train.eval_every to a multiple of train.checkpoint_every; or export without --best"
         )
     chosen = history.best if best and history.best is not None else history.checkpoints[-1]
     path = Path(chosen.path)

@@ -9,7 +9,6 @@ one that all nodes share.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter
 
-from paceline.config.load import changed_config, to_toml
+from paceline.config.load import changed_config
 from paceline.config.schema import Config
 from paceline.process.files import new_private_directory
 from paceline.rpc.addresses import is_loopback
@@ -63,10 +62,6 @@ class RunOutcome:
     status: str  # finished, failed or interrupted
     exit_code: int
     reason: str = ""
-
-
-def settings_digest(config: Config) -> str:
-    return hashlib.sha256(to_toml(config).encode()).hexdigest()[:32]
 
 
 def served_settings(config: Config, place: NodePlace, run_dir: Path) -> Config:

@@ -56,10 +56,8 @@ class Sink(Protocol):
 
 def curve_name(metric: str) -> str:
     """Name of a metric's curve, grouped by prefix: time/..., queue/..., eval/..., train/..."""
-    for prefix in ("time_", "queue_", "eval_"):
-        if metric.startswith(prefix):
-            return f"{prefix[:-1]}/{metric.removeprefix(prefix)}"
-    return f"train/{metric}"
+    group, _, name = metric.partition("_")
+    return f"{group}/{name}" if name and group in ("time", "queue", "eval") else f"train/{metric}"
 
 
 class Points:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import uuid
 from dataclasses import dataclass
@@ -119,8 +120,8 @@ def _this_node(
     places: list[str],
 ) -> _Node:
     """Raises BadInput if command line, environment and settings contradict one another."""
-    from paceline.config.load import load_config
-    from paceline_launcher.launch.job import NodeJob, settings_digest
+    from paceline.config.load import load_config, to_toml
+    from paceline_launcher.launch.job import NodeJob
     from paceline_launcher.launch.node_environment import node_place
     from paceline_launcher.launch.node_workers import NodeWorkers
     from paceline_launcher.machine_gpus import gpus_for
@@ -151,7 +152,7 @@ def _this_node(
     directory = run_dir or default_run_dir(settings)
     require_answer("--run-dir", directory)
     directory = directory.resolve()
-    digest = settings_digest(settings)
+    digest = hashlib.sha256(to_toml(settings).encode()).hexdigest()[:32]
     job = NodeJob(uuid.uuid4().hex, settings.run.name, place.nodes, len(mine), roles, digest)
     return _Node(settings, directory, place, job, workers)
 
