@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.observe.fleet_file import FleetRecord, supervisor_gone
@@ -79,19 +78,11 @@ class Provider(ABC):
         """Closes connections. Workers keep running."""
 
 
-@dataclass(frozen=True, slots=True)
-class Moves:
-    """Changes to the workers of one pool: the number to start and the names to drain."""
-
-    start: int
-    drain: tuple[str, ...]
-
-
-def moves(desired: int, staying: Iterable[str]) -> Moves:
-    """Changes from ``staying`` to ``desired`` workers. Names with the highest numbers leave first.
-    ``staying``: names of the workers that run or start and are not leaving."""
+def moves(desired: int, staying: Iterable[str]) -> tuple[int, list[str]]:
+    """Workers to start, and names to drain, so that ``desired`` of the pool are left; the highest
+    numbers leave first. ``staying``: workers that run or start and are not leaving."""
     names = sorted(staying, key=number, reverse=True)
-    return Moves(max(0, desired - len(names)), tuple(names[: max(0, len(names) - desired)]))
+    return max(0, desired - len(names)), names[: max(0, len(names) - desired)]
 
 
 def number(name: str) -> tuple[int, str]:
@@ -128,13 +119,13 @@ class NoProvider(Provider):
     async def _converge_pool(self, pool: str, status: admin_pb2.StatusReply) -> str:
         here = staying(status, pool)
         desired = desired_of(status, pool)
-        todo = moves(desired, here)
-        for name in todo.drain:
+        missing, surplus = moves(desired, here)
+        for name in surplus:
             await self._drain(here[name])
-        if not todo.start:
+        if not missing:
             return ""
         return (
-            f"{todo.start} of {desired} {pool} workers are missing: start them with "
+            f"{missing} of {desired} {pool} workers are missing: start them with "
             f"`{command(status, pool)}`"
         )
 

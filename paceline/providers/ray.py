@@ -86,14 +86,14 @@ class RayProvider(Provider):
             and (known[name].pid == p.pid or p.state == "silent")
             and known[name].state in ("draining", "stopped")
         }
-        todo = moves(desired_of(status, pool), here.keys() - leaving)
-        for name in todo.drain:
+        missing, surplus = moves(desired_of(status, pool), here.keys() - leaving)
+        for name in surplus:
             worker = staying(status, pool).get(name)
             if worker is not None and worker.pid == here[name].pid:
                 await self._drain(worker)
             elif here[name].state == "pending":
                 await self._ask(op="remove", name=name)
-        for name in free_names(pool, here, todo.start):
+        for name in free_names(pool, here, missing):
             await self._ask(op="start", **self._order(pool, name, status))
         waiting = sorted((n for n, p in here.items() if p.state == "pending"), key=number)
         return f"{', '.join(waiting)}: waiting for cluster resources" if waiting else ""

@@ -32,11 +32,11 @@ names = st.sets(st.integers(min_value=0, max_value=30).map("rollout-{}".format),
 
 @given(st.integers(min_value=0, max_value=8), names)
 def test_after_the_moves_there_are_as_many_as_wanted(wanted: int, there: set[str]) -> None:
-    todo = moves(wanted, there)
-    assert len(there) + todo.start - len(todo.drain) == wanted
-    assert set(todo.drain) <= there
-    assert not (todo.start and todo.drain)
-    left = there - set(todo.drain)
+    missing, surplus = moves(wanted, there)
+    assert len(there) + missing - len(surplus) == wanted
+    assert set(surplus) <= there
+    assert not (missing and surplus)
+    left = there - set(surplus)
     oldest = sorted(there, key=lambda n: int(n.rpartition("-")[2]))[: len(left)]
     assert left == set(oldest)
 
