@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -66,7 +67,51 @@ def write_run(where: Path, *, rows: int = 64, **sections: dict[str, Any]) -> Pat
     return path
 
 
-class Up:
+class RunFiles:
+    """A run, as its directory tells of it."""
+
+    run_dir: Path
+
+    def homes(self) -> list[Path]:
+        """Directories with a record of the processes that were started."""
+        return [self.run_dir]
+
+    def step(self) -> int:
+        """Newest committed step."""
+        return max((r["step"] for r in self.metrics() if r["kind"] == "step"), default=0)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        return self._lines("metrics.jsonl")
+
+    def events(self, kind: str | None = None) -> list[dict[str, Any]]:
+        return [e for e in self._lines("events.jsonl") if kind in (None, e["type"])]
+
+    def _lines(self, name: str) -> list[dict[str, Any]]:
+        path = self.run_dir / name
+        text = path.read_text() if path.exists() else ""
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+    def summary(self) -> dict[str, Any]:
+        value: dict[str, Any] = json.loads((self.run_dir / "summary.json").read_text())
+        return value
+
+    def logs(self) -> str:
+        """Ends of all logs."""
+        found = sorted((self.run_dir / "logs").glob("*.log"))
+        return "".join(f"\n--- {p.name}\n{p.read_text(errors='replace')[-3000:]}" for p in found)
+
+    def alive(self) -> list[ProcessId]:
+        """Every process of the run that still runs, Redis included."""
+        records = [r for home in self.homes() if (r := FleetRecord.read(home)) is not None]
+        return [one for r in records for one in (*r.survivors(), *r.redis) if one.alive()]
+
+    def end_all(self) -> None:
+        for one in self.alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(one.pid, signal.SIGKILL)
+
+
+class Up(RunFiles):
     """``paceline up`` as a child process; ``close`` leaves nothing of it behind."""
 
     def __init__(
@@ -104,10 +149,7 @@ class Up:
                 assert patience.left(), f"no end within {limit_s} s:\n{self.said()}"
 
     def said(self) -> str:
-        text = self.output.read_text(errors="replace")
-        for log in sorted((self.run_dir / "logs").glob("*.log")):
-            text += f"\n--- {log.name}\n" + log.read_text(errors="replace")[-3000:]
-        return text
+        return self.output.read_text(errors="replace") + self.logs()
 
     def until(self, true: Callable[[], object], limit_s: float = 150.0) -> None:
         """Polls until ``true()``; fails if the run ends or the time runs out first."""
@@ -116,29 +158,10 @@ class Up:
     def _check(self) -> None:
         assert self.process.poll() is None, f"the run ended:\n{self.said()}"
 
-    def step(self) -> int:
-        """Newest committed step."""
-        return max((r["step"] for r in self.metrics() if r["kind"] == "step"), default=0)
-
-    def metrics(self) -> list[dict[str, Any]]:
-        path = self.run_dir / "metrics.jsonl"
-        text = path.read_text() if path.exists() else ""
-        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-
-    def events(self, kind: str | None = None) -> list[dict[str, Any]]:
-        path = self.run_dir / "events.jsonl"
-        text = path.read_text() if path.exists() else ""
-        found = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-        return [event for event in found if kind in (None, event["type"])]
-
     def status(self) -> dict[str, Any]:
         shown = paceline("status", "--json", "--run-dir", str(self.run_dir))
         assert shown.returncode == 0, shown.stderr + self.said()
         value: dict[str, Any] = json.loads(shown.stdout)
-        return value
-
-    def summary(self) -> dict[str, Any]:
-        value: dict[str, Any] = json.loads((self.run_dir / "summary.json").read_text())
         return value
 
     def pid(self, name: str) -> int:
@@ -154,22 +177,11 @@ class Up:
         """Name of the controller that leads."""
         return str(self.events(EventType.TERM_BEGUN)[-1]["controller_id"])
 
-    def alive(self) -> list[ProcessId]:
-        """Every process of the fleet that still runs, Redis included."""
-        record = FleetRecord.read(self.run_dir)
-        if record is None:
-            return []
-        return [*record.survivors(), *(i for i in record.redis if i.alive())]
-
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
-        for one in self.alive():
-            try:
-                os.killpg(one.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+        self.end_all()
 
 
 def paceline(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:

@@ -4,14 +4,12 @@ environment of a PyTorchJob."""
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import BadInput
 from paceline.observe.fleet_file import FleetRecord, ProcessId
@@ -20,11 +18,11 @@ from paceline.rpc.ports import free_ports
 from paceline.v1 import admin_pb2
 from paceline_launcher.cli.common import Target
 from testbed.faults.network_namespaces import Hosts
-from testbed.fleets.local_run import ROOT, paceline
+from testbed.fleets.local_run import ROOT, RunFiles, paceline
 from testbed.patience import patient, until
 
 
-class NodeProcesses:
+class NodeProcesses(RunFiles):
     """Runs ``where/run.toml`` in ``where/run``. ``close`` leaves nothing of it behind."""
 
     def __init__(
@@ -96,12 +94,6 @@ class NodeProcesses:
         goal = self.step() + more
         self.until(lambda: self.step() >= goal)
 
-    def step(self) -> int:
-        path = self.run_dir / "metrics.jsonl"
-        text = path.read_text() if path.exists() else ""
-        rows = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-        return max((row["step"] for row in rows if row["kind"] == "step"), default=0)
-
     def has_leader(self) -> bool:
         return self._status() is not None
 
@@ -126,30 +118,21 @@ class NodeProcesses:
         assert record is not None
         return next(p for p in record.processes if p.name == name).ids[-1].pid
 
-    def summary(self) -> dict[str, Any]:
-        value: dict[str, Any] = json.loads((self.run_dir / "summary.json").read_text())
-        return value
-
     def said(self, rank: int | None = None) -> str:
         """Output of the nodes, and without ``rank`` the ends of all logs."""
         if rank is not None:
             return (self.where / f"node-{rank}.out").read_text(errors="replace")
         text = "".join(f"\n--- {p.name}\n{p.read_text()}" for p in self.where.glob("node-*.out"))
-        for log in sorted((self.run_dir / "logs").glob("*.log")):
-            text += f"\n--- {log.name}\n" + log.read_text(errors="replace")[-2000:]
-        return text
+        return text + self.logs()
 
-    def alive(self) -> list[ProcessId]:
-        """Every process of the job that still runs, Redis included."""
-        return [one for rank in range(self._nodes) for one in self._started_by(rank)]
+    def homes(self) -> list[Path]:
+        return [self._home(rank) for rank in range(self._nodes)]
 
     def close(self) -> None:
         for process in self._processes.values():
             process.kill()
             process.wait()
-        for one in self.alive():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(one.pid, signal.SIGKILL)
+        self.end_all()
 
     def _started_by(self, rank: int) -> list[ProcessId]:
         record = self._record(rank)
@@ -173,8 +156,10 @@ class NodeProcesses:
             return None
 
     def _record(self, rank: int) -> FleetRecord | None:
-        home = self.run_dir if rank == 0 else self.run_dir / "nodes" / f"node-{rank}"
-        return FleetRecord.read(home)
+        return FleetRecord.read(self._home(rank))
+
+    def _home(self, rank: int) -> Path:
+        return self.run_dir if rank == 0 else self.run_dir / "nodes" / f"node-{rank}"
 
 
 class NamespacedNodes(NodeProcesses):

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.observe.fleet_file import FleetRecord
 from paceline.rpc.ports import free_ports
-from testbed.fleets.local_run import ROOT, write_run
+from testbed.fleets.local_run import ROOT, RunFiles, write_run
 from testbed.patience import Patience
 from tests.fixtures.rendered import base_environment, render
 
@@ -24,7 +23,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 SLOWLY = {"functions": ["testbed.rewards.slow_reward:digit_first_later"]}
 
 
-class Pods:
+class Pods(RunFiles):
     """Pods of a job whose run directory is ``where/run``. ``close`` leaves nothing of them behind."""
 
     def __init__(self, where: Path, config: Path) -> None:
@@ -57,15 +56,8 @@ class Pods:
         address."""
         self._processes["Controller"].kill()
         self._processes["Controller"].wait()
-        self._end_controllers()
+        self.end_all()
         self._commands = self._rendered()
-
-    def _end_controllers(self) -> None:
-        record = FleetRecord.read(self.run_dir)
-        if record is not None:
-            for one in (*record.survivors(), *(one for one in record.redis if one.alive())):
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(one.pid, signal.SIGKILL)
 
     def wait(self, kind: str, limit_s: float = 240.0) -> int:
         try:
@@ -80,22 +72,16 @@ class Pods:
             assert patience.left(), self.said()
             time.sleep(0.1)
 
-    def step(self) -> int:
-        path = self.run_dir / "metrics.jsonl"
-        text = path.read_text() if path.exists() else ""
-        rows = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-        return max((row["step"] for row in rows if row["kind"] == "step"), default=0)
-
     def said(self) -> str:
-        logs = [*self.where.glob("*.out"), *(self.run_dir / "logs").glob("*.log")]
-        return "\n".join(f"--- {p.name}\n{p.read_text(errors='replace')[-3000:]}" for p in logs)
+        text = "".join(f"\n--- {p.name}\n{p.read_text()}" for p in self.where.glob("*.out"))
+        return text + self.logs()
 
     def close(self) -> None:
         for process in self._processes.values():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        self._end_controllers()
+        self.end_all()
 
 
 @pytest.fixture
@@ -120,7 +106,7 @@ def test_a_job_goes_on_with_controllers_that_have_another_address(pods: Pods) ->
     pods.steps(2)
 
     assert [pods.wait(kind) for kind in ("Controller", "Policy", "Rollout")] == [0, 0, 0]
-    summary = json.loads((pods.run_dir / "summary.json").read_text())
+    summary = pods.summary()
     assert summary["status"] == "finished" and summary["steps"] == 16, pods.said()
     assert summary["samples_lost"] == summary["samples_duplicated"] == 0
     assert (Path(summary["export"]) / "config.json").is_file()

@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.observe.fleet_file import FleetRecord
 from paceline.rpc.ports import free_ports
-from testbed.fleets.local_run import write_run
+from testbed.fleets.local_run import RunFiles, write_run
 from testbed.patience import Patience, patient
 from tests.fixtures.ray_head import RayHead
 from tests.fixtures.rendered import base_environment, render
@@ -34,7 +33,7 @@ pytestmark = [
 SLOWLY = {"functions": ["testbed.rewards.slow_reward:digit_first_later"]}
 
 
-class Job:
+class Job(RunFiles):
     """``submit.sh`` of a run. ``close`` leaves nothing of it behind."""
 
     def __init__(self, where: Path, head: RayHead, steps: int) -> None:
@@ -71,12 +70,6 @@ class Job:
             assert self.process.poll() is None and patience.left(), self.said()
             time.sleep(0.1)
 
-    def step(self) -> int:
-        path = self.run_dir / "metrics.jsonl"
-        text = path.read_text() if path.exists() else ""
-        rows = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-        return max((row["step"] for row in rows if row["kind"] == "step"), default=0)
-
     def wait(self, limit_s: float = 300.0) -> int:
         try:
             return self.process.wait(limit_s)
@@ -84,18 +77,13 @@ class Job:
             raise AssertionError(f"it does not end:\n{self.said()}") from None
 
     def said(self) -> str:
-        logs = [self.where / "submit.out", *(self.run_dir / "logs").glob("*.log")]
-        return "\n".join(f"--- {p.name}\n{p.read_text(errors='replace')[-3000:]}" for p in logs)
+        return (self.where / "submit.out").read_text(errors="replace") + self.logs()
 
     def close(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        record = FleetRecord.read(self.run_dir)
-        if record is not None:
-            for one in (*record.survivors(), *(one for one in record.redis if one.alive())):
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(one.pid, signal.SIGKILL)
+        self.end_all()
 
 
 @pytest.fixture
@@ -115,7 +103,7 @@ def test_a_job_trains_to_its_end_although_the_head_is_lost(head: RayHead, tmp_pa
         head.lose()
         head.start()
         assert job.wait() == 0, job.said()
-        summary = json.loads((job.run_dir / "summary.json").read_text())
+        summary = job.summary()
         assert summary["status"] == "finished" and summary["steps"] == 16, job.said()
         assert summary["samples_lost"] == summary["samples_duplicated"] == 0
         assert (Path(summary["export"]) / "config.json").is_file()

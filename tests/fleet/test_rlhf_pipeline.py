@@ -10,8 +10,6 @@ test_preference_runs.py.
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -24,8 +22,7 @@ import psutil
 import pytest
 
 from examples.rlhf.stages import PIPELINES, PREFERENCES
-from paceline.observe.fleet_file import FleetRecord
-from testbed.fleets.local_run import ROOT
+from testbed.fleets.local_run import ROOT, RunFiles
 from testbed.patience import Patience, patient
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
@@ -56,12 +53,14 @@ class Pipeline:
         self.process.wait()
 
 
+class Stage(RunFiles):
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+
+
 def committed(run_dir: Path) -> list[int]:
     """Steps in metrics.jsonl."""
-    path = run_dir / "metrics.jsonl"
-    text = path.read_text() if path.exists() else ""
-    rows = map(json.loads, text[: text.rfind("\n") + 1].splitlines())
-    return [row["step"] for row in rows if row["kind"] == "step"]
+    return [row["step"] for row in Stage(run_dir).metrics() if row["kind"] == "step"]
 
 
 def config(run_dir: Path) -> dict[str, Any]:
@@ -70,9 +69,7 @@ def config(run_dir: Path) -> dict[str, Any]:
 
 def end_leftovers(root: Path) -> None:
     for run_dir in root.iterdir():
-        if (record := FleetRecord.read(run_dir)) is not None:
-            for one in [*record.survivors(), *(i for i in record.redis if i.alive())]:
-                os.killpg(one.pid, signal.SIGKILL)
+        Stage(run_dir).end_all()
 
 
 @pytest.mark.parametrize(

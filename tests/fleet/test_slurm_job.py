@@ -16,15 +16,14 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from paceline.config.sections.services import RedisConfig
-from paceline.observe.fleet_file import FleetRecord, ProcessId
+from paceline.observe.fleet_file import FleetRecord
 from paceline.redis.server import ensure_redis, stop_redis
 from paceline.rpc.ports import free_ports
-from testbed.fleets.local_run import ROOT, paceline, write_run
+from testbed.fleets.local_run import ROOT, RunFiles, paceline, write_run
 from testbed.patience import Patience, patient, until
 from tests.fixtures.rendered import base_environment, render
 
@@ -50,7 +49,7 @@ case $1 in show) for node in $SLURM_NNODES; do echo 127.0.0.1; done ;; esac
 SLOWLY = {"functions": ["testbed.rewards.slow_reward:digit_first_later"]}
 
 
-class SlurmJob:
+class SlurmJob(RunFiles):
     """``sbatch`` of a run on two nodes. ``close`` leaves nothing of it behind."""
 
     def __init__(self, where: Path, config: Path, job_id: int = 4711) -> None:
@@ -104,12 +103,6 @@ class SlurmJob:
         """Waits for so many steps."""
         self.until(lambda: self.step() >= goal)
 
-    def step(self) -> int:
-        path = self.run_dir / "metrics.jsonl"
-        text = path.read_text() if path.exists() else ""
-        rows = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-        return max((row["step"] for row in rows if row["kind"] == "step"), default=0)
-
     def nodes(self) -> list[int]:
         """Process ids of the nodes' shells, in the order of their ranks."""
         return [int(word) for word in (self.where / "step").read_text().split()]
@@ -129,36 +122,20 @@ class SlurmJob:
         path = self.where / "calls"
         return path.read_text().splitlines() if path.exists() else []
 
-    def summary(self) -> dict[str, Any]:
-        value: dict[str, Any] = json.loads((self.run_dir / "summary.json").read_text())
-        return value
-
     def said(self) -> str:
-        text = (self.where / "out").read_text(errors="replace")
-        for log in sorted((self.run_dir / "logs").glob("*.log")):
-            text += f"\n--- {log.name}\n" + log.read_text(errors="replace")[-2000:]
-        return text
+        return (self.where / "out").read_text(errors="replace") + self.logs()
 
-    def alive(self) -> list[ProcessId]:
-        """Every process of the run that still runs, Redis included."""
-        homes = [self.run_dir, *(self.run_dir / "nodes").glob("node-*")]
-        records = [record for home in homes if (record := FleetRecord.read(home)) is not None]
-        return [one for r in records for one in (*r.survivors(), *(i for i in r.redis if i.alive()))]  # fmt: skip
+    def homes(self) -> list[Path]:
+        return [self.run_dir, *(self.run_dir / "nodes").glob("node-*")]
 
     def close(self) -> None:
         if self.process is not None:
             # Nothing in the group outlives the job: srun's stand-in and the nodes' shells are in
             # it.
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             self.process.wait()
-        for one in self.alive():
-            try:
-                os.killpg(one.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+        self.end_all()
 
 
 @pytest.fixture

@@ -22,11 +22,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from openai import OpenAI
 from transformers import AutoModelForCausalLM
 
-from paceline.observe.fleet_file import FleetRecord
-from testbed.fleets.local_run import ROOT
+from testbed.fleets.local_run import ROOT, RunFiles
 from testbed.patience import Patience, patient
 from tests.fixtures.engines import needs_vllm
 from tests.unit.sinks.test_sink_tensorboard import read_as_tensorboard_does
@@ -64,7 +62,7 @@ def shorten(config: Path) -> None:
     config.write_text(text)
 
 
-class Reader:
+class Reader(RunFiles):
     """A reader with several terminals in a directory that has the examples, as a clone of the
     repository does.
 
@@ -73,6 +71,7 @@ class Reader:
 
     def __init__(self, home: Path, *, short: bool) -> None:
         self.home, self.short = home, short
+        self.run_dir = home / "runs" / "math"
         shutil.copytree(ROOT / "examples" / "math", home / "examples" / "math")
         if short:
             shorten(home / "examples" / "math" / "tiny.toml")
@@ -131,9 +130,7 @@ class Reader:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        record = FleetRecord.read(self.home / "runs" / "math")
-        for one in [*record.survivors(), *(i for i in record.redis if i.alive())] if record else ():
-            os.killpg(one.pid, signal.SIGKILL)
+        self.end_all()
 
 
 @pytest.fixture(
@@ -188,7 +185,6 @@ def test_the_page_leads_from_the_data_to_a_served_model(reader: Reader) -> None:
     reader.until(server, healthy)
     called = reader.does(next(blocks))
     assert len(called.splitlines()) == 2 and all(r"\boxed{" in line for line in called.splitlines())
-    sampling_parameters_count()
     os.killpg(server.pid, signal.SIGINT)
     assert server.wait(patient(60)) in (0, 130, -signal.SIGINT), reader.said()
     assert next(blocks, None) is None, "a block of the page is not tried"
@@ -201,30 +197,3 @@ def healthy() -> bool:
         return port_in_use() and httpx.get(f"http://127.0.0.1:{PORT}/health").status_code == 200
     except httpx.TransportError:
         return False
-
-
-def sampling_parameters_count() -> None:
-    """Each parameter of the page changes what the server answers, as OpenAI's interface says."""
-    client = OpenAI(base_url=f"http://127.0.0.1:{PORT}/v1", api_key="none", max_retries=0)
-    problem = "Which integer comes after $41$?"
-    asked = {"model": "math", "messages": [{"role": "user", "content": problem}], "max_tokens": 32}
-    no_thinking = {"chat_template_kwargs": {"enable_thinking": False}}
-
-    def ask(**more: object) -> list[tuple[str, str]]:
-        reply = client.chat.completions.create(**asked | {"extra_body": no_thinking} | more)
-        return [(c.message.content or "", c.finish_reason) for c in reply.choices]
-
-    # So small a model is sure of its words, and between two numbers rounding decides.
-    greedy, again, narrow = (
-        ask(**how)[0][0].partition("{")[0]
-        for how in ({"temperature": 0}, {"temperature": 0}, {"temperature": 1.0, "top_p": 1e-6})
-    )
-    assert len(greedy) > 8 and greedy == again == narrow
-    # What it has learned differs from run to run; its own words do for a stop string.
-    word = greedy[len(greedy) // 2 :][:3]
-    assert ask(temperature=0, stop=[word]) == [(greedy.partition(word)[0], "stop")]
-    ((short, reason),) = ask(temperature=0, max_tokens=2)
-    assert reason == "length" and greedy.startswith(short)
-    drawn = [ask(temperature=2.0, n=4, seed=seed) for seed in (1, 1, 2)]
-    assert drawn[0] == drawn[1] != drawn[2]
-    assert len(set(drawn[0])) > 1

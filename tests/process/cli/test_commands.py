@@ -243,17 +243,6 @@ def test_dry_run_starts_nothing(config: Path, tmp_path: Path) -> None:
     assert not run_dir.exists()
 
 
-def test_a_finished_run_is_not_run_again(paceline: Command, config: Path, tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    run_dir.mkdir()
-    (run_dir / "summary.json").write_text('{"status": "finished", "steps": 5}')
-    steps = ("--set", "train.steps=5")
-    shown = paceline("up", str(config), *steps, "--run-dir", str(run_dir))
-    assert shown.returncode == 2
-    assert "is finished (5 steps)" in shown.stderr
-    assert "--fresh" in shown.stderr
-
-
 def ended_run(run_dir: Path) -> None:
     (run_dir / "controllers").mkdir()
     (port,) = free_ports("127.0.0.1", 1)

@@ -114,21 +114,6 @@ def test_a_buffer_with_gaps_is_refused_and_the_mesh_goes_on(pair: Pair) -> None:
     assert received.tolist() == [7.0] * 4
 
 
-def test_a_mesh_of_one_needs_nobody() -> None:
-    mesh = ProcessMesh.form(
-        url="redis://127.0.0.1:1/0", key="-", rank=0, size=1, device=CPU, cancelled=lambda: False
-    )
-    buffer = torch.ones(3)
-    mesh.all_reduce(buffer)
-    assert buffer.tolist() == [1.0] * 3
-    mesh.abandon()
-
-
-def test_a_rank_outside_the_mesh_is_a_mistake() -> None:
-    with pytest.raises(ValueError, match="rank 2"):
-        ProcessMesh.form(url="", key="", rank=2, size=2, device=CPU, cancelled=lambda: False)
-
-
 def untouched_by_now(scratch: torch.Tensor) -> None:
     scratch.fill_(5.0)
     threading.Event().wait(0.2)

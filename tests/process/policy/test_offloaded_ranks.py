@@ -76,11 +76,3 @@ def test_two_ranks_train_the_same_with_moments_and_reference_on_the_host(
 
 def test_two_ranks_train_the_same_with_block_inputs_on_the_host(trained: dict[str, Any]) -> None:
     assert trained["inputs_on_host"]["trained"] == trained["recomputed"]["trained"]
-
-
-# In every run: test_trainer_options.py, one rank. A minute of compilation if nothing is cached.
-@pytest.mark.slow
-def test_two_ranks_train_alike_with_compiled_blocks_and_flex_attention(tmp_path: Path) -> None:
-    trained = train(tmp_path, "plain", "compiled")
-    for one, other in zip(trained["plain"]["trained"], trained["compiled"]["trained"], strict=True):
-        assert other["norm"] == pytest.approx(one["norm"], rel=1e-4)

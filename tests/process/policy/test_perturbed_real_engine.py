@@ -46,13 +46,6 @@ async def train(model: Path, noise: float, **changes: Any) -> Learned:
     return await train_against(model, sevens, noise=noise, steps=STEPS, lr=LR, **changes)
 
 
-@pytest.mark.slow  # in every run: test_perturbed_engine.py
-async def test_without_noise_the_plain_loss_learns(model: Path) -> None:
-    learned = await train(model, 0.0, **PLAIN)
-    assert max(learned.gap) < 1e-3
-    assert learned.end > 0.9
-
-
 async def test_a_perturbed_engine_makes_the_plain_loss_visibly_worse(model: Path) -> None:
     learned = await train(model, NOISE, **PLAIN)
     assert learned.end < 0.75
@@ -72,13 +65,3 @@ async def test_a_perturbed_engine_trains_stably_with_correction(
     learned = await train(model, NOISE, **changes)
     assert 1.0 < max(learned.gap) < 15.0
     assert learned.end > 0.85
-
-
-@pytest.mark.slow  # in every run: the plain loss beside a perturbed engine, above
-async def test_without_an_importance_weight_the_trainer_runs_away_from_the_engine(
-    model: Path,
-) -> None:
-    """Tokens that the trainer would hardly ever draw push at full weight: 38 to 41 over three
-    seeds."""
-    learned = await train(model, NOISE, proximal="trainer", tis_cap=None)
-    assert max(learned.gap) > 20.0

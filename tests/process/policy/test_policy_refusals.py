@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-import time
 
 import grpc
 import pytest
@@ -87,28 +85,6 @@ def test_a_worker_refused_for_good_ends_instead_of_joining_for_ever(tmp_path) ->
         "policy_worker: the controller refused policy-0 3 times in a row: INVALID_ARGUMENT"
     )
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("role", ["policy_worker", "rollout_worker"])
-def test_a_worker_process_ends_as_soon_as_it_is_done(role, tmp_path) -> None:
-    """An interpreter full of torch is not taken apart first, which takes seconds."""
-    code = (
-        "import atexit, json, sys, threading, time, torch\n"
-        f"from {role} import __main__ as role\n"
-        "from paceline.process import worker_command\n"
-        "from paceline.process.lifetime import leave, leave_after\n"
-        "assert role.worker_command is worker_command.worker_command\n"
-        "assert worker_command.leave_after is leave_after\n"
-        "atexit.register(time.sleep, 5)\n"
-        "threading.Thread(target=time.sleep, args=(5,)).start()\n"
-        "print(json.dumps({'t': time.time()}))\n"
-        "leave(3)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=patient(60)
-    )
-    assert done.returncode == 3, done.stderr
-    assert time.time() - json.loads(done.stdout)["t"] < 4.0
 
 
 def test_a_worker_that_fails_ends_although_a_thread_is_stuck() -> None:

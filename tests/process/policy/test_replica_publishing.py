@@ -13,13 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from paceline.v1 import worker_pb2
 from paceline.weights.wire.weight_manifest import Manifest, WeightShare
 from testbed.redis.redis_process import throwaway_redis
 from tests.fixtures import ranks
-from tests.fixtures.receiving_end import ReceivingEnd
-from tests.fixtures.train_states import assert_same_bits, tiny_config
-from tests.process.weights.test_weights_links import until
+from tests.fixtures.train_states import tiny_config
+from tests.fixtures.weight_links import ReceivingEnd, link, until
 
 BUCKET_BYTES = 1024
 STALL_S = 10.0
@@ -68,12 +66,7 @@ class Receiving(ReceivingEnd):
         super().__init__(url, "ranks", stall_s=STALL_S)
 
     def links(self, epoch: int) -> None:
-        self.receiver.set_link(worker_pb2.WeightsLink(epoch=epoch))
-
-    def gets(self, version: int, weights: dict[str, torch.Tensor]) -> None:
-        staged = self.staged.get(timeout=60)
-        assert staged.version == version
-        assert_same_bits(staged.tensors, weights)
+        self.receiver.set_link(link(epoch))
 
 
 @pytest.fixture
@@ -138,7 +131,7 @@ def test_a_rank_that_fails_in_a_bucket_costs_a_link_and_another_replica_sends_th
         replica.asks(links=[1], publish=1)
         other.asks(publish=1)
         receiving.links(1)
-        epoch, detail = receiving.errors.get(timeout=60)
+        epoch, detail = receiving.failure()
         assert epoch == 1
         if fault == "SIGSTOP":
             assert "rank 1 of" in detail and "sent nothing for 1" in detail

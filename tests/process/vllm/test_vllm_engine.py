@@ -143,12 +143,6 @@ async def test_more_prompts_than_a_step_takes(
         np.testing.assert_allclose(sample.logprobs, expected, atol=1e-4)
 
 
-async def test_samples_of_a_request_share_one_prefill(engine: Engine) -> None:
-    before = engine.stats().extra["cached_tokens"]
-    await engine.generate(ask("x", count=8, seed=1))
-    assert engine.stats().extra["cached_tokens"] - before >= 7 * 96
-
-
 @pytest.mark.parametrize("on_update", ["keep", "recompute", "drain"])
 async def test_no_prefix_is_served_across_versions(
     engine: Engine, models: tuple[Reference, Reference], on_update: str

@@ -15,13 +15,11 @@ import pytest
 import torch
 
 from paceline.mesh import severable_sockets
-from paceline.v1 import worker_pb2
 from policy_worker.publishing.publisher import WeightPublisher
 from testbed.patience import patient
 from testbed.workers import weight_link_peer
-from tests.fixtures.receiving_end import ReceivingEnd
+from tests.fixtures.weight_links import CPU, ReceivingEnd, link
 
-CPU = torch.device("cpu")
 BUCKET, BUCKETS = 24 << 20, 5
 """A bucket is several times what kernels keep of a connection, so that a stopped relay's ends in
 its middle."""
@@ -31,10 +29,6 @@ STALL_S = 8.0
 """Much longer than a bucket takes."""
 _TCP_BYTES_RECEIVED = 128
 """Place of tcpi_bytes_received in the kernel's struct tcp_info."""
-
-
-def link(epoch: int, *, relayed: bool = False) -> worker_pb2.WeightsLink:
-    return worker_pb2.WeightsLink(epoch=epoch, relayed=relayed)
 
 
 def received() -> int:
@@ -115,8 +109,7 @@ def test_the_others_go_on_at_the_bucket_that_was_cut(tree: Tree, number: signal.
     tree.trainer.set_links([link(1), link(4)])
     child.receiver.set_link(link(4), 1)
     for each in (child, tree.grandchild):
-        staged = each.staged.get(timeout=patient(60))
-        assert staged.version == 1 and torch.equal(staged.tensors["w"], tree.weights)
+        each.gets(1, {"w": tree.weights})
     assert tree.grandchild.errors.empty(), "its own source never failed"
     while not tree.trainer.resumed:
         assert time.monotonic() < deadline + 120

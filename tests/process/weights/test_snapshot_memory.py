@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.weights import weight_snapshot
-from paceline.weights.weight_snapshot import SnapshotPool, WeightSnapshot, WireDtype
+from paceline.weights.weight_snapshot import WeightSnapshot
 from paceline.weights.wire.weight_manifest import WeightsRefused
 
 LAYOUT = [(f"w{i}", torch.empty(100, device="meta")) for i in range(8)]
@@ -38,16 +38,6 @@ def test_each_tensor_is_let_go_of_as_soon_as_it_is_copied() -> None:
     assert most <= 3
     values = snapshot.manifest.views(snapshot.flat).values()
     assert [tensor[0].item() for tensor in values] == list(range(8))
-
-
-def test_a_layout_gives_the_same_bits_as_the_tensors_themselves() -> None:
-    torch.manual_seed(0)
-    weights = [(name, torch.randn(like.shape)) for name, like in LAYOUT]
-    wire = WireDtype(torch.bfloat16)
-    alone = WeightSnapshot.take(1, weights, SnapshotPool(), wire=wire)
-    described = WeightSnapshot.take(1, iter(weights), SnapshotPool(), wire=wire, layout=LAYOUT)
-    assert described.manifest == alone.manifest
-    assert described.fingerprint == alone.fingerprint
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,16 @@ from paceline.weights.sending_end import SendingEnd
 from paceline.weights.weight_link import LinkKey, WeightLink
 from paceline.weights.weight_snapshot import WeightSnapshot
 from testbed.workers import weight_link_peer
-from tests.fixtures.receiving_end import ReceivingEnd
-from tests.process.weights.test_weights_links import PublishingEnd, until
+from tests.fixtures.weight_links import (
+    CPU,
+    PublishingEnd,
+    ReceivingEnd,
+    Trained,
+    link,
+    shares,
+    until,
+)
 
-CPU = torch.device("cpu")
 BUCKETS = 6
 BUCKET_BYTES = 4096
 STALL_S = 0.5
@@ -92,10 +98,8 @@ class Receiving(ReceivingEnd):
         assert self.receiver.relay is not None
         return self.receiver.relay
 
-    def gets(self, version: int, seed: int = 0) -> None:
-        staged = self.staged.get(timeout=60)
-        assert staged.version == version
-        assert torch.equal(staged.tensors["w"], weights_of(version, seed)["w"])
+    def serves(self, version: int, seed: int = 0) -> None:
+        self.gets(version, weights_of(version, seed))
 
 
 class Relays:
@@ -134,10 +138,6 @@ def relays(url: str, request: pytest.FixtureRequest) -> Iterator[Relays]:
     made.close()
 
 
-def link(epoch: int, *, tree: int = 0, relayed: bool = False) -> worker_pb2.WeightsLink:
-    return worker_pb2.WeightsLink(epoch=epoch, tree=tree, relayed=relayed)
-
-
 def from_relay(epoch: int, tree: int = 0) -> worker_pb2.WeightsLink:
     return link(epoch, tree=tree, relayed=True)
 
@@ -152,41 +152,20 @@ def chain(relays: Relays, length: int) -> list[Receiving]:
     return ends
 
 
-def test_weights_pass_through_a_chain_and_the_trainer_sends_one_copy(relays: Relays) -> None:
-    ends = chain(relays, 3)
-    for version in (1, 2):
-        relays.trainer.begin(snapshot_of(version))
-        for end in ends:
-            end.gets(version)
-    until(lambda: relays.trainer.sent_bytes == 2 * BUCKETS * BUCKET_BYTES)
-
-
-def test_a_bucket_is_handed_on_while_the_next_ones_are_still_to_come(relays: Relays) -> None:
+def test_a_bucket_passes_through_a_chain_at_once_and_the_trainer_sends_one_copy(
+    relays: Relays,
+) -> None:
     ends = chain(relays, 3)
     relays.trainer.begin(snapshot_of(1), buckets=2)
     until(lambda: ends[-1].buckets == 2)
-    assert all(end.staged.empty() for end in ends)
+    assert all(end.staged.empty() for end in ends), "the next buckets are still to come"
     relays.trainer.drip(BUCKETS - 2)
-    for end in ends:
-        end.gets(1)
-
-
-def test_children_of_a_killed_relay_go_on_at_the_first_missing_bucket(relays: Relays) -> None:
-    process, child = relays.process(1, [2]), relays.receiving()
-    relays.trainer.set_links([link(1)])
-    child.receiver.set_link(from_relay(2))
-    relays.trainer.begin(snapshot_of(1), buckets=3)
-    until(lambda: child.buckets == 3)
-    child.receiver.set_link(from_relay(2), 1)
-    process.kill()
-    process.wait()
-    assert child.errors.get(timeout=60)[0] == 2
-    relays.trainer.set_links([link(3)])
-    child.receiver.set_link(link(3), 1)
-    relays.trainer.drip(BUCKETS - 3)
-    child.gets(1)
-    until(lambda: relays.trainer.sent_bytes == (BUCKETS - 3) * BUCKET_BYTES)
-    assert relays.trainer.resumed == 1
+    for version in (1, 2):
+        for end in ends:
+            end.serves(version)
+        if version == 1:
+            relays.trainer.begin(snapshot_of(2))
+    until(lambda: relays.trainer.sent_bytes == 2 * BUCKETS * BUCKET_BYTES)
 
 
 def test_children_go_on_from_another_receiver_without_a_byte_from_the_trainer(
@@ -201,30 +180,13 @@ def test_children_go_on_from_another_receiver_without_a_byte_from_the_trainer(
     child.receiver.set_link(from_relay(2), 1)
     process.kill()
     process.wait()
-    assert child.errors.get(timeout=60)[0] == 2
+    assert child.failure()[0] == 2
     other.relay.set_links([link(4)])
     child.receiver.set_link(from_relay(4), 1)
     relays.trainer.drip(BUCKETS - 3)
-    child.gets(1)
+    child.serves(1)
     until(lambda: other.relay.resumed == 1)
     assert other.relay.sent_bytes == (BUCKETS - 3) * BUCKET_BYTES
-
-
-def test_a_stopped_relay_is_reported_and_left(relays: Relays) -> None:
-    process, child = relays.process(1, [2]), relays.receiving()
-    relays.trainer.set_links([link(1)])
-    child.receiver.set_link(from_relay(2))
-    relays.trainer.begin(snapshot_of(1), buckets=3)
-    until(lambda: child.buckets == 3)
-    child.receiver.set_link(from_relay(2), 1)
-    process.send_signal(signal.SIGSTOP)
-    relays.trainer.drip(BUCKETS - 3)
-    epoch, detail = child.errors.get(timeout=60)
-    assert epoch == 2 and "relays weights and sent nothing for" in detail
-    relays.trainer.set_links([link(3)])
-    child.receiver.set_link(link(3), 1)
-    child.gets(1)
-    until(lambda: relays.trainer.resumed == 1)
 
 
 def test_a_relay_that_waits_for_its_own_source_is_not_at_fault(relays: Relays) -> None:
@@ -240,27 +202,27 @@ def test_a_relay_that_waits_for_its_own_source_is_not_at_fault(relays: Relays) -
     last.receiver.set_link(from_relay(3), 1)
     process.send_signal(signal.SIGSTOP)
     relays.trainer.drip(BUCKETS - 3)
-    assert middle.errors.get(timeout=60)[0] == 2
+    assert middle.failure()[0] == 2
     # As long again as it took to find the stopped one at fault.
     assert not threading.Event().wait(2 * STALL_S)
     relays.trainer.set_links([link(4)])
     middle.receiver.set_link(link(4), 1)
-    middle.gets(1)
-    last.gets(1)
+    middle.serves(1)
+    last.serves(1)
     assert last.errors.empty()
 
 
 def test_a_relay_without_anything_new_to_send_is_not_at_fault(relays: Relays) -> None:
     first, second = chain(relays, 2)
     relays.trainer.begin(snapshot_of(1))
-    first.gets(1)
-    second.gets(1)
+    first.serves(1)
+    second.serves(1)
     # The controller knows version 2, and the trainer does not send it yet.
     second.receiver.set_link(from_relay(2), 2)
     assert not threading.Event().wait(3 * STALL_S)
     relays.trainer.begin(snapshot_of(2))
-    first.gets(2)
-    second.gets(2)
+    first.serves(2)
+    second.serves(2)
     assert second.errors.empty()
 
 
@@ -269,18 +231,18 @@ def test_what_a_relay_has_damaged_is_noticed_and_fetched_elsewhere(relays: Relay
     relays.trainer.set_links([link(1)])
     relay.receiver.set_link(link(1), 1)
     relays.trainer.begin(snapshot_of(1))
-    relay.gets(1)
+    relay.serves(1)
     held = relay.receiver.relay._held  # type: ignore[union-attr]
     assert held is not None
     held.flat[3 * BUCKET_BYTES + 5] ^= 1
     relay.relay.set_links([link(2)])
     child.receiver.set_link(from_relay(2), 1)
-    epoch, detail = child.errors.get(timeout=60)
+    epoch, detail = child.failure()
     assert (epoch, detail) == (2, "bucket 3 of version 1 was damaged on the way")
     assert child.staged.empty()
     relays.trainer.set_links([link(1), link(3)])
     child.receiver.set_link(link(3), 1)
-    child.gets(1)
+    child.serves(1)
     until(lambda: relays.trainer.resumed == 1)
     assert relays.trainer.sent_bytes == (2 * BUCKETS - 3) * BUCKET_BYTES
 
@@ -297,7 +259,7 @@ def test_other_weights_under_the_same_version_are_not_mixed(relays: Relays) -> N
     child.receiver.set_link(link(2), 1)
     other.close()
     relays.trainer.begin(snapshot_of(1))
-    child.gets(1)
+    child.serves(1)
     until(lambda: relays.trainer.sent_bytes == BUCKETS * BUCKET_BYTES)
     assert relays.trainer.resumed == 0
 
@@ -307,20 +269,20 @@ def test_a_relay_that_begins_an_older_version_midway_is_refused(relays: Relays) 
     relays.trainer.set_links([link(1)])
     child.receiver.set_link(from_relay(1), 3)
     relays.trainer.begin(snapshot_of(2))
-    child.gets(2)
+    child.serves(2)
     relays.trainer.begin(snapshot_of(3), buckets=2)
     until(lambda: child.buckets == 2)
     stale = Lagging(relays.url, relays.run_id)
     stale.begin(snapshot_of(1))
     stale.set_links([link(2)])
     child.receiver.set_link(from_relay(2), 3)
-    epoch, detail = child.errors.get(timeout=60)
+    epoch, detail = child.failure()
     assert (epoch, detail) == (2, "version 1 was offered, 2 is here already")
     stale.close()
     relays.trainer.set_links([link(3)])
     child.receiver.set_link(link(3), 3)
     relays.trainer.drip(BUCKETS - 2)
-    child.gets(3)
+    child.serves(3)
     until(lambda: relays.trainer.resumed == 1)
 
 
@@ -337,7 +299,7 @@ def test_a_version_that_its_source_gave_up_is_followed_by_the_next(relays: Relay
     until(lambda: ends[-1].buckets == 4)
     relays.trainer.begin(snapshot_of(2))
     for end in ends:
-        end.gets(2)
+        end.serves(2)
         assert end.errors.empty()
 
 
@@ -346,12 +308,12 @@ def test_a_joiner_is_fed_by_a_peer_without_a_byte_from_the_trainer(relays: Relay
     relays.trainer.set_links([link(1)])
     relay.receiver.set_link(link(1), 1)
     relays.trainer.begin(snapshot_of(1))
-    relay.gets(1)
+    relay.serves(1)
     until(lambda: relays.trainer.sent_bytes > 0)
     before = relays.trainer.sent_bytes
     relay.relay.set_links([link(2)])
     joiner.receiver.set_link(from_relay(2), 1)
-    joiner.gets(1)
+    joiner.serves(1)
     assert relays.trainer.sent_bytes == before
 
 
@@ -360,8 +322,8 @@ def test_a_version_that_was_taken_back_is_not_handed_on(relays: Relays) -> None:
     its relay."""
     relay, child = chain(relays, 2)
     relays.trainer.begin(snapshot_of(5, seed=9))
-    relay.gets(5, seed=9)
-    child.gets(5, seed=9)
+    relay.serves(5, seed=9)
+    child.serves(5, seed=9)
     until(lambda: relay.receiver.version == child.receiver.version == 5)
     relay.relay.set_links([link(4, tree=4)])
     child.receiver.set_link(from_relay(4, tree=4), 4)
@@ -369,11 +331,11 @@ def test_a_version_that_was_taken_back_is_not_handed_on(relays: Relays) -> None:
     relays.trainer.set_links([link(3, tree=4)])
     relays.trainer.begin(snapshot_of(4))
     relay.receiver.set_link(link(3, tree=4), 4)
-    relay.gets(4)
-    child.gets(4)
+    relay.serves(4)
+    child.serves(4)
     relays.trainer.begin(snapshot_of(5))
-    relay.gets(5)
-    child.gets(5)
+    relay.serves(5)
+    child.serves(5)
 
 
 def test_what_is_committed_is_handed_on_in_a_new_tree(relays: Relays) -> None:
@@ -381,39 +343,15 @@ def test_what_is_committed_is_handed_on_in_a_new_tree(relays: Relays) -> None:
     relays.trainer.set_links([link(1)])
     relay.receiver.set_link(link(1), 1)
     relays.trainer.begin(snapshot_of(1))
-    relay.gets(1)
+    relay.serves(1)
     until(lambda: relays.trainer.sent_bytes > 0)
     relay.relay.set_links([link(3, tree=2)])
     relays.trainer.set_links([link(2, tree=2)])
     child.receiver.set_link(from_relay(3, tree=2), 1)
     relay.receiver.set_link(link(2, tree=2), 1)
-    child.gets(1)
+    child.serves(1)
     until(lambda: relay.relay.sent_bytes > 0)
     assert relays.trainer.sent_bytes == BUCKETS * BUCKET_BYTES
-
-
-class Trained:
-    """Versions of which each changes a hundredth of the one before."""
-
-    def __init__(self, end: PublishingEnd) -> None:
-        self._end = end
-        self.weights = torch.randn(200_000).bfloat16()
-
-    def publish(self, version: int) -> None:
-        self.weights = torch.where(torch.rand(200_000) < 0.01, -self.weights, self.weights)
-        self._end.publisher.publish(version, [("w", self.weights)])
-
-    def reaches(self, end: Receiving, version: int) -> None:
-        staged = end.staged.get(timeout=60)
-        assert staged.version == version
-        assert torch.equal(staged.tensors["w"], self.weights)
-
-
-def shares(caplog: pytest.LogCaptureFixture, epoch: int) -> list[float]:
-    """Of the whole weights' bytes, by transfer over the link."""
-    sent = [r.getMessage() for r in caplog.records if r.getMessage().startswith("weights sent")]
-    own = [m for m in sent if f"epoch={epoch} " in m]
-    return [float(message.partition("share=")[2].split()[0]) for message in own]
 
 
 def test_deltas_are_handed_on_and_a_child_without_the_base_gets_the_whole(
@@ -422,7 +360,7 @@ def test_deltas_are_handed_on_and_a_child_without_the_base_gets_the_whole(
     caplog.set_level(logging.INFO)
     publishing = PublishingEnd(url, relays.run_id)
     publishing.publisher.through_host = True
-    trained = Trained(publishing)
+    trained = Trained(publishing.publisher)
     relay, sibling, late = (relays.receiving() for _ in range(3))
     try:
         publishing.publisher.set_links([link(1)])
@@ -430,22 +368,19 @@ def test_deltas_are_handed_on_and_a_child_without_the_base_gets_the_whole(
         relay.relay.set_links([link(2), link(3)])
         sibling.receiver.set_link(from_relay(2), 0)
         trained.publish(1)
-        trained.reaches(relay, 1)
-        trained.reaches(sibling, 1)
+        trained.reaches(1, relay, sibling)
         relayed(caplog, 2, 1)
         trained.publish(2)
-        trained.reaches(relay, 2)
-        trained.reaches(sibling, 2)
+        trained.reaches(2, relay, sibling)
         late.receiver.set_link(from_relay(3), 0)
-        trained.reaches(late, 2)
+        trained.reaches(2, late)
         relayed(caplog, 2, 2)
         relayed(caplog, 3, 1)
         assert shares(caplog, 2)[0] == 1 and shares(caplog, 2)[1] < 0.05
         assert shares(caplog, 3) == [1]
         # From here on it has the same base as its sibling.
         trained.publish(3)
-        for end in (relay, sibling, late):
-            trained.reaches(end, 3)
+        trained.reaches(3, relay, sibling, late)
         relayed(caplog, 3, 2)
         assert shares(caplog, 3)[1] < 0.05
     finally:

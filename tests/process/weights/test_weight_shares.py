@@ -17,16 +17,13 @@ from torch import Tensor
 from paceline.mesh.elastic_mesh import ProcessMesh
 from paceline.v1 import worker_pb2
 from paceline.weights import weight_link, weight_transfer
-from paceline.weights.arriving_weights import GivenUp
 from paceline.weights.weight_snapshot import WeightSnapshot
 from paceline.weights.wire.weight_manifest import Manifest, WeightShare
 from policy_worker.publishing.publisher import WeightPublisher
 from testbed.workers import weight_link_peer
 from testbed.workers.weight_link_peer import SHARED_BUCKET_BYTES, shared_weights
-from tests.fixtures.receiving_end import ReceivingEnd
-from tests.process.weights.test_weights_links import until
+from tests.fixtures.weight_links import CPU, ReceivingEnd, link, until
 
-CPU = torch.device("cpu")
 STALL_S = 3.0
 
 
@@ -76,25 +73,21 @@ def publish_share(rank: WeightPublisher, version: int, named: dict[str, Tensor])
     rank.publish_share(version, whole.manifest, fill)
 
 
-class Receiving(ReceivingEnd):
-    def gets(self, version: int, named: dict[str, Tensor]) -> None:
-        staged = self.staged.get(timeout=60)
-        assert staged.version == version
-        assert list(staged.tensors) == list(named)
-        for name, tensor in named.items():
-            assert torch.equal(staged.tensors[name], tensor), name
-
-
 class Sharing:
     def __init__(self, url: str, run_id: str) -> None:
         self.url, self.run_id = url, run_id
         self.ends: list[Callable[[], None]] = []
         self.receiving = self.receiver()
 
-    def receiver(self, *, relays: bool = False, stall_s: float = 60.0) -> Receiving:
-        made = Receiving(self.url, self.run_id, relays=relays, stall_s=stall_s)
+    def receiver(self, *, relays: bool = False, stall_s: float = 60.0) -> ReceivingEnd:
+        made = ReceivingEnd(self.url, self.run_id, relays=relays, stall_s=stall_s)
         self.ends.append(made.receiver.close)
         return made
+
+    def join(self, replica: Replica, epoch: int) -> None:
+        """Both ends are told of the link."""
+        replica.set_links(link(epoch))
+        self.receiving.receiver.set_link(link(epoch))
 
     def replica(self, sources: int, without: int | None = None) -> Replica:
         made = Replica(self.url, self.run_id, sources, without)
@@ -126,10 +119,6 @@ def sharing(url: str, request: pytest.FixtureRequest) -> Iterator[Sharing]:
         end()
 
 
-def link(epoch: int, **fields: int) -> worker_pb2.WeightsLink:
-    return worker_pb2.WeightsLink(epoch=epoch, **fields)  # type: ignore[arg-type]
-
-
 def manifest_of(named: dict[str, Tensor]) -> Manifest:
     return Manifest.of(named.items(), bucket_bytes=SHARED_BUCKET_BYTES)
 
@@ -148,8 +137,7 @@ def stepped(named: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
 @pytest.mark.parametrize("sources", [1, 2, 3, 4])
 def test_every_source_sends_its_buckets_and_all_bits_arrive(sharing: Sharing, sources: int) -> None:
     replica, named = sharing.replica(sources), shared_weights(1)
-    replica.set_links(link(1))
-    sharing.receiving.receiver.set_link(link(1))
+    sharing.join(replica, 1)
     replica.publish(1, named)
     sharing.receiving.gets(1, named)
     assert named["head"] is named["embed"], "they are tied"
@@ -163,16 +151,14 @@ def test_every_source_sends_its_buckets_and_all_bits_arrive(sharing: Sharing, so
 def test_deltas_come_from_every_source(sharing: Sharing, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     replica, named = sharing.replica(3), shared_weights(1)
-    replica.set_links(link(1))
-    sharing.receiving.receiver.set_link(link(1))
+    sharing.join(replica, 1)
     for version in (1, 2):
         replica.publish(version, named)
         sharing.receiving.gets(version, named)
         named = stepped(named, version)
     until(lambda: all(rank.last_transfer_s for rank in replica.ranks))
     # The base outlives the link.
-    replica.set_links(link(2))
-    sharing.receiving.receiver.set_link(link(2))
+    sharing.join(replica, 2)
     before = replica.sent()
     replica.publish(3, named)
     sharing.receiving.gets(3, named)
@@ -197,7 +183,7 @@ def test_a_source_that_fails_in_the_middle_of_a_bucket_is_noticed_and_the_rest_c
     mine = len(WeightShare(0, 2).buckets(manifest))
     until(lambda: receiving.buckets == mine + 1)
     half.send_signal(fault)
-    epoch, detail = receiving.errors.get(timeout=60)
+    epoch, detail = receiving.failure()
     assert epoch == 1
     if fault == signal.SIGSTOP:
         assert "owes weights and sent nothing for" in detail
@@ -219,9 +205,8 @@ def test_a_rank_that_never_joins_a_link_is_reported_with_its_number(
     monkeypatch.setattr(weight_link, "FORM_S", 3.0)
     replica = sharing.replica(2, without=1)
     replica.publish(1, shared_weights(1))
-    replica.set_links(link(1))
-    sharing.receiving.receiver.set_link(link(1))
-    epoch, detail = sharing.receiving.errors.get(timeout=60)
+    sharing.join(replica, 1)
+    epoch, detail = sharing.receiving.failure()
     assert epoch == 1 and detail.startswith("rank 1 of ")
 
 
@@ -232,31 +217,12 @@ def test_a_damaged_bucket_of_one_source_ends_the_link(sharing: Sharing) -> None:
     assert newest is not None
     newest.checksum(5)
     newest.bucket(5)[7] ^= 1
-    replica.set_links(link(1))
-    sharing.receiving.receiver.set_link(link(1))
-    assert sharing.receiving.errors.get(timeout=60) == (
+    sharing.join(replica, 1)
+    assert sharing.receiving.failure() == (
         1,
         "bucket 5 of version 1 was damaged on the way",
     )
     assert sharing.receiving.staged.empty()
-
-
-def test_a_rank_that_gives_up_in_the_middle_ends_the_link(sharing: Sharing) -> None:
-    replica = sharing.replica(2)
-    replica.publish(1, shared_weights(1))
-
-    def give_up(index: int, timeout_s: float) -> bool:
-        if index == 5:
-            raise GivenUp("lost")
-        return True
-
-    newest = replica.ranks[1]._newest
-    assert newest is not None
-    newest.wait_bucket = give_up  # type: ignore[method-assign]
-    replica.set_links(link(1))
-    sharing.receiving.receiver.set_link(link(1))
-    epoch, detail = sharing.receiving.errors.get(timeout=60)
-    assert (epoch, detail) == (1, "a rank ended version 1 in the middle")
 
 
 def test_a_version_that_one_source_has_no_more_is_passed_over(sharing: Sharing) -> None:
@@ -265,23 +231,11 @@ def test_a_version_that_one_source_has_no_more_is_passed_over(sharing: Sharing) 
     replica.publish(1, first, only=1)
     replica.publish(2, second, only=1)
     replica.publish(1, first, only=0)
-    replica.set_links(link(1))
-    sharing.receiving.receiver.set_link(link(1))
+    sharing.join(replica, 1)
     until(lambda: sharing.receiving.receiver.formed_epochs() == [1])
     replica.publish(2, second, only=0)
     sharing.receiving.gets(2, second)
     assert sharing.receiving.errors.empty()
-
-
-def test_a_source_that_is_late_is_waited_for(sharing: Sharing) -> None:
-    replica, named = sharing.replica(2), shared_weights(1)
-    replica.set_links(link(1))
-    sharing.receiving.receiver.set_link(link(1))
-    replica.publish(1, named, only=0)
-    (there,) = sharing.receiving.receiver._links.values()
-    until(lambda: 1 in there.owing)
-    replica.publish(1, named, only=1)
-    sharing.receiving.gets(1, named)
 
 
 def test_weights_published_again_under_their_version_are_never_mixed(sharing: Sharing) -> None:
@@ -291,8 +245,7 @@ def test_weights_published_again_under_their_version_are_never_mixed(sharing: Sh
     replica.publish(1, lost)
     replica.ranks[1].forget()
     replica.publish(1, right, only=1)
-    replica.set_links(link(1))
-    sharing.receiving.receiver.set_link(link(1))
+    sharing.join(replica, 1)
     until(lambda: sharing.receiving.receiver.formed_epochs() == [1])
     replica.ranks[0].forget()
     replica.publish(1, right, only=0)
@@ -307,17 +260,15 @@ def test_what_a_broken_link_brought_of_other_weights_is_not_kept(sharing: Sharin
     right = lost | {"embed": other_embed, "head": other_embed}
     half = sharing.source(1, 1, 2)
     replica.publish(1, lost)
-    replica.set_links(link(1))
-    sharing.receiving.receiver.set_link(link(1))
+    sharing.join(replica, 1)
     assert weight_link_peer.next_line(half) == {"sent": "half"}
     manifest = manifest_of(lost)
     until(lambda: sharing.receiving.buckets == len(WeightShare(0, 2).buckets(manifest)) + 1)
     half.kill()
-    assert sharing.receiving.errors.get(timeout=60)[0] == 1
+    assert sharing.receiving.failure()[0] == 1
     other = sharing.replica(2)
     other.publish(1, right)
-    other.set_links(link(2))
-    sharing.receiving.receiver.set_link(link(2))
+    sharing.join(other, 2)
     sharing.receiving.gets(1, right)
     until(lambda: sum(other.sent()) == manifest.total_bytes)
 
@@ -331,27 +282,12 @@ def test_a_relay_hands_on_what_comes_from_several_sources(sharing: Sharing) -> N
     relay.receiver.set_link(link(1))
     assert relay.receiver.relay is not None
     relay.receiver.relay.set_links([link(2)])
-    child.receiver.set_link(worker_pb2.WeightsLink(epoch=2, relayed=True))
+    child.receiver.set_link(link(2, relayed=True))
     for version in (1, 2):
         replica.publish(version, named)
         relay.gets(version, named)
         child.gets(version, named)
         named = stepped(named, version)
-
-
-def test_versions_pass_by_a_receiver_that_is_busy(sharing: Sharing) -> None:
-    replica, versions = sharing.replica(2), {v: shared_weights(v) for v in range(1, 5)}
-    replica.set_links(link(1))
-    sharing.receiving.receiver.set_link(link(1))
-    for version, named in versions.items():
-        replica.publish(version, named)
-    got = []
-    while not got or got[-1] != 4:
-        staged = sharing.receiving.staged.get(timeout=60)
-        got.append(staged.version)
-        for name, tensor in versions[staged.version].items():
-            assert torch.equal(staged.tensors[name], tensor)
-    assert got == sorted(got) and sharing.receiving.errors.empty()
 
 
 @pytest.mark.parametrize("sources", [1, 3])
@@ -370,8 +306,7 @@ def test_whole_buckets_go_from_device_to_device_if_the_mesh_joins_them(
 
     monkeypatch.setattr(weight_transfer, "receive_direct", receive_direct)
     replica, named = sharing.replica(sources), shared_weights(1)
-    replica.set_links(link(1))
-    sharing.receiving.receiver.set_link(link(1))
+    sharing.join(replica, 1)
     for version in (1, 2):
         replica.publish(version, named)
         sharing.receiving.gets(version, named)
@@ -387,29 +322,14 @@ def test_what_came_over_the_host_is_not_gone_on_with_between_devices(
     replica, named = sharing.replica(2, without=1), shared_weights(1)
     half = sharing.source(1, 1, 2)
     replica.publish(1, named)
-    replica.set_links(link(1))
-    sharing.receiving.receiver.set_link(link(1))
+    sharing.join(replica, 1)
     assert weight_link_peer.next_line(half) == {"sent": "half"}
     until(lambda: sharing.receiving.buckets > 1)
     half.kill()
-    assert sharing.receiving.errors.get(timeout=60)[0] == 1
+    assert sharing.receiving.failure()[0] == 1
     monkeypatch.setattr(ProcessMesh, "joins_devices", True)
     other = sharing.replica(2)
     other.publish(1, named)
-    other.set_links(link(2))
-    sharing.receiving.receiver.set_link(link(2))
+    sharing.join(other, 2)
     sharing.receiving.gets(1, named)
     until(lambda: sum(other.sent()) == manifest_of(named).total_bytes)
-
-
-def test_memory_of_the_version_before_is_used_again_where_no_delta_needs_it(url: str) -> None:
-    publisher = WeightPublisher(
-        url=url, run_id="r", device=CPU, share=WeightShare(1, 2), on_link_error=print, deltas=False
-    )
-    memory = set()
-    for version in (1, 2, 3):
-        publish_share(publisher, version, shared_weights(version))
-        assert publisher._newest is not None
-        memory.add(publisher._newest.flat.data_ptr())
-    assert len(memory) == 1
-    publisher.close()

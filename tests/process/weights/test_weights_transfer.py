@@ -13,7 +13,7 @@ from torch import Tensor
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
 from paceline.weights.arriving_weights import ReceiverBase
 from paceline.weights.weight_sending import Sent, announce, send_share
-from paceline.weights.weight_snapshot import SnapshotPool, WeightSnapshot, WireDtype
+from paceline.weights.weight_snapshot import WeightSnapshot, WireDtype
 from paceline.weights.weight_transfer import StagedWeights, receive_snapshot
 from paceline.weights.wire.frames import recv_frame, send_frame
 from paceline.weights.wire.link_greeting import (
@@ -111,32 +111,11 @@ def test_every_kind_of_tensor_arrives_bit_for_bit(link: Pair, bucket_bytes: int)
     assert staged.digest == weights_digest(weights.items())
 
 
-def test_no_weights_at_all_arrive_too(link: Pair) -> None:
-    publisher, receiver = link
-    sending = Sending(publisher, WeightSnapshot.take(0, []))
-    staged = receive_snapshot([receiver])
-    acknowledge(receiver, 0)
-    sending.join(timeout=60)
-    assert (staged.version, staged.tensors, sending.error) == (0, {}, None)
-
-
 def test_a_snapshot_does_not_follow_the_trainer() -> None:
     weight = torch.ones(5)
     snapshot = WeightSnapshot.take(1, [("w", weight)])
     weight.zero_()
     assert snapshot.manifest.views(snapshot.flat)["w"].tolist() == [1] * 5
-
-
-def test_memory_of_a_snapshot_in_use_is_not_taken() -> None:
-    pool = SnapshotPool()
-    first = WeightSnapshot.take(1, [("w", torch.ones(5))], pool)
-    second = WeightSnapshot.take(2, [("w", torch.zeros(5))], pool)
-    assert first.flat.data_ptr() != second.flat.data_ptr()
-    memory = first.flat.data_ptr()
-    del first
-    third = WeightSnapshot.take(3, [("w", torch.ones(5))], pool)
-    assert third.flat.data_ptr() == memory
-    assert third.checksum(0) != second.checksum(0)
 
 
 def test_a_damaged_bucket_is_refused(link: Pair) -> None:
@@ -182,16 +161,6 @@ def test_a_message_of_nonsense_is_refused(link: Pair, raw: bytes) -> None:
         receive_snapshot([receiver])
 
 
-def test_the_receiver_tells_what_it_has(link: Pair) -> None:
-    publisher, receiver = link
-    sources: list[int] = []
-    speaking = threading.Thread(target=lambda: sources.append(say_hello(receiver, 41)))
-    speaking.start()
-    assert await_hello(publisher, 3) == 41
-    speaking.join()
-    assert sources == [3]
-
-
 def test_a_receiver_of_another_release_is_told_so(link: Pair) -> None:
     publisher, receiver = link
     refusal: list[Exception] = []
@@ -212,33 +181,25 @@ def test_a_receiver_of_another_release_is_told_so(link: Pair) -> None:
     assert str(refusal[0]) == answer["refused"]
 
 
-def answering(publisher: ProcessMesh, answer: dict[str, Any]) -> threading.Thread:
-    """A publisher that answers the receiver's hello with this."""
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ({"version": 1, "direct": False}, "run the same release of Paceline"),
+        ({"protocol": 9, "refused": "another release"}, "another release"),
+    ],
+)
+def test_a_publisher_that_is_of_another_release_or_refuses_is_heard(
+    link: Pair, answer: dict[str, Any], said: str
+) -> None:
+    publisher, receiver = link
 
     def answer_it() -> None:
         recv_frame(publisher, RECEIVER, 1 << 16)
         send_frame(publisher, answer, RECEIVER)
 
-    thread = threading.Thread(target=answer_it, daemon=True)
-    thread.start()
-    return thread
-
-
-def test_a_publisher_of_another_release_is_refused(link: Pair) -> None:
-    publisher, receiver = link
-    snapshot = WeightSnapshot.take(1, [("w", torch.ones(5))])
-    header = {"version": 1, "direct": False, "base": "", "manifest": snapshot.manifest.to_json()}
-    sending = answering(publisher, header)
-    with pytest.raises(WeightsRefused, match="run the same release of Paceline"):
-        say_hello(receiver, -1)
-    sending.join()
-
-
-def test_a_refusal_reaches_the_receiver(link: Pair) -> None:
-    publisher, receiver = link
-    refusal = {"protocol": 9, "refused": "another release"}
-    sending = answering(publisher, refusal)
-    with pytest.raises(WeightsRefused, match="another release"):
+    sending = threading.Thread(target=answer_it, daemon=True)
+    sending.start()
+    with pytest.raises(WeightsRefused, match=said):
         say_hello(receiver, -1)
     sending.join()
 
@@ -290,24 +251,17 @@ def test_what_changed_little_travels_as_its_changes(link: Pair) -> None:
     assert torch.equal(held.flat, old.flat), "the base serves another try"
 
 
-def test_what_changed_much_travels_whole(link: Pair) -> None:
-    old, new = two_versions(share=1.0)
-    _, sent = send_second(link, new, base_of(old))
-    assert sent.wire_bytes == new.manifest.total_bytes
-
-
-def test_a_receiver_without_the_base_gets_the_whole(link: Pair) -> None:
-    _, new = two_versions(share=0.01)
-    _, sent = send_second(link, new, None)
-    assert sent.wire_bytes == new.manifest.total_bytes
-
-
-def test_a_base_of_the_same_version_with_other_bits_is_not_taken_for_it(link: Pair) -> None:
-    old, new = two_versions(share=0.01)
-    old.flat[0] ^= 1
-    other = base_of(WeightSnapshot(1, old.manifest, old.flat.clone()))
-    old.flat[0] ^= 1
-    _, sent = send_second(link, new, other)
+@pytest.mark.parametrize("case", ["much has changed", "no base", "a base with other bits"])
+def test_what_has_no_base_to_speak_of_travels_whole(link: Pair, case: str) -> None:
+    old, new = two_versions(share=1.0 if case == "much has changed" else 0.01)
+    held: ReceiverBase | None = base_of(old)
+    if case == "no base":
+        held = None
+    elif case == "a base with other bits":
+        flat = old.flat.clone()
+        flat[0] ^= 1
+        held = base_of(WeightSnapshot(1, old.manifest, flat))
+    _, sent = send_second(link, new, held)
     assert sent.wire_bytes == new.manifest.total_bytes
 
 
@@ -361,15 +315,6 @@ class LyingSize:
 
     def cpu(self) -> Tensor:
         return torch.zeros(8, dtype=torch.uint8)
-
-
-def test_float32_is_never_kept_as_a_base(link: Pair) -> None:
-    publisher, receiver = link
-    sending = Sending(publisher, WeightSnapshot.take(1, [("w", torch.ones(5000))]))
-    staged = receive_snapshot([receiver])
-    acknowledge(receiver, 1)
-    sending.join(timeout=60)
-    assert staged.base is None, "a step changes nearly all of it, and the memory is the engine's"
 
 
 def test_weights_travel_in_the_type_of_the_engine(link: Pair) -> None:

@@ -36,16 +36,6 @@ def test_every_setting_is_changeable_or_refused_with_a_reason(name: str) -> None
         assert name in why and ("paceline" in why)
 
 
-def test_what_users_change_most_is_live() -> None:
-    live = {name for name in SETTINGS if isinstance(change_of(name), Live)}
-    assert {
-        *("train.optimizer.lr", "train.optimizer.schedule", "train.steps", "train.eval_every"),
-        *("train.checkpoint_every", "train.keep_checkpoints", "train.max_staleness"),
-        *("train.eval_limit", "reward.timeout_s", "rollout.top_p", "rollout.top_k"),
-        "rollout.max_tokens",
-    } <= live
-
-
 def test_rules_name_settings_that_exist() -> None:
     texts = [rule.text for rule in RULES if isinstance(rule, Rule)]
     for text in texts:

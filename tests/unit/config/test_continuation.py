@@ -54,13 +54,6 @@ def test_a_directory_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
         from_override(tmp_path)
 
 
-def test_what_is_carried_over_is_said(tmp_path: Path) -> None:
-    path = checkpoint(tmp_path / "a", 12)
-    note = check_begins_elsewhere(config(begin_with=str(path)), tmp_path / "b")
-    assert "step 12" in note and "optimizer state" in note and "begin anew" in note
-    assert check_begins_elsewhere(config(), tmp_path) == ""
-
-
 def test_a_run_does_not_begin_with_its_own_checkpoint(tmp_path: Path) -> None:
     path = checkpoint(tmp_path, 12)
     with pytest.raises(BadInput, match=r"another run\.name"):

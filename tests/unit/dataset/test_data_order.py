@@ -4,8 +4,6 @@ size."""
 from __future__ import annotations
 
 import random
-import sys
-import time
 from collections import Counter
 
 import pytest
@@ -100,23 +98,3 @@ def test_counts_agree_with_the_places_one_by_one(order: DataOrder) -> None:
         stop = start + rng.choice([0, 1, 13, 999, 1500])
         places = [order.place(n) for n in range(start, stop)]
         assert order.count(start, stop) == Counter((e, order.source_of(r)) for e, r in places)
-
-
-def test_a_place_costs_the_same_at_any_size_of_the_data() -> None:
-    """Rows x 1, 2, 4, 8: the time for a place does not grow with them, and nothing is held for a
-    row."""
-    cost = {}
-    for factor in (1, 2, 4, 8):
-        order = mixture((100_000 * factor, 2), (50_000 * factor, 1))
-        base = 10**9
-        order.place(base)
-        times = []
-        for _ in range(3):
-            start = time.process_time()
-            for n in range(4000):
-                order.place(base + n)
-            times.append(time.process_time() - start)
-        cost[factor] = min(times)
-        held = sys.getsizeof(order) + sum(map(sys.getsizeof, order.sources))
-        assert held < 1000
-    assert max(cost.values()) < 3 * min(cost.values()), cost

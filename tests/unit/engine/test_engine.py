@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ import pytest
 import pytest_asyncio
 import torch
 
-from paceline.prompt_tokenizer import PromptTokenizer
 from rollout_worker.engine.base import (
     Aborted,
     Completion,
@@ -27,7 +25,6 @@ from rollout_worker.engine.base import (
     WeightMismatch,
 )
 from rollout_worker.engine.transformers import engine as transformers_engine
-from rollout_worker.engine.transformers import scheduler
 from testbed.tiny_model import make_tiny_model
 from tests.fixtures.engines import ENGINES, Reference, make_test_engine, tiny_config
 
@@ -159,20 +156,6 @@ async def test_requests_with_different_filters_share_a_batch(
         np.testing.assert_allclose(sample.logprobs, expected, atol=1e-4)
 
 
-async def test_same_seed_gives_same_samples_alone_and_in_a_crowd(engine: Engine) -> None:
-    alone = await engine.generate(ask("a", PROMPTS[2], count=4, seed=11))
-    crowd = [
-        engine.generate(ask(f"c{i}", PROMPTS[i % 4], count=5, seed=i, top_k=i % 3))
-        for i in range(20)
-    ]
-    again, *_ = await asyncio.gather(
-        engine.generate(ask("b", PROMPTS[2], count=4, seed=11)), *crowd
-    )
-    assert all(same(x, y) for x, y in zip(alone, again, strict=True))
-    other = await engine.generate(ask("d", PROMPTS[2], count=4, seed=12))
-    assert not all(same(x, y) for x, y in zip(alone, other, strict=True))
-
-
 async def test_joining_late_and_leaving_early_disturbs_nobody(engine: Engine) -> None:
     """More sequences than slots, unequal lengths: rows join, leave and move all the time."""
     before = engine.stats().samples
@@ -196,14 +179,6 @@ async def test_joining_late_and_leaving_early_disturbs_nobody(engine: Engine) ->
     stats = engine.stats()
     assert stats.running == stats.waiting == 0
     assert stats.samples - before == 12 + 12 + 270
-
-
-async def test_a_group_larger_than_the_engine_is_finished(model_path: Path) -> None:
-    engine = make_test_engine("fused", tiny_config(model_path, slots=8))
-    await engine.start()
-    samples = await engine.generate(ask("big", PROMPTS[0], count=50, max_tokens=6))
-    assert len(samples) == 50
-    await engine.close()
 
 
 async def test_max_tokens_and_end_of_sequence(engine: Engine) -> None:
@@ -382,29 +357,6 @@ async def test_a_greedy_completion_that_was_cut_ends_as_if_never_cut(engine: Eng
             ask(f"a{cut}", PROMPTS[0], greedy=True, max_tokens=300, prefixes=(begun,))
         )
         assert same(whole, again)
-
-
-async def test_stop_strings_that_nobody_asks_for_any_more_are_forgotten(model_path: Path) -> None:
-    config = tiny_config(model_path, stop=["s"])
-    tokenizer = PromptTokenizer(config)
-    decoded: list[int] = []
-
-    def decode(tokens: Sequence[int]) -> str:
-        decoded.append(len(tokens))
-        return tokenizer.decode_all(tokens) if len(tokens) > 1 else "0"
-
-    asked: Any = SimpleNamespace(decode_all=decode, end_tokens=())
-    engine = transformers_engine.TransformersEngine(config, asked)
-    await engine.start()
-    once = len(decoded)
-    assert once == engine.vocabulary, "before anything is generated"
-    for number in range(scheduler._STOPS + 5):
-        stop = (f"{number} is never said",)
-        await engine.generate(ask(f"s{number}", PROMPTS[0], max_tokens=1, stop=stop))
-    kept = engine._scheduler._may_end.cache_info()
-    assert kept.currsize <= kept.maxsize == scheduler._STOPS
-    assert decoded.count(1) - once <= scheduler._STOPS + 5, "the completions, not the vocabulary"
-    await engine.close()
 
 
 async def test_a_stop_string_is_found_across_the_end_of_a_prefix(engine: Engine) -> None:

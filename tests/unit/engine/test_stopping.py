@@ -55,22 +55,5 @@ def test_a_long_completion_is_not_decoded_whole() -> None:
     assert max(seen) < 10
 
 
-def test_new_stop_strings_do_not_decode_the_vocabulary_again() -> None:
-    decoded: list[int] = []
-
-    def counting(tokens: Sequence[int]) -> str:
-        decoded.extend(tokens)
-        return decode(tokens)
-
-    texts = TokenTexts(counting, len(PIECES))
-    tables = [texts.may_end((f"{n}>", last)).tolist() for n, last in enumerate("abé")]
-    assert decoded == list(range(len(PIECES)))
-    assert tables[2] == may_end("2>", "é")
-    assert tables[2] == [
-        *[False, False, False, False, True, False],
-        *[True, True, True, True],
-    ]
-
-
 def test_a_stop_string_that_ends_with_a_blank_looks_at_every_token() -> None:
     assert all(may_end("a "))

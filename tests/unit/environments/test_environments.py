@@ -6,18 +6,14 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from paceline.config import ConfigError, load_config
-from paceline.process.lifetime import exit_status
 from paceline.prompt_tokenizer import PromptTokenizer
 from paceline.v1 import rollout_pb2
-from rollout_worker import main as worker_main
 from rollout_worker.engine.base import Aborted
 from rollout_worker.environments.base import (
     BadEnvironment,
@@ -569,36 +565,6 @@ def test_names_that_lead_nowhere_say_so(model: Path) -> None:
         with pytest.raises(BadEnvironment, match="rollout") as caught:
             load(name)
         assert words in str(caught.value) and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        (
-            "rollout.environment=examples.environments.calculator:calculator",
-            "needs rollout.max_context",
-        ),
-        ("rollout.openai=true", "set rollout.environment"),
-        ("rollout.max_turns=0", "rollout.max_turns"),
-        ("rollout.environment_timeout_s=0", "rollout.environment_timeout_s"),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused(tmp_path: Path, override: str, words: str) -> None:
-    path = tmp_path / "run.toml"
-    path.write_text('[model]\npath = "m"\n[data]\npath = "d"\n')
-    with pytest.raises(ConfigError, match=words.replace(".", r"\.")):
-        load_config(path, [override])
-
-
-def test_a_worker_with_an_environment_that_is_none_ends_with_one_line(
-    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(worker_main.logs, "setup", lambda worker_id: None)
-    config = stage_config(model, environment="nowhere:play")
-    run = partial(worker_main.run, config, controllers=["127.0.0.1:1"], worker_id="rollout-0")
-    assert exit_status(run, "rollout_worker") == 2
-    (line,) = capsys.readouterr().err.splitlines()[-1:]
-    assert line.startswith("rollout_worker: rollout.environment = 'nowhere:play': cannot import")
 
 
 async def test_a_port_that_is_taken_is_said_to_be(model: Path) -> None:

@@ -55,14 +55,6 @@ def test_a_machine_that_runs_the_tests_is_fit_and_every_complaint_has_a_remedy(
         assert all(c.found and (c.state == "ok" or c.remedy) for c in checks)
 
 
-def test_masks_that_truncated_sampling_misleads_are_a_warning(
-    config_file: Path, tmp_path: Path
-) -> None:
-    sets = ["rollout.top_p=0.9", "train.loss.mask_ratio_token=[0.5, 2.0]"]
-    (check,) = examined(load_config(config_file, sets), tmp_path)["settings"]
-    assert check.state == "warn" and "top_p = 0.9 with train.loss.mask_ratio_token" in check.found
-
-
 def test_wrong_inputs_a_taken_port_and_a_dead_redis_fail(config_file: Path, tmp_path: Path) -> None:
     (free,) = free_ports("127.0.0.1", 1)
     with socket.socket() as taken:
@@ -99,15 +91,6 @@ def test_a_low_limit_of_open_files_is_told(tmp_path: Path) -> None:
     assert check.state == "warn"
     assert "1024" in check.found
     assert "ulimit" in check.remedy
-
-
-def test_the_engine_that_a_config_names_must_be_there(config_file: Path, tmp_path: Path) -> None:
-    import importlib.util
-
-    config = load_config(config_file, ["rollout.engine=vllm"])
-    (check,) = examined(config, tmp_path)["vllm"]
-    there = importlib.util.find_spec("vllm") is not None
-    assert check.state != "fail" if there else check.state == "fail"
 
 
 def test_a_cuda_run_on_a_machine_without_a_gpu_fails(config_file: Path, tmp_path: Path) -> None:

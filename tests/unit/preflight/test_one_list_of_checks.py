@@ -5,9 +5,7 @@ A refused start leaves the disk as it was."""
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -97,18 +95,6 @@ def test_a_mistake_is_found_by_every_command(
     assert_refused(command, config_file, option, words, tmp_path)
 
 
-@pytest.mark.parametrize("command", ["up"])
-def test_a_port_in_use_is_found_by_every_command(
-    command: str, config_file: Path, tmp_path: Path
-) -> None:
-    with closing(socket.socket()) as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        words = f"port {port} is in use"
-        assert_refused(command, config_file, f"controller.port={port}", words, tmp_path)
-
-
 @pytest.fixture
 def earlier_run(config_file: Path, tmp_path: Path) -> Path:
     run_dir = tmp_path / "runs" / "one"
@@ -125,28 +111,6 @@ def test_a_resume_with_another_config_is_refused_by_every_command(
 ) -> None:
     words = "rollout.group_size is 8 in the run, 4 here"
     assert_refused(command, config_file, "rollout.group_size=4", words, tmp_path)
-
-
-@pytest.mark.parametrize("command", ["up"])
-def test_a_resume_with_another_divisor_of_the_loss_is_refused_by_every_command(
-    command: str, config_file: Path, earlier_run: Path, tmp_path: Path
-) -> None:
-    config_file.write_text(config_file.read_text() + '[train.loss]\naggregation = "dr_grpo"\n')
-    kept = load_config(config_file)
-    (earlier_run / "config.toml").write_text(to_toml(kept))
-    words = f"the divisor of the loss, and the run has {kept.rollout.max_tokens}"
-    assert_refused(command, config_file, "rollout.max_tokens=16", words, tmp_path)
-
-
-def test_a_fixed_setting_that_is_the_divisor_of_the_loss_is_named_as_any_other(
-    config_file: Path, earlier_run: Path, tmp_path: Path
-) -> None:
-    environment = 'environment = "examples.environments.guess_number:guess_number"'
-    more = f'[train.loss]\naggregation = "dr_grpo"\n[rollout]\n{environment}\nmax_context = 600\n'
-    config_file.write_text(config_file.read_text() + more)
-    (earlier_run / "config.toml").write_text(to_toml(load_config(config_file)))
-    words = "has another config: rollout.max_context is 600 in the run, 700 here"
-    assert_refused("doctor", config_file, "rollout.max_context=700", words, tmp_path)
 
 
 @pytest.mark.parametrize("command", ["up"])
@@ -180,18 +144,6 @@ def test_a_check_that_belongs_to_other_machines_says_so(command: str, config_fil
 def test_settings_can_be_checked_alone(config_file: Path) -> None:
     words = ["config", "check", str(config_file), "--set", "data.path=nowhere", "--settings-only"]
     assert CliRunner().invoke(app, words).exit_code == 0
-
-
-@pytest.mark.parametrize("command", ["config check", "doctor", "up --dry-run"])
-def test_a_scorer_that_nothing_asks_is_told_by_every_command(
-    command: str, config_file: Path
-) -> None:
-    config_file.write_text(
-        config_file.read_text()
-        + f'[scorers.helpful]\nkind = "reward_model"\npath = "{config_file.parent}/model"\n'
-    )
-    said = told(said_by(command, config_file, "run.seed=0"))
-    assert "scorers.helpful: no reward names it" in said
 
 
 @pytest.mark.parametrize("provider", ["none", "ray"])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -130,15 +128,6 @@ def test_volumes_secrets_and_accounts_that_are_referred_to_exist(
 def test_the_kustomization_names_every_file(rendered: dict[str, str]) -> None:
     listed = yaml.safe_load(rendered["kustomization.yaml"])["resources"]
     assert sorted([*listed, "kustomization.yaml"]) == sorted(rendered)
-
-
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
-def test_kustomize_builds_it(rendered: dict[str, str], tmp_path: Path) -> None:
-    for name, text in rendered.items():
-        (tmp_path / name).write_text(text)
-    done = subprocess.run(["kubectl", "kustomize", str(tmp_path)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert len(list(yaml.safe_load_all(done.stdout))) == len(documents(rendered))
 
 
 def test_the_run_file_is_the_given_configuration(manifests: Manifests, tmp_path: Path) -> None:

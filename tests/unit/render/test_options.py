@@ -9,7 +9,6 @@ from typer.testing import CliRunner
 
 from paceline.errors import BadInput
 from paceline_launcher.cli import app
-from paceline_launcher.cli import main as paceline_main
 from paceline_launcher.render.options import limit_minutes
 from tests.fixtures.rendered import EXAMPLES, IMAGE, render
 
@@ -111,13 +110,3 @@ def test_a_dry_run_prints_and_writes_nothing(
         assert done.exit_code == 0, done.output
         assert "# ---- redis.yaml\n" in done.stdout
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_refusal_is_one_line_and_exit_status_2(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["paceline", "render", str(CPU), "--target", "kubernetes"])
-    with pytest.raises(SystemExit) as left:
-        paceline_main()
-    assert left.value.code == 2
-    assert capsys.readouterr().err.startswith("error: --image is missing")

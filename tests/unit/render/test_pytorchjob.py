@@ -70,22 +70,3 @@ def test_nodes_of_the_job_share_the_fleet_as_paceline_node_places_it(
         assert done.exit_code == 0, done.output
         started += json.loads(done.stdout)["workers"]
     assert sorted(started) == ["policy-0", "rollout-0", "rollout-1", "scorer-reference-0"]
-
-
-@pytest.mark.parametrize(
-    ("gpus", "ranks", "shards", "nodes"),
-    [(8, 8, 1, 2), (8, 5, 3, 3), (4, 4, 4, 9), (16, 8, 1, 1), (8, 16, 1, 3), (8, 12, 1, 3)],
-)
-def test_the_nodes_are_as_many_as_the_workers_need(
-    gpus: int, ranks: int, shards: int, nodes: int
-) -> None:
-    settings = (
-        "--set",
-        f"fleet.policy_ranks={ranks}",
-        "--set",
-        f"rollout.tensor_parallel={shards}",
-    )
-    fleet = ("--set", "fleet.rollout=8" if shards != 3 else "fleet.rollout=5")
-    words = ("--image", IMAGE, "--gpus-per-node", str(gpus), *settings, *fleet)
-    replicas = job_of(render(GPU, "pytorchjob", *words))["spec"]["pytorchReplicaSpecs"]
-    assert sum(each["replicas"] for each in replicas.values()) == nodes

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from paceline.config.load import load_config
 from tests.fixtures.rendered import (
@@ -57,14 +56,6 @@ def test_the_entrypoint_has_the_controllers_and_ray_the_workers(
     assert "hidden" not in str(rendered) and "pw@" not in " ".join(words)
     assert ("pw@" in str(config.redis.url)) == ("REDIS_URL" in rendered["start.sh"])
     assert Path(words[2]).stat().st_mode & 0o77 == 0
-
-
-def test_the_runtime_environment_is_the_job_s_files_and_variables() -> None:
-    files = render(CPU, "ray", "--nccl-env", "NCCL_DEBUG=INFO")
-    found = yaml.safe_load(files["runtime-env.yaml"])
-    assert found == {"working_dir": ".", "env_vars": {"NCCL_DEBUG": "INFO"}}
-    runtime_env = pytest.importorskip("ray.runtime_env", reason="Ray is not installed").RuntimeEnv
-    runtime_env(env_vars=found["env_vars"])
 
 
 RAY = """\

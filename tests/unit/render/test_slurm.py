@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
@@ -11,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from paceline.config.load import load_config
-from paceline_launcher.cli import app
 from paceline_launcher.launch.job import RunOutcome, write_outcome
 from tests.fixtures.rendered import EXAMPLES, STUB, base_environment, check_command, render
 
@@ -119,19 +116,6 @@ def test_every_node_runs_the_same_command_on_a_config_that_loads(
         assert "pw@" not in " ".join(calls[0])
     assert Path(calls[0][2]).stat().st_mode & 0o77 == 0
     assert "hidden" not in script
-
-
-def test_the_command_line_takes_the_environment_of_a_node(tmp_path: Path) -> None:
-    job = Submitted(tmp_path, rendered(*VARIANTS["cpu"]))
-    (words, _) = job.calls("paceline")
-    started: list[str] = []
-    for rank in ("0", "1"):
-        port = job.environment()["MASTER_PORT"]
-        environment = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "n", "MASTER_PORT": port}
-        done = CliRunner().invoke(app, [*words[1:], "--dry-run", "--json"], env=environment)
-        assert done.exit_code == 0, done.output
-        started += json.loads(done.stdout)["workers"]
-    assert sorted(started) == ["policy-0", "rollout-0", "rollout-1", "scorer-reference-0"]
 
 
 def ports_of(job: Submitted) -> set[int]:
