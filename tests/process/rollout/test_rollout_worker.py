@@ -238,14 +238,18 @@ async def test_a_draining_worker_finishes_what_it_holds_takes_nothing_new_and_le
         assert not controller.reports[-1].held_leases
 
 
-async def test_a_drain_that_takes_too_long_hands_back(play: Play) -> None:
-    async with play(drain_s=0.2) as scene:
+@pytest.mark.parametrize("lifecycle", ["DRAINING", "STOPPED"])
+async def test_a_stopped_worker_and_a_drain_that_takes_too_long_hand_back(
+    play: Play, lifecycle: str
+) -> None:
+    async with play(drain_s=0.2 if lifecycle == "DRAINING" else 600.0) as scene:
         held = scene.controller.lease("t0")
         await until(lambda: scene.engine.running)
-        scene.controller.lifecycle = worker_pb2.LIFECYCLE_DRAINING
+        scene.controller.lifecycle = getattr(worker_pb2, f"LIFECYCLE_{lifecycle}")
         await asyncio.wait_for(scene.ended, 60)
         assert scene.controller.returns[held].kind == rollout_pb2.RETURN_KIND_HAND_BACK
         assert scene.engine.aborted == ["t0"] and not scene.controller.groups
+        assert scene.controller.reports[-1].lifecycle == worker_pb2.LIFECYCLE_STOPPED
 
 
 async def test_a_drain_is_over_when_its_last_task_is_cancelled(play: Play) -> None:
@@ -257,16 +261,6 @@ async def test_a_drain_is_over_when_its_last_task_is_cancelled(play: Play) -> No
         scene.controller.cancelled = [common_pb2.TaskRef(task_id="t0", attempt=1)]
         await asyncio.wait_for(scene.ended, 60)
         assert not scene.controller.groups and not scene.controller.returns
-
-
-async def test_a_stopped_worker_hands_back_at_once(play: Play) -> None:
-    async with play() as scene:
-        held = scene.controller.lease("t0")
-        await until(lambda: scene.engine.running)
-        scene.controller.lifecycle = worker_pb2.LIFECYCLE_STOPPED
-        await asyncio.wait_for(scene.ended, 60)
-        assert set(scene.controller.returns) == {held}
-        assert scene.controller.reports[-1].lifecycle == worker_pb2.LIFECYCLE_STOPPED
 
 
 async def test_weights_that_arrive_while_leaving_do_not_hold_the_worker_up(play: Play) -> None:

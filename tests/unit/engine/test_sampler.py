@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pytest
 import torch
 
 from rollout_worker.engine.transformers.sampler import SamplerRows, sample, sample_keys, uniforms
@@ -29,32 +32,23 @@ def spread() -> np.ndarray:
     return uniforms(sample_keys(5, np.arange(N)), np.zeros(N, dtype=np.int64))
 
 
-def check(expected: list[float], **filters: float) -> None:
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        ({}, [0.4, 0.3, 0.15, 0.1, 0.05, 0.0]),
+        ({"top_k": 2}, [4 / 7, 3 / 7, 0, 0, 0, 0]),
+        # The token that crosses the mass is kept.
+        ({"top_p": 0.8}, [0.4 / 0.85, 0.3 / 0.85, 0.15 / 0.85, 0, 0, 0]),
+        # The mass is that within what top_k has kept.
+        ({"top_k": 3, "top_p": 0.7}, [4 / 7, 3 / 7, 0, 0, 0, 0]),
+        ({"temperature": 0.5}, (P**2 / (P**2).sum()).tolist()),
+    ],
+)
+def test_frequencies_are_the_probabilities(filters: dict[str, Any], expected: list[float]) -> None:
     tokens, logprobs = draw(spread(), **filters)
     counts = np.bincount(tokens, minlength=6) / N
     np.testing.assert_allclose(counts, expected, atol=0.015)
     np.testing.assert_allclose(np.exp(logprobs), np.array(expected)[tokens], atol=1e-5)
-
-
-def test_frequencies_are_the_probabilities() -> None:
-    check([0.4, 0.3, 0.15, 0.1, 0.05, 0.0])
-
-
-def test_top_k_keeps_the_most_likely_and_renormalises() -> None:
-    check([4 / 7, 3 / 7, 0, 0, 0, 0], top_k=2)
-
-
-def test_top_p_keeps_the_token_that_crosses_the_mass() -> None:
-    check([0.4 / 0.85, 0.3 / 0.85, 0.15 / 0.85, 0, 0, 0], top_p=0.8)
-
-
-def test_top_p_counts_mass_within_what_top_k_kept() -> None:
-    check([4 / 7, 3 / 7, 0, 0, 0, 0], top_k=3, top_p=0.7)
-
-
-def test_temperature_sharpens() -> None:
-    squared = (P**2 / (P**2).sum()).tolist()
-    check(squared, temperature=0.5)
 
 
 def test_impossible_tokens_are_never_drawn_at_the_ends_of_the_unit_interval() -> None:

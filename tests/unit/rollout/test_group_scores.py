@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import numpy as np
 import pytest
@@ -59,20 +60,36 @@ def functions(count: int) -> Scores:
     return Scores([1.0] * count, [{"exact_match": 1.0} for _ in range(count)], 0.0)
 
 
+@asynccontextmanager
+async def scored_by(
+    settings: Config, *answers: Answer, directed: int = 9
+) -> AsyncIterator[tuple[GroupScores, list[ScriptedScorer]]]:
+    """The worker's side, told of the first ``directed`` of the scorers that answer so."""
+    async with AsyncExitStack() as stack:
+        scorers = [
+            await stack.enter_async_context(ScriptedScorer(settings, f"s-{n}", answer))
+            for n, answer in enumerate(answers)
+        ]
+        scores = GroupScores(settings)
+        stack.push_async_callback(scores.close)
+        scores.directed([scorer.directed for scorer in scorers[:directed]])
+        yield scores, scorers
+
+
+def scored(found: Scores) -> list[float]:
+    return [c["scorer:helpful"] for c in found.components]
+
+
 async def rewards(scores: GroupScores, *lengths_of: int) -> Scores:
     async with asyncio.timeout(LIMIT_S):
         return await scores.rewards(group(*lengths_of), "7", functions(len(lengths_of)), NAMED)
 
 
 async def test_scores_are_weighted_and_added_in_order() -> None:
-    settings = config(batch_size=2)
-    async with ScriptedScorer(settings, "s-0", lengths) as scorer:
-        scores = GroupScores(settings)
-        scores.directed([scorer.directed])
+    async with scored_by(config(batch_size=2), lengths) as (scores, (scorer,)):
         found = await rewards(scores, 3, 5, 4)
-        await scores.close()
     assert found.rewards == [1 + 1.5, 1 + 2.5, 1 + 2.0]
-    assert [c["scorer:helpful"] for c in found.components] == [3.0, 5.0, 4.0]
+    assert scored(found) == [3.0, 5.0, 4.0]
     assert sorted(scorer.asked) == [1, 2]
 
 
@@ -87,25 +104,18 @@ async def test_a_group_waits_while_no_scorer_is_alive_and_says_so() -> None:
     assert found[0].what == "waiting for scorer helpful: none is alive"
     async with ScriptedScorer(settings, "s-0", lengths) as scorer:
         scores.directed([scorer.directed])
-        assert (await waiting).components[0]["scorer:helpful"] == 3.0
+        assert scored(await waiting) == [3.0]
     await scores.close()
 
 
 async def test_a_request_goes_on_with_another_scorer_if_one_leaves_the_directive() -> None:
     """A stopped process answers nothing; its request moves once it is declared dead."""
-    settings = config()
-    async with (
-        ScriptedScorer(settings, "s-0", never) as stopped,
-        ScriptedScorer(settings, "s-1", lengths) as other,
-    ):
-        scores = GroupScores(settings)
-        scores.directed([stopped.directed])
+    async with scored_by(config(), never, lengths, directed=1) as (scores, (stopped, other)):
         waiting = asyncio.create_task(rewards(scores, 3))
         async with asyncio.timeout(LIMIT_S):
             await stopped.was_asked.wait()
         scores.directed([other.directed])
-        assert (await waiting).components[0]["scorer:helpful"] == 3.0
-        await scores.close()
+        assert scored(await waiting) == [3.0]
 
 
 async def test_a_killed_scorer_costs_no_more_than_another_request() -> None:
@@ -119,50 +129,34 @@ async def test_a_killed_scorer_costs_no_more_than_another_request() -> None:
                 await killed.was_asked.wait()
             scores.directed([killed.directed, other.directed])
         # Its server is gone now; the directive still names it.
-        assert (await waiting).components[0]["scorer:helpful"] == 3.0
+        assert scored(await waiting) == [3.0]
         await scores.close()
 
 
 async def test_a_slow_scorer_is_overtaken_by_another() -> None:
-    settings = config(timeout_s=0.05)
-    async with (
-        ScriptedScorer(settings, "s-0", never) as slow,
-        ScriptedScorer(settings, "s-1", lengths) as other,
-    ):
-        scores = GroupScores(settings)
-        scores.directed([slow.directed, other.directed])
-        assert (await rewards(scores, 3)).components[0]["scorer:helpful"] == 3.0
+    async with scored_by(config(timeout_s=0.05), never, lengths) as (scores, (slow, _)):
+        assert scored(await rewards(scores, 3)) == [3.0]
         assert slow.asked == [1]
-        await scores.close()
 
 
 async def test_a_late_second_reply_changes_nothing() -> None:
     """Both scorers answer one request, and say different things: the group has the first reply
     once."""
-    settings = config(timeout_s=0.05)
     released = asyncio.Event()
 
     async def late(items: Sequence[Item]) -> list[Score]:
         await released.wait()
         return [99.0 for _ in items]
 
-    async with (
-        ScriptedScorer(settings, "s-0", late) as slow,
-        ScriptedScorer(settings, "s-1", lengths) as other,
-    ):
-        scores = GroupScores(settings)
-        scores.directed([slow.directed, other.directed])
+    async with scored_by(config(timeout_s=0.05), late, lengths) as (scores, (_, other)):
         first = await rewards(scores, 3)
         released.set()
         scores.directed([other.directed])
         second = await rewards(scores, 4)
-        assert [c["scorer:helpful"] for c in first.components] == [3.0]
-        assert [c["scorer:helpful"] for c in second.components] == [4.0]
-        await scores.close()
+        assert (scored(first), scored(second)) == ([3.0], [4.0])
 
 
 async def test_an_unreachable_judge_is_asked_again_and_fails_no_attempt() -> None:
-    settings = config()
     replies = iter([Unavailable("http://judge does not answer"), None])
 
     async def at_first_not(items: Sequence[Item]) -> list[Score]:
@@ -170,12 +164,9 @@ async def test_an_unreachable_judge_is_asked_again_and_fails_no_attempt() -> Non
             raise error
         return await lengths(items)
 
-    async with ScriptedScorer(settings, "s-0", at_first_not) as scorer:
-        scores = GroupScores(settings)
-        scores.directed([scorer.directed])
-        assert (await rewards(scores, 3)).components[0]["scorer:helpful"] == 3.0
+    async with scored_by(config(), at_first_not) as (scores, (scorer,)):
+        assert scored(await rewards(scores, 3)) == [3.0]
         assert scorer.asked == [1, 1]
-        await scores.close()
 
 
 def answers(*values: Score) -> Answer:
@@ -210,43 +201,21 @@ async def nothing(items: Sequence[Item]) -> list[Score]:
     ],
 )
 async def test_what_is_no_score_fails_the_attempt_with_the_reason(answer: Answer, why: str) -> None:
-    settings = config()
-    async with ScriptedScorer(settings, "s-0", answer) as scorer:
-        scores = GroupScores(settings)
-        scores.directed([scorer.directed])
+    async with scored_by(config(), answer) as (scores, _):
         with pytest.raises(ScorerFailed, match=why) as failed:
             await rewards(scores, 3, 3)
         assert failed.value.reason == "scorer_error"
         assert "helpful" in str(failed.value)
-        await scores.close()
 
 
-async def test_another_scorer_is_asked_if_one_breaks_down() -> None:
-    settings = config()
-    async with (
-        ScriptedScorer(settings, "s-0", bug) as broken,
-        ScriptedScorer(settings, "s-1", lengths) as other,
-    ):
-        scores = GroupScores(settings)
-        scores.directed([broken.directed, other.directed])
-        assert (await rewards(scores, 3)).components[0]["scorer:helpful"] == 3.0
+async def test_another_scorer_is_asked_if_one_breaks_down_and_no_third_if_two_do() -> None:
+    async with scored_by(config(), bug, lengths) as (scores, (broken, other)):
+        assert scored(await rewards(scores, 3)) == [3.0]
         assert (broken.asked, other.asked) == ([1], [1])
-        await scores.close()
-
-
-async def test_what_breaks_two_scorers_breaks_no_third() -> None:
-    settings = config()
-    async with (
-        ScriptedScorer(settings, "s-0", bug) as first,
-        ScriptedScorer(settings, "s-1", bug) as second,
-        ScriptedScorer(settings, "s-2", lengths) as third,
-    ):
-        scores = GroupScores(settings)
-        scores.directed([first.directed, second.directed, third.directed])
+    async with scored_by(config(), bug, bug, lengths) as (scores, (*_, third)):
         with pytest.raises(ScorerFailed, match="CUDA error"):
             await rewards(scores, 3)
         assert third.asked == []
-        await scores.close()
 
 
 @pytest.mark.parametrize(
@@ -258,23 +227,17 @@ async def test_what_breaks_two_scorers_breaks_no_third() -> None:
     ],
 )
 async def test_columns_are_checked_against_the_tokens(answer: Answer, why: str) -> None:
-    settings = config(kind="logprobs")
-    async with ScriptedScorer(settings, "s-0", answer) as scorer:
-        scores = GroupScores(settings)
-        scores.directed([scorer.directed])
+    async with scored_by(config(kind="logprobs"), answer) as (scores, _):
         with pytest.raises(ScorerFailed, match=why):
             async with asyncio.timeout(LIMIT_S):
                 await scores.columns(group(4), None)
-        await scores.close()
 
 
 async def test_a_caller_without_the_token_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is told so in `why`, and waits: the scorer is not at fault, nor is the task."""
     settings = config()
     monkeypatch.setenv(TOKEN_VARIABLE, "another-token-of-many-characters")
-    async with ScriptedScorer(settings, "s-0", lengths) as scorer:
-        scores = GroupScores(settings)
-        scores.directed([scorer.directed])
+    async with scored_by(settings, lengths) as (scores, (scorer,)):
         waiting = asyncio.create_task(rewards(scores, 3))
         async with asyncio.timeout(LIMIT_S):
             while not any("token" in w.what for w in waits.present(0.0)):  # noqa: ASYNC110
@@ -282,4 +245,3 @@ async def test_a_caller_without_the_token_gets_nothing(monkeypatch: pytest.Monke
         assert scorer.asked == []
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-        await scores.close()
