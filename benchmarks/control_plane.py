@@ -167,10 +167,10 @@ def _window(
 def _summary(
     measured: list[dict[str, Any]], cpu_s: float, rss: list[int], tokens: int
 ) -> dict[str, Any]:
-    times = {kind: [t for each in measured for t in each[kind]] for kind in KINDS}
+    times = {kind: [t for load in measured for t in load[kind]] for kind in KINDS}
     requests = [t for found in times.values() for t in found]
-    seconds = max(each["seconds"] for each in measured)
-    groups = sum(each["groups"] for each in measured)
+    seconds = max(load["seconds"] for load in measured)
+    groups = sum(load["groups"] for load in measured)
 
     def ms(values: list[float], q: float) -> float:
         return float(np.percentile(values, q) * 1e3) if values else 0.0
@@ -181,18 +181,18 @@ def _summary(
         "seconds": seconds,
         "groups_per_s": groups / seconds,
         "tokens_per_s": groups * COMPLETIONS * tokens / seconds,
-        "steps_per_s": sum(each["steps"] for each in measured) / seconds,
+        "steps_per_s": sum(load["steps"] for load in measured) / seconds,
         "requests_per_s": len(requests) / seconds,
         "p50_ms": ms(requests, 50),
         "p99_ms": ms(requests, 99),
         **{f"{kind}_p99_ms": ms(found, 99) for kind, found in times.items()},
         "leader_cpu": cpu_s / seconds,
-        "load_cpu": sum(each["cpu_s"] for each in measured) / seconds,
+        "load_cpu": sum(load["cpu_s"] for load in measured) / seconds,
         "groups_per_cpu_s": groups / cpu_s if cpu_s else 0.0,
         "rss_first_mb": max(rss[: third + 1]) / 2**20,
         "rss_mb": max(rss) / 2**20,
-        "refused": sum(each["refused"] for each in measured),
-        "errors": sum(each["errors"] for each in measured),
+        "refused": sum(load["refused"] for load in measured),
+        "errors": sum(load["errors"] for load in measured),
     }
 
 

@@ -1,10 +1,10 @@
 """Tables of the documentation, rendered from the results of benchmarks.
 
-    python -m benchmarks.docs_tables            writes them between their marks in docs/ and README.md
+    python -m benchmarks.docs_tables            writes them between their marks in the pages
     python -m benchmarks.docs_tables --check    exit status 1 if a page differs
 
-The table of a mark is ``benchmarks/tables/MARK.j2``; its ``data`` is ``benchmarks/results/MARK.json``
-or the file that the template names with ``results``.
+Pages are docs/ and README.md. The table of a mark is ``benchmarks/tables/MARK.j2``; its ``data`` is
+``benchmarks/results/MARK.json`` or the file that the template names with ``results``.
 """
 
 from __future__ import annotations

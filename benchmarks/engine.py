@@ -56,7 +56,7 @@ SHAPES = {"0.8 M": (128, 320, 4, 4), "6 M": (256, 704, 8, 8)}
 
 
 def make_larger_model(path: Path, size: str = "0.8 M") -> Path:
-    """Random weights in the demo's architecture at a ``size`` of SHAPES, with the demo's tokenizer."""
+    """Random weights at a ``size`` of SHAPES, with the demo's architecture and tokenizer."""
     small = Qwen3Config.from_pretrained(DEMO / "model-0.1M")
     width, inner, layers, heads = SHAPES[size]
     shape = {
@@ -157,9 +157,9 @@ async def measure(model_path: Path, rounds: int) -> dict[str, Any]:
         ways[f"engine, {slots} slots"] = by_engine(engine, prompts)
     clock: dict[str, list[tuple[float, int]]] = {name: [] for name in ways}
     for number in range(-2, rounds):
-        for name, one in ways.items():
+        for name, generate in ways.items():
             begun = time.process_time()
-            tokens = await one(number + 100)
+            tokens = await generate(number + 100)
             if number >= 0:
                 clock[name].append((time.process_time() - begun, tokens))
     for engine in engines:

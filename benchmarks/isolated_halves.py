@@ -1,7 +1,7 @@
 """The two halves of a step, each alone on its cores: the ideal of perfect overlap.
 
-    python -m benchmarks.isolated_halves generate ...   the rollout worker's engine and reward, batch after batch
-    python -m benchmarks.isolated_halves train ...      the policy worker's step on those very batches
+    python -m benchmarks.isolated_halves generate ...   the rollout worker's engine and reward
+    python -m benchmarks.isolated_halves train ...      the policy worker's step on the same batches
 
 No controller, no Redis, no other process. Used by ``overlap.py`` for the ideal and by
 ``versus_trl.py`` to split the time. Prints one JSON object.

@@ -22,7 +22,7 @@ def first_digit(completion: str) -> float:
 
 
 async def by_length(completion: str, answer: str, finish_reason: str, token_count: int) -> float:
-    """Exact match after a wait in proportion to the answer's length, as a longer generation takes."""
+    """Exact match after a wait in proportion to the answer's length, as in a generation."""
     await asyncio.sleep(TOKEN_S * token_count)
     return sorted_exactly(completion, answer, finish_reason, token_count)
 

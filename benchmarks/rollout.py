@@ -68,7 +68,7 @@ _SWAP_AFTER_S = 0.05
 
 
 def by_vllm(engine: VLLMEngine, prompts: list[Any], ends: list[int], logprobs: int | None) -> Round:
-    """Past Paceline, on the processes that its engine has started."""
+    """vLLM without Paceline, on the processes that the engine has started."""
     from vllm import SamplingParams
     from vllm.inputs.engine import tokens_input
     from vllm.sampling_params import RequestOutputKind
@@ -117,7 +117,7 @@ def with_swaps(
 
 
 def cpu_s() -> float:
-    """Of this process and all below it, so far."""
+    """CPU seconds of this process and all below it, so far."""
     total = 0.0
     for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
         times = process.cpu_times()
@@ -191,7 +191,7 @@ def _rates(mine: list[tuple[float, float, int]]) -> dict[str, float]:
 def _ratio(
     clock: dict[str, list[tuple[float, float, int]]], mine: str, base: str
 ) -> dict[str, float]:
-    """Of tokens a second, by wall clock and by CPU seconds."""
+    """Ratio of tokens a second, by wall clock and by CPU seconds."""
     pairs = list(zip(clock[mine], clock[base], strict=True))
     return {
         "wall": median((m[2] / m[0]) / (b[2] / b[0]) for m, b in pairs),

@@ -12,9 +12,9 @@ checkpoints. Both clocks run from the end of the last warm-up step to the end of
 neither pays for imports and start-up. Held-out reward is measured afterwards, greedy, by one piece
 of code.
 
-Paceline runs twice: with its defaults, and with ``train.loss.skip_zero_advantage = false``. By default
-it skips samples whose gradient is exactly zero (groups of equal rewards, no KL); TRL computes them.
-The two rows show this part of the ratio.
+Paceline runs twice: with its defaults, and with ``train.loss.skip_zero_advantage = false``. By
+default it skips samples whose gradient is exactly zero (groups of equal rewards, no KL); TRL
+computes them. The two rows show this part of the ratio.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def sent_by(hosts: Hosts, name: str) -> int:
 
 
 class Place:
-    """Where the processes run, and who counts what a trainer sends."""
+    """Hosts of the processes, and the count of what a trainer sends."""
 
     def __init__(self, args: argparse.Namespace, stack: contextlib.ExitStack) -> None:
         self._hosts: Hosts | None = None
@@ -236,7 +236,7 @@ class Members:
         }
 
     def _sent(self) -> list[int]:
-        """By each trainer."""
+        """Bytes that each trainer has sent."""
         trainers = [f"trainer{n}" for n in range(max(TRAINERS))]
         return [self._place.sent_by(name, self._by_name[name]) for name in trainers]
 
@@ -269,7 +269,7 @@ def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def arrival(process: subprocess.Popen[str], version: int) -> float:
-    """When the receiver had the version; earlier ones may come from a relay that had them."""
+    """Time at which the receiver had the version; a relay may hand earlier ones on first."""
     while (line := answer(process)).get("version") != version:
         pass
     return float(line["at"])

@@ -37,7 +37,7 @@ from testbed.faults.network_namespaces import why_not
 BAR = 0.95
 WARM_UP_STEPS = 10
 LEDGER_S = 120.0
-"""How long Redis may be away while the fleet is calm."""
+"""Longest absence of Redis while the fleet is calm."""
 
 
 def main() -> int:
@@ -67,7 +67,7 @@ def main() -> int:
 
 
 def measure(args: argparse.Namespace, group: Path | None) -> dict[str, Any]:
-    """What was found until the end, also if that comes early: then ``ended_early`` says why."""
+    """Results until the end; if that comes early, ``ended_early`` is the reason."""
     draw = random.Random(args.seed)
     found: dict[str, Any] = {"machine": runs.machine(), "seed": args.seed, "injections": []}
     with tempfile.TemporaryDirectory(prefix="paceline-attribution-") as name:
@@ -120,7 +120,7 @@ def _kinds(args: argparse.Namespace, draw: random.Random) -> Iterator[str]:
 
 
 def _injected(scene: Scene, kind: str, calm_s: float) -> dict[str, Any]:
-    """What was injected, and every fault that the ledger has since, after so long a calm."""
+    """Row of an injection: what was expected, and every fault that the ledger has after a calm."""
     began = scene.since = time.time()
     expected, problem = _carried_out(scene, kind)
     noticed = scene.noticed(expected)
@@ -135,7 +135,7 @@ def _injected(scene: Scene, kind: str, calm_s: float) -> dict[str, Any]:
         "t": began,
         "whole_again_s": whole_again_s,
         "noticed": noticed,
-        "expected": [_expected_row(one) for one in expected],
+        "expected": [_expected_row(fault) for fault in expected],
         "faults": [
             {
                 "name": fault.name,
@@ -151,8 +151,7 @@ def _injected(scene: Scene, kind: str, calm_s: float) -> dict[str, Any]:
 
 
 def _carried_out(scene: Scene, kind: str) -> tuple[list[Expected], dict[str, str]]:
-    """What to expect. If this program fails halfway, that is nothing: every fault that follows then
-    counts as wrong."""
+    """Expected faults: none if this program fails halfway, so that all that follow are wrong."""
     try:
         return KINDS[kind](scene), {}
     except Exception as error:

@@ -94,7 +94,7 @@ class TwoHosts(Fleet):
         return ControlPlane([f"{host}:{port}" for port in ports], token=own_token(self.run_dir))
 
     def check(self) -> None:
-        """The nodes' own ends show as a fleet that does not settle: some are part of the schedule."""
+        """Nothing: ends of nodes show as a fleet that does not settle, and some are scheduled."""
 
     def said(self) -> str:
         return self.nodes.said()

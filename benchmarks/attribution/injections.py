@@ -41,13 +41,13 @@ Injection = Callable[["Scene"], list[Expected]]
 
 @dataclass(eq=False)
 class Scene:
-    """One fleet, a source of chance, and a control group with a limit of memory if one can be made."""
+    """One fleet, a source of chance, and a control group with a limit of memory, if possible."""
 
     fleet: TwoHosts
     draw: random.Random
     group: Path | None
     since: float = 0.0
-    """When the newest injection began. Unix seconds."""
+    """Start of the newest injection, in Unix seconds."""
 
     def worker(self) -> str:
         return self.draw.choice(list(WORKERS))
@@ -60,7 +60,7 @@ class Scene:
     def noticed(self, expected: list[Expected]) -> bool:
         """Waits until the ledger has a new fault of each of these processes."""
         deadline = time.monotonic() + NOTICED_S
-        wanted = {(one.name, one.pid) for one in expected}
+        wanted = {(fault.name, fault.pid) for fault in expected}
         while time.monotonic() < deadline:
             if wanted <= self._known():
                 return True
@@ -182,7 +182,7 @@ def lose_host(scene: Scene) -> list[Expected]:
 
 
 def _until_dead(scene: Scene, name: str) -> None:
-    """Its lease is over."""
+    """Waits until the worker's lease is over."""
 
     def dead() -> bool:
         try:

@@ -17,8 +17,7 @@ SEQUENCE_S = 0.3
 
 class Paced(Grpo):
     def advantages(self, batch: TokenBatch, totals: StepTotals) -> NDArray[np.float64]:
-        """Those of GRPO, and a wait for each sequence: a replica that trains alone takes twice as
-        long."""
+        """Computes those of GRPO, and waits for each sequence: a lone replica takes twice as long."""
         # The check of an own objective before the start computes hundreds of batches: they are no
         # training.
         if "policy_worker.main" in sys.modules:

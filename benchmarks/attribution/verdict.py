@@ -10,13 +10,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Of one injection."""
+    """Faults that followed one injection, counted."""
 
     right: int
     """Faults of the ledger that have the cause that was injected."""
     wrong: int
-    """Those with another cause, those that nobody had injected, and injected ones that it does not
-    have."""
+    """Faults with another cause, faults that nobody injected, and injected ones that are missing."""
 
 
 def verdict(injection: Mapping[str, Any]) -> Verdict:
@@ -32,28 +31,26 @@ def verdict(injection: Mapping[str, Any]) -> Verdict:
 
 
 def attributed_share(injections: Iterable[Mapping[str, Any]], others: int = 0) -> float:
-    """Of all faults, those whose cause is the one that was injected; ``others`` came at no
-    injection."""
+    """Share of all faults whose cause was injected; ``others`` followed no injection."""
     verdicts = [verdict(injection) for injection in injections]
-    right = sum(one.right for one in verdicts)
-    return right / max(1, right + others + sum(one.wrong for one in verdicts))
+    right = sum(v.right for v in verdicts)
+    return right / max(1, right + others + sum(v.wrong for v in verdicts))
 
 
 def rows(found: Mapping[str, Any]) -> list[list[object]]:
-    """Of each kind: how often, faults with the right cause of all, mean time lost, mean time until
-    all was whole."""
+    """Table by kind: times, faults with the right cause, mean time lost, mean time until whole."""
     kinds: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for injection in found["injections"]:
         kinds[injection["kind"]].append(injection)
-    shown = []
+    table = []
     for kind, made in sorted(kinds.items()):
         verdicts = [verdict(injection) for injection in made]
-        right = sum(one.right for one in verdicts)
-        faults = right + sum(one.wrong for one in verdicts)
+        right = sum(v.right for v in verdicts)
+        faults = right + sum(v.wrong for v in verdicts)
         lost_s = sum(f["lost_s"] for i in made for f in i["faults"]) / len(made)
         whole_s = sum(i["whole_again_s"] for i in made) / len(made)
         causes = sorted({e["cause"].replace("_", " ") for i in made for e in i["expected"]})
-        shown.append(
+        table.append(
             [
                 kind,
                 ", ".join(causes),
@@ -63,4 +60,4 @@ def rows(found: Mapping[str, Any]) -> list[list[object]]:
                 f"{whole_s:.0f}",
             ]
         )
-    return shown
+    return table

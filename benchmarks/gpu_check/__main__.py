@@ -29,8 +29,8 @@ try:
     from benchmarks.gpu_check.trainer_speed import OPTIONS, trainer_speed
 except ModuleNotFoundError as error:
     sys.exit(
-        f"the GPU check needs the package {error.name}: pip install -c constraints.txt torch transformers pydantic "
-        "protobuf redis psutil tomli-w (small wheels, apart from torch)"
+        f"the GPU check needs the package {error.name}: pip install -c constraints.txt torch "
+        "transformers pydantic protobuf redis psutil tomli-w (small wheels, apart from torch)"
     )
 
 ROW_TOKENS = 8192

@@ -19,7 +19,7 @@ from policy_worker.step.gradients import Gradients
 from policy_worker.step.optimizer import build_optimizer
 
 COMPLETIONS = 8
-"""Of a group."""
+"""Completions of a group."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -25,11 +26,11 @@ two devices differs by the order of its sums, bfloat16 by its 8 bits of mantissa
 
 
 def parity(device: torch.device) -> list[dict[str, Any]]:
-    """A row for each attention and type. On a machine without a GPU they are compared on the CPU."""
+    """A row for each attention and type, compared on the CPU if there is no GPU."""
     torch.backends.cuda.matmul.allow_tf32 = False
     expected = measured(torch.device("cpu"), "float32")
     rows = []
-    for dtype, attention in [(one, way) for way in ("sdpa", "flex") for one in BOUNDS]:
+    for attention, dtype in itertools.product(("sdpa", "flex"), BOUNDS):
         logprob_bound, gradient_bound = BOUNDS[dtype]
         found = measured(device, dtype, attention)
         logprob = float((found[0] - expected[0]).abs().max())

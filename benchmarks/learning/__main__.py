@@ -1,4 +1,4 @@
-"""Learning on the digit-sort demo: held-out accuracy of algorithms, flows and degrees of asynchrony.
+"""Learning on the digit-sort demo: held-out accuracy by algorithm, flow and staleness.
 
     python -m benchmarks.learning ppo                PPO with a critic against GRPO
     python -m benchmarks.learning flows              fine-tuning and preference flows, reward models
@@ -7,9 +7,9 @@
     python -m benchmarks.learning staleness          asynchronous RL if longer answers take longer
 
 Each arm is a run of ``paceline up`` with one policy replica and one rollout worker; arms.toml has
-the settings. Accuracy is greedy, on prompts that nothing is trained on, and the mean of a run's last
-three evaluations or checkpoints: single ones swing by 0.05 to 0.10. Rows are added to
-benchmarks/results/MEASUREMENT.json as they come; a row that is measured again replaces the old one.
+the settings. Accuracy is greedy, on prompts that nothing is trained on, and the mean of a run's
+last three evaluations or checkpoints: single ones swing by 0.05 to 0.10. Rows are added to
+benchmarks/results/MEASUREMENT.json as they come; one that is measured again replaces the old one.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def pair_accuracy(model_dir: Path, directory: Path) -> float:
 
 
 def reward_model(seed: int, updates: int = 250) -> tuple[Path, dict[str, float]]:
-    """A reward model on recorded pairs: its export, and its accuracy. Trained once for each seed."""
+    """Export of a reward model on recorded pairs, and its accuracy; trained once for each seed."""
     name = f"reward-model-{updates}-{seed}"
     about, export = runs.SCRATCH / f"{name}.json", runs.SCRATCH / name / "export"
     if not about.is_file():

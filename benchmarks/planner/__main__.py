@@ -92,11 +92,11 @@ def _parts(published: PublishedSystem, system: System) -> list[dict[str, Any]]:
     found = []
     for row in published.asynchronous[: len(measured)]:
         # All of an update is divided by the GPUs, as if nobody had measured more than one size.
-        one = measured[row.policy_gpus + row.rollout_gpus]
+        step = measured[row.policy_gpus + row.rollout_gpus]
         scaling = replace(
             system,
-            update=StageTime.fit([(one.gpus, one.update_s)]),
-            log_prob=StageTime.fit([(one.gpus, one.log_prob_s)]),
+            update=StageTime.fit([(step.gpus, step.update_s)]),
+            log_prob=StageTime.fit([(step.gpus, step.log_prob_s)]),
         )
         found.append(
             {
@@ -159,13 +159,13 @@ def _bar(rows: list[dict[str, Any]]) -> dict[str, Any]:
     counted = [row for row in rows if row["kind"] == "parts of a step at two or more sizes"]
     errors = [abs(row["error"]) for row in counted]
     controls = [row for row in rows if row["control"]]
-    one = [row for row in rows if row["kind"] == "parts of a step at one size"]
+    one_size = [row for row in rows if row["kind"] == "parts of a step at one size"]
     return {
         "rows": len(counted),
         "median_error": statistics.median(errors),
         "worst_error": max(errors),
         "signs_right": all(row["sign_right"] for row in (*counted, *controls)),
-        "one_row_inside": all(row["inside"] for row in one),
+        "one_row_inside": all(row["inside"] for row in one_size),
     }
 
 

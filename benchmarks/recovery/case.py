@@ -19,7 +19,7 @@ class Trial:
     repeated: str = "none"
     """Work done again."""
     joined_s: float | None = None
-    """From the registration of the replacement (its model is loaded) to its first share of work."""
+    """Time from the replacement's registration (its model is loaded) to its first share of work."""
 
 
 def kind(name: str) -> Callable[[Event], bool]:

@@ -23,7 +23,7 @@ def leader_falls(fleet: LaunchedFleet, number: signal.Signals) -> Trial:
 
 
 def leader_cut_off(cluster: NamespacedFleet) -> Trial:
-    """From Redis, and not from its workers."""
+    """Cuts the leader off from Redis, and not from its workers."""
     leader = cluster.status().leader
     at = cluster.mark()
     t0 = time.time()

@@ -42,7 +42,7 @@ def rollout_falls(
 
 
 def starved(fleet: LaunchedFleet) -> Trial:
-    """To a tenth of its time. Nothing is to be detected: it makes progress."""
+    """Gives a worker a tenth of its time. It makes progress, so nothing is to be detected."""
     at = fleet.mark()
     fleet.starve(VICTIM, STARVE_S)
     fleet.steps(1)
@@ -80,7 +80,7 @@ def rollout_cut_off(cluster: NamespacedFleet) -> Trial:
 
 
 def weights_cut_off(cluster: NamespacedFleet) -> Trial:
-    """Nobody waits for it: what counts is that commits go on."""
+    """Cuts a worker off from weights. Nobody waits for it: commits must go on."""
     at = cluster.mark()
     cluster.part(VICTIM, "policy-0", "policy-1")
     try:

@@ -1,4 +1,4 @@
-"""The longest pause of an event loop while a snapshot of many uncovered groups is taken and saved."""
+"""Longest pause of an event loop while a snapshot of many uncovered groups is taken and saved."""
 
 from __future__ import annotations
 

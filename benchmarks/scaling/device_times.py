@@ -55,7 +55,7 @@ class DeviceTimes:
         return float(drawn.max(axis=1).mean() / drawn.mean())
 
     def environment(self) -> dict[str, str]:
-        """Of a fleet whose engines and trainer take these times."""
+        """Environment of a fleet whose engines and trainer take these times."""
         paths = [str(Path(__file__).parent / "emulated"), str(ROOT), os.environ.get("PYTHONPATH")]
         return {
             **os.environ,

@@ -84,7 +84,7 @@ class EmulatedEngine(Engine):
         self._pending: dict[str, Pending] = {}
         self._changed = asyncio.Event()
         self._boundary = 0.0
-        """Of the newest token, by time.monotonic()."""
+        """Time of the newest token, by time.monotonic()."""
         self._stats = EngineStats()
         self._loop: asyncio.Task[None] | None = None
 
@@ -190,7 +190,7 @@ class EmulatedEngine(Engine):
                 pass
 
     def _next_event(self) -> float | None:
-        """When a sequence ends or may join; None: nothing runs."""
+        """Time at which a sequence ends or may join; None: nothing runs."""
         if not self._running:
             return None
         joins = self._waiting and len(self._running) < self.times.slots
@@ -198,7 +198,7 @@ class EmulatedEngine(Engine):
         return self._boundary + max(1, steps) * self.times.token_s(len(self._running))
 
     def _advance(self, now: float) -> None:
-        """All tokens until ``now``. Sequences end and waiting ones join at the boundaries between."""
+        """All tokens until ``now``; sequences end and waiting ones join at token boundaries."""
         while self._running:
             token_s = self.times.token_s(len(self._running))
             joins = self._waiting and len(self._running) < self.times.slots
@@ -247,7 +247,7 @@ class EmulatedEngine(Engine):
         return Completion(tokens, logprobs, merge_spans(row.spans), finish)
 
     def _tokens(self, row: Row) -> NDArray[np.int32]:
-        """The same for the same seed, so that a continued completion equals the uninterrupted one."""
+        """Tokens by seed: a continued completion equals the uninterrupted one."""
         rng = np.random.default_rng((row.request.params.seed, row.index))
         tokens: NDArray[np.int32] = rng.choice(self._letters, row.length)
         return tokens

@@ -15,7 +15,7 @@ def take_device_time(trainer: Any, times: DeviceTimes) -> None:
     ``times.policy_gpus`` GPUs."""
     take, add, commit = trainer.take, trainer.add, trainer.commit
     tokens: dict[Any, int] = {}
-    """Of what each take() returned."""
+    """Tokens of each result of take()."""
 
     def counted_take(self: Any, accepted: Sequence[Any], *, fetch: Any) -> Any:
         taken = take(self, accepted, fetch=fetch)

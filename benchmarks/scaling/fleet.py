@@ -35,8 +35,10 @@ class Cell:
 
     @property
     def groups_needed(self) -> float:
-        """By Little's law, so that all slots of all engines are taken: a group stays until its
-        longest completion."""
+        """Groups by Little's law for which all slots of all engines are taken.
+
+        A group stays until its longest completion.
+        """
         sequences = self.rollouts * self.times.slots
         return sequences / self.batch.group_size * self.times.group_stretch(self.batch.group_size)
 
@@ -75,7 +77,7 @@ def _steps(up: Up) -> list[dict[str, Any]]:
 
 
 def _in_time(rows: list[dict[str, Any]], warm_up: int) -> list[dict[str, Any]]:
-    """From the first step to the last one, after the warm-up, that the trainer had to wait for.
+    """Rows from the first step after the warm-up to the last that the trainer had to wait for.
 
     No group was left over before either: what was trained between them was generated between them,
     and not while the trainer had not started yet. All steps after the warm-up if it never waited.

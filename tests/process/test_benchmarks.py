@@ -49,7 +49,8 @@ def test_the_throughput_of_a_fleet_on_emulated_gpus_is_measured(tmp_path: Path) 
     assert run["tokens_per_s"] > 0 and found["colocated"] and found["alone"]
 
 
-@pytest.mark.slow  # in every run: tests/unit/launch/test_evidence.py, test_memory_kill.py, test_why.py
+# In every run: tests/unit/launch/test_evidence.py, test_memory_kill.py, test_why.py.
+@pytest.mark.slow
 @pytest.mark.e2e
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
