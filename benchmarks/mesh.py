@@ -22,10 +22,8 @@ from typing import Any
 import torch
 
 from benchmarks import runs
-from paceline.v1 import worker_pb2
-from policy_worker.publishing.publisher import WeightPublisher
+from benchmarks.weights import Links
 from testbed.redis.redis_process import throwaway_redis
-from testbed.workers import weight_link_peer
 from testbed.workers.mesh_member import Crew, Member, crew_on
 
 MB = 1_000_000
@@ -170,33 +168,20 @@ def leaks(crew: Crew) -> list[dict[str, Any]]:
 
 
 def weights(url: str, size_mb: int, receivers: int) -> dict[str, Any]:
-    run_id = f"weights-{size_mb}-{receivers}"
-    publisher = WeightPublisher(
-        url=url, run_id=run_id, device=torch.device("cpu"), on_link_error=lambda epoch, detail: None
-    )
-    ends = [weight_link_peer.start("receiver", url, run_id, epoch) for epoch in range(receivers)]
-    publisher.set_links([worker_pb2.WeightsLink(epoch=epoch) for epoch in range(receivers)])
     # About the number of tensors of a small model.
     tensors = {f"t{i}": torch.randn(size_mb * MB // 4 // 100) for i in range(100)}
-    snapshot_s, transfer_s = [], []
-    try:
+    with Links(url, f"weights-{size_mb}-{receivers}", receivers) as links:
         for version in range(TRANSFERS):
-            snapshot_s.append(publisher.publish(version, tensors.items()))
-            transfer_s.append(max(weight_link_peer.next_line(end)["seconds"] for end in ends))
-    finally:
-        for end in ends:
-            end.kill()
-            end.wait()
-        publisher.close()
+            links.publish(version, tensors)
     # The first transfer pays for fresh memory at both ends.
-    publish, transfer = statistics.median(snapshot_s[2:]), statistics.median(transfer_s[1:])
+    transfer_s = statistics.median(links.transfer_s[1:])
     return {
         "MB": size_mb,
         "receivers": receivers,
-        "publish_ms": publish * 1e3,
-        "publish_first_ms": snapshot_s[0] * 1e3,
-        "transfer_ms": transfer * 1e3,
-        "MB/s each": size_mb / transfer,
+        "publish_ms": statistics.median(links.publish_s[2:]) * 1e3,
+        "publish_first_ms": links.publish_s[0] * 1e3,
+        "transfer_ms": transfer_s * 1e3,
+        "MB/s each": size_mb / transfer_s,
     }
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,28 +58,13 @@ def main() -> None:
 
 def transfers(url: str, millions: int, wire: str, receivers: int) -> dict[str, Any]:
     dtype, deltas = WIRES[wire]
-    run_id = f"{wire}-{receivers}"
-    publisher = Counting(
-        url=url,
-        run_id=run_id,
-        device=torch.device("cpu"),
-        on_link_error=lambda epoch, detail: None,
-        wire=WireDtype(dtype),
-        deltas=deltas,
-    )
-    ends = [weight_link_peer.start("receiver", url, run_id, epoch) for epoch in range(receivers)]
-    publisher.set_links([worker_pb2.WeightsLink(epoch=epoch) for epoch in range(receivers)])
-    seconds, shares = [], []
-    try:
+    shares = []
+    with Links(
+        url, f"{wire}-{receivers}", receivers, wire=WireDtype(dtype), deltas=deltas
+    ) as links:
         for version, tensors in enumerate(trained(millions)):
-            publisher.publish(version, tensors.items())
-            seconds.append(max(weight_link_peer.next_line(end)["seconds"] for end in ends))
-            shares.append(publisher.delta_share())
-    finally:
-        for end in ends:
-            end.kill()
-            end.wait()
-        publisher.close()
+            links.publish(version, tensors)
+            shares.append(links.publisher.delta_share())
     # The first transfer has no base, and pays for fresh memory at both ends.
     return {
         "receivers": receivers,
@@ -87,8 +72,41 @@ def transfers(url: str, millions: int, wire: str, receivers: int) -> dict[str, A
         "bytes_share": statistics.fmean(shares[1:]) * (1.0 if dtype is None else 0.5),
         "share_of_bf16": statistics.fmean(shares[1:]) if deltas else None,
         "worst_share_of_bf16": max(shares[1:]) if deltas else None,
-        "transfer_ms": statistics.median(seconds[1:]) * 1e3,
+        "transfer_ms": statistics.median(links.transfer_s[1:]) * 1e3,
     }
+
+
+class Links:
+    """A publisher in this process, and receivers that are processes; times of their transfers."""
+
+    def __init__(self, url: str, run_id: str, receivers: int, **publisher: Any) -> None:
+        self.publisher = Counting(
+            url=url,
+            run_id=run_id,
+            device=torch.device("cpu"),
+            on_link_error=lambda epoch, detail: None,
+            **publisher,
+        )
+        epochs = range(receivers)
+        self._ends = [weight_link_peer.start("receiver", url, run_id, epoch) for epoch in epochs]
+        self.publisher.set_links([worker_pb2.WeightsLink(epoch=epoch) for epoch in epochs])
+        self.publish_s: list[float] = []
+        self.transfer_s: list[float] = []
+
+    def publish(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        """Returns when the last receiver has the version."""
+        self.publish_s.append(self.publisher.publish(version, tensors.items()))
+        seconds = [weight_link_peer.next_line(end)["seconds"] for end in self._ends]
+        self.transfer_s.append(max(seconds))
+
+    def __enter__(self) -> Links:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for end in self._ends:
+            end.kill()
+            end.wait()
+        self.publisher.close()
 
 
 def trained(millions: int) -> Iterator[dict[str, Tensor]]:

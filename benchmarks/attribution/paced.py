@@ -17,7 +17,7 @@ SEQUENCE_S = 0.3
 
 class Paced(Grpo):
     def advantages(self, batch: TokenBatch, totals: StepTotals) -> NDArray[np.float64]:
-        """Computes those of GRPO, and waits for each sequence: a lone replica takes twice as long."""
+        """Advantages of GRPO, after a wait for each sequence: one replica takes twice as long."""
         # The check of an own objective before the start computes hundreds of batches: they are no
         # training.
         if "policy_worker.main" in sys.modules:

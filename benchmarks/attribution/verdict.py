@@ -15,7 +15,7 @@ class Verdict:
     right: int
     """Faults of the ledger that have the cause that was injected."""
     wrong: int
-    """Faults with another cause, faults that nobody injected, and injected ones that are missing."""
+    """Faults with another cause, faults that nobody injected, and injected ones it lacks."""
 
 
 def verdict(injection: Mapping[str, Any]) -> Verdict:

@@ -34,41 +34,22 @@ LIMIT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Patch:
-    """Lines that take a guard away."""
-
-    file: str
-    old: str
-    new: str
-
-
-@dataclass(frozen=True, slots=True)
 class Guard:
     """A check that a promise rests on, how to take it away, and the tests that must then fail."""
 
     name: str
     what: str
-    patches: tuple[Patch, ...]
-    tests: tuple[str, ...]
+    patches: list[dict[str, str]]
+    """File, old lines, and new lines that take the guard away."""
+    tests: list[str]
     choose: str = ""
     """Expression for pytest -k."""
 
 
-def read_guards() -> tuple[Guard, ...]:
-    text = (REPOSITORY / "benchmarks" / "mutation" / "guards.toml").read_text()
-    return tuple(
-        Guard(
-            name,
-            entry["what"],
-            tuple(Patch(**patch) for patch in entry["patches"]),
-            tuple(entry["tests"]),
-            entry.get("choose", ""),
-        )
-        for name, entry in tomllib.loads(text).items()
-    )
-
-
-GUARDS = read_guards()
+GUARDS = [
+    Guard(name, **entry)
+    for name, entry in tomllib.loads(Path(__file__).with_name("guards.toml").read_text()).items()
+]
 
 
 def main() -> None:
@@ -111,7 +92,9 @@ def copy_tree(tree: Path) -> None:
 
 def missing(tree: Path, guard: Guard) -> str:
     """The reason why the guard cannot be removed from ``tree``; empty if it can."""
-    files = [p.file for p in guard.patches if (tree / p.file).read_text().count(p.old) != 1]
+    files = [
+        p["file"] for p in guard.patches if (tree / p["file"]).read_text().count(p["old"]) != 1
+    ]
     return f"{guard.name}: its lines are not (once) in {', '.join(files)}" if files else ""
 
 
@@ -122,11 +105,11 @@ def judge(tree: Path, guard: Guard) -> dict[str, object]:
         raise SystemExit(f"{guard.name}: its tests fail on the unchanged tree")
     if why := missing(tree, guard):
         raise SystemExit(why)
-    originals = {patch.file: (tree / patch.file).read_text() for patch in guard.patches}
+    originals = {p["file"]: (tree / p["file"]).read_text() for p in guard.patches}
     try:
         for patch in guard.patches:
-            path = tree / patch.file
-            path.write_text(path.read_text().replace(patch.old, patch.new))
+            path = tree / patch["file"]
+            path.write_text(path.read_text().replace(patch["old"], patch["new"]))
         status, failed = run_tests(tree, guard)
     finally:
         for file, text in originals.items():

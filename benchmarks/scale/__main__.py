@@ -78,7 +78,7 @@ class Fleet:
         return owns_all(self.ledger.state, session.worker_id, refs)
 
     def do(self, command: cmd.Command) -> Any:
-        """Executes a command like the leader: the batch of this one command is closed and encoded."""
+        """Executes a command like the leader, which closes and encodes its batch."""
         events, reply = self.ledger.execute(command, self.now)
         if any(event.directs for event in events):
             self.sessions.collect()
