@@ -37,8 +37,8 @@ from policy_worker.objectives.batch import BadGroup, GroupKey, StepTotals
 from policy_worker.objectives.load import load_objective
 from policy_worker.objectives.objective import POLICY
 from policy_worker.publishing.publisher import PublishingPlace, ReplicaPublisher
-from policy_worker.ranks.operations import OnRank, on_every_rank
 from policy_worker.ranks.operations import follow as follow_operations
+from policy_worker.ranks.operations import on_every_rank
 from policy_worker.ranks.rank_group import RankGroup
 from policy_worker.ranks.sharding import (
     load_sharded,
@@ -262,11 +262,6 @@ class Trainer:
         return self.gradients.begin(spec, shard)
 
     @property
-    def vocabulary(self) -> int:
-        """Token ids that every model of the step knows."""
-        return self.gradients.vocabulary
-
-    @property
     def publishes(self) -> bool:
         """True if there is a policy whose weights rollout workers could load."""
         return POLICY in self.state.parts
@@ -428,15 +423,14 @@ class Trainer:
         """Ranks above 0: executes what rank 0 announces, until it announces the end."""
         may_fail = (EpochCancelled, MeshError, BadGroup)
         assert isinstance(self.replica, RankGroup)
-        follow_operations(self.replica, self._targets, may_fail)
+        follow_operations(
+            self.replica, lambda: [self, self._publisher] if self._publisher else [self], may_fail
+        )
         self._leave_mesh()
         if self._checkpointer is not None:
             self._checkpointer.close()
         if self._publisher is not None:
             self._publisher.close()
-
-    def _targets(self) -> list[OnRank]:
-        return [self] if self._publisher is None else [self, self._publisher]
 
     # -- inside an operation ------------------------------------------------------------------
 

@@ -53,14 +53,14 @@ class PolicyReport:
         self._resources = Resources()
 
     def work(self, activity: str) -> None:
-        self._progressed(busy=True, activity=activity)
+        self.progressed(busy=True, activity=activity)
 
     def rest(self, activity: str) -> None:
-        self._progressed(busy=False, activity=activity)
+        self.progressed(busy=False, activity=activity)
 
-    def progressed(self) -> None:
+    def progressed(self, **changes: Any) -> None:
         """A part of the work is done."""
-        self._progressed()
+        self._change(progress=self.now.progress + 1, **changes)
 
     def enter(self, lifecycle: worker_pb2.Lifecycle) -> None:
         self._change(lifecycle=lifecycle)
@@ -82,9 +82,6 @@ class PolicyReport:
             activity=now.activity,
             waits=waits,
         )
-
-    def _progressed(self, **changes: Any) -> None:
-        self._change(progress=self.now.progress + 1, **changes)
 
     def _change(self, **changes: Any) -> None:
         version = NO_VERSION if self.state is None else self.state.version

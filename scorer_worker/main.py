@@ -16,6 +16,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from paceline.config.schema import Config
@@ -101,10 +102,7 @@ class ScorerWorker:
     async def _join(self, side: SideChannel) -> WorkerSession:
         """Loads the model, listens, and only then tells the fleet."""
         path = self.config.scorers.by_name[self.name].path
-        if path is not None:
-            with loading_model(path):
-                await self.scorer.start()
-        else:
+        with loading_model(path) if path is not None else nullcontext():
             await self.scorer.start()
         address = await self.server.start(self.host)
         session = WorkerSession(

@@ -77,8 +77,7 @@ def check_tokenizer(config: Config, name: str, model: PreTrainedModel) -> None:
     if max(vocabulary.values(), default=0) >= rows:
         raise ScorerError(
             f"scorers.{name}.path: {path} knows {rows} tokens, and the tokenizer of the run "
-            f"({ours}) has ids up to "
-            f"{max(vocabulary.values())}. {remedy}"
+            f"({ours}) has ids up to {max(vocabulary.values())}. {remedy}"
         )
     theirs = _vocabulary(path, config)
     # A model that was saved without its tokenizer says nothing about it.
@@ -86,8 +85,7 @@ def check_tokenizer(config: Config, name: str, model: PreTrainedModel) -> None:
     if differing:
         raise ScorerError(
             f"scorers.{name}.path: the tokenizer of {path} is not that of the run ({ours}): "
-            f"{len(differing)} tokens "
-            f"differ, such as {differing[0]!r}. {remedy}"
+            f"{len(differing)} tokens differ, such as {differing[0]!r}. {remedy}"
         )
 
 
@@ -171,19 +169,14 @@ class TokenLogprobs(ModelScorer):
         )
         targets = torch.cat([ids[i, len(x.prompt_tokens) : len(x)] for i, x in enumerate(items)])
         rows = max(1, LOGITS_AT_ONCE // self._model.config.get_text_config().vocab_size)
-        found = [
-            self._of_chunk(h, t)
-            for h, t in zip(before.split(rows), targets.split(rows), strict=True)
-        ]
+        found = []
+        for hidden_chunk, chunk in zip(before.split(rows), targets.split(rows), strict=True):
+            logits = _logits(self._model, hidden_chunk).float() / self._config.rollout.temperature
+            found.append(logits.log_softmax(-1).gather(1, chunk[:, None])[:, 0])
         together = torch.cat(found).cpu().numpy().astype(np.float32)
         if not np.isfinite(together).all():
             raise NoScore("the model gave log-probs that are not finite")
         return list(np.split(together, np.cumsum([len(item.tokens) for item in items])[:-1]))
-
-    def _of_chunk(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """hidden [c, D], targets int64 [c] -> float32 [c]."""
-        logits = _logits(self._model, hidden).float() / self._config.rollout.temperature
-        return logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]
 
 
 def _logits(model: Any, hidden: Tensor) -> Tensor:

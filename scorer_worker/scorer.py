@@ -146,8 +146,7 @@ class BatchedScorer(CompletionScorer):
         if len(item) > self.limit:
             raise BadCompletion(
                 f"prompt and completion have {len(item)} tokens, and this scorer takes "
-                f"{self.limit}: set its "
-                "max_context higher, or rollout.max_tokens lower"
+                f"{self.limit}: set its max_context higher, or rollout.max_tokens lower"
             )
         if (highest := max(item.prompt_tokens.max(), item.tokens.max())) >= self.rows:
             raise BadCompletion(f"token {highest}: the scorer's model knows {self.rows}")

@@ -175,16 +175,11 @@ def _check_token_rewards(completion: rollout_pb2.Completion, count: int) -> None
     last = -1
     for found in completion.token_rewards:
         if not last < found.token < count:
-            raise Invalid(
-                f"token_rewards: token {found.token} after {last}, of {count} tokens: name each "
-                "at most once, in "
-                "rising order"
-            )
+            place = f"token {found.token} after {last}, of {count} tokens"
+            raise Invalid(f"token_rewards: {place}: name each at most once, in rising order")
         if not usable_reward(found.reward):
-            raise Invalid(
-                f"token_rewards: {found.reward} for token {found.token}: at most {MAX_REWARD:g} "
-                "in magnitude"
-            )
+            what = f"{found.reward} for token {found.token}"
+            raise Invalid(f"token_rewards: {what}: at most {MAX_REWARD:g} in magnitude")
         last = found.token
 
 
@@ -207,10 +202,10 @@ def _loss_mask(buffer: bytes, tokens: int) -> np.ndarray[tuple[int], np.dtype[np
 
 def _by_version(sequences: Sequence[_Finished]) -> list[common_pb2.VersionSpan]:
     """Trainable tokens of the whole group by version, oldest first."""
-    total: dict[int, int] = {}
+    total = Counter[int]()
     for sequence in sequences:
         for version, count in sequence.by_version:
-            total[version] = total.get(version, 0) + count
+            total[version] += count
     return [common_pb2.VersionSpan(version=v, length=n) for v, n in sorted(total.items()) if n]
 
 

@@ -40,7 +40,11 @@ class FilePayloads:
             yield data
 
     async def delete(self, refs: Sequence[Ref]) -> None:
-        await self._in_thread(lambda: unlink([self._path(ref) for ref in refs]))
+        def remove() -> None:
+            for ref in refs:
+                self._path(ref).unlink(missing_ok=True)
+
+        await self._in_thread(remove)
 
     async def list(self) -> Refs:
         return await self._in_thread(
@@ -81,9 +85,3 @@ class FilePayloads:
             if error.errno in NO_ROOM:
                 raise StoreFull(f"{why}. Free space there, or set payloads.url") from error
             raise StoreUnavailable(why) from error
-
-
-def unlink(paths: Sequence[Path]) -> None:
-    """Deletes files; missing ones are no error."""
-    for path in paths:
-        path.unlink(missing_ok=True)

@@ -50,12 +50,8 @@ def worker_token(config: Config, run_dir: Path | None) -> str | None:
 def own_token(run_dir: Path) -> str:
     """The run's own token; the first process that needs it writes the file, with mode 0600."""
     path = run_dir / TOKEN_FILE
-    if not path.exists():
-        _create(path)
-    return _read(path, "")
-
-
-def _create(path: Path) -> None:
+    if path.exists():
+        return _read(path, "")
     partial = path.with_name(f".token.{os.getpid()}")
     partial.unlink(missing_ok=True)
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -68,6 +64,7 @@ def _create(path: Path) -> None:
         pass
     finally:
         partial.unlink()
+    return _read(path, "")
 
 
 def _read(path: Path, field: str) -> str:

@@ -46,28 +46,19 @@ METHODS = {
 }
 
 
-def open_channel(
-    address: str, *, tls_ca: Path | None = None, max_message_mb: int = 64
-) -> grpc.aio.Channel:
-    """Opens a channel to one controller. It reconnects quickly: a failover takes about a second."""
-    options = _options(max_message_mb)
-    if tls_ca is None:
-        return grpc.aio.insecure_channel(address, options=options)
-    credentials = grpc.ssl_channel_credentials(root_certificates=tls_ca.read_bytes())
-    return grpc.aio.secure_channel(address, credentials, options=options)
+def open_channel(address: str, *, tls_ca: Path | None, max_message_mb: int = 64) -> Any:
+    """Opens a grpc.aio.Channel to one controller. It reconnects quickly: a failover takes about a
+    second."""
+    return _open(grpc.aio, address, tls_ca, max_message_mb)
 
 
-def open_blocking_channel(address: str, *, tls_ca: Path | None = None) -> grpc.Channel:
+def open_blocking_channel(address: str, *, tls_ca: Path | None) -> grpc.Channel:
     """The same for a thread without an event loop."""
-    options = _options(4)
-    if tls_ca is None:
-        return grpc.insecure_channel(address, options=options)
-    credentials = grpc.ssl_channel_credentials(root_certificates=tls_ca.read_bytes())
-    return grpc.secure_channel(address, credentials, options=options)
+    return _open(grpc, address, tls_ca, 4)
 
 
-def _options(max_message_mb: int) -> list[tuple[str, int]]:
-    return [
+def _open(kind: Any, address: str, tls_ca: Path | None, max_message_mb: int) -> Any:
+    options = [
         ("grpc.max_receive_message_length", max_message_mb << 20),
         ("grpc.max_send_message_length", max_message_mb << 20),
         ("grpc.initial_reconnect_backoff_ms", 50),
@@ -78,6 +69,10 @@ def _options(max_message_mb: int) -> list[tuple[str, int]]:
         # An Internet proxy must not see the control plane.
         ("grpc.enable_http_proxy", 0),
     ]
+    if tls_ca is None:
+        return kind.insecure_channel(address, options=options)
+    credentials = grpc.ssl_channel_credentials(root_certificates=tls_ca.read_bytes())
+    return kind.secure_channel(address, credentials, options=options)
 
 
 def bind_method(channel: grpc.aio.Channel | grpc.Channel, method: Method) -> Callable[..., Any]:

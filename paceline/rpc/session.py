@@ -96,9 +96,7 @@ class WorkerSession:
         registered as a new incarnation: leases, plans and meshes of the old one are void."""
         self._rejoin_callbacks.append(callback)
 
-    async def register(
-        self, state_version: int = -1, *, timeout_s: float | None = None
-    ) -> worker_pb2.RegisterReply:
+    async def register(self, state_version: int = -1) -> worker_pb2.RegisterReply:
         """Registers this process as a new incarnation and returns the leader's reply. By default it
         waits for a leader without limit. Raises RequestRefused if the fleet's config differs or the
         run has ended."""
@@ -123,9 +121,7 @@ class WorkerSession:
             cgroup=counted.cgroup if counted is not None else "",
             memory_kills=counted.kills if counted is not None else 0,
         )
-        reply: worker_pb2.RegisterReply = await self.control.call(
-            "WorkerService.Register", request, timeout_s
-        )
+        reply: worker_pb2.RegisterReply = await self.call("WorkerService.Register", request)
         self._incarnation = incarnation
         self._seq = 0
         self.directive = None

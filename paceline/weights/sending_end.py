@@ -59,14 +59,11 @@ class SendingEnd(LinkEnd):
 
     def set_links(self, links: Sequence[worker_pb2.WeightsLink]) -> None:
         """Converges to these links: new epochs are formed, others withdrawn. Does not block."""
-        self._converge(
-            {
-                (k.epoch, k.receiver.incarnation): WeightLink(
-                    k.epoch, k.receiver.worker_id, tree=k.tree
-                )
-                for k in links
-            }
-        )
+        desired = {}
+        for k in links:
+            link = WeightLink(k.epoch, k.receiver.worker_id, tree=k.tree)
+            desired[k.epoch, k.receiver.incarnation] = link
+        self._converge(desired)
 
     def transfer(self, link: WeightLink, mesh: ProcessMesh) -> NoReturn:
         if self.share.source:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from paceline.mesh.elastic_mesh import EpochCancelled, ProcessMesh
@@ -129,10 +130,10 @@ def _is_here(
 
 def _send_buckets(mesh: ProcessMesh, granted: _Granted, life: LifeSign) -> Sent | None:
     source, base, direct = granted.source, granted.base, granted.direct
-    wire_bytes = 0
+    wire_bytes, beat = 0, partial(send_record, mesh, BucketRecord(PATIENCE), RECEIVER)
     for i, following in zip(granted.missing, [*granted.missing[1:], None], strict=False):
         try:
-            _await_bucket(mesh, source, i, life, lambda: _beat(mesh))
+            _await_bucket(mesh, source, i, life, beat)
         except GivenUp:
             send_record(mesh, BucketRecord(ENDS), RECEIVER)
             return None
@@ -160,10 +161,6 @@ def _is_there(source: WeightSource, index: int) -> bool:
         return source.wait_bucket(index, 0)
     except GivenUp:
         return False  # and the receiver is told when its turn comes
-
-
-def _beat(mesh: ProcessMesh) -> None:
-    send_record(mesh, BucketRecord(PATIENCE), RECEIVER)
 
 
 def _await_bucket(

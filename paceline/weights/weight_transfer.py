@@ -47,7 +47,7 @@ from paceline.weights.wire.frames import recv_frame
 from paceline.weights.wire.link_greeting import PROTOCOL, PUBLISHER, other_protocol, version_in
 from paceline.weights.wire.share_request import Answer, Ask, recv_answer, send_ask, send_go
 from paceline.weights.wire.tensor_checksum import weights_digest
-from paceline.weights.wire.weight_manifest import Manifest, WeightShare, WeightsRefused
+from paceline.weights.wire.weight_manifest import Manifest, WeightShare, WeightsRefused, is_count
 
 _HEADER_FRAME = 128 << 20
 
@@ -161,7 +161,13 @@ def _negotiate(
     direct = answers[0].direct
     if direct and not all(mesh.joins_devices for mesh in sources):
         raise WeightsRefused("buckets were announced over a device link that is not there")
-    coming = _coming(sources, answers, offer, base, None if direct else weights, reception)
+    coming = []
+    for source, (mesh, answer) in enumerate(zip(sources, answers, strict=True)):
+        share = WeightShare(source, len(sources))
+        here = set() if direct or weights is None else set(weights.held_of(share)[0])
+        missing = [i for i in share.buckets(offer.manifest) if i not in here]
+        heard, paid = partial(reception.heard, source), partial(reception.paid, source)
+        coming.append(Coming(mesh, missing, base if answer.base else None, heard, paid))
     return _Plan(offer, coming, direct, weights)
 
 
@@ -211,7 +217,7 @@ def _offer(header: dict[str, Any], newer_than: int, limit_bytes: int) -> _Offer:
     version, publication = version_in(header), header.get("publication")
     if version <= newer_than:
         raise WeightsRefused(f"version {version} was offered, {newer_than} is here already")
-    if not isinstance(publication, int) or isinstance(publication, bool) or publication < 0:
+    if not is_count(publication):
         raise WeightsRefused(f"{publication!r} is no publication")
     manifest = Manifest.from_json(header.get("manifest"), limit_bytes=limit_bytes)
     return _Offer(version, publication, manifest)
@@ -248,25 +254,6 @@ def _ask_all(
     for source in range(len(sources)):
         reception.heard(source)
     return answers
-
-
-def _coming(
-    sources: Sequence[ProcessMesh],
-    answers: Sequence[Answer],
-    offer: _Offer,
-    base: ReceiverBase | None,
-    weights: ArrivingWeights | None,
-    reception: Reception,
-) -> list[Coming]:
-    coming = []
-    for source, (mesh, answer) in enumerate(zip(sources, answers, strict=True)):
-        share = WeightShare(source, len(sources))
-        here = set() if weights is None else set(weights.held_of(share)[0])
-        missing = [i for i in share.buckets(offer.manifest) if i not in here]
-        of = base if answer.base else None
-        heard, paid = partial(reception.heard, source), partial(reception.paid, source)
-        coming.append(Coming(mesh, missing, of, heard, paid))
-    return coming
 
 
 def _memory_bytes(device: torch.device) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.tensor import DTensor
 
+from paceline.byte_slices import slices
 from paceline.durable_files import write_durably
 from policy_worker.model.host_memory import CopiesDone, DeviceCopies, copy_to_host
 
@@ -77,8 +78,10 @@ def write_shards(snapshot: StateSnapshot, directory: Path, rank: int) -> list[st
     """Writes and fsyncs the snapshot's slices, once they are copied. Returns the names of the new
     files."""
     snapshot.copied.wait()
-    files, names = _files_of(snapshot.pieces), []
-    for number, pieces in enumerate(files, start=1):
+    sized = ((name, piece.data.nbytes) for name, piece in snapshot.pieces.items())
+    files, names = list(slices(sized, FILE_BYTES)), []
+    for number, stored in enumerate(files, start=1):
+        pieces = {name: snapshot.pieces[name] for name in stored}
         offsets = {name: {"saved_offsets": piece.offset} for name, piece in pieces.items()}
         # What HuggingFaceStorageReader looks for in the header.
         header = {"DCP_SHARDING_INFO": json.dumps(offsets), "DCP_VERSION": "1.0", "format": "pt"}
@@ -101,24 +104,12 @@ def read_shards(
     for name, target in wanted.items():
         if stored[name][0] != target.shape:
             raise ValueError(f"{name} is {list(stored[name][0])} there, {list(target.shape)} here")
-    for part in _in_parts(wanted):
+    sized = ((name, _slice_of(target)[0].nbytes) for name, target in wanted.items())
+    for names in slices(sized, FILE_BYTES):
+        part = {name: wanted[name] for name in names}
         reader = HuggingFaceStorageReader(str(directory))
         dcp.load(part, storage_reader=reader, planner=DefaultLoadPlanner(), no_dist=True)
         on_progress()
-
-
-def _in_parts(targets: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    part: dict[str, Tensor] = {}
-    filled = 0
-    for name, target in targets.items():
-        size = _slice_of(target)[0].nbytes
-        if part and filled + size > FILE_BYTES:
-            yield part
-            part, filled = {}, 0
-        part[name] = target
-        filled += size
-    if part:
-        yield part
 
 
 def stored_tensors(directory: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
@@ -166,18 +157,6 @@ def first_gap(directory: Path, shapes: Mapping[str, torch.Size]) -> str | None:
         if sum(math.prod(chunk.sizes) for chunk in found.chunks) != math.prod(shape):
             return name
     return None
-
-
-def _files_of(pieces: Mapping[str, TensorSlice]) -> list[dict[str, TensorSlice]]:
-    files: list[dict[str, TensorSlice]] = []
-    filled = FILE_BYTES
-    for name, piece in pieces.items():
-        if filled + piece.data.nbytes > FILE_BYTES:
-            files.append({})
-            filled = 0
-        files[-1][name] = piece
-        filled += piece.data.nbytes
-    return files
 
 
 def _slice_of(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:

@@ -52,8 +52,8 @@ class WeightPublisher(SendingEnd):
         share: WeightShare = WHOLE_SHARE,
         **ends: Any,
     ) -> None:
-        """``deltas``: keep the version before, so that the newest may travel as what changed. ``on_host``:
-        keep the snapshots in host memory. Other arguments as for LinkEnd."""
+        """``deltas``: keep the version before, so that the newest may travel as what changed.
+        ``on_host``: keep the snapshots in host memory. Other arguments as for LinkEnd."""
         self.share = share
         self.wire = wire or WireDtype()
         self.bucket_bytes = bucket_bytes

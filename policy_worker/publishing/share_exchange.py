@@ -66,8 +66,8 @@ class ShareExchange:
     def __init__(
         self, manifest: Manifest, share: WeightShare, extents: Sequence[Sequence[Sequence[int]]]
     ) -> None:
-        """``extents``: by rank and by weight, in the order of the manifest. Raises ValueError if slices
-        leave a gap or overlap, or if bucket_bytes is no multiple of 8."""
+        """``extents``: by rank and by weight, in the order of the manifest. Raises ValueError if
+        slices leave a gap or overlap, or if bucket_bytes is no multiple of 8."""
         self.manifest, self.share = manifest, share
         if manifest.bucket_bytes % _ALIGNMENT:
             raise ValueError(f"bucket_bytes = {manifest.bucket_bytes} is no multiple of 8")

@@ -166,7 +166,7 @@ class OutsideRank:
             if left_s <= 0:
                 raise ReplicaBroken(
                     f"rank 0 did not take rank {self.place.rank} within {self.join_s:.0f} s at "
-                    f"{self.place.master}:{self.place.port}: start all ranks of the replica together"
+                    f"{self.place.master}:{self.place.port}: start all ranks together"
                 )
             with contextlib.suppress(OSError, dist.DistError):
                 store = self._store(address, deadline)

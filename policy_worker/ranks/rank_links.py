@@ -66,8 +66,8 @@ class RankLinks:
         silence_s: float,
         lost: Callable[[str], None] = end_process,
     ) -> None:
-        """``links``: connected sockets by the rank at the other end. ``lost`` is called once, on the
-        thread of the links."""
+        """``links``: connected sockets by the rank at the other end. ``lost`` is called once, on
+        the thread of the links."""
         self._peers = [_Peer(rank, link) for rank, link in links.items()]
         self._leads = 0 not in links
         self._beat_s, self._silence_s, self._lost = beat_s, silence_s, lost

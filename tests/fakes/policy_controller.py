@@ -18,7 +18,7 @@ import grpc.aio
 import numpy as np
 
 from paceline.config.sections.training import TrainConfig
-from paceline.groups.payload import encode, meta_digest
+from paceline.groups.payload import encode
 from paceline.payloads.redis_payloads import payload_key
 from paceline.process.threads import BackgroundLoop
 from paceline.redis.client import connect_sync
@@ -398,7 +398,6 @@ def _planned(group):
         tokens=sum(span.length for span in facts.token_versions),
         sequences=len(facts.lengths),
         digest=facts.digest,
-        meta_digest=meta_digest(facts),
         prompt_tokens=facts.prompt_tokens,
         lengths=facts.lengths,
     )

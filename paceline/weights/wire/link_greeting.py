@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.mesh.elastic_mesh import ProcessMesh
 from paceline.weights.wire.frames import recv_frame, send_frame
-from paceline.weights.wire.weight_manifest import WeightsRefused
+from paceline.weights.wire.weight_manifest import WeightsRefused, is_count
 
 PUBLISHER, RECEIVER = 0, 1
 PROTOCOL = 4
@@ -29,7 +29,7 @@ def say_hello(mesh: ProcessMesh, version: int) -> int:
     if welcome.get("protocol") != PROTOCOL:
         raise WeightsRefused(other_protocol("publisher", welcome.get("protocol"), "receiver"))
     sources = welcome.get("sources")
-    if not isinstance(sources, int) or isinstance(sources, bool) or not 0 < sources < _MOST_SOURCES:
+    if not is_count(sources) or not 0 < sources < _MOST_SOURCES:
         raise WeightsRefused(f"{sources!r} is no number of sources")
     return sources
 
@@ -49,8 +49,7 @@ def await_hello(mesh: ProcessMesh, sources: int = 1) -> int:
 def other_protocol(other: str, protocol: Any, this: str) -> str:
     return (
         f"the {other} speaks version {protocol!r} of the weights protocol, the {this} version "
-        f"{PROTOCOL}: "
-        "run the same release of Paceline on all workers"
+        f"{PROTOCOL}: run the same release of Paceline on all workers"
     )
 
 

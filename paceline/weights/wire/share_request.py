@@ -9,13 +9,13 @@ go {true}  ──►  the source sends            go {false} ──►  not this
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from paceline.mesh.elastic_mesh import ProcessMesh
 from paceline.weights.wire.frames import recv_frame, send_frame
 from paceline.weights.wire.link_greeting import PUBLISHER, RECEIVER, SMALL_FRAME, version_in
-from paceline.weights.wire.weight_manifest import WeightsRefused
+from paceline.weights.wire.weight_manifest import WeightsRefused, is_count
 
 _ASK_FRAME = 16 << 20
 
@@ -42,9 +42,7 @@ class Answer:
 
 
 def send_ask(mesh: ProcessMesh, ask: Ask) -> None:
-    message = {"version": ask.version, "publication": ask.publication, "base": ask.base}
-    message |= {"have": list(ask.have), "have_fingerprint": ask.have_fingerprint}
-    send_frame(mesh, message, PUBLISHER)
+    send_frame(mesh, asdict(ask), PUBLISHER)
 
 
 def send_go(mesh: ProcessMesh, go: bool) -> None:
@@ -59,17 +57,12 @@ def recv_ask(mesh: ProcessMesh) -> Ask | bool:
     if "go" in message:
         return message["go"] is True
     have, publication = message.get("have"), message.get("publication")
-    if not isinstance(have, list) or not all(map(_is_count, have)) or have != sorted(set(have)):
+    if not isinstance(have, list) or not all(map(is_count, have)) or have != sorted(set(have)):
         raise WeightsRefused("what the receiver has begun is malformed")
-    if not isinstance(publication, int) or not _is_count(publication):
+    if not is_count(publication):
         raise WeightsRefused(f"{publication!r} is no publication")
-    return Ask(
-        version_in(message),
-        publication,
-        tuple(have),
-        str(message.get("have_fingerprint", "")),
-        str(message.get("base", "")),
-    )
+    texts = (str(message.get(name, "")) for name in ("have_fingerprint", "base"))
+    return Ask(version_in(message), publication, tuple(have), *texts)
 
 
 def send_answer(mesh: ProcessMesh, answer: Answer | None) -> None:
@@ -77,8 +70,7 @@ def send_answer(mesh: ProcessMesh, answer: Answer | None) -> None:
     if answer is None:
         send_frame(mesh, {"waits": True}, RECEIVER)
         return
-    message = {"ready": answer.ready, "kept": answer.kept, "base": answer.base}
-    send_frame(mesh, message | {"direct": answer.direct}, RECEIVER)
+    send_frame(mesh, asdict(answer), RECEIVER)
 
 
 def recv_answer(mesh: ProcessMesh) -> Answer | None:
@@ -90,7 +82,3 @@ def recv_answer(mesh: ProcessMesh) -> Answer | None:
     if not all(isinstance(flag, bool) for flag in flags):
         raise WeightsRefused("a source's answer is malformed")
     return Answer(*flags)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 48

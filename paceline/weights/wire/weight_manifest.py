@@ -10,26 +10,16 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 
-DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        torch.float32,
-        torch.float64,
-        torch.float16,
-        torch.bfloat16,
-        torch.float8_e4m3fn,
-        torch.float8_e5m2,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-        torch.uint8,
-        torch.bool,
+DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, name)
+    for name in (
+        *("float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
+        *("int8", "int16", "int32", "int64", "uint8", "bool"),
     )
 }
 
@@ -143,7 +133,7 @@ class Manifest:
         _require(isinstance(value, dict), "the manifest is not an object")
         bucket_bytes, rows = value.get("bucket_bytes"), value.get("tensors")
         _require(
-            _is_count(bucket_bytes) and _ALIGNMENT <= bucket_bytes <= 1 << 31,
+            is_count(bucket_bytes) and _ALIGNMENT <= bucket_bytes <= 1 << 31,
             "bucket_bytes is out of range",
         )
         _require(isinstance(rows, list) and len(rows) <= _MAX_TENSORS, "too many tensors")
@@ -172,14 +162,14 @@ def _spec(row: Any) -> TensorSpec:
     _require(isinstance(name, str) and 0 < len(name) <= _MAX_NAME, "a tensor has no proper name")
     _require(isinstance(dtype, str) and dtype in DTYPES, f"{name!r} has an unknown dtype")
     _require(
-        isinstance(shape, list) and len(shape) <= _MAX_DIMS and all(_is_count(n) for n in shape),
+        isinstance(shape, list) and len(shape) <= _MAX_DIMS and all(is_count(n) for n in shape),
         f"{name!r} has an impossible shape",
     )
     _require(isinstance(same_as, str), f"{name!r} is tied to no name")
     return TensorSpec(name, dtype, tuple(shape), same_as)
 
 
-def _is_count(value: Any) -> bool:
+def is_count(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 48
 
 
