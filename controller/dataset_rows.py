@@ -1,8 +1,5 @@
-"""Data set rows for leases, as JSON, with a cache of the latest ones.
-
-The data is opened in a thread once the server is up: a large data set delays the first lease, but
-not the first reply.
-"""
+"""Data set rows for leases, as JSON, with a cache of the latest ones. The data is opened in a
+thread once the server is up: a large data set delays the first lease, but not the first reply."""
 
 from __future__ import annotations
 

@@ -1,10 +1,6 @@
-"""Housekeeping of a leader.
-
-Run files, metric sinks, snapshots, and removal of covered payloads.
-
+"""Housekeeping of a leader. Run files, metric sinks, snapshots, and removal of covered payloads.
 None of it may hold up a request, and none of it is needed for the next: if Redis is away it is left
-to the next time, or to the next leader.
-"""
+to the next time, or to the next leader."""
 
 import asyncio
 import contextlib
@@ -39,8 +35,7 @@ SYNC_S = 2.5
 after this time a power cut does not lose an entry."""
 GATE_S = 1.0  # Between two questions whether a replica of Redis has an entry
 SWEEP_S = 600.0
-"""Between two sweeps of payloads that nobody refers to: of workers that died before they submitted
-the facts."""
+"""Between two sweeps of payloads that nobody refers to: their workers died before submitting."""
 HAND_OVER_S = 0.3
 """How long a leader that leaves waits for a sink in the middle of a write before it lets go."""
 
@@ -75,8 +70,7 @@ class Housekeeping:
         self._obsolete: list[Ref] = []
         """Payloads that the newest durable entry makes needless, until they are deleted."""
         self._synced_t = 0.0
-        """When Redis has synced the entry that makes the newest of them needless, on the monotonic
-        clock."""
+        """Monotonic time at which Redis has synced the entry that makes them needless."""
         self._deleting = False
         self.sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
@@ -205,8 +199,7 @@ class Housekeeping:
         return self._ledger.begin_snapshot()
 
     def begin_save(self, snapshot: LedgerSnapshot) -> None:
-        """Saves what ``snapshot_due`` returned, with the projection's totals as of the same entry,
-        and closes its moment."""
+        """Saves what ``snapshot_due`` returned, with the totals of that entry."""
         observed = self._context.projector.begin_ask(lambda projection: encoded(projection.totals))
         self.chore(self._save(snapshot, observed))
 
@@ -260,8 +253,7 @@ class Housekeeping:
                 await self._delete(refs)
 
     async def _until_safe(self) -> None:
-        """Returns once neither a failover of Redis nor a power cut would lose the newest durable
-        entry."""
+        """Returns once no failover of Redis and no power cut would lose the newest entry."""
         number = self._group_commit.at.number
         await self.sleep(SYNC_S)
         waited = False
@@ -273,8 +265,7 @@ class Housekeeping:
             await self.sleep(GATE_S)
 
     async def _is_safe(self, number: int) -> bool:
-        """True if the journal of this leader holds entry ``number``, and a replica of Redis holds
-        it too."""
+        """True if this leader's journal and a replica of Redis hold entry ``number``."""
         try:
             return await self._survives(number) and await self._context.stores.election.renew(
                 self._term

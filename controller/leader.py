@@ -77,8 +77,7 @@ class Renewals:
             self.asked_s += self.clock.monotonic() - self._began
 
     def why_late(self) -> str:
-        """Reason why the lease ran out; empty if neither Redis nor this process was slow for half
-        of it."""
+        """Reason why the lease ran out; empty if nothing was slow for half of it."""
         if max(self.asked_s, self.overslept_s) < self.lease_s / 2:
             return ""
         why = f"its process did not run for {self.overslept_s:.1f} s"
@@ -91,8 +90,7 @@ log = logging.getLogger(__name__)
 
 MENDING_TICK_S = 0.02  # While a mesh is to be formed
 TERM_AHEAD_S = 86_400.0
-"""Terms are milliseconds of Redis's clock: a worker's may be this far ahead of the leader's clock.
-"""
+"""Terms are milliseconds of Redis's clock, which may be this far ahead of the leader's."""
 PATIENCE_S = 2.0
 """How long a request waits for an outage to end before its caller is told to come again."""
 
@@ -154,8 +152,7 @@ class Leader:
 
     async def execute(self, command: Command) -> Any:
         """Decides ``command`` and returns its reply once all it rests on is durable. Raises
-        CommandRefused, or NotLeading or Deposed if this process no longer leads: the caller asks
-        the next leader."""
+        CommandRefused, or NotLeading or Deposed if this process no longer leads."""
         await self.ready()
         reply = self.decide(command)
         await self.group_commit.durable()

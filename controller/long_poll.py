@@ -1,9 +1,7 @@
-"""Long polls inside the leader, by topic.
-
-A topic is woken once the events behind it are durable. Waiters then ask the ledger again: a wake-up
-carries no news of its own, so one too many does no harm, and one too few cannot happen, because a
-waiter names the turn of the topic that it has already seen.
-"""
+"""Long polls inside the leader, by topic. A topic is woken once the events behind it are durable.
+Waiters then ask the ledger again: a wake-up carries no news of its own, so one too many does no
+harm, and one too few cannot happen, because a waiter names the turn of the topic that it has
+already seen."""
 
 import asyncio
 import contextlib

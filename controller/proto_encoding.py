@@ -30,8 +30,7 @@ _PLANS = wire_values(PlanState, policy_pb2.PlanState, "PLAN_STATE")
 
 
 def message_of(kind: type[M], view: Any, **other: Any) -> M:
-    """The message with the fields that the dataclass ``view`` has too; ``other``: those that
-    differ."""
+    """The message with the fields of the dataclass ``view``; ``other``: those that differ."""
     classes: Any = kind, type(view)
     names = _shared_names(*classes)
     message: M = kind(**{n: getattr(view, n) for n in names if n not in other}, **other)

@@ -56,8 +56,7 @@ def setting_changes(changes: Mapping[str, SettingChange]) -> list[admin_pb2.Sett
 
 
 def status_view(controller: Controller) -> views.StatusView:
-    """The ledger's status, with what stands before a run has begun: its name, and what it waits
-    for."""
+    """The ledger's status; before the run has begun with its name and what it waits for."""
     config, view, trouble = (
         controller.config,
         views.status(controller.state),

@@ -1,8 +1,6 @@
-"""The tasks this worker holds. Every report names them, so that no lease expires by oversight.
-
-A task is held from the moment the lease reply is read until the controller has acknowledged its
-group or its return, or has given the task to another worker.
-"""
+"""The tasks this worker holds. Every report names them, so that no lease expires by oversight. A
+task is held from the moment the lease reply is read until the controller has acknowledged its group
+or its return, or has given the task to another worker."""
 
 import asyncio
 import time

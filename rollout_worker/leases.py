@@ -1,5 +1,4 @@
-"""Leases as they are read: the row, the settings of the task, and how its completions are
-sampled."""
+"""Leases as they are read: the row, the settings of the task, and its sampling."""
 
 import json
 from collections.abc import Mapping
@@ -25,8 +24,7 @@ def row_of(lease: rollout_pb2.Lease) -> dict[str, Any]:
 
 
 def in_data_fields(row: dict[str, Any], lease: rollout_pb2.Lease, config: Config) -> dict[str, Any]:
-    """The lease's row with prompt and answer in the fields that ``data`` names, also if its set
-    names others."""
+    """The lease's row with prompt and answer in the fields that ``data`` names."""
     of, data = eval_set_of(lease, config), config.data
     if of is None:
         return row

@@ -61,8 +61,7 @@ class WorkerLifecycle:
             self.fail(EngineFailed(str(why)))
 
     def engine_died(self, why: EngineError) -> None:
-        """The engine died. The worker does not report that it leaves: the ledger blames no task for
-        a worker that leaves."""
+        """The engine died. The worker reports no leave: the ledger would blame no task then."""
         if not self.ended.is_set():
             generated = bool(self._held.in_stage(Stage.GENERATING))
             self.failure = EngineLost(str(why)) if generated else EngineFailed(str(why))

@@ -129,8 +129,7 @@ class WeightLoader:
             )
 
     def _distrust(self, error: ParametersDiffer) -> None:
-        """The engine serves nothing until the weights, asked for again by a new link, are
-        loaded."""
+        """The engine serves nothing until the weights are loaded again, over a new link."""
         self.parity_failures += 1
         self.parity_detail = str(error)
         event(

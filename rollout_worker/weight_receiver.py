@@ -85,8 +85,7 @@ class WeightRelay(SendingEnd):
 
 HOLD_CHECK_S = 0.05  # Time after which it is asked again whether an evaluation is under way
 SLOW_BYTES_PER_S = 16e6
-"""Ranks that send at once share a receiver's bandwidth: each bucket of theirs is allowed the time
-that this one takes."""
+"""Ranks that send at once share a receiver's bandwidth: their buckets may take this long."""
 _SIGNS = 4  # LifeSigns of a relay within the time after which its silence is a failure
 _log = logging.getLogger(__name__)
 
@@ -217,8 +216,7 @@ class WeightReceiver(LinkEnd):
                 other.abandon()
 
     def _join_others(self, link: WeightLink, sources: list[ProcessMesh], number: int) -> None:
-        """Joins the ranks from 1 on of the replica at the other end. They know of the link, or are
-        about to."""
+        """Joins the ranks from 1 on of the replica at the other end."""
         formed: queue.SimpleQueue[tuple[int, ProcessMesh | Exception]] = queue.SimpleQueue()
 
         def form(source: int) -> None:
@@ -289,7 +287,6 @@ class WeightReceiver(LinkEnd):
                 link.heard_t = None
 
     def _listens(self) -> bool:
-        """True if this worker is ready for the next version: what it does not hand on has not
-        come."""
+        """True if this worker is ready for the next version."""
         with self._changed:
             return all(link.heard_t is not None for link in self._links.values())

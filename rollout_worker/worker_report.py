@@ -16,8 +16,7 @@ WINDOW_S = 5.0
 
 
 class EngineRates:
-    """Rates over the last few seconds, from differences of the engine's counters. Read on every
-    report."""
+    """Rates over the last seconds, from the engine's counters. Read on every report."""
 
     def __init__(self, engine: Engine, slots: int) -> None:
         """``slots``: sequences that the engine can run at once."""

@@ -59,8 +59,7 @@ class Proposal:
 def propose(
     now: WorkerCounts, limits: ScaleBounds, waits: Waits, *, high: float
 ) -> Proposal | None:
-    """A better fleet by this measurement; None if waiting is below ``high`` or no fleet is
-    better."""
+    """A better fleet by this measurement; None if waiting is below ``high`` or none is better."""
     starved = min(waits.starved, LARGEST_SHARE)
     throttled = min(waits.throttled, LARGEST_SHARE)
     if max(starved, throttled) < high:

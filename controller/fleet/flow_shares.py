@@ -1,9 +1,6 @@
 """Shares of time in which rollout workers are busy, idle or held back, averaged over the last
-steps.
-
-The leader samples ten times a second from the newest reports and the ledger. The average forgets
-exponentially: over ten seconds, or over the last two steps if these are longer.
-"""
+steps. The leader samples ten times a second from the newest reports and the ledger. The average
+forgets exponentially: over ten seconds, or over the last two steps if these are longer."""
 
 import math
 from collections.abc import Mapping
@@ -22,8 +19,7 @@ class FlowShares:
     lagging: float = 0.0
     """A task could be leased with the newest weights, and the engines do not have these. 0 to 1."""
     scoring: float = 0.0
-    """Groups that are scored or wait for it, over those that can be scored at once. May exceed 1.
-    """
+    """Groups scored or waiting for it, over those that can be scored at once. May exceed 1."""
     scorers: float = 0.0
     """Workers of the busiest scorer that have as many requests as they can work on. 0 to 1."""
     unsent: float = 0.0

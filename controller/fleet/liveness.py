@@ -68,8 +68,7 @@ class Pulse:
 
 @dataclass(frozen=True, slots=True)
 class Prognosis:
-    """Evidence about one worker as of now, and when it would be declared dead if nothing
-    changes."""
+    """Evidence about one worker, and when it would be declared dead if nothing changes."""
 
     silent_s: float  # Since it was last heard of
     dead_in_s: float  # Until its lease expires
@@ -143,8 +142,7 @@ class Liveness:
         return -1.0 if pulse is None else now - pulse.heard_t
 
     def prognosis(self, worker_id: str, incarnation: int, now: float) -> Prognosis | None:
-        """Prognosis: what the evidence says of a worker, and until when; None for an unknown
-        one."""
+        """What the evidence says of a worker; None for an unknown one."""
         pulse = self.pulses.get((worker_id, incarnation))
         if pulse is None:
             return None
@@ -317,8 +315,7 @@ class _Host:
 
 
 def _host_gone(name: str, hosts: dict[str, _Host]) -> str:
-    """In words, if all workers of the host are silent, at least two, and those of another are
-    not."""
+    """In words, if all workers of the host, at least two, are silent, and another's are not."""
     host = hosts[name]
     others = any(other.heard for key, other in hosts.items() if key != name)
     if host.workers == host.silent > 1 and others:

@@ -51,8 +51,7 @@ TakeGrounds = Callable[[], Callable[[ServerSession], Grounds]]
 
 
 class Sessions:
-    """All open sessions of one leader. A newer stream of the same incarnation ends the older
-    one."""
+    """All open sessions of one leader. A newer stream of an incarnation ends its older one."""
 
     def __init__(
         self, term: int, build: Build, grounds: TakeGrounds, owns: Callable[[ServerSession], bool]

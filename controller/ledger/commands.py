@@ -1,8 +1,5 @@
-"""Commands to the ledger, and its replies.
-
-``decide`` turns a command into events or refuses it. Commands carry no clock and no I/O: the shell
-hands in what it saw.
-"""
+"""Commands to the ledger, and its replies. ``decide`` turns a command into events or refuses it.
+Commands carry no clock and no I/O: the shell hands in what it saw."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -45,8 +42,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class WorkerCommand(Command):
-    """A command of one process of a worker: refused for another incarnation than the current
-    one."""
+    """A command of a worker's process: refused for any incarnation but the current one."""
 
     worker_id: str
     incarnation: int
@@ -155,8 +151,7 @@ class ExpireLease(Command):
 
 @dataclass(frozen=True, slots=True)
 class BreakMesh(WorkerCommand):
-    """A member reports a failed collective of ``epoch``. No effect on a later epoch. Reply:
-    None."""
+    """A member reports a failed collective of ``epoch``; later ones go on. Reply: None."""
 
     epoch: MeshEpoch
     detail: str = ""
@@ -251,8 +246,7 @@ class Scale(AdminCommand):
 
 @dataclass(frozen=True, slots=True)
 class Drain(AdminCommand):
-    """Without ``replace`` the desired count falls by one with the same event, so that no worker is
-    started in its place."""
+    """Without ``replace`` the desired count falls by one with the same event."""
 
     worker_id: str
     replace: bool = False
@@ -274,8 +268,7 @@ class RecordFault(Command):
 
 @dataclass(frozen=True, slots=True)
 class RecordExit(Command):
-    """A launcher saw the end of a worker's process, registered or not. Reply: None. Idempotent by
-    name, host and pid."""
+    """A launcher saw a worker's process end. Reply: None. Idempotent by name, host and pid."""
 
     name: str
     host: str

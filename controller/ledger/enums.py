@@ -131,8 +131,7 @@ class DropReason(StrEnum):
 
 
 class GroupFault(StrEnum):
-    """Reason for which an accepted group leaves its step. If its payload is at fault it is
-    generated again."""
+    """Reason for which an accepted group leaves its step."""
 
     PAYLOAD_LOST = "payload_lost"  # the payload store has no readable payload of it
     PAYLOAD_INVALID = "payload_invalid"  # the payload contradicts itself or the accepted facts

@@ -1,8 +1,6 @@
 """Invariants of the ledger's state: conservation, single training, staleness, order.
-
 ``check_counts`` takes constant time and runs after every event of a checked ledger; ``check``
-recomputes everything from the tasks.
-"""
+recomputes everything from the tasks."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping

@@ -1,10 +1,7 @@
-"""Ledger: everything that the service promises, as a pure state machine.
-
-``execute`` decides a command and everything that follows from it (a step that can open, a mesh that
-can form, a run that is complete). It reads no clock, does no I/O and draws no random number: the
-same commands at the same times give the same events, and applying the events to an empty ledger
-gives the same state.
-"""
+"""Ledger: everything that the service promises, as a pure state machine. ``execute`` decides a
+command and everything that follows from it (a step that can open, a mesh that can form, a run that
+is complete). It reads no clock, does no I/O and draws no random number: the same commands at the
+same times give the same events, and applying the events to an empty ledger gives the same state."""
 
 from __future__ import annotations
 

@@ -30,8 +30,7 @@ def within(bounds: Mapping[str, int], desired: Mapping[str, int]) -> dict[str, i
 
 
 def problem_of(bounds: Mapping[str, int], desired: Mapping[str, int], pools: Iterable[str]) -> str:
-    """Reason why these counts are not allowed, with the limit; empty if they are. ``pools``: of the
-    run."""
+    """Reason why these counts are not allowed, with the limit; empty if they are."""
     known = sorted({str(role) for role in (Role.POLICY, Role.ROLLOUT)} | set(pools))
     for pool, count in desired.items():
         if pool not in known:

@@ -1,5 +1,4 @@
-"""Traits of the roles: what differs between policy replicas, rollout workers and scorers, in one
-table."""
+"""Traits of the roles: what differs between policy replicas, rollout workers and scorers."""
 
 from dataclasses import dataclass
 

@@ -69,8 +69,7 @@ class LiveSpec:
     steps: int
     max_staleness: int
     late_groups: str = LATE_DROP
-    """LATE_TRAIN or LATE_DROP. The journals of releases that knew no other way have no field for
-    it."""
+    """LATE_TRAIN or LATE_DROP; missing in journals of releases that only dropped."""
     max_token_age: int = 0  # Steps; of LATE_TRAIN alone
     eval_rows: int
     eval_every: int
@@ -106,12 +105,9 @@ class RunSpec(LiveSpec):
     max_nonfinite_steps: int = 0
     """The run fails after so many steps in a row without a finite gradient; 0: never."""
     recorded: bool = False
-    """Completions are in the data: no weights sampled them, no worker loads weights, and no group
-    is too old."""
+    """Completions are in the data: no worker loads weights, and no group is too old."""
     eval_sets: tuple[EvalSet, ...] = ()  # Beside the one of ``eval_rows``
-    relay_fanout: int = 0
-    """Receivers to which a worker sends weights; 0: the replica sends to all, and no receiver hands
-    them on."""
+    relay_fanout: int = 0  # Receivers to which a worker sends weights; 0: the replica sends to all
     best_metric: str = ""  # SET/METRIC that ranks evaluations. Empty: the reward of the first set.
 
     @property
@@ -281,8 +277,7 @@ class StepSpec:
     groups: tuple[TaskId, ...]  # The batch, in the order in which the groups were chosen
     shards: Mapping[str, tuple[int, ...]]  # Worker id to positions in ``groups``
     replay: bool
-    """A composition that an earlier attempt at the step had, but for groups that had to leave it.
-    """
+    """The composition of an earlier attempt at the step, but for groups that had to leave."""
     settings: StepSettings | None = field(default=None, metadata=stored_as("terms"))
     """None: it was opened by a release that did not record them."""
 

@@ -7,15 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, FastAPI, Path, Request
 from starlette.responses import RedirectResponse, Response
 
-from controller.ledger.commands import (
-    Command,
-    CommandRefused,
-    Drain,
-    Pause,
-    RequestCheckpoint,
-    Scale,
-    Stop,
-)
+from controller.ledger import commands as cmd
 from controller.replicated_controller import Controller
 from controller.rest import schemas
 from controller.rest.problem_details import documented, respond
@@ -30,8 +22,8 @@ REFUSALS = {"unknown": 404, "invalid": 422}
 def install(app: FastAPI, controller: Controller) -> None:
     app.include_router(router(controller))
 
-    @app.exception_handler(CommandRefused)
-    async def refused(request: Request, error: CommandRefused) -> Response:
+    @app.exception_handler(cmd.CommandRefused)
+    async def refused(request: Request, error: cmd.CommandRefused) -> Response:
         return respond(REFUSALS.get(error.code, 409), str(error), request.url.path)
 
     @app.exception_handler(NotLeading)
@@ -63,7 +55,7 @@ def router(controller: Controller) -> APIRouter:
         },
     )
 
-    async def decide(command: Command) -> schemas.Done:
+    async def decide(command: cmd.Command) -> schemas.Done:
         """Raises CommandRefused and NotLeading."""
         try:
             async with asyncio.timeout(PATIENCE_S):
@@ -75,7 +67,7 @@ def router(controller: Controller) -> APIRouter:
     @routes.post("/scale", summary="Change the desired number of workers")
     async def scale(body: schemas.ScaleBody) -> schemas.Done:
         expected = body.expected.by_pool if body.expected else {}
-        done = await decide(Scale(_id(body), body.by_pool, expected))
+        done = await decide(cmd.Scale(_id(body), body.by_pool, expected))
         who = who_scales(controller.config.fleet.provider, controller.run_dir)
         return done.model_copy(update={"message": f"{done.message}; {who}"})
 
@@ -88,7 +80,9 @@ def router(controller: Controller) -> APIRouter:
         worker_id: Annotated[str, Path(max_length=64)], body: schemas.DrainBody | None = None
     ) -> schemas.Done:
         body = body or schemas.DrainBody()
-        return await decide(Drain(_id(body), worker_id, body.replace, int(body.incarnation or 0)))
+        return await decide(
+            cmd.Drain(_id(body), worker_id, body.replace, int(body.incarnation or 0))
+        )
 
     @routes.post("/settings", summary="Change settings of the run while it runs")
     async def settings(body: schemas.SettingsBody) -> schemas.SettingsDone:
@@ -103,20 +97,20 @@ def router(controller: Controller) -> APIRouter:
 
     @routes.post("/pause", summary="Pause the run")
     async def pause(body: schemas.RequestBody | None = None) -> schemas.Done:
-        return await decide(Pause(_id(body), True))
+        return await decide(cmd.Pause(_id(body), True))
 
     @routes.post("/resume", summary="Resume the run")
     async def resume(body: schemas.RequestBody | None = None) -> schemas.Done:
-        return await decide(Pause(_id(body), False))
+        return await decide(cmd.Pause(_id(body), False))
 
     @routes.post("/checkpoint", summary="Write a checkpoint after the next step")
     async def checkpoint(body: schemas.RequestBody | None = None) -> schemas.Done:
-        return await decide(RequestCheckpoint(_id(body)))
+        return await decide(cmd.RequestCheckpoint(_id(body)))
 
     @routes.post("/stop", summary="End the run for good")
     async def stop(body: schemas.StopBody | None = None) -> schemas.Done:
         body = body or schemas.StopBody()
-        return await decide(Stop(_id(body), body.reason or "stopped by request"))
+        return await decide(cmd.Stop(_id(body), body.reason or "stopped by request"))
 
     return routes
 

@@ -1,7 +1,5 @@
-"""RFC 9457 problem details.
-
-Internal errors return a generic 500; the stack trace is only in the controller's log.
-"""
+"""RFC 9457 problem details. Internal errors return a generic 500; the stack trace is only in the
+controller's log."""
 
 from collections.abc import Mapping
 from http import HTTPStatus

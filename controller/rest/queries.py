@@ -1,7 +1,5 @@
-"""Read routes of the REST interface.
-
-A leader answers from its live ledger, a standby from its copy.
-"""
+"""Read routes of the REST interface. A leader answers from its live ledger, a standby from its
+copy."""
 
 import asyncio
 import json

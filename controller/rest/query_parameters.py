@@ -1,8 +1,5 @@
-"""Query parameters that several requests of the REST interface have, with their limits.
-
-Apart from the schemas: a leader uses those without the web framework, which takes a second to
-import.
-"""
+"""Query parameters that several requests of the REST interface have, with their limits. Apart from
+the schemas: a leader uses those without the web framework, which takes a second to import."""
 
 import re
 from typing import Annotated

@@ -1,8 +1,6 @@
-"""Request bodies and replies of the REST interface: the schema that OpenAPI publishes.
-
-The ledger's ``StatusView`` and ``TaskCounts`` and the read model's ``ListedEvent`` and
-``SavedCheckpoint`` are replies as they are.
-"""
+"""Request bodies and replies of the REST interface: the schema that OpenAPI publishes. The ledger's
+``StatusView`` and ``TaskCounts`` and the read model's ``ListedEvent`` and ``SavedCheckpoint`` are
+replies as they are."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any

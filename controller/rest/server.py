@@ -1,7 +1,5 @@
-"""Socket and lifecycle of the REST interface.
-
-The web framework is imported later, in a thread, so that a controller starts fast.
-"""
+"""Socket and lifecycle of the REST interface. The web framework is imported later, in a thread, so
+that a controller starts fast."""
 
 import asyncio
 import contextlib

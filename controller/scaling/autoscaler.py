@@ -1,8 +1,6 @@
 """Autoscaler loop: measures waiting times, proposes worker counts and, if enabled, applies them.
-
 The metrics of each step contain the replicas' waiting time. A rollout engine is throttled while it
-is idle and the ledger has no task that its weights are fresh enough for; both are sampled.
-"""
+is idle and the ledger has no task that its weights are fresh enough for; both are sampled."""
 
 import asyncio
 import logging
@@ -46,8 +44,7 @@ class Autoscaling:
         self._limited = fleet.scorers_max is not None
         self._step = -1
         self._samples: list[tuple[float, bool]] = []
-        """Since the last step: idle fraction of the engines, and whether no task was fresh enough.
-        """
+        """Since the last step: idle fraction of engines, and if no task was fresh enough."""
 
     async def run(self) -> None:
         state = self._leader.ledger.state

@@ -23,8 +23,7 @@ class ScorerGrowth:
     """Call ``observe`` once for every committed step."""
 
     def __init__(self, most: int | None, *, steps: int, high: float) -> None:
-        """``most``: workers of a scorer; None is no limit. ``steps``: in a row that must find the
-        same."""
+        """``most``: workers of a scorer; None: no limit. ``steps``: in a row with the same find."""
         self._most, self._steps, self._high = most, steps, high
         self._last: tuple[str, int] | None = None
         self._agreed = 0
@@ -44,8 +43,7 @@ class ScorerGrowth:
             self.proposal = (bound.pool, wanted)
 
     def _wanted(self, bound: Bound) -> int:
-        """Workers to add: as many as the trainers could use, if capacity is proportional to
-        workers."""
+        """Workers to add, as many as the trainers could use, by proportion."""
         wanted = math.ceil(bound.workers / (1.0 - min(bound.starved, LARGEST_SHARE)) - 1e-9)
         wanted = min(max(wanted, bound.workers + 1), bound.workers * MOST_GROWTH)
         return wanted if self._most is None else min(wanted, self._most)

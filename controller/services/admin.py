@@ -1,25 +1,11 @@
-"""AdminService: requests of users, launchers and dashboards. Standbys answer GetStatus and
-WatchEvents."""
+"""AdminService: requests of users and launchers. Standbys answer GetStatus and WatchEvents."""
 
 import json
 import re
 from collections.abc import AsyncIterator
 
 from controller.diagnosis.collect import why_of
-from controller.ledger.commands import (
-    AdminCommand,
-    CommandRefused,
-    Continue,
-    DeclareDead,
-    Drain,
-    Pause,
-    RecordExit,
-    RecordFault,
-    RequestCheckpoint,
-    Scale,
-    Stop,
-    Suspend,
-)
+from controller.ledger import commands as cmd
 from controller.ledger.enums import SuspendStage
 from controller.ledger.events import from_json, record_of
 from controller.proto_encoding import wire_values
@@ -90,9 +76,9 @@ async def report_exit(controller: Controller, request: admin_pb2.ExitReport) -> 
     if request.incarnation:
         # Of an earlier incarnation it is no evidence about the present one: the ledger ignores it.
         key = request.worker_id, request.incarnation
-        await leader.execute(DeclareDead(*key, DeathCause.EXIT, detail, cause))
+        await leader.execute(cmd.DeclareDead(*key, DeathCause.EXIT, detail, cause))
     else:
-        await leader.execute(RecordExit(request.worker_id, host, request.pid, cause, detail))
+        await leader.execute(cmd.RecordExit(request.worker_id, host, request.pid, cause, detail))
     return admin_pb2.ExitReply()
 
 
@@ -106,7 +92,9 @@ async def report_fault(
     cause = cause_of(request.cause)
     request_id = check_request_id(request.request_id)
     await leader.ready()
-    await leader.execute(RecordFault(request_id, request.name, host, request.pid, cause, detail))
+    await leader.execute(
+        cmd.RecordFault(request_id, request.name, host, request.pid, cause, detail)
+    )
     return admin_pb2.FaultReply()
 
 
@@ -139,7 +127,7 @@ async def scale(controller: Controller, request: admin_pb2.ScaleRequest) -> admi
     if not request.desired:
         raise Invalid("desired is empty")
     request_id = check_request_id(request.request_id)
-    command = Scale(request_id, dict(request.desired), dict(request.expected))
+    command = cmd.Scale(request_id, dict(request.desired), dict(request.expected))
     reply = await _admin(controller, command)
     if reply.accepted:
         reply.message += f"; {who_scales(controller.config.fleet.provider, controller.run_dir)}"
@@ -150,18 +138,18 @@ async def drain(controller: Controller, request: admin_pb2.DrainRequest) -> admi
     check_caller(common_pb2.Caller(worker_id=request.worker_id, incarnation=1))
     request_id = check_request_id(request.request_id)
     return await _admin(
-        controller, Drain(request_id, request.worker_id, request.replace, request.incarnation)
+        controller, cmd.Drain(request_id, request.worker_id, request.replace, request.incarnation)
     )
 
 
 async def pause(controller: Controller, request: admin_pb2.PauseRequest) -> admin_pb2.AdminReply:
-    return await _admin(controller, Pause(check_request_id(request.request_id), request.paused))
+    return await _admin(controller, cmd.Pause(check_request_id(request.request_id), request.paused))
 
 
 async def save_checkpoint(
     controller: Controller, request: admin_pb2.SaveCheckpointRequest
 ) -> admin_pb2.AdminReply:
-    return await _admin(controller, RequestCheckpoint(check_request_id(request.request_id)))
+    return await _admin(controller, cmd.RequestCheckpoint(check_request_id(request.request_id)))
 
 
 async def suspend(
@@ -171,13 +159,15 @@ async def suspend(
     if stage is None:
         raise Invalid(f"stage = {request.stage} does not exist")
     reason = check_text(request.reason, "reason", 1024)
-    return await _admin(controller, Suspend(check_request_id(request.request_id), stage, reason))
+    return await _admin(
+        controller, cmd.Suspend(check_request_id(request.request_id), stage, reason)
+    )
 
 
 async def continue_(
     controller: Controller, request: admin_pb2.ContinueRequest
 ) -> admin_pb2.AdminReply:
-    return await _admin(controller, Continue(check_request_id(request.request_id)))
+    return await _admin(controller, cmd.Continue(check_request_id(request.request_id)))
 
 
 async def change_settings(
@@ -194,14 +184,14 @@ async def change_settings(
             raise Invalid(f"{name[:128]}: the value is not JSON: {error}") from error
     try:
         message, changes = await controller.set_settings(request_id, asked, dry_run=request.dry_run)
-    except CommandRefused as refusal:
+    except cmd.CommandRefused as refusal:
         return admin_pb2.SettingsReply(accepted=False, message=str(refusal))
     return admin_pb2.SettingsReply(accepted=True, message=message, changes=setting_changes(changes))
 
 
 async def stop(controller: Controller, request: admin_pb2.StopRequest) -> admin_pb2.AdminReply:
     reason = check_text(request.reason, "reason", 1024) or "stopped by request"
-    return await _admin(controller, Stop(check_request_id(request.request_id), reason))
+    return await _admin(controller, cmd.Stop(check_request_id(request.request_id), reason))
 
 
 async def why(controller: Controller, request: admin_pb2.WhyRequest) -> admin_pb2.WhyReply:
@@ -210,9 +200,9 @@ async def why(controller: Controller, request: admin_pb2.WhyRequest) -> admin_pb
     return why_of(controller)
 
 
-async def _admin(controller: Controller, command: AdminCommand) -> admin_pb2.AdminReply:
+async def _admin(controller: Controller, command: cmd.AdminCommand) -> admin_pb2.AdminReply:
     try:
         done = await controller.leading().execute(command)
-    except CommandRefused as refusal:
+    except cmd.CommandRefused as refusal:
         return admin_pb2.AdminReply(accepted=False, message=str(refusal))
     return admin_pb2.AdminReply(accepted=True, message=str(done or ""))

@@ -1,9 +1,6 @@
 """Check of submitted metadata: what a worker says of a group whose payload the controller never
-sees.
-
-Policy ranks compare its digest with the payload. Here its fields must be possible, and agree with
-one another.
-"""
+sees. Policy ranks compare its digest with the payload. Here its fields must be possible, and agree
+with one another."""
 
 import math
 import re
@@ -98,8 +95,7 @@ def _check_sequences(meta: rollout_pb2.GroupMeta, limits: GroupLimits, *, train:
 
 
 def _check_versions(meta: rollout_pb2.GroupMeta, newest: int) -> int:
-    """The number of trainable tokens. Versions exist, rise, and are of no more tokens and sequences
-    than there are."""
+    """The number of trainable tokens. Checks that versions exist, rise, and add up."""
     if not 0 <= meta.min_version <= meta.max_version <= newest:
         raise Invalid(f"versions {meta.min_version} to {meta.max_version}, newest is {newest}")
     within = meta.min_version, meta.max_version

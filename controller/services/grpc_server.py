@@ -40,9 +40,7 @@ Streaming = Callable[["Controller", Any], AsyncIterator[Any]]
 
 
 HANDSHAKE_MS = 10_000  # Time for the handshakes of TLS and HTTP/2
-IDLE_MS = 300_000
-"""A connection without a call is closed after this time; a client connects again when it needs to.
-"""
+IDLE_MS = 300_000  # A connection without a call is closed after this time; clients connect again
 MOST_METADATA = 16 << 10  # Bytes of the headers of a call
 
 

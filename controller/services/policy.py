@@ -4,15 +4,7 @@ import logging
 import re
 from pathlib import PurePosixPath
 
-from controller.ledger.commands import (
-    CastVote,
-    CheckpointVerdict,
-    RecordCheckpoint,
-    RecordHeldOut,
-    RejectGroups,
-    TryGroup,
-    VoteResult,
-)
+from controller.ledger import commands as cmd
 from controller.ledger.decisions.held_out import spared
 from controller.ledger.enums import GroupFault, VoteOutcome
 from controller.ledger.events import Topic
@@ -67,7 +59,7 @@ async def reject_groups(
     fault = _NAMED_FAULTS.get(request.fault)
     if fault is None:
         raise Invalid(f"fault {request.fault} is none that a replica can report")
-    command = RejectGroups(
+    command = cmd.RejectGroups(
         *caller,
         step=Step(request.step),
         groups=tuple(check_task(task) for task in request.groups),
@@ -84,7 +76,7 @@ async def try_group(controller: Controller, request: policy_pb2.TryRequest) -> p
     task_id = TaskId("")
     if request.task_id:
         task_id, _ = check_task(common_pb2.TaskRef(task_id=request.task_id, attempt=1))
-    command = TryGroup(
+    command = cmd.TryGroup(
         *caller, step=Step(request.step), mesh_epoch=MeshEpoch(request.mesh_epoch), task_id=task_id
     )
     stands: bool = await leader.execute(command)
@@ -97,7 +89,7 @@ async def vote(controller: Controller, request: policy_pb2.VoteRequest) -> polic
     deadline = leader.clock.monotonic() + check_wait(request.wait_s)
     if not request.weights_digest:
         raise Invalid("weights_digest is empty")
-    command = CastVote(
+    command = cmd.CastVote(
         *caller,
         step=Step(request.step),
         mesh_epoch=MeshEpoch(request.mesh_epoch),
@@ -106,7 +98,7 @@ async def vote(controller: Controller, request: policy_pb2.VoteRequest) -> polic
     )
     while True:
         seen = leader.long_polls[Topic.VOTE].turn
-        result: VoteResult = await leader.execute(command)
+        result: cmd.VoteResult = await leader.execute(command)
         left_s = deadline - leader.clock.monotonic()
         if result.outcome is not VoteOutcome.PENDING or left_s <= 0:
             return policy_pb2.VoteReply(outcome=_OUTCOMES[result.outcome], version=result.version)
@@ -142,7 +134,7 @@ async def record_held_out(
         raise Invalid("stats has no loss")
     measured = {name: stat.sum / stat.weight for name, stat in stats.items() if stat.weight > 0}
     await leader.execute(
-        RecordHeldOut(
+        cmd.RecordHeldOut(
             *caller,
             step=Step(request.step),
             version=Version(request.version),
@@ -171,8 +163,8 @@ async def record_checkpoint(
         raise Invalid("seconds must be finite and not negative")
     if not request.weights_digest:
         raise Invalid("weights_digest is empty")
-    verdict: CheckpointVerdict = await leader.execute(
-        RecordCheckpoint(
+    verdict: cmd.CheckpointVerdict = await leader.execute(
+        cmd.RecordCheckpoint(
             *caller,
             step=Step(request.step),
             version=Version(request.version),

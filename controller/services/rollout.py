@@ -3,14 +3,7 @@
 from collections.abc import Sequence
 
 from controller.leader import Leader
-from controller.ledger.commands import (
-    AcceptGroup,
-    LeasedTask,
-    LeaseResult,
-    LeaseTasks,
-    ReturnTask,
-    Verdict,
-)
+from controller.ledger import commands as cmd
 from controller.ledger.enums import EmptyReason, Kind, ReturnKind, VerdictCode
 from controller.ledger.events import Topic
 from controller.ledger.views import views
@@ -57,8 +50,8 @@ async def lease_tasks(
         if worker is not None:
             # Newer weights may have been loaded while the request waited.
             loaded_version = max(loaded_version, worker.loaded_version)
-        result: LeaseResult = await leader.execute(
-            LeaseTasks(
+        result: cmd.LeaseResult = await leader.execute(
+            cmd.LeaseTasks(
                 *caller,
                 lease_seq=request.lease_seq,
                 max_tasks=min(request.max_tasks, MAX_LEASED),
@@ -78,7 +71,7 @@ async def lease_tasks(
 
 
 async def _with_rows(
-    leader: Leader, caller: tuple[str, int], result: LeaseResult
+    leader: Leader, caller: tuple[str, int], result: cmd.LeaseResult
 ) -> list[rollout_pb2.Lease]:
     room = leader.context.config.controller.max_message_mb << 19
     tasks, rows = await _fitting(leader, caller, result.leases, room - MAX_LEASED * LEASE_BYTES)
@@ -106,8 +99,8 @@ async def _with_rows(
 
 
 async def _fitting(
-    leader: Leader, caller: tuple[str, int], leases: Sequence[LeasedTask], room: int
-) -> tuple[list[LeasedTask], list[str]]:
+    leader: Leader, caller: tuple[str, int], leases: Sequence[cmd.LeasedTask], room: int
+) -> tuple[list[cmd.LeasedTask], list[str]]:
     """The first leases, with their rows, whose rows have at most ``room`` bytes together; the
     others are handed back. A row that is larger alone is dropped: no reply could carry it."""
     tasks, rows, left = [], [], room
@@ -118,10 +111,10 @@ async def _fitting(
             limit = leader.context.config.controller.max_message_mb
             detail = f"its row has {size:,} bytes, and controller.max_message_mb = {limit}"
             detail += f" allows {room:,}"
-            leader.decide(ReturnTask(*held, ReturnKind.DROP, "prompt_too_long", detail))
+            leader.decide(cmd.ReturnTask(*held, ReturnKind.DROP, "prompt_too_long", detail))
         elif size > left:
             left = 0  # in their order: a small row does not overtake a large one
-            leader.decide(ReturnTask(*held, ReturnKind.HAND_BACK, "reply_full"))
+            leader.decide(cmd.ReturnTask(*held, ReturnKind.HAND_BACK, "reply_full"))
         else:
             left -= size
             tasks.append(lease)
@@ -150,7 +143,7 @@ async def submit_groups(
             result.verdict = rollout_pb2.VERDICT_INVALID
             result.message = str(error)
             continue
-        _tell(leader.decide(AcceptGroup(*caller, meta)), result)
+        _tell(leader.decide(cmd.AcceptGroup(*caller, meta)), result)
         if meta.digest:
             submitted.append((meta.task_id, meta.attempt))
         if writes_partials or meta.attempt > 1:
@@ -172,7 +165,7 @@ async def return_tasks(
         if returned.kind not in _RETURNS:
             raise Invalid(f"kind of {task_id} is missing")
         commands.append(
-            ReturnTask(
+            cmd.ReturnTask(
                 *caller,
                 task_id=task_id,
                 attempt=attempt,
@@ -191,7 +184,7 @@ async def return_tasks(
     return reply
 
 
-def _tell(verdict: Verdict, result: rollout_pb2.SubmitResult) -> None:
+def _tell(verdict: cmd.Verdict, result: rollout_pb2.SubmitResult) -> None:
     result.verdict = _VERDICTS[verdict.code]
     if verdict.message:
         result.message = verdict.message

@@ -1,7 +1,5 @@
-"""Request validation: every field of a message is checked before the ledger sees the request.
-
-An error names the field, its fault, and the values that are allowed.
-"""
+"""Request validation: every field of a message is checked before the ledger sees the request. An
+error names the field, its fault, and the values that are allowed."""
 
 import math
 import re

@@ -27,8 +27,7 @@ MAX_WAITS = 64
 MAX_AGE_S = 1e9
 NO_ROLE = "role must be policy, rollout or scorer"
 VERSIONS = 1 << 53
-"""Limit of reported versions and terms. A rollback continues after the highest one, so numbers must
-be left."""
+"""Limit of reported versions and terms: a rollback continues after the highest one."""
 
 _ROLES = {value: role for role, value in ROLES.items()}
 _LIFECYCLES = {

@@ -90,8 +90,7 @@ class ForeignFormat(BadInput):
 
 
 def check_format(found: bytes | int | None) -> None:
-    """Raises ForeignFormat unless ``found``, the number in a journal's head or in a snapshot, is
-    ours."""
+    """Raises ForeignFormat unless ``found``, the number in a head or snapshot, is ours."""
     number = int(found or 1)
     if number != FORMAT:
         raise ForeignFormat(
@@ -130,8 +129,7 @@ class Journal:
     """One run's journal. ``append`` and ``save_snapshot`` write, and check the writer's term."""
 
     def __init__(self, redis: Any, keys: Keys, bulk: Any = None) -> None:
-        """``bulk``: client for appends, whose sockets wait as long as the largest takes; default:
-        ``redis``."""
+        """``bulk``: client for appends, with patient sockets; default: ``redis``."""
         self._redis = redis
         self._bulk = redis if bulk is None else bulk
         self._keys = keys

@@ -231,8 +231,7 @@ class _Replay:
             self.report.problem(f"{what} {value} follows {before}")
 
     def compare(self, snapshot: Mapping[str, Any]) -> None:
-        """The release that saved the snapshot may have known fewer fields, which replay fills
-        today."""
+        """The release that saved the snapshot may have known fewer fields than replay fills."""
         stored = snapshot["state"]
         states = (Ledger.from_snapshot(stored).to_snapshot(), self.ledger.to_snapshot())
         saved, replayed = (json.dumps(known_fields(State, state, stored)) for state in states)

@@ -1,5 +1,4 @@
-"""Copy of the ledger made from the journal: a standby keeps it current, and a leader starts from
-it."""
+"""Copy of the ledger from the journal: a standby keeps it current, a leader starts from it."""
 
 from __future__ import annotations
 

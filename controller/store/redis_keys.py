@@ -19,8 +19,7 @@ class Keys:
         self.journal = self._prefix + "journal"
         """Stream of entries; one entry is all events of one flush."""
         self.head = self._prefix + "head"
-        """Hash {batch, position, n, term, format} of the newest entry, which the next append names.
-        """
+        """Hash {batch, position, n, term, format} of the newest entry; appends name it."""
         self.snapshot = self._prefix + "snapshot"
         self.config = self._prefix + "config"
         """Canonical JSON of the config sections that every process of the run must agree on."""

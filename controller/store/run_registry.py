@@ -1,5 +1,4 @@
-"""Run registry in Redis: the settings that all controllers share, and the controllers'
-addresses."""
+"""Run registry in Redis: settings that all controllers share, and their addresses."""
 
 import json
 from collections.abc import Sequence

@@ -1,11 +1,8 @@
 """JSON of a snapshot in pieces: the event loop turns between its slices, however much the snapshot
-holds.
-
-A thread would not help, because the encoder keeps the interpreter to itself from beginning to end.
-With 30 % of 1,000,000 tasks dropped, coverage is 0.84 million numbers: 6 MB, and 0.1 s in one
-piece. With 10,000,000 tasks one piece would outlast the lease. Tasks in memory are encoded as they
-are written: see controller.ledger.state.tasks. Nobody ever holds the whole text.
-"""
+holds. A thread would not help, because the encoder keeps the interpreter to itself from beginning
+to end. With 30 % of 1,000,000 tasks dropped, coverage is 0.84 million numbers: 6 MB, and 0.1 s in
+one piece. With 10,000,000 tasks one piece would outlast the lease. Tasks in memory are encoded as
+they are written: see controller.ledger.state.tasks. Nobody ever holds the whole text."""
 
 import asyncio
 import json

@@ -1,5 +1,4 @@
-"""Totals of a projection beside the ledger: their cache in its snapshot, and the coverage
-report."""
+"""Totals of a projection: their cache in the ledger's snapshot, and the coverage report."""
 
 from collections.abc import Mapping
 from typing import Any

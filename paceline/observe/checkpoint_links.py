@@ -20,9 +20,7 @@ from paceline.observe.vocabulary import EventType
 BEST = "best"
 _NAME = re.compile(r"step-(\d{6,})(\..+)?")
 META = "meta.json"
-VOID = "void"
-"""File in a directory whose writer was outvoted about its weights: nobody picks it, or reads it,
-any more."""
+VOID = "void"  # File in a directory whose writer was outvoted about its weights: it is never read
 
 
 def follow(run_dir: Path, event: Mapping[str, Any]) -> None:

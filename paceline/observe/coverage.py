@@ -1,10 +1,8 @@
 """Coverage of the data: what became of every row in every pass over the data, and how the groups
-that were dropped compare with those that were trained.
-
-Finished tasks are kept as spans of their ordinals, so that every row can be accounted for after the
-journal was trimmed. Neighbouring ordinals merge: a snapshot holds about 16 bytes for each drop,
-whatever the number of trained tasks. A rollback takes the steps back that no checkpoint covers.
-"""
+that were dropped compare with those that were trained. Finished tasks are kept as spans of their
+ordinals, so that every row can be accounted for after the journal was trimmed. Neighbouring
+ordinals merge: a snapshot holds about 16 bytes for each drop, whatever the number of trained tasks.
+A rollback takes the steps back that no checkpoint covers."""
 
 from __future__ import annotations
 
@@ -122,8 +120,7 @@ class Coverage:
     """Trained groups that lost tokens to their age: whole groups."""
     masked_tokens: int = 0
     passed: dict[str, int] = field(default_factory=dict)
-    """Rows that the curriculum left out, by "PASS.SOURCE". Their spans are among the trained ones,
-    with which they merge: memory grows with the passes, not with the rows that are left out."""
+    """Rows that the curriculum left out, by "PASS.SOURCE"; their spans are among the trained."""
     recorded_from: int = 0
     """Tasks before this ordinal may have finished under a release that did not record which."""
     order: DataOrder | None = field(default=None, metadata=_NOT_STORED)
@@ -349,8 +346,7 @@ class Coverage:
 
 @dataclass(slots=True)
 class EpochCoverage:
-    """A pass over a source: each of its rows is counted in exactly one of these, unless it was
-    repeated."""
+    """A pass over a source: each row is counted in exactly one of these, unless repeated."""
 
     epoch: int
     rows: int

@@ -1,7 +1,5 @@
-"""Recently dropped groups, with the reason and the facts known of them.
-
-Routine drops (too stale, equal rewards) are in no run file: they are folded from the journal.
-"""
+"""Recently dropped groups, with the reason and the facts known of them. Routine drops (too stale,
+equal rewards) are in no run file: they are folded from the journal."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

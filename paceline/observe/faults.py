@@ -63,8 +63,7 @@ class FaultLog:
     """Suspected hosts, and when each was named last. Unix seconds."""
 
     def add(self, fault: Fault) -> None:
-        """Takes a report about a process. If a recent fault of it is in the log, only the cause is
-        new."""
+        """Takes a report about a process; of a recent fault in the log only the cause is new."""
         before = self.last_of(fault.name, fault.t)
         if before is not None and self._same(before, fault):
             self._rename(before, fault.cause)

@@ -1,7 +1,5 @@
-"""``fleet.json``: the processes that a supervisor started.
-
-The operating system reuses process ids, so each is recorded with its start time.
-"""
+"""``fleet.json``: the processes that a supervisor started. The operating system reuses process ids,
+so each is recorded with its start time."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""JSON-lines files that survive the death of the process that writes them, and the rows of
-metrics.jsonl."""
+"""JSON-lines files that survive the death of their writer, and the rows of metrics.jsonl."""
 
 import io
 import json
@@ -33,8 +32,7 @@ class JsonLinesFile:
         self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
     def keep_place(self) -> bool:
-        """Puts this file back at its path if another lies there or none; whether that was so. Only
-        the owner may call it."""
+        """Puts this file back at its path if it is not there; whether that was so. Owner only."""
         try:
             if os.path.samestat(self.path.stat(), os.fstat(self._file.fileno())):
                 return False

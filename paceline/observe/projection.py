@@ -97,8 +97,7 @@ class Projection:
         self.totals, self._counted = totals, position_key(position)
 
     def take(self, position: str, t: float, records: Iterable[Mapping[str, Any]]) -> None:
-        """Takes a journal entry, appended at ``t`` (Unix seconds). What is known of it already
-        changes nothing."""
+        """Takes a journal entry, appended at ``t`` (Unix seconds); a repeat changes nothing."""
         key = position_key(position)
         fresh, self._counted = key > self._counted, max(key, self._counted)
         for n, record in enumerate(records):

@@ -55,8 +55,7 @@ def find_runs(directory: Path) -> list[Run]:
 
 
 def settings_that_differ(run_dirs: Sequence[Path]) -> dict[str, list[Any]]:
-    """Settings of config.toml with their value in each run, unless all have the same; None: not
-    set."""
+    """Settings of config.toml that differ, with their value in each run; None: not set."""
 
     def read(path: Path) -> dict[str, Any]:
         try:

@@ -1,8 +1,6 @@
-"""``summary.json``: the result of a run, for success and failure.
-
-Means and rates come from the run files; samples and faults come from a replay of the journal. A
-figure that could not be measured is null, never a guess.
-"""
+"""``summary.json``: the result of a run, for success and failure. Means and rates come from the run
+files; samples and faults come from a replay of the journal. A figure that could not be measured is
+null, never a guess."""
 
 import json
 import math

@@ -1,8 +1,6 @@
-"""Vocabulary of events: their types, their severity, and the evidence and causes of faults.
-
-The ledger journals these words; readers of the journal and of the run files tell events apart by
-them.
-"""
+"""Vocabulary of events: their types, their severity, and the evidence and causes of faults. The
+ledger journals these words; readers of the journal and of the run files tell events apart by
+them."""
 
 from enum import StrEnum
 

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
 
 
 def make_engine(config: Config, tokenizer: PromptTokenizer) -> Engine:
-    """The engine that ``rollout.engine`` names, not started; NoEngine for recorded data. Raises
-    EngineError."""
+    """The engine of ``rollout.engine``; NoEngine for recorded data. Raises EngineError."""
     rollout = config.rollout
     if config.recorded:
         from rollout_worker.engine.no_engine import NoEngine

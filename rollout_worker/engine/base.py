@@ -50,8 +50,7 @@ class WeightMismatch(EngineError):
 
 
 class SwapFailed(EngineError):
-    """These weights were not loaded. The engine serves the old ones, and the new ones can be sent
-    again."""
+    """These weights were not loaded. The engine serves the old ones; another try may succeed."""
 
 
 class ParametersDiffer(EngineError):
@@ -64,8 +63,7 @@ class ParametersDiffer(EngineError):
 
 
 class GenerationFailed(EngineError):
-    """One request cannot be finished (for example, non-finite logits); the engine itself goes
-    on."""
+    """One request cannot be finished (e.g. non-finite logits); the engine goes on."""
 
 
 class Aborted(Exception):
@@ -84,8 +82,7 @@ class Finish(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Sampling parameters. ``seed`` and the completion's index determine the random number of each
-    token."""
+    """Sampling parameters. ``seed`` and the completion's index determine its random numbers."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -181,8 +178,7 @@ class EngineStats:
 
 
 def bad_stop(stops: Iterable[Any]) -> Any | None:
-    """The first stop string that is not text, is empty, or contains a lone surrogate; None if there
-    is none."""
+    """The first stop string that is no text, empty, or has a lone surrogate; else None."""
     for stop in stops:
         if not isinstance(stop, str) or not stop:
             return stop if stop is not None else "None"
@@ -201,8 +197,7 @@ class Engine(ABC):
     completions do so on every engine."""
 
     least_temperature: ClassVar[float] = 0.0
-    """Lower temperatures are refused, because the engine would silently raise them. 0 means greedy.
-    """
+    """Lower temperatures are refused: the engine would silently raise them. 0 is greedy."""
 
     most_temperature: ClassVar[float] = math.inf  # Higher temperatures are refused
 

@@ -1,5 +1,4 @@
-"""No engine: in the place of one in a run of recorded data. It generates nothing and loads no
-weights."""
+"""No engine: the stand-in in a run of recorded data. Generates nothing, loads nothing."""
 
 from collections.abc import Mapping
 

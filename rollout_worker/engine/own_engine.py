@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 
 def own_engine(name: str) -> type[Engine]:
-    """The class. Raises EngineError, with one line, if it cannot be found, is no Engine, or lacks
-    one of its methods."""
+    """The class. Raises EngineError if it cannot be found, is no Engine, or lacks a method."""
     try:
         found = find(name)
     except NotFound as error:

@@ -28,8 +28,7 @@ SAMPLE = 4096  # Elements of a weight that a sampled comparison reads, about
 WHOLE = 4 * SAMPLE  # A weight of at most so many elements is always read whole: that costs no more
 _LAST = 8  # Elements of a row that a sample reads
 _PIECE_BYTES = 64 << 20
-"""A complete comparison converts at most this much at a time: a device has little memory to spare.
-"""
+"""A complete comparison converts at most this much at a time, to spare memory."""
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _NONE = torch.empty(0, dtype=torch.bool)
 _places = random.Random()  # Not the shared generator: an engine seeds that alike in every worker

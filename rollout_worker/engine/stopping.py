@@ -1,8 +1,6 @@
-"""Stop strings, found without decoding every token of every row.
-
-A table over the vocabulary marks the tokens that may end a stop string. Only rows that drew such a
-token are decoded, and only their tail.
-"""
+"""Stop strings, found without decoding every token of every row. A table over the vocabulary marks
+the tokens that may end a stop string. Only rows that drew such a token are decoded, and only their
+tail."""
 
 import threading
 from collections.abc import Callable, Sequence

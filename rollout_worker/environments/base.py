@@ -34,8 +34,7 @@ class BadEnvironment(BadInput):
 
 
 class BadTurn(Exception):
-    """``sample`` was called with invalid arguments. ``busy``: another turn of the sample is not
-    finished."""
+    """``sample`` was called with invalid arguments. ``busy``: another turn is unfinished."""
 
     def __init__(self, detail: str, *, busy: bool = False) -> None:
         super().__init__(detail)
@@ -69,8 +68,7 @@ class Turn:
 
 
 Said = str | Sequence[Message] | Sequence[int]
-"""Input before the model's turn: text that is tokenised as it is, messages for the chat template,
-or tokens."""
+"""Input before the model's turn: text to tokenise, messages for the chat template, or tokens."""
 
 
 class Sample(Protocol):

@@ -68,8 +68,7 @@ def masked_completion(
 
 
 def turn_ends(conversation: Conversation, prompt: int) -> list[int]:
-    """Positions of the last token of each of the model's turns, in the completion after ``prompt``
-    tokens."""
+    """Position of each model turn's last token, in the completion after ``prompt`` tokens."""
     lengths = [len(piece.said) + len(piece.completion.tokens) for piece in conversation.pieces]
     return [int(end) - prompt - 1 for end in np.cumsum(lengths)]
 

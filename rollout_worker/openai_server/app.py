@@ -40,8 +40,7 @@ from rollout_worker.openai_server.requests import ChatRequest
 HEADER = "X-Paceline-Sample"
 MAX_BODY = 16 << 20  # Bytes
 _KEEP_ALIVE_S = 10.0
-"""Interval of comments in a stream that waits for the model: clients and proxies drop silent ones.
-"""
+"""Between two comments in a waiting stream: clients and proxies drop silent ones."""
 
 
 @dataclass

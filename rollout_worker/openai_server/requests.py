@@ -1,8 +1,6 @@
-"""The body of a /v1/chat/completions request, as pydantic models.
-
-A field whose value would change what is sampled, and that Paceline does not implement, is refused
-unless it has its neutral value. Unknown fields are refused; a null field counts as left out.
-"""
+"""The body of a /v1/chat/completions request, as pydantic models. A field whose value would change
+what is sampled, and that Paceline does not implement, is refused unless it has its neutral value.
+Unknown fields are refused; a null field counts as left out."""
 
 from __future__ import annotations
 

@@ -65,8 +65,7 @@ def _call_at(text: str, start: int) -> tuple[ToolCall | None, int]:
 
 
 def parse_arguments(text: str) -> Any:
-    """The value of a JSON text; None if it is not JSON, or has half of a surrogate pair, which no
-    tokenizer takes."""
+    """The value of a JSON text; None if it is invalid or has half a surrogate pair."""
     try:
         value = _DECODER.decode(text)
         json.dumps(value, ensure_ascii=False).encode()

@@ -52,8 +52,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def _plain(number: str) -> str:
-    """The same for 7, 7.0 and 007; and for 1,000 and 1000. As text: a number may be too long for
-    arithmetic."""
+    """The same for 7, 7.0 and 007; 1,000 and 1000. As text: numbers may be very long."""
     sign, digits = number[: number.startswith("-")], number.lstrip("-").replace(",", "")
     whole, _, fraction = digits.partition(".")
     whole, fraction = whole.lstrip("0") or "0", fraction.rstrip("0")
@@ -62,17 +61,13 @@ def _plain(number: str) -> str:
 
 
 _STEP_LIMIT_S = 3
-"""Time limit for parsing the answer, parsing the completion, and comparing: all of it ends before
-reward.timeout_s (10)."""
-_LONGEST = 1000
-"""Characters of a box that is read. A longer one is no answer, and parsing would take all of the
-time."""
+"""Limit of each parse and of comparing: all of it ends before reward.timeout_s (10)."""
+_LONGEST = 1000  # Characters of a box that is read: parsing a longer one would take all of the time
 _WORDS = re.compile(r"\\(?:text|textbf|textit|textrm|mbox|mathrm)\s*\{([^{}]*)\}")
 
 
 def exact_match(prompt: str, completion: str, answer: Any) -> float:
-    """1 if the completion equals the answer, or one of a list of answers. Surrounding blanks are
-    ignored."""
+    """1 if the completion equals the answer, or one of a list, but for surrounding blanks."""
     answers = answer if isinstance(answer, list | tuple) else [answer]
     return float(any(completion.strip() == str(one).strip() for one in answers))
 
@@ -133,8 +128,7 @@ def _same(gold: str, found: str, intervals: bool) -> bool:
 
 
 def _words(text: str) -> str:
-    """Without blanks and without the commands that set words in a formula: those are no product of
-    letters."""
+    """Without blanks and the commands that set words: those are no product of letters."""
     return "".join(_WORDS.sub(r"\1", text).split())
 
 
@@ -144,8 +138,7 @@ def _limit(seconds: int) -> int | None:
 
 
 def format_reward(pattern: str) -> Callable[..., float]:
-    """A reward that is 1 if ``pattern`` is found in the completion; a dot matches line ends, too.
-    Raises re.error."""
+    """A reward that is 1 if ``pattern`` is found; a dot matches line ends. Raises re.error."""
     compiled = re.compile(pattern, re.DOTALL)
 
     def matches(prompt: str, completion: str) -> float:

@@ -1,5 +1,4 @@
-"""Reward functions by their names in the config. Imports no torch: the pool's processes start with
-this module."""
+"""Reward functions by their names in the config. Imports no torch: scoring processes use it."""
 
 import argparse
 import inspect
@@ -54,8 +53,7 @@ def weights_of(functions: Sequence[str] | Mapping[str, float]) -> dict[str, floa
 
 
 def load(functions: Sequence[str] | Mapping[str, float]) -> list[Reward]:
-    """Imports every function; scorers are none. Raises RewardError, naming the function and what is
-    wrong with it."""
+    """Imports every function; scorers are none. Raises RewardError with the function's name."""
     rewards: list[Reward] = []
     for name, weight in weights_of(functions).items():
         if named_scorer(name) is not None:

@@ -1,5 +1,4 @@
-"""Execution of a group's reward functions, in a scoring process or, without a pool, in the
-worker."""
+"""Execution of a group's reward functions, in a scoring process or in the worker."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence

@@ -39,13 +39,11 @@ class Scores:
     components: Components
     seconds: float
     placed: list[list[float]] = field(default_factory=list)
-    """Parts of each completion's reward that belong to its turns or tokens, in order;
-    empty: none."""
+    """Parts of each completion's reward by turn or token, in order; empty: none."""
 
 
 class Scorer:
-    """With ``reward.processes`` = 0, functions are called in the worker, and those that do not wait
-    have no time limit."""
+    """With ``reward.processes`` = 0, functions run in the worker; only coroutines have a limit."""
 
     def __init__(self, config: RewardConfig) -> None:
         self._config = config
@@ -191,8 +189,7 @@ COMPONENT = "overlong"
 
 
 def penalised(scores: Scores, tokens: Sequence[int], limit: int, config: RewardConfig) -> Scores:
-    """``tokens``: of each completion; ``limit``: the most that one may have. The penalty is a
-    component of its own."""
+    """``tokens``: of each completion; ``limit``: the most. The penalty is a component."""
     if not config.overlong_buffer:
         return scores
     losses = [config.overlong_penalty * _share(n, limit, config.overlong_buffer) for n in tokens]

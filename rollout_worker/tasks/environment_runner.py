@@ -154,7 +154,6 @@ class EnvironmentRunner:
 
 
 def _full(error: Exception, conversation: Conversation) -> bool:
-    """The environment did not catch that the transcript is full; its client may have an own
-    exception."""
+    """The environment did not catch that the transcript is full, itself or its client."""
     is_full = isinstance(error, TranscriptFull) or getattr(error, "code", None) in (FULL, TURNS)
     return is_full and conversation.full

@@ -117,8 +117,7 @@ class GroupProducer:
         shared: dict[str, Any],
         eval_set: EvalSetConfig | None,
     ) -> Scores:
-        """Asks the reward functions, then the scorers: a group that a function fails costs no
-        scorer."""
+        """Asks reward functions, then scorers: a group that a function fails costs no scorer."""
         scorer, functions = self.scorer, self.config.reward.functions
         if eval_set is not None and eval_set.reward is not None:
             scorer, functions = self.set_scorers[lease.eval_set], eval_set.reward

@@ -20,8 +20,7 @@ from rollout_worker.rewards.scoring import Scores
 from rollout_worker.tasks.score_call import LivingScorers, ScoreCall, ScorerFailed
 
 REQUEST_BYTES = 4 << 20
-"""Approximate size of a request. A group of long completions is scored in several, by several
-scorers at once."""
+"""Approximate size of a request; several scorers share a group of long completions."""
 
 
 Functions = Sequence[str] | Mapping[str, float]  # Name of the scorer in reward.functions
@@ -48,8 +47,7 @@ class GroupScores:
     async def rewards(
         self, made: GeneratedGroup, answer: Any, scores: Scores, functions: Functions
     ) -> Scores:
-        """``scores`` of the reward functions with those of the scorers among ``functions``. Raises
-        ScorerFailed."""
+        """``scores`` with those of the scorers among ``functions``. Raises ScorerFailed."""
         named = {named_scorer(name): weight for name, weight in weights_of(functions).items()}
         weights = {name: weight for name, weight in named.items() if name is not None}
         if not weights:

@@ -25,12 +25,9 @@ from paceline.v1 import common_pb2, rollout_pb2
 from rollout_worker.engine.base import Engine
 
 WAIT_S = 10.0  # Longest time the controller may keep a request open
-_AT_ONCE_S = 0.25
-"""A reply that took longer than this had to wait for tasks: it says nothing about the round trip.
-"""
+_AT_ONCE_S = 0.25  # A reply that took longer waited for tasks: it says nothing about the round trip
 _OVER = (RefusalCode.FENCED.grpc_status, RefusalCode.UNKNOWN.grpc_status)
-"""Refusals of an incarnation that is over; or unknown, if Redis lost its registration in a
-failover."""
+"""Refusals of an incarnation that is over, or that Redis lost in a failover."""
 _PAUSE_S = 0.05  # Between an immediate reply without tasks and the next request
 LEAST_AHEAD_S = 0.05
 """Least time that queued work must last: a lease call, a submit call and some scheduling."""

@@ -157,8 +157,7 @@ class Outbox:
                             await asyncio.sleep(_RETRY_S)
 
     async def _send(self) -> bool:
-        """One request of each kind. False if the store or the controller cannot take it at the
-        moment."""
+        """One request of each kind. False if the store or the controller cannot take it now."""
         stored = await self._store()
         caller = self.session.caller
         waiting = list(self._queue.values())
@@ -189,8 +188,7 @@ class Outbox:
         return stored
 
     async def _store(self) -> bool:
-        """Stores the payloads of all groups in the queue. False if the store cannot take one
-        now."""
+        """Stores the payloads of all queued groups. False if the store cannot take one now."""
         upload = self.upload
         if upload is None:
             return False

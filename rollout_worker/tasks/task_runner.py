@@ -23,8 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class Producer(Protocol):
-    """Makes the group of a lease: GroupProducer by sampling, RecordedProducer from the row
-    itself."""
+    """Makes a lease's group: GroupProducer by sampling, RecordedProducer from the row."""
 
     partials: PartialRollouts
     """Work that other workers have left of the tasks, and that this one leaves."""
@@ -99,8 +98,7 @@ class TaskRunner:
         return True
 
     def drop_all(self) -> None:
-        """Drops everything: the incarnation is over, and its tasks belong to other workers by
-        now."""
+        """Drops everything: the incarnation is over, and its tasks belong to others by now."""
         for task in self.held:
             self.drop(task)
             self.held.release(task.lease.task)

@@ -1,7 +1,5 @@
-"""Decisions of the ledger, by subject: pure functions from a command and the state to events.
-
-Each module registers its decisions when it is imported; see ``decider.decides``.
-"""
+"""Decisions of the ledger, by subject: pure functions from a command and the state to events. Each
+module registers its decisions when it is imported; see ``decider.decides``."""
 
 from controller.ledger.decisions import (
     faults,

@@ -50,7 +50,6 @@ DECISIONS: dict[type[Command], Callable[..., Any]] = {}
 
 
 def decides(decision: _Decision) -> _Decision:
-    """Registers ``decision`` for the class of commands that its parameter ``c`` is annotated
-    with."""
+    """Registers ``decision`` for the class of commands that annotates its parameter ``c``."""
     DECISIONS[get_type_hints(decision)["c"]] = decision
     return decision

@@ -1,5 +1,4 @@
-"""Decisions about causes: of a death, of one that later evidence explains, and of a host's many
-faults."""
+"""Decisions about the causes of deaths, and about hosts with many faults."""
 
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
@@ -60,8 +59,7 @@ def record_fault(d: Decider, c: cmd.RecordFault, now: float) -> None:
 
 
 def record_early_end(d: Decider, c: cmd.RecordExit, now: float) -> None:
-    """A process that is not the one of its name here: a fault, unless that very process has one
-    already."""
+    """A process that is not the current one of its name: a fault, unless it has one already."""
     s = d.state
     if s.ended or s.phase is Phase.SUSPENDED or c.cause in NO_FAULT or not c.pid:
         return

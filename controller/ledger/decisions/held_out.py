@@ -1,10 +1,8 @@
 """Decisions that follow from evaluations, by the metric that ranks them, or by the held-out loss of
-recorded data: the best checkpoint, the warnings, early stopping.
-
-Only an evaluation of a checkpoint's own step says how good that checkpoint is. A step that is
-trained again after a rollback trains the same groups, and keeps its score. A score of weights that
-the other replicas outvoted is dropped, and that step is not evaluated again.
-"""
+recorded data: the best checkpoint, the warnings, early stopping. Only an evaluation of a
+checkpoint's own step says how good that checkpoint is. A step that is trained again after a
+rollback trains the same groups, and keeps its score. A score of weights that the other replicas
+outvoted is dropped, and that step is not evaluated again."""
 
 from collections.abc import Collection
 
@@ -89,8 +87,7 @@ def settle_best(d: Decider) -> None:
 
 
 def spared(s: State) -> list[Checkpoint]:
-    """Checkpoints that stay however many newer ones there are: the best, and those that may be
-    better."""
+    """Checkpoints that always stay: the best, and those that may be better."""
     return [
         c for c in s.versions.checkpoints if c.step == s.versions.best or c.step in s.evals.rounds
     ]

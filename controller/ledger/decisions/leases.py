@@ -302,8 +302,7 @@ def release(
     detail: str = "",
     suspected: bool = False,
 ) -> None:
-    """Ends the worker's lease without a group: the task goes back to the front of the queue, or
-    into quarantine."""
+    """Ends the lease without a group: the task is queued first, or quarantined."""
     if counts and len(task.failures) + 1 >= d.state.run.max_attempts:
         tries = [*task.failures, f"{worker.worker_id}: {reason} {detail}".strip()]
         drop(d, task, DropReason.QUARANTINED, "; ".join(tries))

@@ -97,8 +97,7 @@ def _new_tree(s: State, sources: Sequence[Worker]) -> list[Wanted]:
 
 
 def _publishes_at_once(s: State, sources: Sequence[Worker]) -> bool:
-    """True if a source that feeds nobody can send the newest version soon. All replicas have
-    equally many ranks."""
+    """True if a source that feeds nobody can send the newest version soon."""
     return s.steps.open is None or sources[0].ranks == 1
 
 
@@ -134,8 +133,7 @@ def _even_shares(s: State, sources: Sequence[Worker]) -> list[Wanted]:
 
 
 def _better_tree(s: State, sources: Sequence[Worker], *, complete: bool) -> list[Wanted]:
-    """One change for the better of the trees, if they need one. ``complete``: no further source is
-    about to come."""
+    """One improvement of the trees, if they need one. ``complete``: no source is about to come."""
     sends = [s.fleet.sends_to(w.worker_id) for w in sources]
     most = max(sends)
     if most > _fanout(s):
@@ -196,8 +194,7 @@ def renew_link(d: Decider, receiver: Worker) -> None:
 
 
 def take_back(d: Decider, receivers: Iterable[str]) -> None:
-    """Send again the newest version, which was withdrawn: these receivers get it again over new
-    links."""
+    """Sends the newest version, which was withdrawn, again to these receivers over new links."""
     s = d.state
     sources = s.fleet.sources(s.versions.version)
     if sources and _fanout(s):

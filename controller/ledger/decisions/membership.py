@@ -1,8 +1,6 @@
-"""Decisions about the members of the fleet: registration, reports, drains and deaths.
-
-The tasks of a worker that leaves go to other workers. If it was a member of the mesh, the mesh is
-formed again at once.
-"""
+"""Decisions about the members of the fleet: registration, reports, drains and deaths. The tasks of
+a worker that leaves go to other workers. If it was a member of the mesh, the mesh is formed again
+at once."""
 
 from dataclasses import replace
 

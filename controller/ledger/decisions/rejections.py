@@ -69,8 +69,7 @@ def try_group(d: Decider, c: cmd.TryGroup, now: float) -> bool:
 
 
 def blame(d: Decider, worker: Worker) -> list[Task]:
-    """Charges the groups that ``worker``, which is dying, may have died of. Those that have to
-    leave."""
+    """Charges the groups that ``worker`` may have died of. Returns those that have to leave."""
     s = d.state
     step, who = s.steps.open, worker.worker_id
     if step is None or worker.leaving or not s.fleet.in_mesh(who, worker.incarnation):

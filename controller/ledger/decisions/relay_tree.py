@@ -23,8 +23,7 @@ versions (Fleet.forgive), and all with the next tree."""
 
 
 class RelayTree:
-    """The workers that receive from ``roots``, directly or not, and the room that they have for
-    others."""
+    """The workers that receive from ``roots``, directly or not, and their room for others."""
 
     def __init__(
         self, fleet: Fleet | None, roots: Sequence[Worker], fanout: int, *, without: str = ""

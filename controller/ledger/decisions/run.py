@@ -1,5 +1,4 @@
-"""Decisions about the run as a whole: its start, its leaders, evaluations, requests of people, its
-end."""
+"""Decisions about the run as a whole: start, leaders, evaluations, requests of people, end."""
 
 from collections.abc import Callable
 from dataclasses import asdict, fields
@@ -26,8 +25,7 @@ from paceline.refusal_code import RefusalCode
 FRUITLESS_BATCHES = 3
 FRUITLESS_TASKS = 20
 """A run fails after so many batches' worth of tasks, and so many tasks, were dropped in a row
-because every attempt failed: a fault that hits every task is no task's fault, and the data set has
-no end."""
+because every attempt failed: a fault that hits every task is no task's fault."""
 _FREE_TO_CHANGE = ("desired", "bounds", *(f.name for f in fields(LiveSpec)))
 """Fields of the spec that a later leader may bring with other values."""
 
@@ -96,8 +94,7 @@ def settle_evals(d: Decider, now: float) -> None:
 
 def _close_missed(d: Decider) -> None:
     """Ends rounds of recorded data whose state is no more. The replica measured it before its vote,
-    but a failover of Redis lost the record: nobody would measure it again, and the end of the run
-    would wait for it."""
+    but a failover of Redis lost the record: the end of the run would wait for it."""
     s = d.state
     for round_ in [r for r in s.evals.rounds.values() if r.step < s.versions.step]:
         version = s.versions.version_of(round_.step)
@@ -202,8 +199,7 @@ def _fail(d: Decider, request_id: str, reason: str, now: float) -> None:
 
 
 def answer(d: Decider, decide: Callable[..., None], c: cmd.AdminCommand, now: float) -> str:
-    """The reply to a person's request. A repeated request gets its first reply and decides
-    nothing."""
+    """The reply to a person's request. A repeated one gets its first reply and decides nothing."""
     s = d.state
     if c.request_id not in s.requests:
         # The workers of a run that has ended may still be asked to leave.

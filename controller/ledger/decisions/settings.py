@@ -1,9 +1,7 @@
 """Decisions about settings: changes by request, those that a leader's edited config brings,
-extension of a run.
-
-A change is in force from the first step that was never opened. A step that is open, or opens again,
-keeps the values and the groups of its plan, so all replicas and all attempts use the same ones.
-"""
+extension of a run. A change is in force from the first step that was never opened. A step that is
+open, or opens again, keeps the values and the groups of its plan, so all replicas and all attempts
+use the same ones."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -66,8 +64,7 @@ def take_over_config(d: Decider, c: cmd.StartRun, now: float) -> None:
 
 
 def stays_ended(s: State, steps: int) -> bool:
-    """True if the run has ended, and does not go on to ``steps``. Then no setting of it changes any
-    more."""
+    """True if the run has ended and does not go on to ``steps``: its settings are final."""
     extended = s.phase is Phase.FINISHED and s.versions.step >= s.run.steps < steps
     return s.ended and not extended
 

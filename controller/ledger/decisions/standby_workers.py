@@ -1,10 +1,8 @@
-"""Spare rollout workers: loaded and up to date, without leases until a worker is missing.
-
-The fleet has ``rollout_spares`` more rollout workers than the desired count. Which of them work is
-a decision of the ledger, so it survives a failover. A worker comes as a spare. While fewer work
-than desired, a spare is put to work, first one that serves weights already. While more work than
-desired, the one with the highest name stands by once it has finished its tasks.
-"""
+"""Spare rollout workers: loaded and up to date, without leases until a worker is missing. The fleet
+has ``rollout_spares`` more rollout workers than the desired count. Which of them work is a decision
+of the ledger, so it survives a failover. A worker comes as a spare. While fewer work than desired,
+a spare is put to work, first one that serves weights already. While more work than desired, the one
+with the highest name stands by once it has finished its tasks."""
 
 from controller.ledger.decisions.decider import Decider
 from controller.ledger.enums import Lifecycle, Role

@@ -1,9 +1,7 @@
-"""Decisions about steps: opening, resharding, voting, committing, checkpoints.
-
-A step opens when ``groups_per_step`` groups are ready and the mesh is whole. It commits when every
-member of the epoch has voted with the same digest of the weights. If a member is lost, the others
-take over its groups in a new epoch; no replica ever applies an update that is not committed.
-"""
+"""Decisions about steps: opening, resharding, voting, committing, checkpoints. A step opens when
+``groups_per_step`` groups are ready and the mesh is whole. It commits when every member of the
+epoch has voted with the same digest of the weights. If a member is lost, the others take over its
+groups in a new epoch; no replica ever applies an update that is not committed."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -68,8 +66,7 @@ def _choose(d: Decider, step: Step, count: int) -> tuple[TaskId, ...] | None:
 
 
 def reshard(d: Decider, mesh: Mesh) -> None:
-    """The open step goes on in ``mesh``: the members keep their groups and take over the lost
-    ones."""
+    """The open step goes on in ``mesh``: members keep their groups and take over the lost ones."""
     s = d.state
     step = s.steps.open
     assert step is not None
@@ -212,8 +209,7 @@ def record_checkpoint(d: Decider, c: cmd.RecordCheckpoint, now: float) -> cmd.Ch
 
 def _outvoted(s: State, worker: Worker, c: cmd.RecordCheckpoint) -> bool:
     """The replica wrote a state of a version at which it was outvoted, or before; or other weights
-    than those that the replicas agreed on. What it committed with the others since then is right
-    again."""
+    than those that the replicas agreed on. What it committed with the others since is right."""
     committed = worker.state_version == c.version
     agreed = s.versions.digests.get(c.version, c.digest)
     return (c.version <= worker.diverged_version and not committed) or c.digest != agreed

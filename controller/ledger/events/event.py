@@ -24,16 +24,14 @@ class Topic(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Event(ABC):
     """A fact that has been decided: applying it never fails and never decides. A new kind is one
-    class in this folder, with its ``apply``. Times are Unix seconds by the clock of the leader that
-    decided."""
+    class in this folder, with its ``apply``. Times are Unix seconds of the leader."""
 
     wakes = frozenset[Topic]()  # Long polls to look again once the event is durable
     directs = True  # The directive of another worker than the reporting one may depend on it
 
     @property
     def listed(self) -> bool:
-        """Shown to people: a line of events.jsonl with severity and text. Others are only
-        counted."""
+        """Shown to people: a line of events.jsonl with severity and text."""
         return True
 
     @property

@@ -1,5 +1,4 @@
-"""Events about faults: of processes that are no workers or still run, causes found later, suspected
-hosts."""
+"""Events about faults: of processes, causes found later, suspected hosts."""
 
 from controller.ledger.events.event import Event, event, reason_in_words
 from controller.ledger.state.state import State

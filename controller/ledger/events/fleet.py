@@ -29,8 +29,7 @@ from paceline.observe.vocabulary import (
 
 @event
 class WorkerRegistered(WorkerSpec, Event):
-    """``state_version`` is as believed: -1 if the worker claims a state that it was found to have
-    wrong."""
+    """``state_version`` is -1 if the worker claims a state that it was found to have wrong."""
 
     spare: bool = False  # Rollout: it leases nothing until it is put to work
 

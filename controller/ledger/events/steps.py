@@ -67,8 +67,7 @@ class VoteCast(Ballot, Event):
 
 @event
 class StepCommitted(Event):
-    """Every member of the epoch voted for it, with equal weights. ``version`` is the state
-    after."""
+    """Every member voted for it, with equal weights. ``version`` is the state after."""
 
     step: Step
     version: Version
@@ -148,8 +147,7 @@ class GroupsBlamed(Event):
 
 @event
 class StepAborted(Event):
-    """The attempt at the step is over: no member of it is left, a group leaves it, or the run
-    stops."""
+    """The attempt at the step is over: no member is left, a group leaves, or the run stops."""
 
     step: Step
     reason: str

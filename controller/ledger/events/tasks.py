@@ -262,17 +262,14 @@ class EvalRecorded(Event):
     with one
     version: that is no reward of 0; or if the set was not due."""
     count: int
-    """Rows of that set that were scored with ``version``, the version of most: the reward is their
-    mean."""
+    """Rows of that set scored with ``version``, the version of most: the reward is their mean."""
     left_out: int = 0
     """Rows of that set that were scored with other versions, with several, or with one in doubt. Of
     recorded data: that could not be measured."""
     loss: float | None = None  # Held-out loss of recorded data, which has no reward
     measured: Mapping[str, float] = field(default_factory=dict)
     """Recorded data: means over the rows, the loss among them."""
-    metric: str = ""
-    """SET/METRIC that ranks evaluations. Empty: ``reward_mean`` does, or the loss; a release with
-    one set wrote none."""
+    metric: str = ""  # SET/METRIC that ranks evaluations. Empty: ``reward_mean`` does, or the loss.
     score: float | None = None  # Value of ``metric``
     sets: tuple[SetResult, ...] = ()
 
@@ -316,8 +313,7 @@ def _set_in_words(result: SetResult, judging: str) -> str:
 
 @event
 class HeldOutFell(Event):
-    """The score that ranks evaluations is far below the best one, and was not at the evaluation
-    before."""
+    """The score that ranks evaluations has fallen far below the best one."""
 
     step: Step
     reward_mean: float

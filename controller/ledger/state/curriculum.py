@@ -15,17 +15,14 @@ from controller.ledger.specs import GroupMeta
 from paceline.dataset.row_sampler import mix
 
 _SOLVED = 0x80  # Bit of a row's byte: the equal rewards were above 0
-_COUNT = 0x7F
-"""Bits of a row's byte: groups in a row whose rewards were all equal. The number stops at this one.
-"""
+_COUNT = 0x7F  # Bits of a row's byte: groups in a row whose rewards were equal, at most this number
 _DRAW = 0x6375727269  # Keeps the numbers that are drawn here apart from those of the data order
 
 
 @dataclass(slots=True)
 class Curriculum:
     measured: bytearray = field(default_factory=bytearray)
-    """One byte a row, as far as rows were measured; 0: nothing is known, or the newest rewards
-    differed."""
+    """One byte a row, as far as measured; 0: unknown, or the newest rewards differed."""
     always: int = 0  # Rows whose newest group had equal rewards above 0
     never: int = 0  # Rows whose newest group had equal rewards of at most 0
 

@@ -39,8 +39,7 @@ class EvalRound:
     version: Version | None = None
     """Version of the engine that took the newest row; None before the first one."""
     scores: dict[Version, Score] = field(default_factory=dict)
-    """By the version of all of a row's tokens; MIXED for rows with tokens of several, or of one in
-    doubt."""
+    """By the version of a row's tokens; MIXED for several versions, or one in doubt."""
     doubtful: list[Version] = field(default_factory=list)
     """Versions whose weights may be those of a replica that was outvoted."""
     sets: tuple[EvalSet, ...] = ()  # Empty: HELD_OUT alone, with all rows
@@ -128,8 +127,7 @@ class Evals:
         self._rank(drop)
 
     def disown(self, step: Step, version: Version, drop: float) -> None:
-        """``version``, the weights after ``step``, may have been scored as a replica had them that
-        was outvoted."""
+        """``version``, the weights after ``step``, may have been scored on an outvoted replica."""
         for round_ in self.rounds.values():  # one of an earlier step may go on with these weights
             round_.doubt(version)
         for found in self.checked.values():

@@ -71,8 +71,7 @@ class Worker:
     held: dict[TaskId, None] = field(default_factory=dict)  # Tasks leased to it
     failures: Failures = Failures()  # Policy: epochs in a row that failed, presumably because of it
     relay_faults: int = 0
-    """Rollout: links over which it handed weights on that broke, since the present tree was
-    planted."""
+    """Rollout: its links to receivers that broke since the present tree was planted."""
     scorer: str = ""  # Scorer: its name in the config
     address: str = ""  # Scorer: host:port at which it answers rollout workers
     cgroup: str = ""
@@ -118,9 +117,7 @@ class Fleet:
     parity_failures: int = 0  # Failures of all workers there ever were
     links: dict[str, LinkSpec] = field(default_factory=dict)
     link_generation: int = field(default=0, metadata=stored_as("link_epoch"))
-    tree: int = 0
-    """Number of the newest tree of links: the generation of its first link; 0 if there are no
-    relays."""
+    tree: int = 0  # Number of the newest tree: the generation of its first link; 0 without relays
     tree_planted: tuple[int, Version] = (0, Version(-1))
     """Term and newest committed version when it was planted."""
     former: dict[str, dict[str, None]] = field(default_factory=dict)

@@ -25,8 +25,7 @@ NAMED = ("settings", "values", "changes", "changed", "configured")
 
 
 def with_new_names(data: Mapping[str, Any]) -> dict[str, Any]:
-    """``data``, an event's or the state's settings, with names that an earlier release did not
-    have."""
+    """``data``, settings of an event or the state, with the names of this release."""
     return {
         name: {RENAMED.get(n, n): v for n, v in value.items()} if name in NAMED else value
         for name, value in data.items()
@@ -50,8 +49,7 @@ class Settings:
     """Settings that are not what the run was started with: that value, and the one in force."""
 
     def edited(self, file: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-        """Values in ``file``, a leader's config, that were edited since a leader last brought
-        one."""
+        """Values in ``file``, a leader's config, edited since a leader last brought one."""
         known = self.configured
         found = {n: v for n, v in file.items() if n not in known or known[n] != v}
         if any(n in known and n in found for n in RUN_LENGTH):
@@ -61,8 +59,7 @@ class Settings:
         return found
 
     def differing(self, asked: Mapping[str, JsonValue]) -> dict[str, tuple[JsonValue, JsonValue]]:
-        """Old and new value of what is not in force yet. A setting of an earlier release has no old
-        one."""
+        """Old and new value of what is not in force yet."""
         known = self.values
         return {n: (known.get(n), v) for n, v in asked.items() if n not in known or known[n] != v}
 

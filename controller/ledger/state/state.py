@@ -43,8 +43,7 @@ class State:
     faults: FaultLog = field(default_factory=FaultLog)
     """Evidence about the next causes; what faults have cost is no part of the ledger."""
     staleness_changed: bool = False
-    """max_staleness or the age of tokens was another one earlier: groups of that time may be in
-    steps."""
+    """max_staleness or token_age has changed: groups of before may be in steps."""
     garbage: list[tuple[TaskId, int]] = field(default_factory=list, metadata=TRANSIENT)
     """(task id, attempt) of payloads that are not needed any more. Not part of a snapshot."""
 

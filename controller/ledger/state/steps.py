@@ -1,10 +1,8 @@
-"""Policy steps: the open one, the shards of its replicas, their votes; commits and lost steps.
-
-A step is a transaction: every member of the mesh applies it, or none does. (step, mesh epoch)
+"""Policy steps: the open one, the shards of its replicas, their votes; commits and lost steps. A
+step is a transaction: every member of the mesh applies it, or none does. (step, mesh epoch)
 identifies one attempt at it, as a reshard always follows a new epoch. A reshard only gives the
 groups of a lost member to the others. The composition of a step changes in one case: a group that
-cannot be trained leaves it for good, and the step opens again with the others.
-"""
+cannot be trained leaves it for good, and the step opens again with the others."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -101,15 +99,13 @@ class StepBook:
         self.tokens_trained += int(metrics.get("tokens", 0))
 
     def reserve(self, step: OpenStep) -> None:
-        """The attempt is over: the step opens again with the same groups, with the same
-        settings."""
+        """The attempt is over: the step opens again with the same groups and settings."""
         self.replay[step.step] = step.groups
         if step.settings is not None:
             self.settings[step.step] = step.settings
 
     def missing(self, until: Step, size: int) -> int:
-        """Groups that left steps up to ``until``, of ``size`` groups each, which are to open
-        again."""
+        """Groups that left the steps up to ``until``, of ``size`` each, which open again."""
         return sum(size - len(groups) for n, groups in self.replay.items() if n <= until)
 
     def leave_out(self, task_id: TaskId) -> None:

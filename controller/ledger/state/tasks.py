@@ -27,8 +27,7 @@ V = TypeVar("V")
 
 
 class Moment(Generic[V]):
-    """``values``, as ``encode`` writes them, as they were when this object was made. ``key``: never
-    changes."""
+    """``values``, encoded, as they were when this object was made. ``key``: never changes."""
 
     def __init__(
         self, values: Iterable[V], key: Callable[[V], str], encode: Callable[[V], Any]
@@ -78,9 +77,7 @@ TRANSITIONS: dict[TaskState | None, frozenset[TaskState | None]] = {
     TaskState.READY: frozenset({TaskState.IN_STEP, None}),
     TaskState.IN_STEP: frozenset({TaskState.TRAINED, TaskState.READY, TaskState.PENDING, None}),
     TaskState.TRAINED: frozenset({TaskState.IN_STEP, None}),
-}
-"""Next states of a training task; None is "not in memory": not yet dispatched, dropped, or trained
-under a checkpoint."""
+}  # Next states of a training task; None: not dispatched yet, dropped, or trained for good
 
 
 @dataclass(slots=True)

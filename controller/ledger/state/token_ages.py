@@ -32,8 +32,7 @@ def token_ages(s: State, group: GroupMeta, step: Step) -> list[tuple[int, int]]:
 
 
 def token_age(s: State, step: Step) -> int:
-    """Steps after which a token is masked in ``step``. An opened step keeps its own if the setting
-    changes."""
+    """Steps after which a token is masked in ``step``; an opened step keeps its own."""
     settings = s.steps.settings_of(step)
     return s.run.token_age if settings is None else settings.token_age
 

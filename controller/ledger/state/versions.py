@@ -18,8 +18,7 @@ REMEMBERED_CHECKPOINTS = 64
 
 @dataclass(frozen=True, slots=True)
 class VersionEpoch:
-    """Versions from ``first_version`` up to the next epoch's are the state after step version -
-    offset."""
+    """Versions from ``first_version`` to the next epoch: state after step version - offset."""
 
     compact = True
 
@@ -59,8 +58,7 @@ class Versions:
     checkpoints: list[Checkpoint] = field(default_factory=list)
     """Recorded and not abandoned, oldest first."""
     digests: dict[Version, str] = field(default_factory=dict)
-    """Digests of weights that all members of the mesh agreed on, since the newest agreed
-    checkpoint."""
+    """Digests of weights that all members agreed on, since the newest agreed checkpoint."""
     voided: list[str] = field(default_factory=list)
     """Directories of voided checkpoints, which their writers may delete."""
     best: Step = Step(0)  # Step of the checkpoint with the highest held-out reward; 0: none

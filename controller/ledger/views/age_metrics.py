@@ -1,9 +1,7 @@
-"""Metrics of age: what a step masks, what was dropped before it, and the lengths of both.
-
-Slowness is content: long answers, hard prompts, slow environments. So the share that is late,
-masked or dropped stands beside its mean length, to be compared with the length of all that the step
-trains.
-"""
+"""Metrics of age: what a step masks, what was dropped before it, and the lengths of both. Slowness
+is content: long answers, hard prompts, slow environments. So the share that is late, masked or
+dropped stands beside its mean length, to be compared with the length of all that the step
+trains."""
 
 from collections.abc import Iterable, Mapping, Sequence
 

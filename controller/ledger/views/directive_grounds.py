@@ -1,10 +1,8 @@
 """Grounds of a directive: what a worker's directive depends on, as a value that is quick to
-compare.
-
-With a large fleet most events leave most directives as they are. Equal grounds mean an equal
-directive, so only the others are built again. Whatever ``views.directive`` reads of the state has
-to be among the grounds: that which all workers share is taken once, in ``directive_grounds``.
-"""
+compare. With a large fleet most events leave most directives as they are. Equal grounds mean an
+equal directive, so only the others are built again. Whatever ``views.directive`` reads of the state
+has to be among the grounds: that which all workers share is taken once, in
+``directive_grounds``."""
 
 from collections.abc import Callable
 from operator import attrgetter

@@ -97,8 +97,7 @@ def step_metrics(
 
 
 def _rewards(groups: Sequence[GroupMeta], sequences: int) -> dict[str, float]:
-    """Metrics of samples: the reward of a recorded row says what the row is, not how well the
-    policy does."""
+    """Metrics of samples: the reward of a recorded row says nothing of the policy."""
     mean = sum(g.reward_mean * g.sequences for g in groups) / sequences
     second = sum((g.reward_std**2 + g.reward_mean**2) * g.sequences for g in groups) / sequences
     return {"reward_mean": mean, "reward_std": math.sqrt(max(0.0, second - mean**2))}

@@ -1,7 +1,5 @@
-"""Views of the ledger for the shell: directives, plans, counts, payloads. Pure functions.
-
-The shell turns these into messages; nothing here knows of protobuf.
-"""
+"""Views of the ledger for the shell: directives, plans, counts, payloads. Pure functions. The shell
+turns these into messages; nothing here knows of protobuf."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field

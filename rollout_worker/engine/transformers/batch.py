@@ -1,7 +1,5 @@
-"""The running batch: one row per sequence, rows 0 .. n-1 in use, bookkeeping in arrays.
-
-Python code runs per row only when a row joins or leaves, never per row and step.
-"""
+"""The running batch: one row per sequence, rows 0 .. n-1 in use, bookkeeping in arrays. Python code
+runs per row only when a row joins or leaves, never per row and step."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -132,8 +130,7 @@ class RunningBatch:
     def append(
         self, rows: slice, tokens: NDArray[np.int64], logprobs: NDArray[np.float32]
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Adds a token to each of ``rows``. Returns which are now at their limit, and which have
-        stop strings."""
+        """Adds a token to each of ``rows``. Returns which are at their limit, which have stops."""
         state = self._state[rows]
         count = state["count"]
         self._widen(int(count.max()) + 1)
@@ -161,8 +158,7 @@ class RunningBatch:
         return Ended(owner.request.request_id, owner.index, completion)
 
     def due(self, every: int) -> list[Ended]:
-        """All rows of the requests of which a row has ``every`` tokens more than at the last
-        report."""
+        """All rows of requests with a row that has ``every`` tokens more than last reported."""
         state = self._state[: self.size]
         due = np.flatnonzero(state["count"] - state["reported"] >= every)
         if not len(due):

@@ -345,8 +345,7 @@ class TransformersEngine(Engine):
                 _settle(pending.future, Aborted(request_id, tuple(pending.completions)))
 
     def _report_partial(self, due: list[Ended]) -> None:
-        """Reports the present state of requests: finished and running completions, and waiting
-        prefixes."""
+        """Reports requests: finished and running completions, and waiting prefixes."""
         running: dict[str, dict[int, Completion | None]] = {}
         for item in due:
             running.setdefault(item.request_id, {})[item.index] = item.completion

@@ -1,11 +1,8 @@
-"""Fused decoder for Llama, Mistral, Qwen2 and Qwen3 without sliding windows.
-
-The same arithmetic as the model's own forward, on the model's own weights, with fewer and larger
-operations: one matrix product for queries, keys and values, one for gate and up, and attention as
-two batched products over the slots in use. The fused matrices share memory with the model's
-parameters, so new weights are copied once for both. ``largest_gap`` compares the two paths at every
-start.
-"""
+"""Fused decoder for Llama, Mistral, Qwen2 and Qwen3 without sliding windows. The same arithmetic as
+the model's own forward, on the model's own weights, with fewer and larger operations: one matrix
+product for queries, keys and values, one for gate and up, and attention as two batched products
+over the slots in use. The fused matrices share memory with the model's parameters, so new weights
+are copied once for both. ``largest_gap`` compares the two paths at every start."""
 
 from dataclasses import dataclass
 
@@ -141,8 +138,7 @@ class FusedDecoder:
         return layer.view(-1, layer.shape[2], self._dim)[: rows * self._kv_heads, :length]
 
     def _project(self, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotated queries and keys [tokens, query + key heads, dim], values [tokens, heads,
-        dim]."""
+        """Rotated queries, keys [tokens, query + key heads, dim], values [tokens, heads, dim]."""
         qkv = F.linear(self._norm(x, layer.norm_in), layer.qkv, layer.qkv_bias)
         qkv = qkv.view(len(x), -1, self._dim)
         turned = self._heads + self._kv_heads

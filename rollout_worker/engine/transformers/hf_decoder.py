@@ -46,8 +46,7 @@ class _SlotLayer(CacheLayerMixin):
 
 
 class HFDecoder:
-    """Any causal language model of transformers whose layers all cache attention keys and
-    values."""
+    """Any causal LM of transformers whose layers all cache attention keys and values."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model

@@ -1,8 +1,6 @@
-"""Sampling, vectorised over the batch, in float32.
-
-Inverse transform sampling with one uniform number per row: a row's token depends only on its own
-logits, parameters and random number. A token of probability 0 is never drawn.
-"""
+"""Sampling, vectorised over the batch, in float32. Inverse transform sampling with one uniform
+number per row: a row's token depends only on its own logits, parameters and random number. A token
+of probability 0 is never drawn."""
 
 from __future__ import annotations
 

@@ -116,8 +116,7 @@ class Scheduler:
         return ended
 
     def _take_tokens(self, rows: slice, logits: torch.Tensor) -> list[Ended]:
-        """Samples a token for each of ``rows`` (the last of the batch) and removes those that
-        end."""
+        """Samples a token for each of ``rows``, the last of the batch; removes those that end."""
         batch = self.batch
         tokens, logprobs = sampler.sample(logits, batch.sampling(rows))
         broken = ~np.isfinite(logprobs)

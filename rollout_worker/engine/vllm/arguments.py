@@ -102,8 +102,7 @@ def engine_environment(arguments: Mapping[str, Any], *, cpu: bool) -> None:
 
 
 def cache_bytes(model: PretrainedConfig, context: int, sequences: int, dtype: str) -> int:
-    """Size of the cache for ``sequences`` of ``context`` tokens, within a share of the free
-    memory."""
+    """Bytes of a cache for ``sequences`` of ``context`` tokens, within the free memory."""
     text = model.get_text_config(decoder=True)
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads

@@ -1,8 +1,6 @@
-"""Start, calls and end of vLLM's processes; vLLM's errors become EngineErrors.
-
-A thread starts vLLM and lives as long as the engine: vLLM's processes die with the thread that
-started them (see plugin).
-"""
+"""Start, calls and end of vLLM's processes; vLLM's errors become EngineErrors. A thread starts vLLM
+and lives as long as the engine: vLLM's processes die with the thread that started them (see
+plugin)."""
 
 import asyncio
 from collections.abc import Awaitable, Coroutine, Mapping
@@ -88,8 +86,7 @@ class VLLMClient:
         raise EngineDied(_DEAD)
 
     async def unless_dead(self, work: Awaitable[_T]) -> _T:
-        """Result of ``work``. Raises EngineError once the engine's process has ended: vLLM may
-        never answer then."""
+        """Result of ``work``. Raises EngineError once vLLM has ended: it may never answer then."""
         asked, dead = asyncio.ensure_future(work), asyncio.ensure_future(self.until_dead())
         try:
             await asyncio.wait({asked, dead}, return_when=asyncio.FIRST_COMPLETED)
@@ -140,8 +137,7 @@ class VLLMClient:
 
 
 def start_error(error: Exception) -> EngineError:
-    """The error of a failed start. A killed process is not bad input: a restart of the worker may
-    succeed."""
+    """The error of a failed start. A killed process is not bad input: a restart may help."""
     kind = EngineDied if internals.was_killed(error) else EngineError
     return kind(f"vLLM cannot start: {_reason(error)}")
 

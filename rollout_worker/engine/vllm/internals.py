@@ -1,7 +1,5 @@
-"""Uses of vLLM's private interface. Everything else goes through AsyncLLM's public methods.
-
-Tested with the pinned version.
-"""
+"""Uses of vLLM's private interface. Everything else goes through AsyncLLM's public methods. Tested
+with the pinned version."""
 
 import logging
 import re

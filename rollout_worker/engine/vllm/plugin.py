@@ -1,8 +1,6 @@
-"""vLLM plugin that ends vLLM's processes together with the rollout worker that started them.
-
-vLLM loads it in each of its processes through the ``vllm.general_plugins`` entry point. Without it,
-children of a killed vLLM process live on, and on a GPU they keep its memory.
-"""
+"""vLLM plugin that ends vLLM's processes together with the rollout worker that started them. vLLM
+loads it in each of its processes through the ``vllm.general_plugins`` entry point. Without it,
+children of a killed vLLM process live on, and on a GPU they keep its memory."""
 
 import multiprocessing
 import os

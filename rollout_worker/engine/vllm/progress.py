@@ -1,7 +1,5 @@
-"""Reports of running requests, every N tokens.
-
-vLLM's own intermediate outputs do not contain the version of each token, and cost a message each.
-"""
+"""Reports of running requests, every N tokens. vLLM's own intermediate outputs do not contain the
+version of each token, and cost a message each."""
 
 import asyncio
 import time
@@ -33,8 +31,7 @@ class ProgressReporter:
     _rate: float = _FAST  # Recent tokens/s of the fastest sequence
 
     async def watch(self) -> None:
-        """Counts tokens and reports requests until no request runs. Returns at once if it is
-        already running."""
+        """Counts tokens and reports requests until none runs. A second call returns at once."""
         if self._watching:
             return
         self._watching = True

@@ -1,11 +1,9 @@
 """Weights of one version, staged for one rank: whole in memory that the ranks of a host share, and
-the rank's slices of them on its device.
-
-Once it is known which parts of the weights a rank copies (CopyPlan), it stages these alone: with
-tensor parallelism about the whole over the ranks. Before that, and for models that have no plan, a
-rank among several stages nothing: vLLM's loaders take its slices from host memory during the swap.
-An engine of one rank needs everything, and stages it whole.
-"""
+the rank's slices of them on its device. Once it is known which parts of the weights a rank copies
+(CopyPlan), it stages these alone: with tensor parallelism about the whole over the ranks. Before
+that, and for models that have no plan, a rank among several stages nothing: vLLM's loaders take its
+slices from host memory during the swap. An engine of one rank needs everything, and stages it
+whole."""
 
 import asyncio
 import json

@@ -242,8 +242,7 @@ def compare(ranks: Iterable[Iterable[ParameterSlice]], weights: Mapping[str, Ten
 
 
 _ROUNDING = {"float32": 1e-3, "bfloat16": 1e-2, "float16": 5e-3}
-"""Mean absolute gap of log-probabilities that counts as rounding if logits are small, by
-computation type."""
+"""Mean absolute gap of log-probs that is rounding if logits are small, by dtype."""
 _LARGEST = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2}  # The same for any logits
 _STEP = {"float32": 2**-23, "bfloat16": 2**-7, "float16": 2**-10}
 """Distance of neighbouring numbers around 1."""
