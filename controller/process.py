@@ -40,7 +40,7 @@ from paceline.process.files import new_private_directory, private_directory
 from paceline.process.lifetime import started_s
 from paceline.process.structured_log import event
 from paceline.redis.leader_lease import LeaderIdentity
-from paceline.redis.server import REDIS_OUT_OF_REACH, RedisEndpoint, ensure_redis, stop_redis
+from paceline.redis.server import REDIS_OUT_OF_REACH, ensure_redis, stop_redis
 from paceline.rpc.addresses import is_loopback
 from paceline.rpc.auth import own_token, read_token
 from paceline.rpc.grpc_channel import METHODS
@@ -101,9 +101,9 @@ async def serve(
         pid=os.getpid(),
         nonce=secrets.token_hex(8),
     )
-    stores = redis_stores(
-        config, identity, endpoint.url, worker_url=_worker_url(config, endpoint, host)
-    )
+    local = is_loopback(config.redis.host)
+    worker_url = endpoint.worker_url if local else endpoint.worker_url_at(host)
+    stores = redis_stores(config, identity, endpoint.url, worker_url=worker_url)
     if stores.payload_urls:
         await check_store(stores.payloads, stores.payload_urls)
     context = ControllerContext(config, run_dir, identity, stores)
@@ -168,13 +168,6 @@ def _check_bind(config: Config) -> str | None:
     if config.redis.url is None and is_loopback(config.redis.host):
         raise BadInput(REDIS_OUT_OF_REACH.format(host=host))
     return token
-
-
-def _worker_url(config: Config, endpoint: RedisEndpoint, host: str) -> str:
-    """The server's address for workers. ``host``: where they reach this machine."""
-    if is_loopback(config.redis.host):
-        return endpoint.worker_url
-    return endpoint.worker_url_at(host)
 
 
 def _calm_garbage_collector() -> None:

@@ -71,10 +71,6 @@ class Projector:
         if len(self._waiting) >= MOST_WAITING:
             self.begin_ask(lambda projection: None)
 
-    def _fold(self, entries: Sequence[tuple[str, float, Sequence[Mapping[str, Any]]]]) -> None:
-        for position, t, records in entries:
-            self._projection.take(position, t, records)
-
     # ---- answering ------------------------------------------------------------------------
 
     def begin_ask(self, question: Callable[[Projection], T]) -> Future[T]:
@@ -82,7 +78,8 @@ class Projector:
         entries, self._waiting = self._waiting, []
 
         def answer() -> T:
-            self._fold(entries)
+            for position, t, records in entries:
+                self._projection.take(position, t, records)
             return question(self._projection)
 
         return self._submit(answer)
@@ -93,7 +90,11 @@ class Projector:
     async def look(self) -> Glance:
         """A fresh glance, or the last one if that takes long."""
         if self._glancing is None or self._glancing.done():
-            self._glancing = asyncio.create_task(self.ask(_glance))
+            self._glancing = asyncio.create_task(
+                self.ask(
+                    lambda run: Glance(run.newest_steps(RATE_STEPS), run.totals.faults.report())
+                )
+            )
         asked = self._glancing
         await asyncio.wait({asked}, timeout=PATIENCE_S)
         if asked.done() and not asked.cancelled() and asked.exception() is None:
@@ -117,7 +118,3 @@ class Projector:
 
 async def answer_of(asked: Future[T]) -> T:
     return asked.result() if asked.done() else await asyncio.wrap_future(asked)
-
-
-def _glance(projection: Projection) -> Glance:
-    return Glance(projection.newest_steps(RATE_STEPS), projection.totals.faults.report())

@@ -7,7 +7,7 @@ from typing import Any
 
 from controller.context import ControllerContext
 from controller.dataset_rows import DatasetRows
-from controller.ledger.commands import ChangeSettings, CommandRefused, RunSpec, StartRun
+from controller.ledger.commands import ChangeSettings, CommandRefused, StartRun
 from controller.ledger.decisions.settings import problem_of, stays_ended
 from controller.ledger.state.settings import SettingChange
 from controller.ledger.state.state import State
@@ -55,7 +55,7 @@ class RunSettings:
         known = state.settings
         before = changed_config(self._context.config, known.values)
         config = changed_config(self._context.config, {**known.values, **known.edited(file)})
-        spec = self._spec(rows, config)
+        spec = self._context.run_spec(rows, config)
         why = problem_of_divisor(before, config)
         if why and not stays_ended(state, spec.steps):
             raise ConfigError(why)
@@ -77,7 +77,7 @@ class RunSettings:
         if why := problem_of_change(self._context.config, self.config, config):
             raise CommandRefused(RefusalCode.INVALID, why)
         try:
-            whole = self._spec(rows, config)
+            whole = self._context.run_spec(rows, config)
         except BadInput as error:
             raise CommandRefused(RefusalCode.INVALID, str(error)) from error
         # As the schema reads them: 5 is 5.0 if the setting is a float.
@@ -94,6 +94,3 @@ class RunSettings:
         step = Step(state.versions.step + 1 + (state.steps.open is not None))
         changes = state.settings.differing(command.settings)
         return {name: SettingChange(old, new, step) for name, (old, new) in changes.items()}
-
-    def _spec(self, rows: DatasetRows, config: Config) -> RunSpec:
-        return self._context.run_spec(rows, config)

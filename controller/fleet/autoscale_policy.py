@@ -134,7 +134,11 @@ class Autoscaler:
             return
         found = propose(counts, self._limits, _mean(self._seen), high=self._high)
         self._seen.clear()
-        move = None if found is None else _direction(counts, found.counts)
+        move = None
+        if found is not None:
+            policy = found.counts.policy - counts.policy
+            rollout = found.counts.rollout - counts.rollout
+            move = (policy > 0, policy < 0, rollout > 0, rollout < 0)
         self._agreed = self._agreed + 1 if move is not None and move == self._move else 1
         self._move = move
         self.proposal = found if found is not None and self._agreed >= self._patience else None
@@ -147,9 +151,3 @@ def _mean(seen: list[Waits]) -> Waits:
 def _average(values: Iterable[float]) -> float:
     known = [v for v in values if math.isfinite(v)]
     return sum(known) / len(known) if known else 0.0
-
-
-def _direction(now: WorkerCounts, then: WorkerCounts) -> tuple[bool, ...]:
-    """Flags: policy grows, policy shrinks, rollout grows, rollout shrinks."""
-    policy, rollout = then.policy - now.policy, then.rollout - now.rollout
-    return policy > 0, policy < 0, rollout > 0, rollout < 0

@@ -107,7 +107,8 @@ class GroupCommit:
         batch.t = self._clock.time()
         batch.attachment = self._on_flush(batch)
         batch.json = [to_json(e) for e in batch.events]
-        batch.at = self.at = await self._append(batch)
+        with waiting(WaitKind.STORE, "appending to the journal", "Redis"):
+            batch.at = self.at = await self._append(batch)
         self._inflight = None
         for waiter in batch.waiters:
             if not waiter.done():
@@ -115,10 +116,6 @@ class GroupCommit:
         self._on_durable(batch)
 
     async def _append(self, batch: CommitBatch) -> Position:
-        with waiting(WaitKind.STORE, "appending to the journal", "Redis"):
-            return await self._append_until_durable(batch)
-
-    async def _append_until_durable(self, batch: CommitBatch) -> Position:
         pause_s = FIRST_RETRY_S
         began = self._clock.monotonic()
         while True:
@@ -129,7 +126,10 @@ class GroupCommit:
             except (RedisFull, RedisError, OSError) as error:
                 self._stall(trouble_of(error))
             else:
-                self._resume()
+                if self.trouble:
+                    event(log, "appends go through again", was=self.trouble)
+                    self.trouble = ""
+                    self._flowing.set()
                 took_s = self._clock.monotonic() - began
                 self.append_s += APPEND_SHARE * (took_s - self.append_s)
                 return position
@@ -148,9 +148,3 @@ class GroupCommit:
             event(log, "appends do not go through", logging.WARNING, **log_fields(trouble))
         self.trouble = trouble
         self._flowing.clear()
-
-    def _resume(self) -> None:
-        if self.trouble:
-            event(log, "appends go through again", was=self.trouble)
-            self.trouble = ""
-            self._flowing.set()

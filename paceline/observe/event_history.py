@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 from paceline.observe.vocabulary import NOTICED, EventType, Severity
 
-Key = tuple[tuple[int, ...], int]
-"""Journal position and number within it: orders records."""
+Key = tuple[tuple[int, ...], int]  # Journal position and number within it: orders records
 
 MOST_EVENTS = 20_000
 MOST_COMMITS = 2_000
@@ -22,8 +21,7 @@ DOCUMENTED = {"use_attribute_docstrings": True}
 """The REST interface publishes these classes with pydantic."""
 STEERED = frozenset(
     {EventType.SCALED, EventType.DRAINED, EventType.SETTINGS_CHANGED, EventType.RUN_EXTENDED}
-)
-"""Besides faults and checkpoints, the events that learning curves carry a mark for."""
+)  # Besides faults and checkpoints, the events that learning curves carry a mark for
 Status = Literal["", "finished", "failed", "interrupted"]
 ENDS: Mapping[str, Status] = {EventType.RUN_FINISHED: "finished", EventType.RUN_FAILED: "failed"}
 """Status of a run after each event that ends it for good."""
@@ -117,20 +115,16 @@ class EventHistory:
     """``clean`` is applied to a record's text and fields before they are kept."""
 
     clean: Callable[[Any], Any] = field(default=lambda value: value, compare=False)
-    step: int = 0
-    """Committed steps on the surviving line."""
-    position: str = ""
-    """Journal position of the newest event."""
+    step: int = 0  # Committed steps on the surviving line
+    position: str = ""  # Journal position of the newest event
     resumed: list[float] = field(default_factory=list)
     """When a leader began without a failover: at the start of the run, and each time a run that had
     been stopped was resumed. Unix seconds, ascending."""
     checkpoints: list[SavedCheckpoint] = field(default_factory=list)
     """On the surviving line, oldest first."""
     best: BestCheckpoint | None = None
-    status: Status = ""
-    """Empty while the run goes on, or if it was killed."""
-    reason: str = ""
-    """Reason for which the run has ended, or was stopped for now."""
+    status: Status = ""  # Empty while the run goes on, or if it was killed
+    reason: str = ""  # Reason for which the run has ended, or was stopped for now
     took_s: float | None = None
     """Time of all sessions, without the pauses between them; None without any event."""
     _newest_t: float = 0.0

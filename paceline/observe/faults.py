@@ -18,37 +18,27 @@ from typing import Any
 
 from paceline.observe.vocabulary import ATTRIBUTED, NO_FAULT, EventType, FaultCause
 
-KEPT = 256
-"""Newest faults that are kept one by one."""
+KEPT = 256  # Newest faults that are kept one by one
 HOSTS_KEPT = 1024
 PROCESSES_KEPT = 4096
-PACE = 31
-"""Commits whose intervals make the usual pace."""
+PACE = 31  # Commits whose intervals make the usual pace
 PACE_LEAST = 5
 LATE = 1.5
-LATE_S = 0.1
-"""Below it a late commit is jitter."""
-CALM = 2
-"""Commits in a row at the usual pace after which a fault is over."""
-SAME_S = 30.0
-"""Two reports about one process within it are about the same fault."""
+LATE_S = 0.1  # Below it a late commit is jitter
+CALM = 2  # Commits in a row at the usual pace after which a fault is over
+SAME_S = 30.0  # Two reports about one process within it are about the same fault
 SHOWN = 100
 
 
 @dataclass(slots=True)
 class Fault:
-    t: float
-    """Time of its event. Unix seconds."""
-    name: str
-    """Worker id, controller id or "redis"."""
-    host: str
-    """Empty: not known."""
+    t: float  # Time of its event. Unix seconds.
+    name: str  # Worker id, controller id or "redis"
+    host: str  # Empty: not known
     pid: int
     cause: FaultCause
-    incarnation: int = 0
-    """0: it is no worker's, or the worker has not died of it."""
-    lost_s: float = 0.0
-    """Training time that it has cost so far."""
+    incarnation: int = 0  # 0: it is no worker's, or the worker has not died of it
+    lost_s: float = 0.0  # Training time that it has cost so far
     recovered_s: float = -1.0
     """From its event until commits came at the usual pace again; -1: not yet."""
 
@@ -57,8 +47,7 @@ class Fault:
 class FaultLog:
     """The newest faults, each process's once, with the best evidence of its cause."""
 
-    recent: list[Fault] = field(default_factory=list)
-    """Oldest first."""
+    recent: list[Fault] = field(default_factory=list)  # Oldest first
     blamed: dict[str, float] = field(default_factory=dict)
     """Suspected hosts, and when each was named last. Unix seconds."""
 
@@ -139,20 +128,15 @@ class Faults(FaultLog):
     """All faults of a run, with what they have cost, from its listed events."""
 
     by_cause: dict[str, int] = field(default_factory=dict)
-    lost_by_cause: dict[str, float] = field(default_factory=dict)
-    """Seconds."""
+    lost_by_cause: dict[str, float] = field(default_factory=dict)  # Seconds
     by_host: dict[str, int] = field(default_factory=dict)
     intervals: list[float] = field(default_factory=list)
     """Between the last commits at the usual pace, in seconds."""
-    commit_t: float = 0.0
-    """Time of the newest commit; 0: the next interval is not counted."""
-    calm: int = 0
-    """Commits in a row at the usual pace."""
-    calm_t: float = 0.0
-    """When the first of their intervals began."""
+    commit_t: float = 0.0  # Time of the newest commit; 0: the next interval is not counted
+    calm: int = 0  # Commits in a row at the usual pace
+    calm_t: float = 0.0  # When the first of their intervals began
     elapsed_s: float = 0.0
-    lost_s: float = 0.0
-    """Part of ``elapsed_s`` above the usual pace, faults or not."""
+    lost_s: float = 0.0  # Part of ``elapsed_s`` above the usual pace, faults or not
     leader: str = ""
     processes: dict[str, tuple[int, str]] = field(default_factory=dict)
     """Process id and host of the newest process of each worker id."""

@@ -18,17 +18,14 @@ def answer_of_text(vote: str, text: str) -> str:
     boxed, number, or math: boxed, else number. See EvalSetConfig.vote."""
     if vote == "text":
         return text.strip()[:LONGEST]
-    found = _boxed(text) if vote in ("boxed", "math") else ""
+    found = ""
+    if vote in ("boxed", "math"):
+        content = "".join((last_boxed(text) or "").split())
+        found = _plain(content) if _NUMBER.fullmatch(content) else content
     if not found and vote in ("number", "math"):
         numbers = _NUMBER.findall(text)
         found = _plain(numbers[-1]) if numbers else ""
     return found[:LONGEST]
-
-
-def _boxed(text: str) -> str:
-    r"""Content of the last \boxed{...} without blanks; "" if there is none."""
-    content = "".join((last_boxed(text) or "").split())
-    return _plain(content) if _NUMBER.fullmatch(content) else content
 
 
 def last_boxed(text: str) -> str | None:

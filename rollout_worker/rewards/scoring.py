@@ -192,7 +192,10 @@ def penalised(scores: Scores, tokens: Sequence[int], limit: int, config: RewardC
     """``tokens``: of each completion; ``limit``: the most. The penalty is a component."""
     if not config.overlong_buffer:
         return scores
-    losses = [config.overlong_penalty * _share(n, limit, config.overlong_buffer) for n in tokens]
+    # From 0 up to the buffer to -1 at the limit.
+    buffer = config.overlong_buffer
+    shares = [max(-1.0, min(0.0, (limit - buffer - n) / buffer)) for n in tokens]
+    losses = [config.overlong_penalty * share for share in shares]
     return replace(
         scores,
         rewards=[reward + loss for reward, loss in zip(scores.rewards, losses, strict=True)],
@@ -201,8 +204,3 @@ def penalised(scores: Scores, tokens: Sequence[int], limit: int, config: RewardC
             for values, loss in zip(scores.components, losses, strict=True)
         ],
     )
-
-
-def _share(tokens: int, limit: int, buffer: int) -> float:
-    """0 up to the buffer, -1 from the limit on."""
-    return max(-1.0, min(0.0, (limit - buffer - tokens) / buffer))

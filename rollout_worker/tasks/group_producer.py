@@ -14,7 +14,7 @@ from typing import Any
 from paceline.config.schema import Config
 from paceline.config.sections.evaluation import EvalSetConfig
 from paceline.config.sections.scorers import named_scorer
-from paceline.dataset.recorded_encoding import RecordedRow, RowEncoder, recorded_group
+from paceline.dataset.recorded_encoding import RowEncoder, recorded_group
 from paceline.process.waits import WaitKind, waiting
 from paceline.prompt_tokenizer import BadPrompt, Prompt, PromptTokenizer
 from paceline.v1 import rollout_pb2
@@ -185,7 +185,7 @@ class RecordedProducer:
         try:
             async with self._one:
                 # In a thread: a long row takes some time, and the session must go on.
-                row = await asyncio.to_thread(self._encode, held.lease)
+                row = await asyncio.to_thread(lambda: self.encoder.encode(row_of(held.lease)))
         except (AttemptFailed, BadPrompt) as failed:
             # No other attempt can do better.
             return returned(task, failed.reason, str(failed), rollout_pb2.RETURN_KIND_DROP)
@@ -193,6 +193,3 @@ class RecordedProducer:
         group = recorded_group(task, held.lease.kind, row)
         group.generate_s = time.monotonic() - held.since
         return group
-
-    def _encode(self, lease: rollout_pb2.Lease) -> RecordedRow:
-        return self.encoder.encode(row_of(lease))

@@ -26,7 +26,7 @@ from paceline.groups.invalid import Invalid
 from paceline.groups.limits import GroupLimits
 from paceline.groups.payload import encode, payload_digest
 from paceline.ids import ANY, TaskId
-from paceline.payloads.store import PayloadStore, Ref, StoreUnavailable
+from paceline.payloads.store import PayloadStore, StoreUnavailable
 from paceline.payloads.transfer_limits import SLICE_BYTES
 from paceline.process.structured_log import event, first_line
 from paceline.process.waits import WaitKind, waiting
@@ -65,7 +65,8 @@ class GroupUpload:
 
     async def put(self, groups: Sequence[Encoded]) -> None:
         """Stores the payloads. Raises StoreUnavailable; it may be repeated."""
-        await self.store.put({_ref(g.facts.task): g.payload for g in groups if g.payload})
+        tasks = [(g.facts.task, g.payload) for g in groups if g.payload]
+        await self.store.put({(TaskId(t.task_id), t.attempt): data for t, data in tasks})
 
     def _encode(self, group: rollout_pb2.Group) -> Encoded | rollout_pb2.ReturnedTask:
         try:
@@ -92,10 +93,6 @@ def _without_texts(group: rollout_pb2.Group) -> rollout_pb2.Group:
     for completion in bare.completions:
         completion.ClearField("text")
     return bare
-
-
-def _ref(task: common_pb2.TaskRef) -> Ref:
-    return TaskId(task.task_id), task.attempt
 
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,6 @@ from controller.ledger.role_traits import TRAITS
 from controller.ledger.specs import GroupMeta, Member, MeshSpec
 from controller.ledger.state.fleet import Worker
 from controller.ledger.state.state import State
-from controller.ledger.state.steps import OpenStep
 from controller.ledger.state.tasks import TaskState
 from controller.ledger.state.token_ages import oldest_step, trained_sequences, trained_tokens
 from controller.ledger.state.versions import VersionEpoch
@@ -17,8 +16,7 @@ from controller.ledger.views.group_views import reward_totals
 from controller.ledger.views.held_out import due_for, reward_trouble
 from paceline.ids import MeshEpoch, Step, TaskId, Version
 
-Ref = tuple[TaskId, int]
-"""(task id, attempt)."""
+Ref = tuple[TaskId, int]  # (task id, attempt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +26,7 @@ class LinkView:
     receiver: Member
     reload: bool = False
     tree: int = 0
-    relayed: bool = False
-    """The publisher is a rollout worker."""
+    relayed: bool = False  # The publisher is a rollout worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +42,13 @@ class DirectiveView:
     mesh: MeshSpec | None
     links: tuple[LinkView, ...]
     version: Version
-    cancelled: tuple[Ref, ...]
-    """Leases that the worker holds and that are no longer its own."""
+    cancelled: tuple[Ref, ...]  # Leases that the worker holds and that are no longer its own
     paused: bool
     checkpoint_step: Step
     """Due: a checkpoint of this step or, if that has passed, of any later one; 0 for none."""
     leave_step: bool = False
     """The run stops, and no step is open: what was begun of one is given up."""
-    scorers: tuple[ScorerView, ...] = ()
-    """Rollout: those that are ready for requests."""
+    scorers: tuple[ScorerView, ...] = ()  # Rollout: those that are ready for requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,29 +60,23 @@ class PlanView:
     version: Version
     next_version: Version
     shard: tuple[Ref, ...]
-    groups: tuple[GroupMeta, ...]
-    """The groups of the shard, in its order."""
+    groups: tuple[GroupMeta, ...]  # The groups of the shard, in its order
     suspects: frozenset[TaskId]
     """Groups of the shard with which a trainer died: each is to be computed by itself."""
-    total_tokens: int
-    """Without those that are masked for their age."""
+    total_tokens: int  # Without those that are masked for their age
     total_sequences: int
     total_groups: int
     total_samples: int
     reward_sum: float
-    reward_squares: float
-    """Sum of the squares of each reward's difference from the mean of all."""
+    reward_squares: float  # Sum of the squares of each reward's difference from the mean of all
     within_squares: float
     """Sum of the squares of each reward's difference from the mean of its group."""
     rank: int
     size: int
-    version_epochs: tuple[VersionEpoch, ...]
-    """Newest first."""
-    oldest_step: Step
-    """Tokens of states before it are masked."""
+    version_epochs: tuple[VersionEpoch, ...]  # Newest first
+    oldest_step: Step  # Tokens of states before it are masked
     lr: float
-    checkpoint: bool
-    """A checkpoint is written after it."""
+    checkpoint: bool  # A checkpoint is written after it
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,14 +267,9 @@ def plan(
         size=len(mesh.members),
         version_epochs=tuple(reversed(state.versions.epochs)),
         oldest_step=oldest_step(state, step.step),
-        lr=_learning_rate(state, step),
+        lr=step.settings.lr if step.settings else state.run.lr.at(step.step, state.run.steps),
         checkpoint=step.step % state.run.checkpoint_every == 0,
     )
-
-
-def _learning_rate(state: State, step: OpenStep) -> float:
-    settings = step.settings
-    return state.run.lr.at(step.step, state.run.steps) if settings is None else settings.lr
 
 
 def counts(state: State) -> TaskCounts:
