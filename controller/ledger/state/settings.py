@@ -37,6 +37,7 @@ class SettingChange:
     old: JsonValue
     new: JsonValue
     step: Step
+    """First step that uses the new value."""
 
 
 @dataclass(slots=True)
