@@ -70,8 +70,7 @@ class ControllerContext:
 
     def run_spec(self, rows: DatasetRows, config: Config) -> RunSpec:
         """The spec: what the ledger must know of the data and of ``config``: this controller's,
-        with the
-        settings that are in force."""
+        with the settings that are in force."""
         return RunSpec(
             run_id=config.run.name,
             run_name=config.run.name,

@@ -77,8 +77,7 @@ class Controller:
         """Reason why a standby cannot follow the journal; empty once it does."""
         self._trouble_since = context.clock.monotonic()
         self.lease_holder: LeaderIdentity | None = None
-        """Standby: who held the lease when it last looked, and until when if it is not
-        renewed."""
+        """Standby: who held the lease when it last looked, and until when if it is not renewed."""
         self.lease_until = 0.0
         self.without_session = WithoutSession()
         self.rest_url = ""  # URL of this process's REST interface; empty: none

@@ -173,8 +173,7 @@ def _train_tasks(state: State, count: int) -> list[Task]:
 
 def _taken(state: State, new: range) -> list[int]:
     """Numbers from the start of ``new``, as many as it has: those whose rows the curriculum does
-    not
-    leave out."""
+    not leave out."""
     run, order, curriculum = state.run, state.run.order, state.tasks.curriculum
     taken: list[int] = []
     ordinal, passed = new.start, 0

@@ -14,9 +14,7 @@ class Topic(StrEnum):
     """Long polls of the leader that wait for the same events."""
 
     LEASE = "lease"  # a task may have become admissible, or the wait for one is over
-    ISOLATED = (
-        "isolated"  # the same, for the one worker that runs empty; too frequent for all of them
-    )
+    ISOLATED = "isolated"  # the same, for the one worker that runs empty; too frequent for all
     PLAN = "plan"  # the plan of a replica may have changed
     VOTE = "vote"  # the outcome of a vote may be known
 
@@ -42,9 +40,9 @@ class Event(ABC):
     def apply(self, s: State) -> None:
         """Makes the event true of ``s``. Deterministic."""
 
-    @abstractmethod
     def text(self) -> str:
-        """One plain sentence for people, subject first, without a full stop."""
+        """One plain sentence for people, subject first, without a full stop; "" if not listed."""
+        return ""
 
 
 LEASES = frozenset({Topic.LEASE, Topic.ISOLATED})

@@ -288,6 +288,3 @@ class LinkAssigned(LinkSpec, Event):
         if self.blames in s.fleet.workers:
             s.fleet.workers[self.blames].relay_faults += 1
         s.fleet.assign(self)
-
-    def text(self) -> str:
-        return f"weights link {self.generation} from {self.publisher} to {self.receiver}"

@@ -27,9 +27,6 @@ class StepOpened(StepSpec, Event):
         s.tasks.move_all((x for x in self.groups if x not in kept), TaskState.IN_STEP)
         s.steps.open = OpenStep(**values(StepSpec, self))
 
-    def text(self) -> str:
-        return f"step {self.step} opened with {len(self.groups)} groups"
-
 
 @event
 class StepResharded(Event):
@@ -60,9 +57,6 @@ class VoteCast(Ballot, Event):
     def apply(self, s: State) -> None:
         assert s.steps.open is not None
         s.steps.open.votes[self.worker_id] = Vote(self.digest, self.stats)
-
-    def text(self) -> str:
-        return f"{self.worker_id} voted for step {self.step}"
 
 
 @event
@@ -118,9 +112,6 @@ class GroupTried(Event):
         assert s.steps.open is not None
         s.steps.open.trials[self.worker_id] = self.task_id
 
-    def text(self) -> str:
-        return f"{self.worker_id} computes suspect group {self.task_id or 'no more'} by itself"
-
 
 @event
 class GroupsBlamed(Event):
@@ -139,10 +130,6 @@ class GroupsBlamed(Event):
         for task_id in self.task_ids:
             blame = s.steps.suspects.get(task_id, Blame())
             s.steps.suspects[task_id] = Blame(blame.deaths + 1, blame.alone + self.alone)
-
-    def text(self) -> str:
-        groups = self.task_ids[0] if self.alone else f"one of {len(self.task_ids)} groups"
-        return f"{self.worker_id} died in step {self.step}, perhaps because of {groups}"
 
 
 @event

@@ -37,9 +37,6 @@ class TasksLeased(Event):
             if task.kind is Kind.EVAL:
                 s.evals.lease(task.eval_step, task.ordinal, self.loaded_version)
 
-    def text(self) -> str:
-        return f"{self.worker_id} leased {len(self.leases)} tasks"
-
 
 def _measure(s: State, task: Task, group: GroupMeta | None) -> None:
     """A group has come in: the curriculum takes note of its rewards."""
@@ -58,9 +55,6 @@ class RowsPassedOver(Event):
 
     def apply(self, s: State) -> None:
         s.tasks.pass_over(len(self.ordinals))
-
-    def text(self) -> str:
-        return f"{len(self.ordinals)} rows passed over by the curriculum"
 
 
 @event
@@ -81,9 +75,6 @@ class GroupAccepted(Event):
         s.tasks.fruitless = 0
         task.group = self.group
         del s.fleet.workers[self.worker_id].held[task.task_id]
-
-    def text(self) -> str:
-        return f"group of task {self.group.task_id} accepted from {self.worker_id}"
 
 
 @event
@@ -142,10 +133,6 @@ class TaskReleased(Event):
         s.fleet.workers[self.worker_id].held.pop(self.task_id, None)
         if task.kind is Kind.EVAL:
             s.evals.release(task.eval_step, task.ordinal)
-
-    def text(self) -> str:
-        why = reason_in_words(self.reason, self.detail)
-        return f"task {self.task_id} taken back from {self.worker_id} ({why})"
 
 
 @event
@@ -249,9 +236,6 @@ class EvalTaskDone(Event):
         s.evals.score(task.eval_step, task.ordinal, row, self.version)
         s.tasks.forget(task, VerdictCode.DUPLICATE)
 
-    def text(self) -> str:
-        return f"evaluation prompt {self.task_id} scored, reward {self.reward_mean:.3f}"
-
 
 @event
 class EvalRecorded(Event):
@@ -259,8 +243,7 @@ class EvalRecorded(Event):
     version: Version
     reward_mean: float | None
     """Mean reward of the set that ranks evaluations. None if at most half of its rows were scored
-    with one
-    version: that is no reward of 0; or if the set was not due."""
+    with one version: that is no reward of 0; or if the set was not due."""
     count: int
     """Rows of that set scored with ``version``, the version of most: the reward is their mean."""
     left_out: int = 0
