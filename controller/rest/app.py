@@ -8,11 +8,12 @@ from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from controller.replicated_controller import Controller
-from controller.rest import commands, openapi, problem_details, queries, sse
-from controller.rest.auth import RestAuth
+from controller.rest import commands, problem_details, queries, sse
+from controller.rest.auth import OPEN_PATHS, RestAuth
 from controller.rest.data_flow import StepRate
 from controller.rest.problem_details import Problem, documented
 from controller.rest.prometheus import PrometheusMetrics
+from controller.rest.schemas import ProblemModel
 from controller.rest.sse import EventStreams
 from controller.status import trouble_of
 
@@ -109,8 +110,24 @@ class Rest:
 
         def description() -> dict[str, Any]:
             if api.openapi_schema is None:
-                api.openapi_schema = openapi.complete(describe())
+                api.openapi_schema = _described(describe())
             return api.openapi_schema
 
         api.openapi = description  # type: ignore[method-assign]
         return api
+
+
+def _described(schema: dict[str, Any]) -> dict[str, Any]:
+    """FastAPI's ``schema`` with the security of each operation and the problem details."""
+    parts = schema.setdefault("components", {})
+    named = parts.setdefault("schemas", {})
+    named["Problem"] = ProblemModel.model_json_schema()
+    for unused in ("HTTPValidationError", "ValidationError"):
+        named.pop(unused, None)
+    parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+    for path, methods in schema["paths"].items():
+        for method, operation in methods.items():
+            # Reads need the token only if the interface is bound to more than loopback.
+            reads: list[dict[str, list[str]]] = [] if path in OPEN_PATHS else [{}, {"token": []}]
+            operation["security"] = reads if method == "get" else [{"token": []}]
+    return schema
