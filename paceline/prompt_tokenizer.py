@@ -168,10 +168,7 @@ class PromptTokenizer:
         return Prompt(np.array(tokens, dtype=np.int32), text)
 
     def following(
-        self,
-        messages: Sequence[Message],
-        last_token: int,
-        tools: Sequence[Mapping[str, Any]] = (),
+        self, messages: Sequence[Message], last_token: int, tools: Sequence[Mapping[str, Any]] = ()
     ) -> list[int]:
         """The chat template's tokens between a turn of the model and its next one.
 
@@ -182,10 +179,7 @@ class PromptTokenizer:
         the model wrote them (drop their reasoning, trim blanks). A marker takes its place.
         """
         marker = f"turn-{secrets.token_hex(8)}"
-        stand_in = [
-            {"role": "user", "content": "-"},
-            {"role": "assistant", "content": marker},
-        ]
+        stand_in = [{"role": "user", "content": "-"}, {"role": "assistant", "content": marker}]
         _, found, text = self._templated([*stand_in, *messages], tools).partition(marker)
         if not found:
             raise BadPrompt("malformed_row", "the chat template leaves out past assistant turns")

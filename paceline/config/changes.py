@@ -32,8 +32,7 @@ def refusal(name: str) -> str:
         case AtStart():
             return (
                 f"{name} is read when a process starts. Interrupt paceline up, and continue the "
-                "run with "
-                f"--set {name}=..."
+                f"run with --set {name}=..."
             )
         case Fixed(reason):
             return f"{name} is fixed for the run: {reason}. {NEW_RUN.format(name)}"

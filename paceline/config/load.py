@@ -19,14 +19,7 @@ from pydantic_core import ErrorDetails
 
 from paceline.config.changes import values_of, with_settings
 from paceline.config.fields import NEWER, AtStart, Change, Fixed, Live, Section, meaning
-from paceline.config.schema import (
-    RENAMED,
-    SECTIONS,
-    SETTINGS,
-    TABLES,
-    Config,
-    with_new_names,
-)
+from paceline.config.schema import RENAMED, SECTIONS, SETTINGS, TABLES, Config, with_new_names
 from paceline.config.sections.scorers import ScorerConfig
 from paceline.errors import BadInput
 

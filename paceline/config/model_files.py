@@ -56,8 +56,7 @@ def difference(one: str, other: str) -> str:
     example = min(differing, key=lambda token: (len(token), token))
     return (
         f"{len(mine)} and {len(theirs)} tokens; {example!r} is {mine.get(example, 'none')} in one "
-        "and "
-        f"{theirs.get(example, 'none')} in the other"
+        f"and {theirs.get(example, 'none')} in the other"
     )
 
 

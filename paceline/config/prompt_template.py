@@ -26,8 +26,7 @@ def placeholders(template: str) -> tuple[str, ...]:
         if spec or conversion or not name.isidentifier():
             raise ValueError(
                 f"{{{name}}} is no placeholder: write the name of a field between the braces, or "
-                f"{{{{ and }}}} for "
-                "braces of the text"
+                "{{ and }} for braces of the text"
             )
         names[name] = None
     if not names:

@@ -36,8 +36,7 @@ def problem(config: Config) -> str:
 
 NAME_ONE = (
     "data.messages_field (whole chats), data.completion_field (a completion of data.prompt_field), "
-    "or "
-    "data.chosen_field and data.rejected_field (pairs)"
+    "or data.chosen_field and data.rejected_field (pairs)"
 )
 _FIELDS = ("messages", "completion", "chosen", "rejected", "margin", "label")
 _NEEDED = {"rejected": "chosen", "chosen": "rejected", "margin": "chosen", "label": "completion"}
@@ -100,8 +99,7 @@ def _chat_without_template(c: Config) -> str:
         if c.recorded and c.data.row_form is RowForm.CHAT and getattr(c.data, name):
             return (
                 f"data.{name} has no effect on whole chats, which data.messages_field names: "
-                "remove "
-                "it, and put its text into the messages"
+                "remove it, and put its text into the messages"
             )
     return ""
 
@@ -113,8 +111,7 @@ def _recorded_form(c: Config) -> str:
     if entry is not None and entry.forms and form not in entry.forms:
         return (
             f'train.algorithm = "{c.train.algorithm}" does not train rows of the form {form}: set '
-            "the "
-            f"fields of {' or '.join(entry.forms)}: {NAME_ONE}"
+            f"the fields of {' or '.join(entry.forms)}: {NAME_ONE}"
         )
     if c.rollout.group_size != form.completions:
         return (
@@ -131,8 +128,7 @@ def _terms(c: Config) -> str:
     them = "it" if len(missing) == 1 else "them"
     return (
         f"{' and '.join(missing)}: train.algorithm = {c.train.algorithm} has no such term in its "
-        "loss. "
-        f"Remove {them}, or choose another algorithm (docs/algorithms.md)"
+        f"loss. Remove {them}, or choose another algorithm (docs/algorithms.md)"
     )
 
 
@@ -170,8 +166,7 @@ RULES: tuple[Callable[[Config], str], ...] = (
     Rule(
         lambda c: c.train.algorithm == "distill" and c.train.filter_uninformative,
         "train.filter_uninformative drops groups by their rewards, which distillation does not "
-        "use: "
-        "set it to false",
+        "use: set it to false",
     ),
     _evaluation,
     Rule(
@@ -199,8 +194,7 @@ RULES: tuple[Callable[[Config], str], ...] = (
         'data.long_prompts = "{c.data.long_prompts}": prompts of recorded rows are not truncated. '
         "A row "
         'whose prompt is too long is dropped, and counted: set data.long_prompts = "drop", or '
-        "raise "
-        "data.max_prompt_tokens",
+        "raise data.max_prompt_tokens",
     ),
     _chat_without_template,
     Rule(
@@ -241,14 +235,12 @@ RULES: tuple[Callable[[Config], str], ...] = (
     Rule(
         lambda c: c.built_in and c.built_in.preference and c.train.loss.kl_coef > 0,
         "train.loss.kl_coef is not used by {c.train.algorithm}: set it to 0. If the objective "
-        "compares "
-        "with the reference, objective.beta says how closely the policy follows it",
+        "compares with the reference, objective.beta says how closely the policy follows it",
     ),
     Rule(
         lambda c: c.train.algorithm == "kto" and c.train.filter_uninformative,
         "train.filter_uninformative drops groups whose rewards are all equal, and kto learns from "
-        "each "
-        "completion alone: set it to false",
+        "each completion alone: set it to false",
     ),
     Rule(
         lambda c: (
@@ -258,14 +250,12 @@ RULES: tuple[Callable[[Config], str], ...] = (
             and c.train.loss.kl_coef == 0
         ),
         "rollout.group_size = 1: an advantage is relative to the other completions of the prompt, "
-        "so "
-        "it is always 0 and nothing is learnt. Set it to 2 or more, or train.algorithm = ppo",
+        "so it is always 0 and nothing is learnt. Set it to 2 or more, or train.algorithm = ppo",
     ),
     Rule(
         lambda c: _alone(c) and c.train.filter_uninformative,
         "train.filter_uninformative with rollout.group_size = 1: the rewards of a group of one are "
-        "all "
-        "equal, so every group would be dropped. Set train.filter_uninformative = false",
+        "all equal, so every group would be dropped. Set train.filter_uninformative = false",
     ),
     _terms,
     Rule(
@@ -276,9 +266,8 @@ RULES: tuple[Callable[[Config], str], ...] = (
     Rule(
         lambda c: c.reward.overlong_buffer >= c.longest_completion,
         "reward.overlong_buffer = {c.reward.overlong_buffer} is not below "
-        "rollout.{c.length_setting} = "
-        "{c.longest_completion}, so every completion would lose reward: set it to a part of the "
-        "limit",
+        "rollout.{c.length_setting} = {c.longest_completion}, so every completion would lose "
+        "reward: set it to a part of the limit",
     ),
     Rule(
         lambda c: c.fleet.heartbeat_s * 2 > c.fleet.lease_ttl_s,

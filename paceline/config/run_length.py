@@ -40,7 +40,6 @@ def length_in_words(config: Config, rows: int) -> str:
     groups = steps * train.groups_per_step
     return (
         f"{steps:,} steps of {train.groups_per_step} groups x {config.rollout.group_size} "
-        "completions: "
-        f"{steps * config.samples_per_step:,} samples, {round(groups / rows, 2):,g} epochs of "
-        f"{rows:,} row{'s' * (rows > 1)}"
+        f"completions: {steps * config.samples_per_step:,} samples, {round(groups / rows, 2):,g} "
+        f"epochs of {rows:,} row{'s' * (rows > 1)}"
     )

@@ -60,10 +60,8 @@ def _prefix(text: str, whole: str, turns: int) -> str:
         raise BadPrompt(
             "malformed_row",
             f"the chat template renders the first {turns} messages differently if others follow, "
-            "so what "
-            "the assistant wrote cannot be found: give the template {% generation %} marks, or one "
-            "row for "
-            "each turn, with the earlier ones in data.prompt_field",
+            "so what the assistant wrote cannot be found: give the template {% generation %} "
+            "marks, or one row for each turn, with the earlier ones in data.prompt_field",
         )
     return text
 

@@ -66,8 +66,7 @@ class RowEncoder:
             raise BadPrompt(
                 "row_too_long",
                 f"{longest} tokens with the prompt, at most {self._longest} (rollout.max_context, "
-                "or "
-                "data.max_prompt_tokens + rollout.max_tokens)",
+                "or data.max_prompt_tokens + rollout.max_tokens)",
             )
         return RecordedRow(prompt, completions)
 

@@ -127,8 +127,7 @@ def _common_opening(
         name = "prompt_suffix" if data.prompt_template is None else "prompt_template"
         raise DataError(
             f"chosen and rejected are whole chats, which begin with their prompt: data.{name} has "
-            "no effect on them. "
-            "Remove it, and put its text into the messages"
+            "no effect on them. Remove it, and put its text into the messages"
         )
     chats = [
         with_system(messages_of(value, getattr(data, name)), data) for name, value in values.items()

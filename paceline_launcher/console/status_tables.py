@@ -111,10 +111,9 @@ def progress_table(status: admin_pb2.StatusReply) -> Table:
 def headline(status: admin_pb2.StatusReply) -> str:
     """A line with phase, step, version, mesh epoch and leader."""
     line = (
-        f"{status.run_name or status.run_id}: {status.phase}, "
-        f"step {status.step}/{status.total_steps}, leader {status.leader or '-'}"
-        f" (term {status.term})"
-        f", version {status.version}, mesh epoch {status.mesh_epoch}"
+        f"{status.run_name or status.run_id}: {status.phase}, step "
+        f"{status.step}/{status.total_steps}, leader {status.leader or '-'} (term {status.term}), "
+        f"version {status.version}, mesh epoch {status.mesh_epoch}"
     )
     reason = status.reason or remedy_of(status.phase)
     return printable(f"{line}: {reason}" if reason else line)

@@ -58,8 +58,7 @@ def earlier_run(start: Start) -> Findings:
     found = f"the run in {run_dir} has another config: {differences(ours, theirs)}"
     remedy = (
         f"Continue it with its own ({kept}), or start another one with {elsewhere}: with --from "
-        f"{run_dir} it "
-        "begins with the weights of this one"
+        f"{run_dir} it begins with the weights of this one"
     )
     yield fail(found, remedy)
 

@@ -127,9 +127,8 @@ def shared_memory() -> Findings:
     usage = psutil.disk_usage("/dev/shm")
     found = f"{_size(usage.free)} free of {_size(usage.total)} in /dev/shm"
     remedy = (
-        "NCCL and vLLM exchange data there: docker run --shm-size=8g, an emptyDir of medium "
-        "Memory in "
-        "Kubernetes, or remove what fills it"
+        "NCCL and vLLM exchange data there: docker run --shm-size=8g, an emptyDir of medium Memory "
+        "in Kubernetes, or remove what fills it"
     )
     yield judge(found, remedy, warns=usage.free < SHM_WARN)
 

@@ -46,8 +46,7 @@ def model_problems(config: Config, first_row: Row | None) -> Iterator[Problem]:
         if not _has_template(path):
             yield (
                 f"{setting}: the tokenizer of {path} has no chat template, and the prompts are "
-                "chat "
-                "messages",
+                "chat messages",
                 "Give a tokenizer with one (model.tokenizer), or prompts as text without data.chat",
             )
 

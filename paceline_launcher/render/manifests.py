@@ -21,8 +21,7 @@ def kubernetes(request: RenderRequest) -> dict[str, str]:
     if request.options.host_network and request.options.node_cidr is None:
         raise BadInput(
             "--host-network: pods then have their nodes' addresses, which the NetworkPolicy must "
-            "admit: "
-            "give them as --node-cidr, such as 10.0.0.0/16"
+            "admit: give them as --node-cidr, such as 10.0.0.0/16"
         )
     changes: dict[str, dict[str, Any]] = {
         "fleet": {"provider": "kubernetes"},

@@ -90,8 +90,7 @@ def parse_image(text: str) -> str:
     if "@sha256:" not in text and tag in ("", "latest"):
         raise BadInput(
             f"--image {text}: name a tag that does not move, or a digest. A restarted process "
-            "could "
-            "otherwise run another release than the rest of the run"
+            "could otherwise run another release than the rest of the run"
         )
     return text
 
@@ -101,8 +100,7 @@ def parse_label(text: str) -> str:
     if not DNS_LABEL.fullmatch(text):
         raise BadInput(
             f"{text!r} is no name for Kubernetes: use at most 63 lower-case letters, digits and "
-            "'-', "
-            "with no '-' at an end (--namespace, --secret, --storage-class)"
+            "'-', with no '-' at an end (--namespace, --secret, --storage-class)"
         )
     return text
 
@@ -145,8 +143,7 @@ class RenderOptions:
         _option("IMAGE", "Container image, with a tag that does not move.", parser=parse_image),
     ] = None
     gpus_per_node: Annotated[
-        int | None,
-        _option("N", 'GPUs of a node. Left out only with model.device = "cpu".', min=1),
+        int | None, _option("N", 'GPUs of a node. Left out only with model.device = "cpu".', min=1)
     ] = None
     nodes: Annotated[
         int | None,
@@ -217,15 +214,13 @@ class RenderOptions:
     workspace: Annotated[str | None, _option("ID", "Workspace on PAI-DLC.")] = None
     resource_quota: Annotated[str | None, _option("ID", "Resource quota on PAI-DLC.")] = None
     job_type: Annotated[
-        str,
-        _option("TYPE", "On PAI-DLC: custom, with a kind of pod for each role, or pytorch."),
+        str, _option("TYPE", "On PAI-DLC: custom, with a kind of pod for each role, or pytorch.")
     ] = "custom"
     gpu_type: Annotated[str | None, _option("NAME", "Kind of GPU on PAI-DLC.")] = None
     partition: Annotated[str | None, _option("NAME", "Slurm partition.")] = None
     account: Annotated[str | None, _option("NAME", "Slurm account.")] = None
     time_limit: Annotated[
-        str,
-        _option("TIME", "Time limit of a job on Slurm or PAI-DLC.", parser=parse_time_limit),
+        str, _option("TIME", "Time limit of a job on Slurm or PAI-DLC.", parser=parse_time_limit)
     ] = "7-00:00:00"
     templates: Annotated[
         Path | None,

@@ -154,9 +154,8 @@ class RenderRequest:
                 )
                 raise BadInput(
                     f"a {pool.name} worker has {pool.gpus} GPUs "
-                    f"({setting.get(pool.role, 'its scorer')}), and a node "
-                    f"{here} (--gpus-per-node): here a worker runs on one node. Lower the "
-                    f"setting{other}"
+                    f"({setting.get(pool.role, 'its scorer')}), and a node {here} "
+                    f"(--gpus-per-node): here a worker runs on one node. Lower the setting{other}"
                 )
 
     @property

@@ -65,8 +65,7 @@ class EvalSetConfig(Section):
         if self.is_greedy and self.samples > 1:
             raise ValueError(
                 f"greedy = true with samples = {self.samples}: all samples of a prompt would be "
-                "equal. Set "
-                "samples = 1, or greedy = false"
+                "equal. Set samples = 1, or greedy = false"
             )
         for name in ("temperature", "top_p"):
             if self.is_greedy and getattr(self, name) is not None:
@@ -111,8 +110,7 @@ class EvaluationConfig(Section):
             if not _NAME.fullmatch(name):
                 raise ValueError(
                     f"{name!r} is no name of a set: use up to 32 letters, digits, '-', '_' or '.', "
-                    "beginning with "
-                    "a letter or digit"
+                    "beginning with a letter or digit"
                 )
         return sets
 
@@ -162,28 +160,24 @@ def problem_of_evaluation(
     if data.eval_path is not None and HELD_OUT in evaluation.sets:
         return (
             "evaluation.sets.held_out: data.eval_path is the set of that name. Rename the set, or "
-            "leave "
-            "data.eval_path out"
+            "leave data.eval_path out"
         )
     for name, each in evaluation.sets.items():
         if each.prompt_field is not None and data.prompt_template is not None:
             return (
                 f"evaluation.sets.{name}.prompt_field has no effect beside data.prompt_template, "
-                "which makes the prompts "
-                "of every set: remove one of them"
+                "which makes the prompts of every set: remove one of them"
             )
         if each.answer_field is not None and data.answer_field is None:
             return (
                 f"evaluation.sets.{name}.answer_field: rewards get no answer without "
-                "data.answer_field. "
-                "Set data.answer_field"
+                "data.answer_field. Set data.answer_field"
             )
         needing = [f for f in each.reward or () if f in BUILT_IN_REWARDS]
         if needing and data.answer_field is None:
             return (
                 f"evaluation.sets.{name}.reward: {needing[0]} compares with the answer. Set "
-                "data.answer_field, "
-                "or choose another reward"
+                "data.answer_field, or choose another reward"
             )
         if each.reward is not None and not each.reward:
             return f"evaluation.sets.{name}.reward is empty: name a function, or leave it out"

@@ -119,8 +119,7 @@ class ScorersConfig(Section):
             if not NAME.fullmatch(name):
                 raise ValueError(
                     f"scorers.{name[:64]}: a scorer's name has lower-case letters, digits and '_', "
-                    "begins with a "
-                    "letter, and has at most 32 characters"
+                    "begins with a letter, and has at most 32 characters"
                 )
         return self
 

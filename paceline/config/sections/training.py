@@ -230,8 +230,7 @@ class DataConfig(Section):
             if name in TEMPLATE_ARGS:
                 raise ValueError(
                     f"data.chat_template_args: {name} is set by Paceline. Remove it: only "
-                    "arguments that the template "
-                    "itself reads belong here"
+                    "arguments that the template itself reads belong here"
                 )
         return arguments
 
@@ -241,8 +240,7 @@ class DataConfig(Section):
             found = "are both set" if self.sources else "are both missing"
             raise ValueError(
                 f"data.path and data.sources {found}: give data.path for one source of rows, or a "
-                "table "
-                "[data.sources.NAME] for each of several"
+                "table [data.sources.NAME] for each of several"
             )
         for name, source in self.sources.items():
             for setting, field in source.renamed_fields.items():
@@ -414,8 +412,7 @@ class LossConfig(Section):
         if bounds is not None and bounds[0] > bounds[1]:
             raise ValueError(
                 f"train.loss.{info.field_name} = {list(bounds)}: the lower bound is above the "
-                "upper one, "
-                "so it holds no number"
+                "upper one, so it holds no number"
             )
         return bounds
 

@@ -128,10 +128,7 @@ def _lease(config: Config, rows: RowSource, index: int) -> rollout_pb2.Lease:
 
 
 def _note(
-    config: Config,
-    outcome: Judged,
-    index: int,
-    made: rollout_pb2.Group | rollout_pb2.ReturnedTask,
+    config: Config, outcome: Judged, index: int, made: rollout_pb2.Group | rollout_pb2.ReturnedTask
 ) -> None:
     if isinstance(made, rollout_pb2.ReturnedTask):
         outcome.failed[made.reason] += 1

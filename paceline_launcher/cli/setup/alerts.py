@@ -10,8 +10,7 @@ from paceline.errors import BadInput
 from paceline_launcher.cli.common import ConfigArgument, JsonOption, SetOption, print_json
 
 alerts = typer.Typer(
-    help="Alerts of a run.\n\nExample: paceline alerts test run.toml",
-    no_args_is_help=True,
+    help="Alerts of a run.\n\nExample: paceline alerts test run.toml", no_args_is_help=True
 )
 
 
@@ -21,11 +20,7 @@ def _group() -> None:
 
 
 @alerts.command()
-def test(
-    config: ConfigArgument,
-    overrides: SetOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def test(config: ConfigArgument, overrides: SetOption = None, as_json: JsonOption = False) -> None:
     """Send a test alert to the webhook and the command of the `alerts` settings.
 
     Exit status 1 if it is not delivered.

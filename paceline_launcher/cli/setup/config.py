@@ -45,8 +45,7 @@ def init(
         typer.Option(
             metavar="NAME",
             help="For sampled completions: grpo, dr_grpo, dapo, decoupled, interpolated, ppo or "
-            "online_dpo. For recorded "
-            "data: sft, dpo or reward_model.",
+            "online_dpo. For recorded data: sft, dpo or reward_model.",
             autocompletion=_algorithms,
         ),
     ] = "grpo",
