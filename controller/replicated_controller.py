@@ -31,13 +31,12 @@ from controller.run_settings import RunSettings
 from controller.runtime import NotLeading, cancel_all
 from controller.store.journal import Deposed, JournalGap
 from controller.store.ledger_follower import LedgerFollower
-from paceline.errors import BadInput
+from paceline.errors import BadInput, RefusalCode
 from paceline.observe.vocabulary import FaultCause
 from paceline.process.structured_log import event
 from paceline.redis.client import log_fields, trouble_of
 from paceline.redis.leader_lease import LeaderIdentity
 from paceline.redis.server import NoRedis, ensure_redis
-from paceline.refusal_code import RefusalCode
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,8 @@ from controller.ledger.state.state import State
 from paceline.config.changes import problem_of_change, problem_of_divisor, refusal
 from paceline.config.load import ConfigError, changeable, changed_config, unknown_setting
 from paceline.config.schema import Config
-from paceline.errors import BadInput
+from paceline.errors import BadInput, RefusalCode
 from paceline.ids import Step
-from paceline.refusal_code import RefusalCode
 
 
 class RunSettings:

@@ -1,7 +1,8 @@
-"""User errors: one hierarchy, each class with the exit status that a command ends with."""
+"""Errors of users, with the exit status of a command, and the leader's reasons to refuse a request."""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 
 
@@ -36,3 +37,19 @@ def seen_from(path: str) -> str:
     """The directory in which a relative ``path`` was looked for, for an error; empty for an
     absolute one."""
     return "" if Path(path).expanduser().is_absolute() else f" in {Path.cwd()}"
+
+
+class RefusalCode(StrEnum):
+    FENCED = "fenced"  # the caller's incarnation is over or was never registered
+    UNKNOWN = "unknown"  # the worker, run or payload that the request names does not exist
+    INVALID = "invalid"  # the request can never be granted as it is
+    STOPPED = "stopped"  # the run has ended
+    CHANGED = "changed"  # conflict: the state that the caller saw is no longer the present one
+
+    @property
+    def grpc_status(self) -> str:
+        """Name of the gRPC status that carries it; ``RequestRefused.code`` on the caller's side."""
+        return _GRPC_STATUS.get(self, "FAILED_PRECONDITION")
+
+
+_GRPC_STATUS = {RefusalCode.UNKNOWN: "NOT_FOUND", RefusalCode.INVALID: "INVALID_ARGUMENT"}

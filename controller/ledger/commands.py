@@ -22,9 +22,9 @@ from controller.ledger.specs import LeasedTask as LeasedTask
 from controller.ledger.specs import LiveSpec as LiveSpec
 from controller.ledger.specs import RunSpec as RunSpec
 from controller.ledger.specs import StatValue as StatValue
+from paceline.errors import RefusalCode
 from paceline.ids import MeshEpoch, Step, TaskId, Version
 from paceline.observe.vocabulary import DeathCause, FaultCause
-from paceline.refusal_code import RefusalCode
 
 
 class CommandRefused(Exception):

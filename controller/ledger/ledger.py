@@ -20,8 +20,8 @@ from controller.ledger.invariants import check, check_counts
 from controller.ledger.state.settings import with_new_names
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import Moment, Task
+from paceline.errors import RefusalCode
 from paceline.ids import TaskId
-from paceline.refusal_code import RefusalCode
 
 
 class BrokenInvariant(Exception):

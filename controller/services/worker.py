@@ -15,10 +15,10 @@ from controller.runtime import NotLeading
 from controller.services.validation import MAX_TASKS, check_caller
 from paceline.config.changes import differences
 from paceline.config.schema import Config
+from paceline.errors import RefusalCode
 from paceline.groups.invalid import Invalid, check_text
 from paceline.ids import MeshEpoch, Version
 from paceline.process.waits import MOST_TEXT
-from paceline.refusal_code import RefusalCode
 from paceline.v1 import common_pb2, worker_pb2
 
 MAX_GAUGES = 128

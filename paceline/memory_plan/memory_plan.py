@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from paceline.config.schema import Config
 from paceline.memory_plan.gpus import GIB, Gpu
-from paceline.memory_plan.head_memory import head_scratch_bytes
-from paceline.memory_plan.model_shape import ModelShape
+from paceline.memory_plan.model_shape import ModelShape, head_scratch_bytes
 
 RESERVE = 0.92
 """Fraction of a GPU that a plan may fill. The rest is for CUDA's context and for what its allocator

@@ -22,9 +22,8 @@ import grpc
 import grpc.aio
 
 from paceline.config.schema import Config
-from paceline.errors import Unreachable, UserError
+from paceline.errors import RefusalCode, Unreachable, UserError
 from paceline.process.structured_log import event, first_line
-from paceline.refusal_code import RefusalCode
 from paceline.rpc.auth import client_root, worker_token
 from paceline.rpc.grpc_channel import LEADER_KEY, METHODS, bind_method, call_metadata, open_channel
 from paceline.v1 import admin_pb2

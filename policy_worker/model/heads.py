@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from paceline.memory_plan.head_memory import DEFAULT_CHUNK_MB, tokens_per_chunk
+from paceline.memory_plan.model_shape import DEFAULT_CHUNK_MB, tokens_per_chunk
 from policy_worker.model.attention import MicroBatch
 from policy_worker.objectives.columns import TokenScores
 

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.errors import RefusalCode
 from paceline.process.waits import WaitKind, waiting
-from paceline.refusal_code import RefusalCode
 from paceline.rpc.client import RequestRefused
 from paceline.rpc.session import WorkerSession
 from paceline.v1 import common_pb2, rollout_pb2

@@ -7,7 +7,7 @@ from controller.ledger.commands import Command, CommandRefused
 from controller.ledger.events import Event
 from controller.ledger.state.fleet import Worker
 from controller.ledger.state.state import State
-from paceline.refusal_code import RefusalCode
+from paceline.errors import RefusalCode
 
 
 class Decider(Protocol):

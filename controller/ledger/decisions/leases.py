@@ -37,9 +37,9 @@ from controller.ledger.state.state import State
 from controller.ledger.state.tasks import Task, TaskState
 from controller.ledger.state.token_ages import too_old
 from paceline.dataset.row_sampler import task_seed
+from paceline.errors import RefusalCode
 from paceline.evaluation.set_scores import row_score
 from paceline.ids import Step, TaskId, Version
-from paceline.refusal_code import RefusalCode
 
 MOST_PASSED = 100
 """Rows that the curriculum leaves out in a row, at most: a lease takes a bounded time."""

@@ -31,9 +31,9 @@ from controller.ledger.limits import bounds_of, setting_of
 from controller.ledger.role_traits import TRAITS
 from controller.ledger.specs import WorkerSpec, values
 from controller.ledger.state.fleet import Worker
+from paceline.errors import RefusalCode
 from paceline.ids import Version
 from paceline.observe.vocabulary import DeathCause, FaultCause, MeshEnd
-from paceline.refusal_code import RefusalCode
 
 
 @decides

@@ -18,9 +18,9 @@ from controller.ledger.state.evals import EvalRound
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import TaskState
 from controller.ledger.views.held_out import exploited_by_set
+from paceline.errors import RefusalCode
 from paceline.ids import Step, Version
 from paceline.observe.vocabulary import MeshEnd
-from paceline.refusal_code import RefusalCode
 
 FRUITLESS_BATCHES = 3
 FRUITLESS_TASKS = 20

@@ -12,8 +12,8 @@ from controller.ledger.decisions.decider import Decider, decides
 from controller.ledger.enums import Phase
 from controller.ledger.specs import LiveSpec
 from controller.ledger.state.state import State
+from paceline.errors import RefusalCode
 from paceline.ids import Step
-from paceline.refusal_code import RefusalCode
 
 
 @decides

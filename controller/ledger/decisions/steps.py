@@ -18,9 +18,9 @@ from controller.ledger.state.steps import OpenStep, assign_shards
 from controller.ledger.state.token_ages import too_old
 from controller.ledger.state.versions import Checkpoint
 from controller.ledger.views.metrics import step_metrics
+from paceline.errors import RefusalCode
 from paceline.ids import Step, TaskId, Version
 from paceline.observe.vocabulary import MeshEnd
-from paceline.refusal_code import RefusalCode
 
 
 def settle_step(d: Decider, now: float) -> None:

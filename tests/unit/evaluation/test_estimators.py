@@ -9,13 +9,15 @@ from itertools import combinations
 
 import pytest
 
-from paceline.evaluation.estimators import (
+from paceline.evaluation.set_scores import (
+    SetScores,
+    judging_metrics,
     majority_answer,
     majority_solved,
     pass_at_k,
     reported_ks,
+    row_score,
 )
-from paceline.evaluation.set_scores import SetScores, judging_metrics, row_score
 
 
 @pytest.mark.parametrize("samples", range(1, 9))

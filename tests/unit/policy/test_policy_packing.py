@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.memory_plan.head_memory import MIB
+from paceline.memory_plan.model_shape import MIB
 from policy_worker.model import attention
 from policy_worker.model.heads import make_scorer, score
 from policy_worker.objectives.batch import decode
