@@ -1,4 +1,4 @@
-"""Errors of users, with the exit status of a command, and the leader's reasons to refuse a request."""
+"""User errors, with a command's exit status, and the leader's reasons to refuse a request."""
 
 from __future__ import annotations
 
@@ -7,22 +7,19 @@ from pathlib import Path
 
 
 class UserError(Exception):
-    """An error that a person can act on: printed as one line, without a traceback.
-
-    Exit status 1: the request failed or was refused.
-    """
+    """An error that a person can act on: one line without a traceback. 1: it failed."""
 
     exit_status = 1
 
 
 class BadInput(UserError):
-    """The command line, a file or a setting is wrong. Exit status 2."""
+    """The command line, a file or a setting is wrong."""
 
     exit_status = 2
 
 
 class Unreachable(UserError):
-    """No controller answers. Exit status 3."""
+    """No controller answers."""
 
     exit_status = 3
 
@@ -34,8 +31,7 @@ def one_line(error: BaseException) -> str:
 
 
 def seen_from(path: str) -> str:
-    """The directory in which a relative ``path`` was looked for, for an error; empty for an
-    absolute one."""
+    """ " in DIRECTORY" for a relative ``path``; empty for an absolute one."""
     return "" if Path(path).expanduser().is_absolute() else f" in {Path.cwd()}"
 
 

@@ -13,7 +13,6 @@ from paceline.config.fields import OBJECTIVE, AtStart, Change, Fixed, Live
 from paceline.config.schema import RENAMED, SECTIONS, Config
 from paceline.config.sections.scorers import ScorerConfig
 
-JsonValue = Any
 NEW_RUN = (
     "Start a new run with the weights of a checkpoint: paceline up CONFIG --from CHECKPOINT "
     "--set {}=..."
@@ -21,8 +20,7 @@ NEW_RUN = (
 
 
 def refusal(name: str) -> str:
-    """The reason why ``paceline set`` does not change this setting, and the way that does; empty if
-    it is Live."""
+    """The reason why ``paceline set`` refuses it, and the way that works; empty if it is Live."""
     match change_of(name):
         case Live():
             return ""
@@ -46,7 +44,7 @@ def change_of(name: str) -> Change:
     return SECTIONS[section].change_of(field) if section in SECTIONS else Fixed(OBJECTIVE)
 
 
-def values_of(config: Config, *changes: type[Change]) -> dict[str, JsonValue]:
+def values_of(config: Config, *changes: type[Change]) -> dict[str, Any]:
     """The settings under ``changes`` by dotted name, as JSON values."""
     return {
         name: value
@@ -55,9 +53,7 @@ def values_of(config: Config, *changes: type[Change]) -> dict[str, JsonValue]:
     }
 
 
-def flat_settings(
-    values: Mapping[str, JsonValue], path: str = ""
-) -> Iterator[tuple[str, JsonValue]]:
+def flat_settings(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     """Settings by dotted name, from nested sections. Those of scorers are sections as well."""
     for name, value in values.items():
         dotted = f"{path}{name}"
@@ -67,9 +63,8 @@ def flat_settings(
             yield dotted, value
 
 
-def with_settings(config: Config, settings: Mapping[str, JsonValue]) -> Config:
-    """``config`` with ``settings``; what they touch is validated. Raises pydantic's
-    ValidationError."""
+def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
+    """``config`` with ``settings``, validated. Raises pydantic's ValidationError."""
     known = config.model_dump(mode="json")
     sections: dict[str, Any] = {name: getattr(config, name) for name in known}
     for dotted, value in settings.items():
@@ -84,10 +79,8 @@ def with_settings(config: Config, settings: Mapping[str, JsonValue]) -> Config:
 
 
 def problem_of_change(built: Config, before: Config, now: Config) -> str:
-    """The reason why a run cannot go from ``before`` to ``now`` while it runs; empty if it can.
-
-    ``built``: the config that its processes were started with.
-    """
+    """The reason why a running run cannot go from ``before`` to ``now``; empty if it can.
+    ``built``: the config with which its processes started."""
     most, wanted = built.rollout.max_tokens, now.rollout.max_tokens
     if wanted > most:
         return (

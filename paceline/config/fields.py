@@ -24,34 +24,27 @@ def _home_expanded(path: str) -> str:
 
 
 LocalPath = Annotated[str, AfterValidator(_home_expanded)]
-"""A leading `~` is expanded here, once: some of the libraries that receive paths do not expand it.
-"""
+"""Some of the libraries that receive paths do not expand `~`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """Rule of a setting: a run may change it, also while it runs (``paceline set``).
-
-    ``at``: where the value travels: with the plan of a step, or the lease of a task. So every
-    process uses the same one, and a replay uses it again.
-    """
+    """A run may change the setting, also while it runs. Its value travels with the plan of a step
+    or the lease of a task, so that a replay uses it again."""
 
     at: Literal["step", "lease"]
 
 
 @dataclass(frozen=True, slots=True)
 class AtStart:
-    """Rule of a setting: a run may change it when it is continued. A process reads it at its
-    start."""
+    """A run may change the setting when it is continued: processes read it at their start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Rule of a setting: a run never changes it. A new run can begin with a checkpoint's
-    weights."""
+    """A run never changes the setting, for this reason."""
 
     reason: str
-    """The part of the run that rests on it."""
 
 
 Change = Live | AtStart | Fixed
@@ -59,9 +52,7 @@ Change = Live | AtStart | Fixed
 
 @dataclass(frozen=True, slots=True)
 class Newer:
-    """Mark of a setting that early releases did not have. At its default it is in no digest, so
-    that a
-    run of such a release can be continued."""
+    """A setting that early releases lack: its default is in no digest, so their runs go on."""
 
 
 NEWER = Newer()
@@ -80,13 +71,11 @@ class RowForm(StrEnum):
 
     @property
     def completions(self) -> int:
-        """Completions that a row gives."""
         return 2 if self is RowForm.PAIR else 1
 
 
 class Section(BaseModel):
-    """Settings with one meaning and one rule of change each; a field may have another rule than its
-    section, as ``Annotated[int, Live("step")]``."""
+    """Settings; a field may have another rule than ``change``: ``Annotated[int, Live("step")]``."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
@@ -95,7 +84,6 @@ class Section(BaseModel):
 
     @classmethod
     def change_of(cls, name: str) -> Change:
-        """The rule of the setting ``name``."""
         info = cls.model_fields.get(name)
         marks = [mark for mark in info.metadata if isinstance(mark, Change)] if info else []
         return marks[0] if marks else cls.change

@@ -1,5 +1,4 @@
-"""Configuration files: TOML and dotted overrides become a checked ``Config``, and it becomes
-TOML."""
+"""Configuration files: from TOML and overrides to a checked ``Config``, and back to TOML."""
 
 from __future__ import annotations
 
@@ -26,26 +25,20 @@ from paceline.errors import BadInput
 FLEET_SECTIONS = (
     *("run", "model", "data", "reward", "train", "objective", "evaluation", "rollout", "scorers"),
 )
-"""Sections with settings that must be equal in every process of a run; see Change."""
+"""Sections with settings that must be equal in every process of a run."""
 
 Field = tuple[str, ...]
 """Path of a section, a setting, or a setting in a table [SECTION.FIELD.NAME]."""
 
 
 class ConfigError(BadInput):
-    """A configuration cannot be used.
-
-    The message names the field, the place (file and line, or override) and the remedy. Several
-    problems are reported at once, one per line.
-    """
+    """A configuration cannot be used. One line a problem: the place, the field and the remedy."""
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = (), *, stored: bool = False) -> Config:
-    """Reads ``path`` (TOML), applies overrides (``section.field=value``) and validates everything.
+    """Reads ``path`` (TOML) with overrides (``section.field=value``). Raises ConfigError.
 
-    An override's value is parsed as TOML (``3``, ``true``, ``["a", "b"]``); if that fails it is
-    plain text. ``stored``: a run wrote the file, perhaps with the names of an earlier release.
-    Raises ConfigError.
+    ``stored``: a run wrote the file, perhaps with the names of an earlier release.
     """
     path = Path(path)
     text = _read(path)
@@ -101,11 +94,9 @@ def _written(values: Mapping[str, Any], section: type[Section], path: str = "") 
 
 
 def fleet_digest(config: Config) -> tuple[str, str]:
-    """Digest (hex) and canonical JSON of the settings that must agree across the fleet.
-
-    Settings that may change while the run runs are not among them: their values come from the
-    controller. The divisor of the ``dr_grpo`` loss is: every replica reads it from its own file.
-    """
+    """Digest (hex) and canonical JSON of the settings that must agree across the fleet: not Live
+    ones, which come from the controller, but the divisor of ``dr_grpo``, which a replica reads
+    itself."""
     shared = _by_section(config, Fixed, AtStart)
     if config.train.loss.aggregation == "dr_grpo":
         shared["rollout"][config.length_setting] = config.longest_completion
@@ -118,14 +109,12 @@ def run_digest(config: Config) -> tuple[str, str]:
 
 
 def changeable(config: Config) -> dict[str, Any]:
-    """Settings of ``FLEET_SECTIONS`` that a run may change, while it runs or when it is
-    continued."""
+    """Settings of ``FLEET_SECTIONS`` that a run may change."""
     found = values_of(config, Live, AtStart)
     return {name: v for name, v in found.items() if name.partition(".")[0] in FLEET_SECTIONS}
 
 
 def _by_section(config: Config, *changes: type[Change]) -> dict[str, dict[str, Any]]:
-    """Settings of ``FLEET_SECTIONS`` under ``changes``."""
     nested: dict[str, dict[str, Any]] = {section: {} for section in FLEET_SECTIONS}
     for dotted, value in values_of(config, *changes).items():
         section, _, name = dotted.partition(".")
@@ -143,7 +132,6 @@ def _by_section(config: Config, *changes: type[Change]) -> dict[str, dict[str, A
 
 
 def _is_newer_default(dotted: str, value: Any) -> bool:
-    """True for the default of a setting that early releases did not have."""
     info = SETTINGS.get(dotted)
     if info is None or NEWER not in info.metadata:
         return False
@@ -189,16 +177,11 @@ def changed_config(config: Config, settings: Mapping[str, Any]) -> Config:
 def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(
-            f"{path}: no such file. Give the path of the run's TOML configuration"
-        ) from None
-    except IsADirectoryError:
-        raise ConfigError(
-            f"{path} is a directory. Give the path of the run's TOML configuration"
-        ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(
+            f"{path}: {reason}. Give the path of the run's TOML configuration"
+        ) from None
 
 
 def _parse_override(override: str, option: str = "--set ") -> tuple[Field, Any]:
@@ -342,11 +325,10 @@ def _section_of(field: Field) -> tuple[Field, type[Section]]:
 
 
 def field_lines(text: str) -> dict[tuple[str, ...], int]:
-    """Line (from 1) of every key and table header of a valid TOML document, by path: tomllib keeps
-    no positions.
+    """Line (from 1) of every key of a valid TOML document, by path: tomllib keeps no positions.
 
-    tomllib parses the document up to each line in turn. It fails inside a statement, so what is new
-    when it succeeds began on the line after the last success.
+    It parses the document up to each line in turn, and fails inside a statement: what is new when
+    it succeeds began after the last success.
     """
     lines = text.split("\n")
     found: dict[tuple[str, ...], int] = {}

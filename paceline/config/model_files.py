@@ -1,5 +1,4 @@
-"""Vocabularies of models from their files, read without transformers: a controller must not import
-torch."""
+"""Vocabularies of models from their files, read without transformers and torch."""
 
 from __future__ import annotations
 
@@ -9,10 +8,7 @@ from typing import Any
 
 
 def vocabulary_size(model: str) -> int | None:
-    """Rows of the embedding of ``model`` (a directory, or a hub name that was downloaded before).
-
-    None if this machine has no copy of the model's configuration. Nothing is downloaded.
-    """
+    """Rows of the embedding of ``model``, a directory or hub name; None without a copy here."""
     try:
         facts: dict[str, Any] = json.loads(model_file(model, "config.json").read_text())
     except (OSError, ValueError, LookupError):
@@ -23,8 +19,7 @@ def vocabulary_size(model: str) -> int | None:
 
 
 def model_file(model: str, name: str) -> Path:
-    """The file ``name`` of a model's directory, or of the hub's cache. Raises LookupError if the
-    cache has none."""
+    """A file of a model's directory, or of the hub's cache. Raises LookupError."""
     directory = Path(model).expanduser()
     if directory.is_dir():
         return directory / name
@@ -37,12 +32,10 @@ def model_file(model: str, name: str) -> Path:
 
 
 def difference(one: str, other: str) -> str:
-    """The reason why ids of ``one``'s tokens are not those of ``other``'s (directories, or hub
-    names downloaded before).
+    """The reason why two models have different token ids; empty if they have not, or nobody can
+    tell.
 
-    Empty if they are, or if this machine cannot tell. Vocabularies of tokenizer.json are compared
-    if both have one, and else the rows of the embeddings: models of one tokenizer may pad them
-    differently.
+    Vocabularies of tokenizer.json are compared if both have one: embeddings may be padded.
     """
     mine, theirs = _vocabulary(one), _vocabulary(other)
     if mine is None or theirs is None:
@@ -61,12 +54,8 @@ def difference(one: str, other: str) -> str:
 
 
 def misread(ours: str, theirs: str) -> str:
-    """The reason why ids of the tokens of ``ours`` mean something else to the model ``theirs``; both
-    as in ``difference``.
-
-    Empty if they do not, or if this machine cannot tell. ``theirs`` may know more tokens. A model
-    that was saved without its tokenizer says only how many it knows.
-    """
+    """The same in one direction: ``theirs`` may know more tokens than ``ours``, and may have been
+    saved without its tokenizer."""
     mine, others = _vocabulary(ours), _vocabulary(theirs)
     if mine is None:
         return ""

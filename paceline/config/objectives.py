@@ -1,8 +1,4 @@
-"""Registry of the built-in objectives: everything that the rest of Paceline must know of one.
-
-An objective of a user is named as ``package.module:Class``, and its options are in its class: they
-are checked where the class can be imported.
-"""
+"""Registry of the built-in objectives: everything that the rest of Paceline must know of one."""
 
 from __future__ import annotations
 
@@ -33,8 +29,6 @@ TERMS = ("kl_coef", "entropy_coef", "overlong_filter", "covariance")
 
 @dataclass(frozen=True, slots=True)
 class BuiltIn:
-    """One objective."""
-
     implementation: str
     """Its class, as module:Class."""
     options: type[Section] = NoOptions
@@ -44,7 +38,7 @@ class BuiltIn:
     samples: bool = True
     """It can train completions that the policy samples."""
     preference: bool = False
-    """It compares completions, or takes them as good or bad: train.loss.kl_coef is not for it."""
+    """It judges completions as a preference: train.loss.kl_coef is not for it."""
     groups_of_one: bool = False
     """It learns from one completion of a prompt alone, without a critic."""
     ignores: frozenset[str] = frozenset()
@@ -165,19 +159,15 @@ BUILT_IN: dict[str, BuiltIn] = {
     ),
     "reward_model": _preference("preferences:RewardModel", RewardModelOptions, samples=False),
 }
-"""The objectives by the name that ``train.algorithm`` gives them. A name of the GRPO family gives
-defaults, and a setting of the user's own goes before them; but it cannot be used with a setting that
-contradicts what defines it."""
+"""The objectives by their name in ``train.algorithm``. The user's settings go before ``suggests``,
+and may not contradict ``defines``."""
 
 FAMILY = {name: entry for name, entry in BUILT_IN.items() if entry.source}
-"""The GRPO family: one clipped policy-gradient loss, and the settings that each published name
-stands
-for."""
+"""The GRPO family: one clipped policy-gradient loss under several names."""
 
 
 def with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """``given``: the table ``[train]`` as the user wrote it. Raises ValueError if a setting
-    contradicts the algorithm."""
+    """[train] as the user wrote it, with its algorithm's defaults. Raises ValueError."""
     name = given.get("algorithm", "grpo")
     published = BUILT_IN.get(name) if isinstance(name, str) else None
     loss = given.get("loss", {})
@@ -202,10 +192,14 @@ def _toml(value: Any) -> str:
 
 
 def problem_of(algorithm: str, options: Mapping[str, Any]) -> str:
-    """The problem with the name, or with the options of a built-in objective; empty if nothing
-    is."""
+    """The problem with the name, or with the options of a built-in objective; else empty."""
     if algorithm not in BUILT_IN:
-        return "" if ":" in algorithm else _unknown(algorithm)
+        return (
+            f"train.algorithm = {algorithm!r} is not an objective: name one that is built in "
+            f"({', '.join(BUILT_IN)}), or a class of yours as package.module:Class"
+            if ":" not in algorithm
+            else ""
+        )
     section = BUILT_IN[algorithm].options
     for name in options:
         if name not in section.model_fields:
@@ -221,16 +215,8 @@ def problem_of(algorithm: str, options: Mapping[str, Any]) -> str:
     return ""
 
 
-def _unknown(algorithm: str) -> str:
-    return (
-        f"train.algorithm = {algorithm!r} is not an objective: name one that is built in "
-        f"({', '.join(BUILT_IN)}), or a class of yours as package.module:Class"
-    )
-
-
 def ignored(train: TrainConfig) -> list[str]:
-    """Settings of [train.loss] that are not at their defaults, and that the objective does not
-    read."""
+    """Settings of [train.loss] that were changed and that the objective does not read."""
     entry = BUILT_IN.get(train.algorithm)
     names = entry.ignores if entry else frozenset()
     fields = type(train.loss).model_fields

@@ -42,10 +42,6 @@ _FIELDS = ("messages", "completion", "chosen", "rejected", "margin", "label")
 _NEEDED = {"rejected": "chosen", "chosen": "rejected", "margin": "chosen", "label": "completion"}
 
 
-def _objective(c: Config) -> str:
-    return problem_of(c.train.algorithm, c.objective.options)
-
-
 def _scorers(c: Config) -> str:
     sets = c.evaluation.sets.values()
     rewards = [*c.reward.functions, *(name for held_out in sets for name in held_out.reward or ())]
@@ -64,10 +60,6 @@ def _teacher(c: Config) -> str:
         "named "
         f"{teacher!r}. Add a section [scorers.{teacher}], or name another in objective.teacher"
     )
-
-
-def _evaluation(c: Config) -> str:
-    return problem_of_evaluation(c.data, c.evaluation, recorded=c.recorded)
 
 
 def _named(c: Config) -> list[str]:
@@ -125,10 +117,9 @@ def _terms(c: Config) -> str:
     missing = [f"train.loss.{name}" for name in ignored(c.train) if name in TERMS]
     if not missing:
         return ""
-    them = "it" if len(missing) == 1 else "them"
     return (
         f"{' and '.join(missing)}: train.algorithm = {c.train.algorithm} has no such term in its "
-        f"loss. Remove {them}, or choose another algorithm (docs/algorithms.md)"
+        "loss. Remove it, or choose another algorithm (docs/algorithms.md)"
     )
 
 
@@ -155,7 +146,7 @@ def _alone(c: Config) -> bool:
 
 
 RULES: tuple[Callable[[Config], str], ...] = (
-    _objective,
+    lambda c: problem_of(c.train.algorithm, c.objective.options),
     _scorers,
     Rule(
         lambda c: c.recorded and c.train.loss.reference != "model",
@@ -168,7 +159,7 @@ RULES: tuple[Callable[[Config], str], ...] = (
         "train.filter_uninformative drops groups by their rewards, which distillation does not "
         "use: set it to false",
     ),
-    _evaluation,
+    lambda c: problem_of_evaluation(c.data, c.evaluation, recorded=c.recorded),
     Rule(
         lambda c: c.train.steps is not None and c.train.optimizer.warmup_steps > c.train.steps,
         "train.optimizer.warmup_steps is larger than train.steps",
@@ -275,5 +266,4 @@ RULES: tuple[Callable[[Config], str], ...] = (
     ),
     _answers,
 )
-"""In this order: the first that a config breaks is said. They are functions if the text is not one
-sentence."""
+"""The first that a config breaks is reported."""

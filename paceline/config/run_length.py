@@ -1,4 +1,4 @@
-"""Run length: the steps of a run that is given in steps, in passes over the data, or in samples."""
+"""Run length: the steps of a run."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ from paceline.errors import BadInput
 
 
 def run_steps(config: Config, rows: int) -> int:
-    """Optimizer steps of a run over ``rows`` training rows.
-
-    train.epochs is rounded up to whole steps, and train.max_samples down. Raises BadInput if the
-    warm-up is longer.
-    """
+    """Steps of a run over ``rows`` training rows. Raises BadInput if the warm-up is longer."""
     train = config.train
     if train.epochs is not None:
         # The product of a fraction like 0.1 may be a little above the whole number that is meant.

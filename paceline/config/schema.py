@@ -39,9 +39,8 @@ from paceline.config.sections.training import (
 from paceline.config.sections.workers import FleetConfig, KubernetesConfig, RayConfig, RolloutConfig
 
 AUTO_FANOUT = 2
-"""Fan-out of relays that the user has not asked for: a replica sends two copies at most, and the way
-to the last of n receivers is log2(n) relays long. A chain sends one, and each of its relays that
-fails holds up all below it."""
+"""A replica sends two copies, and the last of n receivers is log2(n) relays away. In a chain, a
+relay that fails holds up all below it."""
 
 
 class Config(Section):
@@ -82,13 +81,11 @@ class Config(Section):
 
     @property
     def built_in(self) -> BuiltIn | None:
-        """The objective; None if it is one of the user's."""
         return BUILT_IN.get(self.train.algorithm)
 
     @property
     def length_setting(self) -> str:
-        """Field of ``[rollout]`` that bounds one sample of a prompt. ``max_tokens`` bounds a turn
-        of an environment."""
+        """Field of ``[rollout]`` that bounds one sample of a prompt."""
         in_context = self.rollout.environment is not None and self.rollout.max_context is not None
         return "max_context" if in_context else "max_tokens"
 
@@ -109,8 +106,7 @@ class Config(Section):
 
     @property
     def weights_through_host(self) -> bool:
-        """Weights travel between host memories: relays keep them there, and vLLM's ranks take them
-        from there."""
+        """Weights travel between host memories: of relays, and of vLLM's ranks."""
         return self.relay_fanout > 0 or self.rollout.engine == "vllm"
 
     @property
@@ -128,8 +124,7 @@ class Config(Section):
 
     @property
     def longest_sequence(self) -> int:
-        """Tokens that a prompt may have together with a completion, unless the model takes
-        fewer."""
+        """Tokens of prompt and completion, unless the model takes fewer."""
         rollout = self.rollout
         return rollout.max_context or self.data.max_prompt_tokens + rollout.max_tokens
 
@@ -144,8 +139,7 @@ class Config(Section):
 
 
 def _with_group_size(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``raw``, the sections of a config, with the group size that recorded rows have, unless it
-    names one."""
+    """``raw`` sections with the group size of recorded rows, unless they name one."""
     rollout, data = raw.get("rollout"), raw.get("data")
     if not isinstance(rollout, dict) or rollout.get("source") != "recorded":
         return raw

@@ -1,8 +1,4 @@
-"""Configuration templates of `paceline init`, by algorithm and model size.
-
-The settings are in templates.toml. The comments are the schema's field texts, as in
-docs/configuration.md.
-"""
+"""Configuration templates of `paceline init`: templates.toml, commented with the schema's texts."""
 
 from __future__ import annotations
 
@@ -22,8 +18,6 @@ from paceline.config.objectives import BUILT_IN
 from paceline.config.schema import SECTIONS
 
 WIDTH = 98
-
-
 Settings = Mapping[str, Mapping[str, Any]]
 """Fields by section."""
 
@@ -34,7 +28,7 @@ class Algorithm:
     train: Mapping[str, Any]
     """The settings of [train] that define it."""
     rows: str = "prompts"
-    """Kind of the rows: prompts, for which the policy samples, or recorded chats or pairs."""
+    """Prompts, for which the policy samples, or recorded chats or pairs."""
     objective: Mapping[str, Any] = field(default_factory=dict)
     rollout: Mapping[str, Any] = field(default_factory=dict)
 
@@ -70,7 +64,6 @@ _TEMPLATES = tomllib.loads(
 
 
 def _with_defaults(name: str) -> dict[str, Any]:
-    """Fields of a size: its own, and before them those of the size that it is ``like``."""
     fields = dict(_TEMPLATES["size"][name])
     if (base := fields.pop("like", None)) is None:
         return fields
@@ -88,10 +81,7 @@ SIZES = {name: Size(**_with_defaults(name)) for name in _TEMPLATES["size"]}
 
 
 def template(algorithm: str, size: str, out: str) -> str:
-    """A commented TOML file that ``load_config`` reads. Raises KeyError for an unknown choice.
-
-    ``out``: path of the file, for the commands that it shows.
-    """
+    """A commented TOML file, whose path will be ``out``. Raises KeyError for an unknown choice."""
     chosen, base = ALGORITHMS[algorithm], SIZES[size]
     settings = template_settings(algorithm, size)
     known = BUILT_IN[settings["train"]["algorithm"]].options.model_fields
@@ -107,12 +97,12 @@ def template(algorithm: str, size: str, out: str) -> str:
     ]
     parts = ["\n".join(head)]
     for name, fields in _tables(settings):
-        parts.append(_section(name, fields, known if name == "objective" else _fields_of(name)))
+        info = known if name == "objective" else SECTIONS[name].model_fields
+        parts.append(_section(name, fields, info))
     return "\n\n".join(parts) + "\n"
 
 
 def commands(algorithm: str, size: str, out: str) -> list[str]:
-    """Commands that start a run of the file ``out``."""
     base = SIZES[size]
     lines = base.recorded_start if ALGORITHMS[algorithm].recorded else base.start
     return [line.format(out=out) for line in lines]
@@ -133,8 +123,7 @@ def template_settings(algorithm: str, size: str) -> dict[str, dict[str, Any]]:
 def _without_engine(
     settings: dict[str, dict[str, Any]], data: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """A run of recorded rows: one rollout worker tokenises them, on no GPU, and nothing is
-    rewarded."""
+    """A run of recorded rows: one rollout worker tokenises them, on no GPU."""
     longest = settings["rollout"]["max_tokens"]
     found = {
         **settings,
@@ -149,7 +138,6 @@ def _without_engine(
 
 
 def _tables(settings: Settings) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The sections that have settings by dotted name, each without the sections inside it."""
     for section in SECTIONS:
         fields: Mapping[str, Any] = settings
         for name in section.split("."):
@@ -157,10 +145,6 @@ def _tables(settings: Settings) -> Iterator[tuple[str, dict[str, Any]]]:
         plain = {n: value for n, value in fields.items() if f"{section}.{n}" not in SECTIONS}
         if plain:
             yield section, plain
-
-
-def _fields_of(section: str) -> Mapping[str, FieldInfo]:
-    return SECTIONS[section].model_fields
 
 
 def _section(section: str, fields: Mapping[str, Any], known: Mapping[str, FieldInfo]) -> str:

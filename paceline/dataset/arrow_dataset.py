@@ -1,8 +1,4 @@
-"""Rows of Parquet files and Hugging Face data sets, through the ``datasets`` library.
-
-The library converts the data to memory-mapped Arrow files in its cache (``HF_HOME``): the operating
-system pages rows in and out, and the process holds none of them.
-"""
+"""Rows of Parquet files and Hugging Face data sets, which ``datasets`` keeps memory-mapped."""
 
 from __future__ import annotations
 
@@ -44,10 +40,7 @@ class ArrowRows(RowSource):
         return plain
 
     def _sampled_digest(self) -> str:
-        """Digest of the row count, the fields and up to 4096 evenly spaced rows.
-
-        The library's own fingerprint depends on its version and on the path of the data.
-        """
+        """The library's own fingerprint depends on its version and on the path of the data."""
         last = len(self) - 1
         digest = hashlib.blake2b(json.dumps([last + 1, self.fields]).encode(), digest_size=16)
         for index in sorted({n * last // (SAMPLED_ROWS - 1) for n in range(SAMPLED_ROWS)}):
@@ -56,7 +49,6 @@ class ArrowRows(RowSource):
 
 
 def open_parquet(path: Path) -> RowSource:
-    """Rows of a Parquet file."""
     loaded = _load(
         f"{path}: not usable as Parquet",
         lambda lib: lib.load_dataset("parquet", data_files=str(path), split="train"),
@@ -92,11 +84,9 @@ def open_hub(path: str, name: str | None, split: str) -> RowSource:
 
 
 def _load(problem: str, load: Callable[[Any], Any]) -> Any:
-    """The result of ``load``, called with the library. Its errors become a DataError of one
-    line."""
+    """The result of ``load(datasets)``, whose errors become a DataError of one line."""
     import datasets
 
-    # The controller's log gets the one line of the DataError instead.
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     datasets.disable_progress_bars()
     try:
@@ -120,7 +110,6 @@ def _hub_resolves() -> bool:
 
 
 def _json_value(value: Any) -> Any:
-    """A JSON form for values that have none: bytes as base64, times as ISO text."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, datetime.date | datetime.time):

@@ -1,9 +1,7 @@
 """Spans of the assistant in a conversation: which of its tokens the assistant wrote.
 
-A template with ``{% generation %}`` marks them. For one without, the conversation is rendered turn
-by turn: what the template adds for a turn of the assistant, after its invitation to answer, is the
-turn. That needs a template whose text of the first turns is a prefix of the text of all; one that
-rewrites past turns (drops their reasoning) is refused.
+A template with ``{% generation %}`` marks them. With another, the conversation is rendered turn by
+turn; one that rewrites past turns (drops their reasoning) is refused.
 """
 
 from __future__ import annotations
@@ -35,8 +33,7 @@ def marked_answers(
 def rendered_answers(
     tokenizer: PromptTokenizer, prompt: Sequence[Message], following: Sequence[Message]
 ) -> Marked:
-    """By rendering turn by turn. Raises BadPrompt if the texts of the turns are no prefixes of the
-    whole."""
+    """By rendering turn by turn. Raises BadPrompt if a turn's text is no prefix of the whole."""
     messages = [*prompt, *following]
     whole = tokenizer.conversation(messages)
     tokens: list[int] = []
@@ -67,7 +64,6 @@ def _prefix(text: str, whole: str, turns: int) -> str:
 
 
 def _written(tokenizer: PromptTokenizer, answer: list[int]) -> int:
-    """Tokens up to the one that ends the turn. What the template adds after it, such as a line
-    break, no model writes."""
+    """Tokens up to the one that ends the turn: no model writes what the template adds then."""
     ends = [i for i, token in enumerate(answer) if tokenizer.is_special(token)]
     return ends[-1] + 1 if ends else len(answer)

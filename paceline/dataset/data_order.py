@@ -25,13 +25,12 @@ from paceline.dataset.row_sampler import mix, task_row
 BLOCK = 1000
 """Tasks among which every source has exactly its share: weights are rounded to a thousandth."""
 _MIXTURE = 0x736F7572636573
-"""Keeps the numbers that are drawn for a mixture apart from those of rows."""
+"""Keeps the random numbers of a mixture apart from those of rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataSource:
-    """One source of a mixture. Its rows have the numbers that follow those of the source before
-    it."""
+    """One source of a mixture. Its rows are numbered after those of the source before it."""
 
     compact = True
 
@@ -42,14 +41,9 @@ class DataSource:
 
 
 def shares(weights: Sequence[float]) -> tuple[int, ...]:
-    """Shares of ``BLOCK`` in proportion to ``weights``, by largest remainder.
-
-    They sum to ``BLOCK``, and a positive weight has a share of at least 1. Raises ValueError if no
-    weight is positive, or one is negative.
-    """
+    """Shares of ``BLOCK`` in proportion to ``weights``, by largest remainder; a positive weight has
+    at least 1."""
     total = sum(weights)
-    if min(weights) < 0 or not total > 0:
-        raise ValueError("weights are numbers from 0, and at least one is above 0")
     exact = [BLOCK * weight / total for weight in weights]
     found = [max(int(x), int(x > 0)) for x in exact]
     by_remainder = sorted(range(len(found)), key=lambda n: (found[n] - exact[n], n))
@@ -78,8 +72,7 @@ class DataOrder:
         return tuple(source.name for source in self.sources) or ("",)
 
     def place(self, ordinal: int) -> tuple[int, int]:
-        """(epoch, row) of the ``ordinal``-th task, from 0. The epoch is that of the source if
-        sources have weights."""
+        """(epoch, row) of a task; with weights, the epoch is that of the source."""
         if not self.weighted:
             return task_row(self.seed, ordinal, self.rows, self.shuffle)
         block, position = divmod(ordinal, BLOCK)
@@ -99,11 +92,7 @@ class DataOrder:
         return self.sources[number].rows if self.sources else self.rows
 
     def count(self, start: int, stop: int) -> Counter[tuple[int, int]]:
-        """Tasks of ``range(start, stop)`` by (epoch, number of the source).
-
-        Time: constant for each epoch, but for sources without weights: there, linear in the tasks
-        of epochs that the range covers in part.
-        """
+        """Tasks of ``range(start, stop)`` by (epoch, number of the source)."""
         found: Counter[tuple[int, int]] = Counter()
         if self.weighted:
             for number, source in enumerate(self.sources):

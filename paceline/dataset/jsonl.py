@@ -1,5 +1,4 @@
-"""Rows of JSONL files, read without pyarrow: a controller with JSONL data starts in about a
-second."""
+"""Rows of JSONL files, read without pyarrow: its import would slow down a controller's start."""
 
 from __future__ import annotations
 
@@ -13,11 +12,8 @@ from paceline.dataset.row_source import DataError, Row, RowSource
 
 
 class JsonLines(RowSource):
-    """One JSON object per line. Blank lines are skipped.
-
-    Opening the file reads and parses it once, so that a bad line fails the start of a run and not
-    its thousandth step. After that only the offsets of rows are held: 8 bytes a row.
-    """
+    """One JSON object per line. Opening parses all lines, so that a bad one fails the start of a
+    run; then only the offsets of rows are held."""
 
     def __init__(self, path: Path) -> None:
         self.where = str(path)

@@ -1,8 +1,7 @@
-"""Encoding of recorded rows: from a row to the tokens of a prompt and its completions, and to the
-group that a rollout worker submits.
+"""Encoding of recorded rows: from a row to tokens, and to the group that a rollout worker submits.
 
-The prompt and each following piece are tokenised by themselves, so that the prompt has the tokens
-that an engine would get, and both completions of a pair have the same prompt.
+The prompt and each following piece are tokenised by themselves: the prompt has the tokens that an
+engine would get, and both completions of a pair have the same prompt.
 """
 
 from __future__ import annotations
@@ -21,16 +20,14 @@ from paceline.dataset.rows import DataError, Message
 from paceline.prompt_tokenizer import BadPrompt, Prompt, PromptTokenizer
 from paceline.v1 import common_pb2, rollout_pb2
 
-VERSION = 0
-"""Version of every recorded token: no weights sampled it, and it has no age."""
 _MAX_TEXT = 1 << 16
 """Characters of a text that are sent along; texts are for people."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedCompletion:
-    """``tokens`` int32 [n], n >= 1; ``trained`` uint8 [n]: 1 for a token of the assistant;
-    ``text``: with special tokens."""
+    """``tokens`` int32 [n]; ``trained`` uint8 [n]: 1 for the assistant's; ``text``: with special
+    ones."""
 
     tokens: NDArray[np.int32]
     trained: NDArray[np.uint8]
@@ -59,7 +56,11 @@ class RowEncoder:
         except DataError as error:
             raise BadPrompt("malformed_row", str(error)) from None
         prompt = self._tokenizer.opening(parts.prompt)
-        self._check_prompt(prompt)
+        count, limit = len(prompt.tokens), self._tokenizer.limit
+        if not count:
+            raise BadPrompt("malformed_row", "the prompt gives no tokens")
+        if count > limit:
+            raise BadPrompt("prompt_too_long", f"{count} tokens, at most {limit}")
         completions = tuple(self._completion(parts, number) for number in range(len(parts.rewards)))
         longest = len(prompt.tokens) + max(len(c.tokens) for c in completions)
         if longest > self._longest:
@@ -69,13 +70,6 @@ class RowEncoder:
                 "or data.max_prompt_tokens + rollout.max_tokens)",
             )
         return RecordedRow(prompt, completions)
-
-    def _check_prompt(self, prompt: Prompt) -> None:
-        count, limit = len(prompt.tokens), self._tokenizer.limit
-        if not count:
-            raise BadPrompt("malformed_row", "the prompt gives no tokens")
-        if count > limit:
-            raise BadPrompt("prompt_too_long", f"{count} tokens, at most {limit}")
 
     def _completion(self, parts: RowParts, number: int) -> RecordedCompletion:
         prompt, following = parts.prompt, parts.completions[number]
@@ -110,7 +104,7 @@ class RowEncoder:
 def recorded_group(
     task: common_pb2.TaskRef, kind: rollout_pb2.TaskKind, row: RecordedRow
 ) -> rollout_pb2.Group:
-    """The group of ``row``. Its behaviour log-probs are 0, and nothing reads them."""
+    """The group of ``row``. No weights sampled it: its versions and log-probs are 0."""
     return rollout_pb2.Group(
         task=task,
         kind=kind,
@@ -125,7 +119,7 @@ def _completion(completion: RecordedCompletion) -> rollout_pb2.Completion:
     return rollout_pb2.Completion(
         tokens=completion.tokens.astype("<i4").tobytes(),
         logprobs=np.zeros(count, dtype="<f4").tobytes(),
-        versions=[common_pb2.VersionSpan(version=VERSION, length=count)],
+        versions=[common_pb2.VersionSpan(version=0, length=count)],
         finish_reason=rollout_pb2.FINISH_REASON_STOP,
         reward=completion.reward,
         loss_mask=b"" if completion.trained.all() else completion.trained.tobytes(),

@@ -1,8 +1,6 @@
 """Preview of a recorded row: its text as a model reads it, with what is trained marked.
 
-    python -P -m paceline.dataset.recorded_preview CONFIG_AS_JSON < ROW_AS_JSON
-
-Exit status 2, with one line on standard error, if the row would be dropped.
+python -P -m paceline.dataset.recorded_preview CONFIG_AS_JSON < ROW_AS_JSON
 """
 
 from __future__ import annotations
@@ -20,17 +18,14 @@ from paceline.process.lifetime import leave_after
 from paceline.prompt_tokenizer import BadPrompt, PromptTokenizer
 
 BEGIN, END = "⟦", "⟧"
-"""Around what is trained."""
 LONGEST = 1200
 """Characters of one text; the middle of a longer one is left out."""
 NAMES = {1: ("completion",), 2: ("chosen", "rejected")}
 
 Decode = Callable[[Sequence[int]], str]
-"""Text of tokens, with special tokens."""
 
 
 def row_text(row: RecordedRow, decode: Decode) -> str:
-    """The prompt and each completion of ``row``, one paragraph each."""
     paragraphs = [
         f"what is trained is between {BEGIN} and {END}",
         f"prompt, {_count(len(row.prompt.tokens))}: {decode(row.prompt.tokens.tolist())}",

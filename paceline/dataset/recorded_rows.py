@@ -1,5 +1,4 @@
-"""Parts of recorded rows: the prompt and the completions that a row holds, before they become
-tokens."""
+"""Parts of recorded rows: the prompt and the completions of a row, as text or messages."""
 
 from __future__ import annotations
 
@@ -28,9 +27,8 @@ ASSISTANT = "assistant"
 
 @dataclass(frozen=True, slots=True)
 class RowParts:
-    """``prompt``: text or messages. ``completions``: of the same kind as the prompt, each after it;
-    at least one. ``rewards``: one for each. A pair has chosen before rejected, and its margin is
-    the difference of its rewards."""
+    """A prompt, and completions of the same kind with their rewards. A pair has chosen first, and
+    its margin is the difference of the rewards."""
 
     prompt: Content
     completions: tuple[Content, ...]
@@ -38,11 +36,8 @@ class RowParts:
 
 
 def check_run_rows(rows: RowSource, data: DataConfig) -> None:
-    """Raises DataError unless every row has the fields that the run reads, and the first row is
-    usable.
-
-    Later rows may still be malformed: their tasks are dropped, with a reason, when they are leased.
-    """
+    """Raises DataError unless every row has the run's fields, and the first row is usable. Later
+    ones may be malformed: their tasks are dropped."""
     form = data.row_form
     if form is None:
         check_rows(rows, data)
@@ -122,7 +117,6 @@ def _pair(row: Mapping[str, Any], data: DataConfig) -> RowParts:
 def _common_opening(
     values: Mapping[str, Any], data: DataConfig
 ) -> tuple[Content, tuple[Content, ...]]:
-    """The messages that both chats begin with, and what follows in each."""
     if data.prompt_template is not None or data.prompt_suffix:
         name = "prompt_suffix" if data.prompt_template is None else "prompt_template"
         raise DataError(
@@ -145,7 +139,6 @@ def _common_opening(
 def _after_prompt(
     row: Mapping[str, Any], data: DataConfig, values: Mapping[str, Any]
 ) -> tuple[Content, tuple[Content, ...]]:
-    """The prompt of ``data.prompt_field``, and the values as what follows it."""
     prompt = prompt_of(row, data)
     found = tuple(_following(prompt, v, getattr(data, name)) for name, v in values.items())
     return prompt, found

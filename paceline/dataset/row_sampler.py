@@ -1,7 +1,6 @@
-"""Row sampler: a task's data set row and sampling seed, as pure functions of seed and ordinal.
+"""Row sampler: a task's row and sampling seed, as pure functions of seed and ordinal.
 
-There is no state and no library random number generator: every controller, on every machine and
-Python version, computes the same order, and a restarted run continues in it.
+Without a library's random numbers: controllers of every machine and Python have the same order.
 """
 
 from __future__ import annotations
@@ -10,8 +9,7 @@ from functools import lru_cache
 
 _MASK = (1 << 64) - 1
 _SMALL = 4096
-"""Up to this many rows, an epoch's permutation is a shuffled list; above, it is computed per row.
-"""
+"""Rows up to which an epoch's permutation is a shuffled list; above, it is computed per row."""
 
 
 def mix(*values: int) -> int:
@@ -26,11 +24,7 @@ def mix(*values: int) -> int:
 
 
 def task_row(seed: int, ordinal: int, rows: int, shuffle: bool) -> tuple[int, int]:
-    """(dataset epoch, row index) of the ``ordinal``-th task, both from 0.
-
-    Each epoch visits each of ``rows`` rows once: in file order, or shuffled by ``seed`` and the
-    epoch. Constant time and memory for large data sets.
-    """
+    """(epoch, row) of the ``ordinal``-th task, all from 0. Each epoch visits each row once."""
     if rows < 1 or ordinal < 0:
         raise ValueError(f"no row for task {ordinal} of a data set with {rows} rows")
     epoch, position = divmod(ordinal, rows)

@@ -15,7 +15,7 @@ Row = dict[str, Any]
 
 
 class DataError(BadInput):
-    """The data set cannot be used. The message is one line that names the file and the remedy."""
+    """The data set cannot be used."""
 
 
 class RowSource(ABC):

@@ -1,14 +1,7 @@
 """Data set rows: the opener for each format, the checks of a run's fields, and prompts.
 
-``load_rows`` opens JSONL and Parquet files, directories of them, and Hugging Face data sets. Every
-source that it returns keeps these promises:
-
-* the order of rows, their values and the digest are the same on every machine;
-* row values can be written as JSON;
-* a row is parsed when it is read, so memory does not grow with the text of the rows;
-* input that cannot be used raises one :class:`DataError` of one line when it is opened.
-
-datasets and pyarrow are imported only for data that needs them.
+The order of rows, their values and the digest are the same on every machine, and memory does not
+grow with the rows. datasets and pyarrow are imported only for data that needs them.
 """
 
 from __future__ import annotations
@@ -29,26 +22,19 @@ from paceline.errors import seen_from
 __all__ = ["DataError", "Message", "Row", "RowSource", "check_rows", "load_rows", "prompt_of"]
 
 Message = dict[str, Any]
-
-
 OPENERS: dict[str, Callable[[Path], RowSource]] = {
     ".jsonl": JsonLines,
     ".ndjson": JsonLines,
     ".json": JsonLines,
     ".parquet": open_parquet,
 }
-"""File suffix to the function that opens such a file."""
 SPLIT_NAMES = ("train", "test", "validation", "valid", "val", "dev", "eval")
 
 
 def load_rows(path: str | Path, *, name: str | None = None, split: str = "train") -> RowSource:
-    """Opens a data set. Raises DataError.
-
-    ``path`` is one of: a .jsonl or .parquet file; a directory of such files, in the order of their
-    names, where files named for splits (``train-00000.parquet``) are limited to those of ``split``;
-    a directory written by ``datasets.save_to_disk``; a hub name such as ``openai/gsm8k``.
-    ``name``: configuration of a hub data set.
-    """
+    """Opens a file; a directory of files, those of ``split`` if they are named for splits; one
+    written by ``datasets.save_to_disk``; or a data set of the hub (``name``: configuration). Raises
+    DataError."""
     text = os.fspath(path)
     local = Path(text).expanduser()
     if local.is_file():
@@ -65,10 +51,8 @@ def load_rows(path: str | Path, *, name: str | None = None, split: str = "train"
 def check_fields(
     rows: RowSource, prompt_field: str, answer_field: str | None, template: str | None = None
 ) -> None:
-    """Raises DataError, naming the fields there are, unless every row has both fields.
-
-    With a ``template``, its placeholders take the place of the prompt field.
-    """
+    """Raises DataError unless every row has the fields. A ``template`` replaces the prompt
+    field."""
     check_template(rows, template)
     fields = {"data.prompt_field": prompt_field, "data.answer_field": answer_field}
     if template is not None:
@@ -93,10 +77,7 @@ def check_template(rows: RowSource, template: str | None) -> None:
 
 
 def check_rows(rows: RowSource, data: DataConfig) -> None:
-    """Raises DataError unless every row has the fields, and the first row's prompt is usable.
-
-    Later rows may still be malformed: their tasks are dropped, with a reason, when they are leased.
-    """
+    """Raises DataError unless every row has the fields, and the first row's prompt is usable."""
     check_fields(rows, data.prompt_field, data.answer_field, data.prompt_template)
     try:
         prompt_of(rows[0], data)
@@ -105,12 +86,8 @@ def check_rows(rows: RowSource, data: DataConfig) -> None:
 
 
 def prompt_of(row: Mapping[str, Any], data: DataConfig) -> str | list[Message]:
-    """The prompt of a row: text to tokenise as it is, or messages for the chat template.
-
-    ``data.prompt_template`` makes it from the row's fields. ``data.prompt_suffix`` is put after it.
-    ``data.system_prompt`` is put before the messages unless the row has a system message of its
-    own. Raises DataError if the prompt is neither text nor messages.
-    """
+    """The prompt of a row: text to tokenise as it is, or messages for the chat template. Raises
+    DataError."""
     field = data.prompt_field
     if data.prompt_template is not None:
         prompt: Any = _rendered(row, data.prompt_template)
@@ -148,7 +125,6 @@ def _rendered(row: Mapping[str, Any], template: str) -> str:
 
 
 def _append(messages: list[Message], suffix: str) -> None:
-    """Puts ``suffix`` after the last user message."""
     said = [message for message in messages if message["role"] == "user"]
     if not said or not isinstance(said[-1]["content"], str):
         raise DataError("data.prompt_suffix needs a user message whose content is text")
@@ -156,7 +132,6 @@ def _append(messages: list[Message], suffix: str) -> None:
 
 
 def with_system(messages: list[Message], data: DataConfig) -> list[Message]:
-    """``messages`` after ``data.system_prompt``, unless they have a system message of their own."""
     if data.system_prompt is None or messages[0]["role"] == "system":
         return messages
     return [{"role": "system", "content": data.system_prompt}, *messages]
@@ -173,7 +148,6 @@ def messages_of(prompt: object, field: str) -> list[Message]:
 
 
 def could_be_hub_name(text: str) -> bool:
-    """True if ``text`` has the form ``name`` or ``owner/name`` and does not look like a path."""
     return (
         bool(text)
         and not text.startswith(("/", ".", "~"))

@@ -1,4 +1,4 @@
-"""Training rows of a run: one source, or several with names, weights and fields of their own."""
+"""Training rows of a run, from one source or several."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ from paceline.dataset.rows import load_rows
 
 
 class RenamedFields(RowSource):
-    """Rows of a source under the names that the other sources have for their fields.
-
-    ``names``: this source's name of a field, by the common one. A row keeps its own names too.
-    """
+    """Rows of a source, with ``names`` (its name of a field, by the common one) added."""
 
     def __init__(self, rows: RowSource, names: Mapping[str, str]) -> None:
         self._rows = rows
@@ -45,8 +42,7 @@ class TrainingRows:
 
 
 def open_training_rows(data: DataConfig) -> TrainingRows:
-    """Opens and checks the sources of ``data``. Raises DataError that names the file, and the
-    source if it has a name."""
+    """Opens and checks the sources of ``data``. Raises DataError."""
     if data.path is not None:
         rows = load_rows(data.path, name=data.name, split=data.split)
         check_run_rows(rows, data)
@@ -54,15 +50,10 @@ def open_training_rows(data: DataConfig) -> TrainingRows:
     # By name: the order of the tables in the file decides nothing.
     names = sorted(data.sources)
     parts = [open_source(name, data.sources[name], data) for name in names]
-    counts = _shares(data, names)
+    weights = [w for name in names if (w := data.sources[name].weight) is not None]
+    counts = shares(weights) if len(weights) == len(names) else (0,) * len(names)
     sources = [DataSource(*fields) for fields in zip(names, map(len, parts), counts, strict=True)]
     return TrainingRows(Concatenated(parts, data.described), tuple(sources))
-
-
-def _shares(data: DataConfig, names: list[str]) -> tuple[int, ...]:
-    weights = [data.sources[name].weight for name in names]
-    known = [weight for weight in weights if weight is not None]
-    return shares(known) if len(known) == len(names) else (0,) * len(names)
 
 
 def open_source(name: str, source: SourceConfig, data: DataConfig) -> RowSource:

@@ -40,24 +40,21 @@ class Estimate:
 
 @dataclass(slots=True)
 class RewardSums:
-    """Training rewards of some steps."""
+    """Sums over some steps: of the means of training rewards, and of the variances of these
+    means."""
 
     steps: int = 0
     total: float = 0.0
-    """Sum of the steps' means."""
     variance: float = 0.0
-    """Sum of the variances of these means."""
 
     def add(self, mean: float, deviation: float, groups: int) -> None:
-        """``deviation``: of the rewards of the step's samples. Samples of one prompt are alike, so
-        each of the ``groups`` counts as one draw: the error is rather too large than too small."""
+        """Samples of one prompt are alike: each group counts as one draw of ``deviation``."""
         self.steps += 1
         self.total += mean
         self.variance += deviation**2 / max(1, groups)
 
     @property
     def estimate(self) -> Estimate | None:
-        """Estimate of the mean reward; None without a step."""
         if not self.steps:
             return None
         return Estimate(self.total / self.steps, math.sqrt(self.variance) / self.steps)
@@ -77,25 +74,19 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Exploited:
-    """The reward is probably exploited."""
+    """Of the newest and of the best evaluation: step, truth, and the score before it."""
 
     step: int
-    """Step of the newest evaluation."""
     truth: float
     best_step: int
     best_truth: float
     score: float
-    """Before the newest evaluations."""
     best_score: float
-    """Before the best one."""
 
 
 def exploited(evaluations: Sequence[Checked], drop: float) -> Exploited | None:
-    """Return what shows that the score rose while the truth fell; None if nothing does.
-
-    ``evaluations``: in order of their steps. ``drop``: share of the best truth by which the newest
-    ones must be lower; 0: never.
-    """
+    """Evidence that the score rose while the truth fell by ``drop`` of its best (0: never), if
+    any."""
     if not drop or len(evaluations) <= NEWEST:
         return None
     best = max(range(len(evaluations)), key=lambda i: evaluations[i].truth.mean)
@@ -125,7 +116,6 @@ def _below(truth: Estimate, best: Estimate, drop: float) -> bool:
 
 
 def _mean(evaluations: Sequence[Checked]) -> Estimate | None:
-    """Mean of their scores; None if none has one."""
     scores = [each.score for each in evaluations if each.score is not None]
     if not scores:
         return None

@@ -1,4 +1,5 @@
-"""Scores of an evaluation set: estimators over the samples of a prompt, and their means over prompts.
+"""Scores of an evaluation set: estimators over the samples of a prompt, and their means over
+prompts.
 
 Pure, and without random numbers: every process computes the same values.
 """
@@ -6,6 +7,7 @@ Pure, and without random numbers: every process computes the same values.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -15,20 +17,16 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class RowScore:
-    """Scores of the samples of one prompt."""
+    """Scores of the samples of one prompt: their mean reward, and sums."""
 
     compact = True
 
     reward_mean: float
     samples: int = 1
     solved: int = 0
-    """Samples whose reward reaches the set's threshold."""
     majority: float = 0.0
-    """See majority_solved."""
     tokens: int = 0
-    """Completion tokens of all samples."""
     truncated: int = 0
-    """Samples that ended at the limit of tokens."""
 
 
 def row_score(
@@ -38,8 +36,8 @@ def row_score(
     truncated: int,
     solved_at: float,
 ) -> RowScore:
-    """The score of a prompt from its samples. ``answers``: one for each sample ("": it has none),
-    or none at all, if nobody votes. ``solved_at``: reward from which a sample counts as solved."""
+    """The score of a prompt. ``answers``: one for each sample ("" is none), or none if nobody
+    votes."""
     solved = [reward >= solved_at - ROUNDING for reward in rewards]
     return RowScore(
         reward_mean=math.fsum(rewards) / len(rewards),
@@ -57,7 +55,6 @@ class SetScores:
 
     samples: int = 1
     rows: int = 0
-    """Prompts that were scored."""
     reward_sum: float = 0.0
     reward_squares: float = 0.0
     passed: dict[str, float] = field(default_factory=dict)
@@ -78,12 +75,8 @@ class SetScores:
         self.truncated += row.truncated
 
     def metrics(self) -> dict[str, float]:
-        """Means over the prompts by metric; empty if no prompt was scored.
-
-        reward; reward_se, the standard error of its mean, with the prompts as independent draws;
-        pass@k for the reported k; maj@N of N > 1 samples; tokens, the mean length of a sample;
-        truncated, a share.
-        """
+        """Means over the prompts; reward_se is the standard error with prompts as independent
+        draws."""
         if not self.rows:
             return {}
         samples = self.rows * self.samples
@@ -94,8 +87,6 @@ class SetScores:
         return found | {"tokens": self.tokens / samples, "truncated": self.truncated / samples}
 
     def _standard_error(self) -> float:
-        """Standard error of the mean reward: sample standard deviation of the prompts' means over the root of
-        their number; 0 for one prompt."""
         if self.rows < 2:
             return 0.0
         squares = self.reward_squares - self.reward_sum**2 / self.rows
@@ -109,47 +100,30 @@ def judging_metrics(samples: int) -> tuple[str, ...]:
 
 
 def pass_at_k(samples: int, solved: int, k: int) -> float:
-    """Probability that at least one of ``k`` samples, drawn without replacement, is solved.
-
-    The unbiased estimator 1 - C(n - c, k) / C(n, k) of n = ``samples`` with c = ``solved`` (Chen et
-    al. 2021, arXiv 2107.03374, equation 1), as a product, which neither overflows nor cancels.
-    Raises ValueError unless 1 <= k <= n and 0 <= c <= n.
+    """Probability that one of ``k`` samples, drawn without replacement, is solved: the unbiased
+    1 - C(n - c, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374, equation 1). Raises ValueError.
     """
     if not (1 <= k <= samples and 0 <= solved <= samples):
         raise ValueError(f"pass@{k} of {solved} solved samples out of {samples}")
-    if samples - solved < k:
-        return 1.0
-    missed = 1.0
-    for i in range(k):
-        missed *= (samples - solved - i) / (samples - i)
-    return 1.0 - missed
+    return 1.0 - math.prod((samples - solved - i) / (samples - i) for i in range(k))
 
 
 def reported_ks(samples: int) -> tuple[int, ...]:
-    """The k of pass@k that are reported for ``samples`` samples: the powers of two below, and all
-    of them."""
+    """The k of pass@k that are reported: powers of two below ``samples``, and all of them."""
     powers = [1 << i for i in range(samples.bit_length())]
     return (*[k for k in powers if k < samples], samples)
 
 
 def majority_answer(answers: Sequence[str]) -> str:
-    """The answer that most samples gave; of equally frequent ones, the one given first. Empty
-    answers have no vote; "" if there is no other."""
-    votes: dict[str, int] = {}
-    for answer in answers:
-        if answer:
-            votes[answer] = votes.get(answer, 0) + 1
-    # max returns the first of equals, and the dictionary is in the order of first votes.
-    return max(votes, key=votes.__getitem__, default="")
+    """The most frequent answer that is not empty, of equals the first; "" if there is none."""
+    # Counter keeps the order of first votes, and most_common is stable.
+    votes = Counter(filter(None, answers)).most_common(1)
+    return votes[0][0] if votes else ""
 
 
 def majority_solved(answers: Sequence[str], solved: Sequence[bool]) -> float:
-    """majority@k (maj@k, self-consistency; Wang et al. 2022, arXiv 2203.11171): 1 if the majority's
-    answer is right, 0 if it is not or if no sample has an answer.
-
-    A reward may judge samples of one answer differently, for example by their format: then it is
-    the share of them that is solved. Raises ValueError unless both sequences have one length.
-    """
+    """maj@k (self-consistency; Wang et al. 2022, arXiv 2203.11171): the solved share of the samples
+    with the majority's answer, which a reward may judge differently by their format."""
     chosen = majority_answer(answers)
     verdicts = [s for a, s in zip(answers, solved, strict=True) if a == chosen]
     return sum(verdicts) / len(verdicts) if chosen else 0.0

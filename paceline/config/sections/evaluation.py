@@ -43,18 +43,16 @@ class EvalSetConfig(Section):
     limit: Positive = 256
     """Largest number of prompts: the first ones of the data."""
     every: Positive | None = None
-    """Steps between evaluations on this set. Default: train.eval_every. Every set is also evaluated
-    at step 0 and at the end."""
+    """Steps between evaluations, beside those at step 0 and at the end. Default:
+    train.eval_every."""
     reward: list[str] | dict[str, float] | None = None
     """Rewards of this set. Default: reward.functions."""
     solved_at: float = 1.0
     """Reward from which a sample counts as solved, in pass@k and maj@k."""
     vote: VOTES = "auto"
-    """Part of a sample that is voted on in maj@k. text: the completion without surrounding blanks.
-    boxed: the last \\\\boxed{...}. number: the last number. auto: with math_verify the last
-    \\\\boxed{...}, or the last number if there is none; with math_boxed the last \\\\boxed{...};
-    the text with other rewards.
-    """
+    """Answers that are counted in maj@k. text: the whole completion. boxed: the last
+    \\\\boxed{...}. number: the last number. auto: boxed with math_boxed; boxed, else number with
+    math_verify; text with others."""
 
     @property
     def is_greedy(self) -> bool:
@@ -96,12 +94,11 @@ class EvaluationConfig(Section):
     change = Fixed("the ledger ranks checkpoints by these evaluations")
 
     sets: dict[str, EvalSetConfig] = Field(default_factory=dict)
-    """Evaluation sets by name, each a table [evaluation.sets.NAME] (its settings are below). The
-    set of data.eval_path is called held_out: one greedy sample of each prompt."""
+    """Evaluation sets, each a table [evaluation.sets.NAME]. The set of data.eval_path is
+    held_out."""
     best_metric: str | None = None
-    """Metric that chooses the best checkpoint and stops the run early, as SET/METRIC:
-    math500/pass@1, held_out/reward, aime/maj@8. Default: the reward of the set held_out; without
-    that set, of the first one by name."""
+    """Metric that chooses the best checkpoint, as SET/METRIC: math500/pass@1, aime/maj@8. Default:
+    the reward of held_out, or of the first set by name."""
 
     @field_validator("sets")
     @classmethod

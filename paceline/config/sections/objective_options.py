@@ -46,70 +46,58 @@ class DistillOptions(Section):
 
 class PpoOptions(Section):
     critic_path: LocalPath | None = None
-    """Directory or hub name of the model that the critic starts from: a sequence classifier with
-    one label, such as a reward model, or a causal language model, whose head is replaced by zeros.
-    Its tokenizer is that of model.path. Default: model.path."""
+    """Model that the critic starts from: a sequence classifier with one label, or a causal language
+    model, whose head is replaced by zeros. It has the tokenizer of model.path. Default:
+    model.path."""
     critic_lr_scale: Annotated[float, Field(gt=0)] = 10.0
-    """Learning rate of the critic, as a multiple of train.optimizer.lr; it has the same
-    schedule."""
+    """Learning rate of the critic, as a multiple of train.optimizer.lr."""
     value_coef: Annotated[float, Field(ge=0)] = 1.0
-    """Weight of the value loss. The critic is a model of its own, with a gradient norm of its own,
-    so this matters only if train.optimizer.max_grad_norm clips."""
+    """Weight of the value loss. It matters only if train.optimizer.max_grad_norm clips."""
     value_clip: Annotated[float, Field(gt=0)] | None = 0.2
-    """The value loss counts a value that is further than this from the value before the step at
-    least as much as its clipped one. A step makes one update from values before it, so it never
-    binds. none disables it."""
+    """Range around the value before the step in which the value loss takes values. A step makes one
+    update, so it never binds. none disables it."""
     gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Discount of rewards, per token."""
     gae_lambda: Annotated[float, Field(ge=0, le=1)] = 0.95
-    """Lambda of generalised advantage estimation. 1: the return minus the value. 0: one token
-    ahead."""
+    """Lambda of generalised advantage estimation. 1: the return minus the value."""
     value_pretraining_steps: NonNegative = 0
     """First steps, which train the critic only."""
     whiten_advantages: bool = True
-    """Subtract the mean of advantages and divide by their standard deviation, both those of the
-    steps before."""
+    """Normalise advantages by the mean and standard deviation of earlier steps."""
     whiten_rewards: bool = False
-    """Divide token rewards by their standard deviation around their mean, both those of the steps
-    before."""
+    """Divide token rewards by their standard deviation in earlier steps."""
     moments_decay: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """How much the moments of whitening keep of a step with each later one."""
     kl_controller: Literal["fixed", "adaptive"] = "fixed"
-    """Coefficient of the KL penalty in the reward. fixed: train.loss.kl_coef. adaptive: it starts
-    there,
-    and is raised or lowered towards kl_target after each step."""
+    """fixed: train.loss.kl_coef. adaptive: it starts there, and moves towards kl_target."""
     kl_target: Annotated[float, Field(gt=0)] = 6.0
     """KL to the reference that the adaptive controller aims at, in nats per completion."""
     kl_horizon: Positive = 10_000
-    """How slowly the adaptive controller moves, in completions: a step of n of them multiplies the
-    coefficient by 1 + n / kl_horizon x (relative error of the KL, at most 0.2)."""
+    """Slowness of the adaptive controller: a step of n completions multiplies the coefficient by 1
+    + n / kl_horizon x (relative error of the KL, at most 0.2)."""
 
 
 class PairOptions(Section):
     """Options of every objective of pairs."""
 
     pairs: Literal["best_worst", "all"] = "best_worst"
-    """Pairs of a group, by reward. best_worst: one, the best completion and the worst. all:
-    disjoint pairs, the best with the worst, the second best with the second worst, and so on.
-    Completions of equal reward make no pair."""
+    """Pairs of a group. best_worst: one, of the highest and the lowest reward. all: the best with
+    the worst, the second best with the second worst, and so on. Equal rewards make no pair."""
 
 
 class DpoOptions(PairOptions):
     """Options of dpo and online_dpo."""
 
     beta: Strength = 0.1
-    """Inverse temperature of the implicit reward: higher keeps the policy closer to the reference.
-    """
+    """Inverse temperature: higher keeps the policy closer to the reference."""
     loss: DpoLoss = "sigmoid"
     """Loss of a pair."""
     label_smoothing: FlipRate = 0.0
-    """Share of pairs whose preference is taken to be flipped. It is used by sigmoid, robust and
-    exo_pair, which needs one."""
+    """Share of pairs taken to be flipped, in sigmoid, robust and exo_pair, which needs it."""
     discopop_tau: Strength = 0.05
     """Temperature of discopop's blend of its two losses."""
     sft_coef: Coefficient = 0.0
-    """Weight of the chosen completion's mean negative log-prob per token, added to the loss of a
-    pair."""
+    """Weight of the chosen completion's mean negative log-prob per token."""
 
     @model_validator(mode="after")
     def _smoothed(self) -> DpoOptions:
@@ -129,24 +117,21 @@ class IpoOptions(PairOptions):
     length_average: bool = False
     """Mean log-probs over each completion instead of sums, as TRL has it. It needs another beta."""
     sft_coef: Coefficient = 0.0
-    """Weight of the chosen completion's mean negative log-prob per token, added to the loss of a
-    pair."""
+    """Weight of the chosen completion's mean negative log-prob per token."""
 
 
 class OrpoOptions(PairOptions):
     """Options of orpo."""
 
     beta: Coefficient = 0.1
-    """Weight of the odds-ratio loss, lambda in the paper, beside the chosen completion's mean
-    negative log-prob."""
+    """Weight of the odds-ratio loss, lambda in the paper."""
 
 
 class KtoOptions(Section):
     """Options of kto."""
 
     beta: Strength = 0.1
-    """Inverse temperature of the implicit reward: higher keeps the policy closer to the reference.
-    """
+    """Inverse temperature: higher keeps the policy closer to the reference."""
     desirable_weight: Coefficient = 1.0
     """Weight of desirable completions, to balance their number."""
     undesirable_weight: Coefficient = 1.0
@@ -161,7 +146,6 @@ class RewardModelOptions(PairOptions):
     """Options of reward_model."""
 
     margin: bool = False
-    """The score of the chosen completion must be higher by the difference of the two rewards, which
-    recorded pairs take from their margin field."""
+    """The chosen score must be higher by the difference of the rewards (data.margin_field)."""
     center_coef: Coefficient = 0.0
     """Weight of the squared sum of a pair's scores, which keeps scores near 0. 0.01 is usual."""

@@ -23,29 +23,24 @@ class ScorerConfig(Section):
     change = Fixed("groups in flight were scored with it")
 
     kind: Literal["reward_model", "judge", "logprobs"]
-    """Score that it computes. reward_model: that of prompt and completion by a model with a scalar
-    head. judge: the number in a language model's reply about the completion. logprobs: the log-prob
-    of each token of the completion."""
+    """reward_model: a scalar head's score of prompt and completion. judge: the number in a language
+    model's reply. logprobs: the log-prob of each token of the completion."""
     path: LocalPath | None = None
     """Directory or hub name of the model."""
     url: Annotated[Annotated[str, Field(pattern=r"^https?://\S+$")] | None, AT_START] = None
-    """Judge: base URL of an OpenAI-compatible server that runs the model, such as
-    http://host:8000/v1. Without it the scorer loads path itself."""
+    """Judge: base URL of an OpenAI-compatible server, in place of path, as http://host:8000/v1."""
     model: str | None = None
     """Judge with a url: name of the model there."""
     api_key_file: Annotated[LocalPath | None, AT_START] = None
-    """Judge with a url: file with the key that the server asks for. The environment variable
-    PACELINE_JUDGE_KEY overrides it."""
+    """Judge with a url: file with its key. PACELINE_JUDGE_KEY overrides it."""
     prompt: str = (
         "Question:\n{prompt}\n\nAnswer:\n{completion}\n\nHow good is this answer, from 0 (wrong) "
         "to 10 (perfect)? "
         'Give a reason, then end with a line "Score: N".'
     )
-    """Judge: text of the request. {prompt}, {completion} and {answer} are replaced; double other
-    braces."""
+    """Judge: request, with {prompt}, {completion} and {answer}. Other braces are doubled."""
     pattern: str = r"Score:\s*(-?\d+(?:\.\d+)?)"
-    """Judge: regular expression whose first group is the score. The last match in the reply counts.
-    """
+    """Judge: regular expression whose first group is the score. The last match counts."""
     score_range: tuple[float, float] = (0.0, 10.0)
     """Judge: lowest and highest score. A reply with another one is no score."""
     max_tokens: Positive = 512
@@ -53,8 +48,7 @@ class ScorerConfig(Section):
     temperature: Annotated[float, Field(ge=0)] = 0.0
     """Judge: sampling temperature of its replies. 0 is greedy."""
     attempts: Annotated[Positive, AT_START] = 3
-    """Judge: replies that are asked for about one completion until one has a score. Then the
-    attempt fails."""
+    """Judge: replies that are asked for until one has a score. Then the attempt fails."""
     max_context: Positive | None = None
     """Longest prompt plus completion, in tokens. A longer one fails. Default: the model's limit."""
     batch_size: Annotated[Positive, AT_START] = 16
@@ -62,8 +56,8 @@ class ScorerConfig(Section):
     dtype: Annotated[Literal["auto", "float32", "bfloat16"], AT_START] = "auto"
     """Precision in which the model computes. auto uses model.dtype."""
     timeout_s: Annotated[Seconds, AT_START] = 60.0
-    """A request that a scorer has not answered for this many seconds is sent to another one as
-    well. Judge with a url: longest time of one reply."""
+    """Seconds after which a request goes to another worker as well. Judge with a url: limit of a
+    reply."""
 
     @model_validator(mode="after")
     def _fits_kind(self) -> ScorerConfig:
@@ -132,7 +126,8 @@ def named_scorer(function: str) -> str | None:
 def problem_of_scorers(
     scorers: dict[str, ScorerConfig], rewards: list[str], reference: str, counts: Any
 ) -> str:
-    """The contradiction between [scorers] and the settings that name scorers; empty if nothing is."""
+    """The contradiction between [scorers] and the settings that name scorers; empty if nothing
+    is."""
     known = ", ".join(scorers) or "there are none"
     for setting, named, scores in (
         *(("reward.functions", function, True) for function in rewards),

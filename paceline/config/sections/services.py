@@ -11,34 +11,30 @@ from paceline.config.fields import Fixed, LocalPath, Positive, Seconds, Section
 
 class RedisConfig(Section):
     url: Annotated[str | None, Fixed("the journal is stored there")] = None
-    """Address of an existing server, redis:// or rediss://. If none, Paceline starts one in the
-    run directory."""
+    """Existing server, redis:// or rediss://. If none, Paceline starts one in the run directory."""
     host: str = "127.0.0.1"
-    """Address on which the server that Paceline starts listens, beside loopback. Workers on other
-    machines need one that they reach, such as 0.0.0.0; they log in with a password, and can command
-    nothing."""
+    """Address of Paceline's own server, beside loopback. Workers on other machines need one they
+    reach, such as 0.0.0.0; they log in with a password and limited rights."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port of the server that Paceline starts. 0 chooses a free one, and keeps it."""
     appendfsync: Literal["everysec", "always"] = "everysec"
-    """When the embedded server writes its log to disk. everysec survives the death of any
-    process, but a power failure may lose one second. always loses nothing and is slower."""
+    """everysec survives the death of any process, and a power failure may lose one second. always
+    loses nothing and is slower."""
     maxmemory_mb: Positive | None = None
-    """Memory limit of the embedded server, in MiB. Above it the server refuses writes; it never
-    evicts data."""
+    """Memory limit of Paceline's own server, in MiB. Above it, it refuses writes."""
 
 
 class ControllerConfig(Section):
     host: str = "127.0.0.1"
     """Address on which controllers listen. Any address but loopback needs auth.token_file."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """gRPC port of the first controller; the others use the following ports. 0 chooses free
-    ports."""
+    """gRPC port of the first controller; the others use the next ones. 0: free ports."""
     leader_lease_s: Seconds = 1.0
     """A leader that does not renew its lease for this many seconds is replaced by a standby."""
     snapshot_every: Annotated[int, Field(ge=100)] = 20000
     """Journal events between two snapshots of the ledger."""
     max_message_mb: Annotated[int, Field(ge=1, le=2047)] = 64
-    """Largest gRPC message that is accepted, in MiB. protobuf reads none of 2 GiB or more."""
+    """Largest gRPC message that is accepted, in MiB."""
 
 
 REDIS_SCHEMES = ("redis", "rediss", "redis+sentinel", "rediss+sentinel", "unix")
@@ -48,11 +44,9 @@ class PayloadsConfig(Section):
     change = Fixed("the payloads of the run are stored there")
 
     url: str | list[str] | None = None
-    """Store of the tokens of groups. If none, the Redis of the journal. Otherwise one or several
-    URLs of other servers, redis:// or rediss://, over which they are spread, or one of a directory,
-    file:///PATH, or of an object store that fsspec opens, such as s3://BUCKET/PREFIX.
-    Every rollout worker, policy rank and controller must reach it.
-    """
+    """Store of the tokens of groups. If none, the Redis of the journal. Else one or several Redis
+    servers, file:///PATH, or an object store of fsspec, such as s3://BUCKET/PREFIX. Every rollout
+    worker, policy rank and controller must reach it."""
 
     @property
     def urls(self) -> list[str]:
@@ -84,21 +78,19 @@ class RestConfig(Section):
     enabled: bool = True
     """Serve the REST interface, Prometheus metrics and the dashboard on every controller."""
     host: str | None = None
-    """Address on which the REST interface listens. Default: controller.host. Any address but
-    loopback needs auth.token_file."""
+    """Address of the REST interface. Default: controller.host. Others than loopback need a
+    token."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """HTTP port of the first controller; the others use the following ports. 0 chooses free
-    ports."""
+    """HTTP port of the first controller; the others use the next ones. 0: free ports."""
 
 
 class MetricsConfig(Section):
     sinks: list[str] = Field(default_factory=lambda: ["tensorboard"])
-    """Services that receive the curves, in addition to metrics.jsonl: tensorboard, wandb, mlflow,
-    or package.module:factory. wandb and mlflow need the extras paceline[wandb] and
-    paceline[mlflow]."""
+    """Receivers of the curves beside metrics.jsonl: tensorboard, wandb, mlflow (extras of the same
+    name), or package.module:factory."""
     tensorboard_dir: LocalPath | None = None
-    """Directory for TensorBoard's event files of many runs, such as the one that a platform shows:
-    each run has `<run.name>-<8 digits>` there. Default: `<run_dir>/tensorboard`."""
+    """Directory for TensorBoard's event files of many runs. Each has `<run.name>-<8 digits>` there.
+    Default: `<run_dir>/tensorboard`."""
     project: str = "paceline"
     """Project in Weights & Biases, experiment in MLflow."""
     wandb_entity: str | None = None
@@ -106,25 +98,21 @@ class MetricsConfig(Section):
     wandb_mode: Literal["online", "offline"] = "online"
     """offline writes to `<run_dir>/wandb`, for a later `wandb sync`."""
     mlflow_uri: str | None = None
-    """MLflow tracking server or store. Default: MLFLOW_TRACKING_URI, else a store in
-    `<run_dir>/mlflow`."""
+    """MLflow tracking server or store. Default: MLFLOW_TRACKING_URI, else `<run_dir>/mlflow`."""
 
 
 class ArchiveConfig(Section):
     enabled: bool = True
-    """Keep the groups of every step in Parquet files in `<run_dir>/samples`, for `paceline samples`
-    and the dashboard once a checkpoint covers them, and after the run."""
+    """Keep the groups of every step in `<run_dir>/samples`, for `paceline samples` and the
+    dashboard."""
     max_mb: Positive = 1024
     """Largest total size of the files, in MiB. The oldest are deleted above it."""
     step_mb: Positive = 64
-    """Payloads that the archive reads of one step, in MiB, about. Of a larger step it keeps the
-    prompts and completions of a random part of the groups, and the facts of all."""
+    """Payloads of one step that are read, in MiB, about. Of a larger step, texts of a random part
+    of the groups are kept, and the facts of all."""
     read_mb_s: Annotated[float, Field(gt=0)] = 1.0
-    """Payloads that the archive reads a second, in MiB, on average and about. Of steps that
-    together have more it keeps the prompts and completions of a random part. Reading takes the
-    leader longer than serving: a leader that commits steps as fast as it can would have a third of
-    its rate if all were read.
-    """
+    """Payloads that are read a second, in MiB, on average. Above it, texts of a random part are
+    kept: reading all would slow down a leader that commits steps as fast as it can."""
 
 
 AlertKind = Literal[
@@ -134,43 +122,39 @@ AlertKind = Literal[
 
 class AlertsConfig(Section):
     webhook_file: LocalPath | None = None
-    """File that contains the URL of a webhook. Each alert is posted to it as a JSON object with
-    text, run, kind, id, step and t. The URL is in a file because it often contains a key."""
+    """File with the URL of a webhook, which often contains a key. Each alert is posted to it as
+    JSON: text, run, kind, id, step and t."""
     command: list[str] = Field(default_factory=list)
-    """Command, as a list of its arguments, that is run for each alert with the JSON object on its
-    standard input. It runs on the machine of the leading controller."""
+    """Command, as a list, that the leader runs for each alert with the JSON on its standard
+    input."""
     on: list[AlertKind] = Field(default_factory=lambda: list(get_args(AlertKind)))
-    """Kinds of alerts that are sent. Of each kind but end at most one is sent in five minutes; the
-    next one says how many were held back."""
+    """Kinds of alerts that are sent, but for end at most one in five minutes."""
     stall_s: Seconds = 1800.0
     """A run without a committed step for this many seconds has stalled."""
     reward_drop: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    """The reward has collapsed if its mean over ten steps is this fraction below the best such
-    mean. 0 disables the alert."""
+    """The reward has collapsed if its mean over ten steps is this fraction below the best. 0: no
+    alert."""
     disk_free_gb: Annotated[float, Field(ge=0)] = 10.0
-    """Free space of the run directory's file system, in GB, below which the disk is nearly full."""
+    """Free space of the run directory's disk, in GB, below which an alert is sent."""
 
 
 class TelemetryConfig(Section):
     otlp_endpoint: str | None = None
-    """Address of an OpenTelemetry collector that accepts OTLP over HTTP, http:// or https://. It
-    receives traces of samples. Needs the extra paceline[otel]. Credentials are read from
-    OTEL_EXPORTER_OTLP_HEADERS."""
+    """OpenTelemetry collector (OTLP over HTTP) that receives traces of samples. Needs the extra
+    paceline[otel]. Credentials: OTEL_EXPORTER_OTLP_HEADERS."""
     share: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """Fraction of the training tasks that are traced. Every leader of a run traces the same
-    tasks."""
+    """Fraction of the training tasks that are traced."""
 
 
 class AuthConfig(Section):
     token_file: LocalPath | None = None
-    """File with the bearer token that every client must present. The environment variable
-    PACELINE_TOKEN overrides it."""
+    """File with the bearer token of every client. PACELINE_TOKEN overrides it."""
     tls_cert: LocalPath | None = None
-    """PEM file with the controllers' certificate chain. Together with tls_key it turns TLS on."""
+    """PEM file with the controllers' certificate chain. With tls_key it turns TLS on."""
     tls_key: LocalPath | None = None
     """PEM file with the private key of tls_cert."""
     tls_ca: LocalPath | None = None
-    """PEM file with the root certificate by which clients verify controllers. Default: tls_cert."""
+    """PEM file with the root certificate by which clients verify. Default: tls_cert."""
 
     @model_validator(mode="after")
     def _pair(self) -> AuthConfig:

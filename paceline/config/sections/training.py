@@ -66,31 +66,24 @@ class ModelConfig(Section):
     change = Fixed("checkpoints hold this model and its optimizer state")
 
     path: LocalPath
-    """The model to train: a directory or hub name that `AutoModelForCausalLM.from_pretrained`
-    accepts."""
+    """The model to train: a directory or hub name for `AutoModelForCausalLM.from_pretrained`."""
     initial_checkpoint: Annotated[LocalPath | None, Fixed("the run has begun with it")] = None
-    """Checkpoint directory of another run, with whose weights this run begins; its optimizer state
-    is taken over if it fits. `paceline up --from` sets it. If none, the run begins with model.path.
-    """
+    """Checkpoint of another run with which this one begins; its optimizer state is used if it fits.
+    `paceline up --from` sets it."""
     tokenizer: Annotated[
         LocalPath | None, Fixed("groups in flight are token ids of this tokenizer")
     ] = None
     """Directory or hub name of the tokenizer. Default: `model.path`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision in which the trainer computes. Master weights and optimizer state are always
-    float32."""
+    """Precision of the trainer's compute. Weights and optimizer state are always float32."""
     gradient_checkpointing: Annotated[bool, AT_START] = False
-    """Recompute activations in the backward pass. It needs less memory and about a third more
-    compute."""
+    """Recompute activations in the backward pass: less memory, a third more compute."""
     attention: Annotated[Literal["sdpa", "flex"], AT_START] = "sdpa"
-    """Attention of the trainer over packed rows. sdpa: PyTorch's scaled dot-product attention, for
-    which a shared prompt is copied once for each completion. flex: a compiled block-sparse kernel
-    without copies, for GPUs and long shared prompts; on a CPU it computes all scores of a row, and
-    is for checks only.
-    """
+    """sdpa: PyTorch's attention, which copies a shared prompt for each completion. flex: a compiled
+    block-sparse kernel without copies, for GPUs and long shared prompts; on a CPU it is for checks
+    only."""
     compile: Annotated[bool, AT_START] = False
-    """Compile each transformer block of the trainer with torch.compile, around its attention. The
-    first row takes longer."""
+    """Compile each transformer block of the trainer with torch.compile."""
     trust_remote_code: Annotated[bool, Fixed("the model's code belongs to the run")] = False
     """Run model code that comes with the checkpoint."""
     device: Annotated[Literal["auto", "cpu", "cuda"], AT_START] = "auto"
@@ -110,8 +103,8 @@ class SourceConfig(Section):
     split: str = "train"
     """Split of a Hugging Face data set."""
     weight: Annotated[float, Field(ge=0)] | None = None
-    """Share of the prompts that come from this source, in proportion to the weights of the others.
-    If no source has a weight, the sources are one data set."""
+    """Share of the prompts, relative to the other weights. Without any, the sources are one data
+    set."""
 
     @property
     def renamed_fields(self) -> dict[str, str]:
@@ -124,14 +117,13 @@ class DataConfig(Section):
 
     path: LocalPath | None = None
     """Training data: a JSONL or Parquet file, a directory of such files, or the name or directory
-    of a Hugging Face data set. Either this or data.sources is needed."""
+    of a Hugging Face data set. Either this or data.sources."""
     sources: Annotated[dict[Annotated[str, Field(pattern=SOURCE_NAME)], SourceConfig], NEWER] = (
         Field(default_factory=dict)
     )
     """Several sources of training data, each as a table [data.sources.NAME]."""
     open_timeout_s: Annotated[Seconds, AT_START] = 1800.0
-    """Longest time to open the data. After it the controller ends with an error that names the
-    data."""
+    """Longest time to open the data, after which the run fails."""
     name: str | None = None
     """Configuration name of a hub data set."""
     split: str = "train"
@@ -139,20 +131,18 @@ class DataConfig(Section):
     prompt_field: str = "prompt"
     """Field with the prompt: text, or a list of chat messages for the tokenizer's chat template."""
     answer_field: str | None = "answer"
-    """Field that is passed to rewards as the reference answer. If none, rewards receive only the
-    row."""
+    """Field that rewards receive as the reference answer. If none, they receive only the row."""
     messages_field: Annotated[str | None, NEWER] = None
     """Recorded data: field with a chat. The assistant's turns are trained, the others are read."""
     completion_field: Annotated[str | None, NEWER] = None
     """Recorded data: field with the completion of prompt_field, as text or as chat messages."""
     chosen_field: Annotated[str | None, NEWER] = None
-    """Recorded data: field with the better one of two completions, as text or as chat messages. A
-    whole chat may stand in both fields; prompt_field is not needed then."""
+    """Recorded data: field with the better of two completions, as text or messages. Whole chats in
+    both fields need no prompt_field."""
     rejected_field: Annotated[str | None, NEWER] = None
     """Recorded data: field with the worse one of two completions."""
     margin_field: Annotated[str | None, NEWER] = None
-    """Recorded data: field with a positive number, by how much chosen is better. If none, it is 1.
-    """
+    """Recorded data: field with a positive number, by how much chosen is better."""
     label_field: Annotated[str | None, NEWER] = None
     """Recorded data: field that is true for a good completion and false for a bad one."""
     chat: bool = False
@@ -160,26 +150,22 @@ class DataConfig(Section):
     system_prompt: str | None = None
     """System message put before the chat messages, unless the row has its own."""
     prompt_template: Annotated[str | None, NEWER] = None
-    """Text of the prompt, with the names of fields in braces: "Question: {question}\\nAnswer:". It
-    takes the place of data.prompt_field. {{ and }} stand for braces."""
+    """Prompt with names of fields in braces, in place of data.prompt_field: "Question:
+    {question}\\nAnswer:". {{ and }} stand for braces."""
     prompt_suffix: Annotated[str, NEWER] = ""
-    """Text that is put after every prompt; after the last user message, if the prompt is chat
-    messages."""
+    """Text that is put after every prompt, or after its last user message."""
     chat_template_args: Annotated[dict[str, Any], NEWER] = Field(default_factory=dict)
     """Arguments of the tokenizer's chat template, for example { enable_thinking = false }."""
     shuffle: bool = True
-    """Shuffle the rows in each pass over the data, by run.seed. If false, rows keep the order of
-    the file."""
+    """Shuffle the rows in each pass over the data, by run.seed."""
     max_prompt_tokens: Positive = 4096
     """Longest prompt, in tokens. See long_prompts."""
     long_prompts: Annotated[Literal["drop", "truncate_left", "truncate_right"], NEWER] = "drop"
-    """Treatment of prompts with more than max_prompt_tokens. drop: they are dropped, with a
-    reason. truncate_left, truncate_right: the text of the row loses its beginning or its end, until
-    the prompt fits; template, system prompt and suffix stay whole."""
+    """Prompts above max_prompt_tokens: drop them, or truncate the row's text at its beginning or
+    end until the prompt fits; template, system prompt and suffix stay whole."""
     curriculum: Annotated[Literal["success_rate"] | None, NEWER] = None
-    """success_rate: prompts that were always or never solved are drawn less. Each group in a row
-    whose rewards are all equal halves the probability that the prompt is drawn in the next epoch.
-    If none, every epoch draws every prompt."""
+    """success_rate: each group in a row whose rewards are all equal halves the probability that its
+    prompt is drawn in the next epoch. If none, every epoch draws every prompt."""
     curriculum_min: Annotated[float, Field(gt=0, le=1), NEWER] = 0.1
     """Lowest probability to which the curriculum reduces a prompt."""
     eval_path: LocalPath | None = None
@@ -274,18 +260,16 @@ class RewardConfig(Section):
     change = Fixed("groups in flight were scored with them")
 
     functions: list[str] | dict[str, float] = Field(default_factory=lambda: ["exact_match"])
-    """Rewards: built-in names (exact_match, math_verify, math_boxed, math_boxed:intervals,
-    format:REGEX), package.module:function, or scorer:NAME for a scorer of [scorers]. As a table,
-    each has a weight."""
+    """Rewards: exact_match, math_verify, math_boxed, math_boxed:intervals, format:REGEX,
+    package.module:function, or scorer:NAME. As a table, each has a weight."""
     timeout_s: Annotated[Seconds, LEASE] = 10.0
     """Time limit of one reward call, in seconds. The attempt fails if a call exceeds it."""
     processes: Annotated[NonNegative, AT_START] = 1
-    """Processes that score completions, per rollout worker. 0 scores in the worker itself,
-    where only async functions have a time limit."""
+    """Processes that score, per rollout worker. 0: the worker, where only async functions have a
+    limit."""
     overlong_buffer: Annotated[NonNegative, NEWER] = 0
-    """Soft penalty of long completions, in tokens (DAPO): within this many tokens of the length
-    limit the reward falls linearly, by overlong_penalty at the limit. It is not applied to held-out
-    prompts. 0: none."""
+    """Soft penalty of long completions (DAPO): in this many tokens before the length limit the
+    reward falls linearly, by overlong_penalty. Not for held-out prompts. 0: none."""
     overlong_penalty: Annotated[float, Field(gt=0), NEWER] = 1.0
     """Reward that a completion at the length limit loses."""
 
@@ -302,8 +286,7 @@ class OptimizerConfig(Section):
     warmup_steps: Annotated[NonNegative, STEP] = 0
     """Steps in which the learning rate rises linearly from 0."""
     min_lr_ratio: Annotated[float, Field(ge=0, le=1), STEP] = 0.0
-    """Learning rate at the end of the decay, as a fraction of lr. The step after the last one would
-    have it."""
+    """Learning rate at the end of the decay, as a fraction of lr."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Weight decay of AdamW."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
@@ -320,74 +303,54 @@ class LossConfig(Section):
     change = Fixed(OBJECTIVE)
 
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum", "dr_grpo"] = "token_mean"
-    """How token losses become one number. token_mean: mean over all tokens of the step (DAPO).
-    sequence_mean: mean over each sequence, then over sequences (GRPO). sequence_sum: sum over each
-    sequence, then the mean over sequences (RLOO). dr_grpo: sum divided by the
-    longest completion, which is rollout.max_tokens, or with an environment rollout.max_context
-    (Dr. GRPO)."""
+    """From token losses to one number. token_mean: mean over the step's tokens (DAPO).
+    sequence_mean: mean over each sequence, then over sequences (GRPO). sequence_sum: sum over each,
+    then the mean (RLOO). dr_grpo: sum divided by the longest completion allowed (Dr. GRPO)."""
     advantage: Annotated[Literal["group", "leave_one_out", "step", "group_step"], NEWER] = "group"
-    """Baseline of a reward. group: the mean of its group (GRPO). leave_one_out: the mean
-    of the group's others (RLOO). step: the mean of all samples of the step (REINFORCE++).
-    group_step: the mean of its group, and the standard deviation is that of the step
-    (REINFORCE++-baseline).
-    """
+    """Baseline of a reward. group: the mean of its group (GRPO). leave_one_out: of the group's
+    others (RLOO). step: of all samples of the step (REINFORCE++). group_step: the mean of its
+    group, with the step's standard deviation (REINFORCE++-baseline)."""
     advantage_norm: bool = True
-    """Divide advantages by the standard deviation of the rewards: of the group's, or with advantage
-    = "step" and "group_step" of the step's."""
+    """Divide advantages by the standard deviation of the rewards: the group's or the step's."""
     surrogate: Annotated[Literal["clip", "weight"], NEWER] = "clip"
-    """How the importance ratio enters. clip: the smaller of the ratio and the clipped ratio times
-    the advantage, so that tokens beyond the clip have no gradient (PPO). weight: the clipped ratio
-    is a constant weight of the log-prob, so that every token keeps its gradient (CISPO)."""
+    """clip: the smaller of ratio and clipped ratio times the advantage; tokens beyond the clip have
+    no gradient (PPO). weight: the clipped ratio is a constant weight of the log-prob (CISPO)."""
     importance_level: Annotated[Literal["token", "sequence"], NEWER] = "token"
-    """token: each token has its ratio. sequence: all tokens of a completion have the geometric mean
-    of their ratios (GSPO)."""
+    """token: each token has its ratio. sequence: the geometric mean over the completion (GSPO)."""
     clip_low: Annotated[float, Field(ge=0)] = 0.2
     """Lower clip range: the importance ratio is clipped to at least 1 - clip_low."""
     clip_high: Annotated[float, Field(ge=0)] = 0.2
     """Upper clip range: the importance ratio is clipped to at most 1 + clip_high."""
     dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
-    """Dual clip: with a negative advantage, the importance ratio counts at most this much. none
-    disables it."""
+    """With a negative advantage, the ratio counts at most this much. none disables it."""
     proximal: Literal["behaviour", "trainer", "interpolated"] = "behaviour"
-    """Policy in the denominator of the importance ratio. behaviour: the policy that sampled
-    (PPO). trainer: the trainer's policy before the step, with an importance weight towards the
-    behaviour policy (decoupled PPO). interpolated: a mixture of the two in log space, weighted by
-    staleness."""
+    """Denominator of the importance ratio. behaviour: the policy that sampled (PPO). trainer: the
+    trainer's policy before the step, with a weight towards the behaviour policy (decoupled PPO).
+    interpolated: a mixture in log space, by staleness."""
     tis_cap: Annotated[float, Field(gt=0)] | None = 2.0
-    """Truncated importance sampling: cap of the per-token weight trainer/behaviour. none disables
-    truncation. In the policy's term it applies with proximal = trainer or interpolated; with
-    behaviour the ratio itself has this weight. The weight of the KL term has this cap with every
-    proximal.
-    """
+    """Truncated importance sampling: cap of the per-token weight trainer/behaviour, in the policy's
+    term with proximal = trainer or interpolated, and in the KL term always. none disables it."""
     mask_ratio_token: tuple[Ratio, Ratio] | None = None
-    """Range [low, high]. Tokens whose ratio trainer/behaviour is outside it are excluded from the
-    loss. none disables it."""
+    """Range [low, high]: tokens whose ratio trainer/behaviour is outside it have no loss."""
     mask_ratio_sequence: tuple[Ratio, Ratio] | None = None
-    """Range [low, high] for whole sequences, by the geometric mean of their token ratios. none
-    disables it."""
+    """The same for whole sequences, by the geometric mean of their ratios."""
     kl_coef: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the KL term to the reference model. Above 0, the trainer loads the reference
-    model."""
+    """Weight of the KL term. Above 0, the trainer loads the reference model."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of the KL term in the loss, named as by Schulman."""
     kl_in: Annotated[Literal["loss", "reward"], NEWER] = "loss"
-    """loss: the KL term is a part of the loss. reward: each token's advantage is lowered by kl_coef
-    times the log-ratios to the reference model from this token to the end of the completion."""
+    """loss: a term of the loss. reward: each token's advantage is lowered by kl_coef times the
+    log-ratios to the reference from this token on."""
     entropy_coef: Annotated[float, Field(ge=0), NEWER] = 0.0
-    """Weight of the entropy bonus: the mean entropy of the policy at the trained tokens, in nats,
-    is added to what is maximised."""
+    """Weight of the bonus for the policy's mean entropy at the trained tokens, in nats."""
     router_aux_loss_coef: Annotated[float, Field(ge=0), NEWER] = 0.0
-    """Weight of the load-balancing loss of a mixture of experts: 1 per completion if its experts
-    get equal shares, more if they do not. 0 leaves it out. Many models were trained with 0.001."""
+    """Weight of the load-balancing loss of a mixture of experts. 0: none; 0.001 is common."""
     overlong_filter: Annotated[bool, NEWER] = False
-    """Completions that were cut at the length limit give no gradient. Their rewards still count in
-    the advantages of the others (DAPO)."""
+    """Completions cut at the length limit give no gradient, but count in the advantages (DAPO)."""
     covariance: Annotated[Literal["none", "clip", "kl"], NEWER] = "none"
-    """Keeps the entropy from collapsing by the few tokens whose log-prob and advantage vary
-    together most. clip: a random covariance_share of the tokens in covariance_range has no gradient
-    (Clip-Cov). kl: the covariance_share of tokens with the largest covariance has a KL term to the
-    policy that sampled, with covariance_kl_coef (KL-Cov).
-    """
+    """Keeps entropy from collapsing by the tokens whose log-prob and advantage vary together most.
+    clip: a random covariance_share of those in covariance_range has no gradient (Clip-Cov). kl: the
+    covariance_share with the largest has a KL term (KL-Cov)."""
     covariance_share: Annotated[float, Field(gt=0, le=1), NEWER] = 2e-4
     """Share of the trained tokens that covariance chooses, group by group."""
     covariance_range: Annotated[tuple[float, float], NEWER] = (1.0, 5.0)
@@ -395,14 +358,13 @@ class LossConfig(Section):
     covariance_kl_coef: Annotated[float, Field(ge=0), NEWER] = 1.0
     """Weight of the KL term of covariance = "kl"."""
     reference: Annotated[str, Field(pattern=r"^(model|scorer:\w+)$"), NEWER] = "model"
-    """Reference model of the KL term. model: the trainer loads reference_path. scorer:NAME: the
-    scorer NAME, of kind logprobs, computes its log-probs, and no trainer holds it."""
+    """Reference of the KL term. model: the trainer loads reference_path. scorer:NAME: a scorer of
+    kind logprobs, and no trainer holds it."""
     reference_path: LocalPath | None = None
     """Directory or hub name of the reference model. Default: model.path."""
     skip_zero_advantage: bool = True
-    """Skip sequences that cannot contribute to the gradient: those with zero advantage, if there
-    is no KL term. The gradient is the same; entropy, ratio, effective sample size and log-prob gap
-    are then measured over the other sequences."""
+    """Skip sequences of zero advantage, if there is no KL term. The gradient is the same; entropy,
+    ratio and log-prob gap are measured over the others."""
 
     @field_validator("mask_ratio_token", "mask_ratio_sequence", "covariance_range")
     @classmethod
@@ -421,97 +383,77 @@ class MemoryConfig(Section):
     """Memory of the trainer: size of a row, slices of ranks, and what is kept on the host."""
 
     gradient_sync: Literal["step", "row"] = "step"
-    """When the ranks of a replica (fleet.policy_ranks above 1) sum their gradients: once for all
-    rows of a step, for which each rank holds a whole gradient in float32 (4 bytes a parameter), or
-    after every row, which holds only slices and communicates more."""
+    """Ranks of a replica sum gradients once a step, for which each holds a whole float32 gradient,
+    or after every row, which holds slices and communicates more."""
     reshard_after_forward: bool = True
-    """Weights that a rank keeps between the forward and the backward pass of a row. true:
-    slices, and every block gathers its weights again in the backward pass, as in ZeRO-3. false: the
-    gathered weights, as in ZeRO-2, which costs the memory of the whole model and saves half of the
-    gathering. Gradients and moments are slices in both.
-    """
+    """true: blocks gather their weights again in the backward pass (ZeRO-3). false: gathered
+    weights are kept (ZeRO-2), which costs the memory of the whole model and saves half of the
+    gathering."""
     offload_optimizer: bool = False
-    """Keep AdamW's moments in host memory. The device updates them in parts: a step moves 16 bytes
-    a parameter over the bus, and the device needs 8 bytes a parameter less."""
+    """Keep AdamW's moments in host memory: 8 bytes a parameter less on the device, 16 more over the
+    bus in a step."""
     offload_frozen: bool = False
-    """Keep the weights of frozen models, such as the reference, in host memory. Each block's are on
-    the device only while it computes."""
+    """Keep frozen models, such as the reference, in host memory but for the block that computes."""
     offload_activations: bool = False
-    """Keep what a forward pass saves for its backward pass in host memory. With
-    model.gradient_checkpointing, which it needs, this is the input of each block: 4 bytes a token,
-    block and hidden dimension."""
+    """Keep what the forward pass saves in host memory. It needs model.gradient_checkpointing: 4
+    bytes a token, block and hidden dimension."""
     offload_publishing: bool = False
     """Keep the weights that rollout workers fetch in host memory: two copies in the engine's type,
-    divided by the ranks of the replica that publishes. With several ranks the device then holds 32
-    MiB of them while they are copied."""
+    divided by the ranks of the replica."""
     tokens_per_microbatch: Positive = 8192
-    """Tokens of a micro-batch, to which sequences are packed without padding. A shared prompt
-    counts once for each completion that attends to it, so this number bounds the memory."""
+    """Tokens of a micro-batch, packed without padding; it bounds the memory. A shared prompt counts
+    once for each completion."""
     logits_chunk_mb: Positive = 128
-    """Most logits of one model held at once, in MiB of float32. Larger rows are scored in chunks of
-    tokens, whose logits are computed again in the backward pass. Working memory is a few times this
-    number ([performance](performance.md#memory-of-the-vocabulary))."""
+    """Most logits held at once, in MiB of float32; a few times this is the working memory
+    ([performance](performance.md#memory-of-the-vocabulary))."""
 
 
 class TrainConfig(Section):
     change = STEP
 
     algorithm: Annotated[str, Fixed(OBJECTIVE)] = "grpo"
-    """Objective of a step. The GRPO family: grpo, dr_grpo, dapo, gspo, cispo, rloo, reinforce++,
-    reinforce++-baseline, whose names give other defaults to the settings below. With a critic: ppo.
-    For preferences: dpo, ipo, orpo, kto, online_dpo, reward_model. From a teacher: distill. For
-    recorded answers: sft. One of your own: package.module:Class. Options of an objective are in
-    [objective]; see docs/algorithms.md.
-    """
+    """grpo, dr_grpo, dapo, gspo, cispo, rloo, reinforce++ or reinforce++-baseline, which give other
+    defaults to the settings below; ppo, dpo, ipo, orpo, kto, online_dpo, reward_model, distill,
+    sft; or package.module:Class. Options are in [objective]; see docs/algorithms.md."""
     steps: Positive | None = None
-    """Optimizer steps of the run: 100 if neither epochs nor max_samples is set. Only one of the
-    three may be set."""
+    """Optimizer steps of the run: 100 if neither epochs nor max_samples is set."""
     epochs: Annotated[float, Field(gt=0)] | None = None
-    """Length of the run in passes over the training data, instead of steps. The steps are rounded
-    up: the last one is filled with rows of the next pass."""
+    """Length in passes over the training data, instead of steps, rounded up to whole steps."""
     max_samples: Positive | None = None
     """Length of the run in samples (completions), instead of steps. The steps are rounded down."""
     groups_per_step: Annotated[
         Positive, Fixed("steps that a rollback repeats have this many groups")
     ] = 32
-    """Global batch size in groups, independent of the number of replicas. A group is the
-    completions of one prompt."""
+    """Global batch size in groups, independent of the replicas. A group is a prompt's
+    completions."""
     max_staleness: NonNegative = 1
-    """How far generation may be ahead of training, in steps: a prompt is handed out only if its
-    group could be trained at most this many steps after the weights that begin it. 0 makes the run
-    synchronous. A group that takes longer than expected is late: see late_groups."""
+    """Steps by which generation may be ahead of training when a prompt is handed out. 0:
+    synchronous. For a group that takes longer than expected, see late_groups."""
     late_groups: Literal["train", "drop"] = "train"
-    """Groups that are older than max_staleness when they are trained, because they took long.
-    train: they are trained, with their importance weights. drop: they are dropped, and other
-    prompts take their place. That leaves out long answers and slow environments."""
+    """Groups older than max_staleness when they are trained. train: with their importance weights.
+    drop: others take their place, which leaves out long answers and slow environments."""
     max_token_age: NonNegative | None = None
-    """Oldest token that late_groups = "train" trains, in steps. Older tokens are masked in the
-    loss, and a group without a younger one is dropped as expired. Default: 8 x max_staleness, at
-    least 8."""
+    """Oldest token that late_groups = train trains, in steps; older ones are masked, and a group of
+    such tokens only is dropped. Default: 8 x max_staleness, at least 8."""
     max_nonfinite_steps: Annotated[
         Positive | None, Fixed("the ledger counts steps without a finite gradient by it")
     ] = 10
-    """The run fails after this many steps in a row whose gradient is not finite. Such a step
-    changes no weight. none disables the limit."""
+    """The run fails after this many steps in a row without a finite gradient, which change no
+    weight. none: no limit."""
     filter_uninformative: Annotated[bool, Fixed(OBJECTIVE)] = False
-    """Drop groups whose rewards are all equal, which have zero advantage, and generate others
-    instead."""
+    """Drop groups whose rewards are all equal, and generate others instead."""
     checkpoint_every: Positive = 50
     """Steps between checkpoints. Rollout payloads are kept until a checkpoint covers them."""
     keep_checkpoints: Positive = 2
-    """Number of newest checkpoints kept on disk. The checkpoint with the highest held-out reward
-    is kept as well."""
+    """Newest checkpoints that are kept, beside the one with the highest held-out reward."""
     eval_every: Positive = 50
-    """Steps between evaluations on the held-out data. The run also evaluates at step 0 and at the
-    end."""
+    """Steps between evaluations on the held-out data, beside those at step 0 and at the end."""
     eval_limit: Positive = 256
     """Largest number of held-out prompts in an evaluation."""
     early_stop_evals: NonNegative = 0
-    """Stop the run after this many evaluations in a row without a new best held-out reward. 0: it
-    goes on to the last step."""
+    """Stop after this many evaluations in a row without a new best held-out reward. 0: never."""
     eval_drop: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Fraction of the best held-out reward by which a later one must be lower for the run to warn.
-    0 disables the warning."""
+    """Fraction below the best held-out reward at which the run warns. 0: never."""
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     loss: LossConfig = Field(default_factory=LossConfig)
     memory: MemoryConfig = Field(default_factory=MemoryConfig)

