@@ -1,9 +1,7 @@
 """Extensions of torch that were built for CUDA, beside a torch without it.
 
-vLLM requires torchvision, torchaudio and torchcodec, also in its CPU wheel. The package index has
-only builds for CUDA. Beside a torch without CUDA they cannot be imported, and then transformers
-cannot import a language model. Transformers and vLLM do without an extension that is not installed,
-so these are made to look absent.
+vLLM's CPU wheel requires them too, and then neither they nor transformers' models can be imported.
+Both do without an extension that is not installed, so these are made to look absent.
 """
 
 from __future__ import annotations
@@ -17,17 +15,13 @@ _WITHOUT_CUDA = "+cpu"
 
 
 def hide_cuda_extensions() -> list[str]:
-    """Makes extensions that cannot work absent for this process. Returns their names.
-
-    Call it before transformers is imported. It imports none of them, and costs microseconds if none
-    is installed.
-    """
+    """Makes extensions that cannot work absent for this process, before transformers is
+    imported."""
     installed = [name for name in EXTENSIONS if name not in sys.modules and _is_there(name)]
     if not installed or not _version("torch").endswith(_WITHOUT_CUDA):
         return []
     hidden = [name for name in installed if not _version(name).endswith(_WITHOUT_CUDA)]
-    # Python's way to say that a module does not exist: find_spec gives None, and an import raises
-    # ImportError.
+    # Python's way to say that a module does not exist: find_spec gives None.
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     return hidden
 

@@ -31,7 +31,7 @@ def one_line(error: BaseException) -> str:
 
 
 def seen_from(path: str) -> str:
-    """ " in DIRECTORY" for a relative ``path``; empty for an absolute one."""
+    """Suffix that names the directory of a relative ``path``; empty for an absolute one."""
     return "" if Path(path).expanduser().is_absolute() else f" in {Path.cwd()}"
 
 

@@ -36,12 +36,12 @@ class BadPrompt(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """``tokens`` int32 [n]; ``text``: of these tokens, template included."""
+    """``tokens`` int32 [n], and their text, template included."""
 
     tokens: NDArray[np.int32]
     text: str
     cut: int = 0
-    """Tokens by which the row's prompt was longer than the limit, and which it has lost."""
+    """Tokens that a too long prompt has lost."""
 
 
 class PromptTokenizer:
@@ -77,9 +77,6 @@ class PromptTokenizer:
             () if self._tokenizer.eos_token_id is None else (self._tokenizer.eos_token_id,)
         )
         self._special = {*self._tokenizer.all_special_ids, *self.end_tokens}
-        self._check_suffix()
-
-    def _check_suffix(self) -> None:
         count = len(self.encode(self._data.prompt_suffix)) if self._data.prompt_suffix else 0
         if count >= self.limit:
             raise TokenizerError(
@@ -107,12 +104,9 @@ class PromptTokenizer:
         raise BadPrompt("prompt_too_long", f"{len(prompt.tokens)} tokens, at most {self.limit}")
 
     def _truncated(self, row: dict[str, Any], whole: Prompt) -> Prompt:
-        """The prompt of a row whose text is cut until the prompt fits. Raises BadPrompt.
-
-        Tokens of the text alone and within its prompt may differ at the edges, so a cut may have to
-        be repeated.
-        """
+        """The prompt of a row whose text is cut until the prompt fits. Raises BadPrompt."""
         prompt = whole
+        # Tokens of a text alone and within its prompt may differ at the edges.
         for _ in range(MOST_CUTS):
             excess = len(prompt.tokens) - self.limit
             if excess <= 0:
@@ -152,10 +146,8 @@ class PromptTokenizer:
     def opening(
         self, content: str | Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
     ) -> Prompt:
-        """A prompt from text as it is, or from messages and ``tools`` through the chat template.
-
-        Raises BadPrompt.
-        """
+        """A prompt from text, or from messages and ``tools`` by the chat template. Raises
+        BadPrompt."""
         if isinstance(content, str):
             text, tokens = content, self._tokenizer(content).input_ids
             # Some tokenizers append end-of-sequence to every text, but a prompt is continued.
@@ -170,13 +162,11 @@ class PromptTokenizer:
     def following(
         self, messages: Sequence[Message], last_token: int, tools: Sequence[Mapping[str, Any]] = ()
     ) -> list[int]:
-        """The chat template's tokens between a turn of the model and its next one.
+        """The chat template's tokens of ``messages`` between two turns of the model. Raises
+        BadPrompt.
 
-        ``messages``: those in between. ``last_token``: of the model's turn; if it is the special
-        token that ends a turn in the template, it is not repeated. Raises BadPrompt.
-
-        The turn itself is not rendered, because a template may render past turns differently than
-        the model wrote them (drop their reasoning, trim blanks). A marker takes its place.
+        A marker takes the place of the turn before, whose reasoning a template may drop, and its
+        ``last_token`` is not repeated if it ends a turn.
         """
         marker = f"turn-{secrets.token_hex(8)}"
         stand_in = [{"role": "user", "content": "-"}, {"role": "assistant", "content": marker}]
@@ -188,10 +178,7 @@ class PromptTokenizer:
         return self.encode(text)
 
     def takes_tools(self, tools: Sequence[Mapping[str, Any]]) -> bool:
-        """True if the chat template renders ``tools`` into a prompt; many ignore them silently.
-
-        Raises BadPrompt if it cannot render them.
-        """
+        """True if the chat template renders ``tools``; many ignore them. Raises BadPrompt."""
         alone = [{"role": "user", "content": "-"}]
         return self._templated(alone, tools) != self._templated(alone)
 
@@ -204,11 +191,9 @@ class PromptTokenizer:
         return bool(self._tokenizer.chat_template)
 
     def decode(self, tokens: Sequence[int] | NDArray[np.int32]) -> str:
-        """Text without special tokens."""
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
 
     def decode_many(self, completions: Sequence[NDArray[np.int32]]) -> list[str]:
-        """The texts of several completions, without special tokens."""
         # Lists: transformers converts an array number by number.
         lists = [tokens.tolist() for tokens in completions]
         return list(self._tokenizer.batch_decode(lists, skip_special_tokens=True))
@@ -219,7 +204,6 @@ class PromptTokenizer:
 
     @property
     def marks_answers(self) -> bool:
-        """True if the chat template says which part of a conversation the assistant wrote."""
         return (
             re.search(r"\{%-?\s*generation\s*-?%\}", str(self._tokenizer.chat_template)) is not None
         )
@@ -228,16 +212,12 @@ class PromptTokenizer:
         return token in self._special
 
     def conversation(self, messages: Sequence[Message]) -> str:
-        """The chat template's text of whole ``messages``, to which nobody answers. Raises
-        BadPrompt."""
+        """The chat template's text of whole ``messages``. Raises BadPrompt."""
         return self._templated(messages, answered=True)
 
     def answers(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
-        """Tokens of whole ``messages``, and 1 for each that the chat template marks as the
-        assistant's, else 0.
-
-        Only if ``marks_answers``. Raises BadPrompt.
-        """
+        """Tokens of whole ``messages``, and 1 for each that the template marks as the assistant's.
+        Raises BadPrompt."""
         try:
             found = self._tokenizer.apply_chat_template(
                 list(messages),

@@ -1,8 +1,4 @@
-"""Histogram of the time that a scorer takes for a request, as gauges of its report.
-
-Counts are cumulative as in Prometheus: ``request_s_le_0.1`` counts the requests of at most 0.1 s,
-and ``request_s_le_inf`` all of them. They begin at 0 with each process.
-"""
+"""Histogram of a scorer's request times, as gauges of its report: cumulative, as in Prometheus."""
 
 from __future__ import annotations
 
@@ -32,11 +28,8 @@ class ScoreTimes:
 
 
 def histogram_of(gauges: Mapping[str, float]) -> tuple[list[tuple[str, float]], float] | None:
-    """Buckets, each an upper bound as Prometheus writes it and a cumulative count, and the sum in
-    seconds.
-
-    None if ``gauges`` have none: the worker is no scorer, or has not reported yet.
-    """
+    """Buckets (upper bound, cumulative count) and the sum in seconds; None if ``gauges`` have
+    none."""
     names = [f"{_BUCKET}{bound:g}" for bound in (*BOUNDS_S, float("inf"))]
     if _SUM not in gauges or not all(name in gauges for name in names):
         return None

@@ -1,9 +1,7 @@
-"""Texts of tokens, for programs that import no transformers: what a person reads of a group whose
-payload has tokens alone.
+"""Texts of tokens, for programs that import no transformers.
 
-Rollout workers leave out texts that a reader can decode: a third of a payload. The tokenizers
-library reads a vocabulary and decodes without the interpreter's lock, so that a thread of the
-controller may do both.
+Rollout workers leave out texts that a reader can decode. The tokenizers library decodes without the
+interpreter's lock, so that a thread of the controller may do it.
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from paceline.config.model_files import model_file
 from paceline.config.schema import Config
 from paceline.process.structured_log import event
 from paceline.v1 import rollout_pb2
@@ -39,7 +38,7 @@ class TextDecoder:
 
     @property
     def available(self) -> bool:
-        """True if the run's tokenizer is on this host: then workers need not send texts."""
+        """True if the run's tokenizer is here: then workers need not send texts."""
         return self._file is not None
 
     def fill(self, group: rollout_pb2.Group) -> None:
@@ -74,17 +73,9 @@ def _ids(tokens: bytes) -> list[int]:
 
 
 def tokenizer_file(config: Config) -> Path | None:
-    """The run's tokenizer on this host: in the model's directory, or in the cache of the hub. None
-    if it is not there. Nothing is downloaded."""
-    place = config.model.tokenizer or config.model.path
-    directory = Path(place).expanduser()
-    if directory.is_dir() or place.startswith(("/", ".", "~")):
-        file = directory / NAME
-        return file if file.is_file() else None
+    """The run's tokenizer on this host, or None. Nothing is downloaded."""
     try:
-        from huggingface_hub import try_to_load_from_cache
-
-        cached = try_to_load_from_cache(place, NAME)
-    except (ImportError, ValueError):  # ValueError: no name of a repository
+        file = model_file(config.model.tokenizer or config.model.path, NAME)
+    except (ImportError, ValueError, LookupError):  # ValueError: no name of a repository
         return None
-    return Path(cached) if isinstance(cached, str) else None
+    return file if file.is_file() else None

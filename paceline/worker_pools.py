@@ -1,9 +1,5 @@
-"""Worker pools: workers that can replace one another, and that are counted and scaled together.
-
-The policy replicas are one pool and the rollout workers another; each scorer of the configuration
-is one of its own. A pool's name is "policy", "rollout" or "scorer:NAME". Its workers are policy-0,
-rollout-0, scorer-NAME-0 and so on.
-"""
+"""Worker pools: workers that can replace one another. A pool is named "policy", "rollout" or
+"scorer:NAME", and its workers policy-0, rollout-0, scorer-NAME-0 and so on."""
 
 from __future__ import annotations
 
@@ -18,7 +14,6 @@ ROLES = (POLICY, ROLLOUT, SCORER)
 
 
 def pool_of(role: str, scorer: str = "") -> str:
-    """Pool of a worker. ``scorer``: its name in the configuration, if it is one."""
     return f"{role}:{scorer}" if scorer else role
 
 
@@ -37,17 +32,14 @@ def worker_name(pool: str, index: int) -> str:
 
 
 def pool_of_worker(worker_id: str) -> str:
-    """Pool of a name that ``worker_name`` made."""
     return worker_id.rpartition("-")[0].replace("-", ":", 1)
 
 
 def worker_index(worker_id: str) -> int:
-    """Number in a name that ``worker_name`` made."""
     return int(worker_id.rpartition("-")[2])
 
 
 def desired_workers(config: Config) -> dict[str, int]:
-    """Workers of each pool at the start of the run."""
     fleet = config.fleet
     scorers = {pool_of(SCORER, name): n for name, n in config.scorer_workers.items()}
     return {POLICY: fleet.policy, ROLLOUT: fleet.rollout, **scorers}

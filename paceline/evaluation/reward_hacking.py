@@ -74,7 +74,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Exploited:
-    """Of the newest and of the best evaluation: step, truth, and the score before it."""
+    """Step, truth and the score before it, of the newest and of the best evaluation."""
 
     step: int
     truth: float

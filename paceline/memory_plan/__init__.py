@@ -1,2 +1,1 @@
-"""Arithmetic of a run's memory: what each of its processes needs, by part, before anything is
-loaded."""
+"""Arithmetic of a run's memory: bytes of each process by part, before anything is loaded."""

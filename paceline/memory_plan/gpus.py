@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from paceline.errors import BadInput
@@ -20,8 +21,7 @@ GPUS = {
     "h200-141g": 139.8,
     "b200-180g": 178.0,
 }
-"""GiB that CUDA reports of a GPU, below the size in its name, which is in units of 10^9 bytes or
-leaves out what the driver reserves. Rounded down."""
+"""GiB that CUDA reports, below the size in the name, rounded down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +31,15 @@ class Gpu:
 
 
 def named_gpu(name: str) -> Gpu:
-    """A GPU of the list, also by the part of its name before the size, or ``NNg`` for one of so
-    many GiB. Raises BadInput."""
-    if known := [full for full in GPUS if name in (full, full.rpartition("-")[0])]:
-        if len(known) > 1:
-            raise BadInput(f"--gpu {name}: give {' or '.join(known)}")
+    """A GPU of the list, also without the size in its name, or ``NNg`` for one of so many GiB.
+    Raises BadInput."""
+    known = [full for full in GPUS if name in (full, full.rpartition("-")[0])]
+    if len(known) == 1:
         return Gpu(known[0], int(GPUS[known[0]] * GIB))
-    digits = name.removesuffix("g")
-    if name.endswith("g") and digits.isascii() and digits.isdigit() and 0 < int(digits) < 10_000:
-        return Gpu(name, int(digits) * GIB)
-    raise BadInput(f"--gpu {name}: give one of {', '.join(GPUS)}, or its size in GiB, as in 80g")
+    if size := re.fullmatch(r"([1-9][0-9]{0,3})g", name):
+        return Gpu(name, int(size[1]) * GIB)
+    names = " or ".join(known) or f"one of {', '.join(GPUS)}, or its size in GiB, as in 80g"
+    raise BadInput(f"--gpu {name}: give {names}")
 
 
 def found_gpu() -> Gpu | None:

@@ -1,9 +1,4 @@
-"""Memory plan: bytes by part of every kind of process of a run, on its GPU and on its host.
-
-A policy rank holds, of each part that it trains, slices of float32 weights, gradients, two moments
-and the scratch buffer of the elastic reduction: 20 bytes a parameter, divided by the ranks of its
-replica. What it gathers, keeps for the backward pass and publishes comes on top.
-"""
+"""Memory plan: bytes by part of every kind of process of a run, on its GPU and on its host."""
 
 from __future__ import annotations
 
@@ -15,46 +10,40 @@ from paceline.memory_plan.gpus import GIB, Gpu
 from paceline.memory_plan.model_shape import ModelShape, head_scratch_bytes
 
 RESERVE = 0.92
-"""Fraction of a GPU that a plan may fill. The rest is for CUDA's context and for what its allocator
-cannot use."""
+"""Fraction of a GPU that a plan may fill, beside CUDA's context and the allocator's gaps."""
 STATE = {"weights": 4, "gradients": 4, "optimizer moments": 8, "reduction scratch": 4}
-"""Bytes per trained parameter on a rank, before they are divided by the ranks, all in float32."""
+"""Bytes per trained parameter, divided by the ranks of a replica."""
 MOMENTS_BUCKET = 8 << 24
 """Bytes of both moments that the device holds of parameters under way."""
 PUBLISHING_BUFFERS = 2 << 24
-"""Bytes of the device's buffers through which slices of weights become shares, with several
-ranks."""
+"""Bytes of the buffers through which slices of weights become shares, with several ranks."""
 ENGINE_SHARE = 0.9
 """Fraction of a GPU that vLLM takes unless rollout.vllm.gpu_memory_utilization says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessPlan:
-    """One process, or one GPU of an engine."""
+    """One process, or one GPU of an engine: bytes by part on the device, and in host memory.
+
+    ``remedies``: changes that help if it does not fit, the most effective first.
+    """
 
     name: str
     gpu: dict[str, int]
-    """Bytes by part, on the device that computes."""
     host: dict[str, int]
-    """Bytes by part, in host memory, at its peak."""
     remedies: tuple[str, ...]
-    """Changes that help if it does not fit, the most effective first."""
 
     def fits(self, gpu: Gpu) -> bool:
         return sum(self.gpu.values()) <= gpu.bytes * RESERVE
 
 
 def memory_plan(config: Config, shape: ModelShape) -> list[ProcessPlan]:
-    """Plans of a policy rank and, unless the data is recorded, of a rollout worker. ``shape``: that
-    of model.path.
-
-    A critic, a reference, a teacher and scorers are taken to have the size of the policy.
-    """
+    """Plans of a policy rank and, unless the data is recorded, of a rollout worker. Other models
+    are taken to have the ``shape`` of the policy."""
     return [_policy(config, shape), *([] if config.recorded else [_rollout(config, shape)])]
 
 
 def problems(plans: list[ProcessPlan], gpu: Gpu) -> Iterator[tuple[str, str]]:
-    """Processes that do not fit, each with its remedies."""
     for plan in plans:
         if plan.fits(gpu):
             continue
@@ -143,8 +132,7 @@ def _remedies(config: Config, frozen: bool) -> Iterator[str]:
 
 
 def _gathered_bytes(config: Config, shape: ModelShape, trained: int) -> int:
-    """Whole weights, and whole gradients of one block, that a rank of a sharded replica holds in a
-    row."""
+    """Whole weights, and whole gradients of one block, of a rank of a sharded replica."""
     width = 2 if config.model.dtype == "bfloat16" else 4
     # Embeddings and head stay whole from a model's forward to its backward.
     roots = trained * shape.root_parameters
@@ -156,8 +144,7 @@ def _gathered_bytes(config: Config, shape: ModelShape, trained: int) -> int:
 
 
 def activation_bytes(config: Config, shape: ModelShape) -> int:
-    """Bytes that the blocks keep of one row for its backward pass, without shared prompts that
-    attention copies."""
+    """Bytes that the blocks keep of one row for its backward pass."""
     tokens = config.train.memory.tokens_per_microbatch
     if config.model.gradient_checkpointing:
         stored = 0 if config.train.memory.offload_activations else _block_input_bytes(config, shape)
@@ -166,13 +153,11 @@ def activation_bytes(config: Config, shape: ModelShape) -> int:
 
 
 def _block_input_bytes(config: Config, shape: ModelShape) -> int:
-    """Bytes that gradient checkpointing keeps of one row."""
     # The residual stream is float32 under autocast too.
     return config.train.memory.tokens_per_microbatch * 4 * shape.hidden * shape.layers
 
 
 def _engine_width(config: Config) -> int:
-    """Bytes of a weight in the engine."""
     dtype = config.model.dtype if config.rollout.dtype == "auto" else config.rollout.dtype
     return 2 if dtype == "bfloat16" else 4
 
@@ -182,8 +167,7 @@ def _wire_bytes(config: Config, shape: ModelShape) -> int:
 
 
 def _rollout(config: Config, shape: ModelShape) -> ProcessPlan:
-    """The device of one rank of an engine; the least cache with which it can serve is one sequence
-    of full length."""
+    """One rank of an engine, with a cache for one sequence of full length."""
     rollout, devices, width = config.rollout, config.rollout.tensor_parallel, _engine_width(config)
     context = rollout.max_context or config.data.max_prompt_tokens + rollout.max_tokens
     context = min(context, shape.positions or context)
@@ -208,8 +192,7 @@ def _rollout(config: Config, shape: ModelShape) -> ProcessPlan:
 
 
 def kv_sequences(config: Config, plan: ProcessPlan, gpu: Gpu) -> int:
-    """Sequences of full length whose keys and values fit beside the weights of an engine on such
-    GPUs. ``plan``: that of the rollout worker."""
+    """Sequences of full length that fit beside the weights of an engine (``plan``) on such GPUs."""
     share = ENGINE_SHARE
     if config.rollout.engine == "vllm":
         share = float(config.rollout.vllm.get("gpu_memory_utilization", ENGINE_SHARE))

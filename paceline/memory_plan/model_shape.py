@@ -1,10 +1,7 @@
-"""Sizes of a model, from its config.json alone: no weight is read and no memory of its size is
-used.
+"""Sizes of a model, from its config.json alone.
 
-Parameters are counted on torch's meta device. What a forward keeps for its backward is counted by
-running models of one and two blocks on fake tensors, which have shapes, types and storages but no
-data. Both are linear in the number of tokens and of blocks, so that four small runs give every
-size.
+Parameters are counted on torch's meta device. The bytes that a forward keeps for its backward are
+linear in tokens and blocks: models of one and two blocks are run on fake tensors, without data.
 """
 
 from __future__ import annotations
@@ -27,13 +24,12 @@ class ModelShape:
     """Sizes of a model. Bytes are those per token."""
 
     parameters: int
-    """All parameters, tied ones once."""
     active_parameters: int
-    """Parameters that one token uses: fewer than all in a mixture of experts."""
+    """Parameters that a token uses: fewer than all in a mixture of experts."""
     block_parameters: int
     """Parameters of the largest transformer block."""
     root_parameters: int
-    """Parameters outside the blocks: embeddings and head."""
+    """Parameters outside the blocks."""
     layers: int
     hidden: int
     vocabulary: int
@@ -44,17 +40,13 @@ class ModelShape:
     block_saved: int
     """Bytes that one block keeps for its backward."""
     root_saved: int
-    """Bytes that are kept outside the blocks."""
     weight_copies: int
     """Bytes of the weights that autocast converts, over all blocks; 0 in float32."""
 
 
 def read_shape(path: str, dtype: str, *, trust_remote_code: bool = False) -> ModelShape:
-    """``path``: directory or hub name; ``dtype``: float32 or bfloat16, in which the trainer
-    computes.
-
-    Raises BadInput if the config cannot be read, or its model cannot be built or run without data.
-    """
+    """The shape of a directory or hub name, for a trainer that computes in ``dtype``. Raises
+    BadInput if the config cannot be read, or its model cannot be built or run without data."""
     from transformers import AutoConfig
 
     try:
@@ -74,7 +66,7 @@ def read_shape(path: str, dtype: str, *, trust_remote_code: bool = False) -> Mod
 
 
 def shape_of(config: Any, dtype: str, *, trust_remote_code: bool = False) -> ModelShape:
-    """The same of a transformers config."""
+    """The same, from a transformers config."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -164,8 +156,7 @@ def _saved(config: Any, blocks: int, tokens: int, dtype: str) -> int:
 def _attention(
     module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **_: Any
 ) -> tuple[Any, None]:
-    """Shapes that fused attention keeps: queries [1, heads, T, dim], keys, values and its output.
-    A prompt that attention copies for each of its completions is not counted."""
+    """Shapes that fused attention keeps; prompts copied for each completion are not counted."""
     import torch
 
     class Fused(torch.autograd.Function):  # type: ignore[misc]
@@ -189,14 +180,12 @@ def tokens_per_chunk(vocabulary: int, chunk_mb: float) -> int:
 def head_scratch_bytes(
     tokens: int, hidden: int, vocabulary: int, chunk_mb: float, *, entropy_gradient: bool = False
 ) -> int:
-    """Most bytes that scoring ``tokens`` targets of a row and its backward pass hold beside the
-    weights and their gradients, for a head [vocabulary, hidden] in float32, at any temperature and
-    also under autocast to bfloat16.
+    """Most bytes that scoring ``tokens`` targets of a row and its backward pass hold beside weights
+    and gradients.
 
-    Four times the logits of a chunk, five with the gradient of the entropy (counted on float32 and
-    bfloat16). With several chunks, the gradient of the head is held for one more of them, to be
-    added to the sum. A bound: the two do not peak at once. Caps and scales of logits (Gemma,
-    Cohere, Granite) are not in it, nor are sharded heads.
+    Four times the logits of a chunk, five with the gradient of the entropy (measured), and with
+    several chunks the gradient of the head once more. Caps and scales of logits (Gemma, Cohere,
+    Granite) are not in it, nor are sharded heads.
     """
     chunk = min(tokens, tokens_per_chunk(vocabulary, chunk_mb))
     logits = (5 if entropy_gradient else 4) * chunk * vocabulary * 4

@@ -38,7 +38,6 @@ class PlainConsole:
         self._next_at = 0.0
 
     def show(self, status: admin_pb2.StatusReply) -> None:
-        """Takes the newest state of the run."""
         self._progress.observe(status)
         now = time.monotonic()
         last = status.step == status.total_steps
@@ -58,7 +57,8 @@ class PlainConsole:
         when = f"{time.monotonic() - self._began:7.1f}s" if t is None else _clock(t)
         self._out.print(f"{when}  {printable(line)}", markup=False, highlight=False, soft_wrap=True)
 
-    keep = note  # of a line that must stay in sight
+    def keep(self, line: str) -> None:
+        self.note(line)
 
     def close(self) -> None:
         pass
@@ -101,7 +101,6 @@ Console = PlainConsole | LiveConsole
 
 
 def open_console(out: RichConsole | None = None, progress: Progress | None = None) -> Console:
-    """The console that fits standard output. ``progress``: the steps of the run so far."""
     out, progress = out or RichConsole(), progress or Progress()
     # A dumb terminal cannot redraw: rich would show nothing before the end.
     live = out.is_terminal and not out.is_dumb_terminal
@@ -114,8 +113,7 @@ def fitted(
     progress: Progress,
     events: list[tuple[float, str]],
 ) -> Group:
-    """The view with fewer events, then with fewer processes, until it fits the terminal. The newest
-    event is on its last line, and lines below the terminal are invisible."""
+    """The view with fewer events, then with fewer processes, until it fits the terminal."""
     room = out.size.height
     most = min(room, len(status.controllers) + len(status.workers)) if status is not None else 0
     while True:
@@ -136,9 +134,7 @@ def picture(
     processes: int | None = None,
     width: int = 150,
 ) -> Group:
-    """The whole view: progress, rewards, processes and the last events (Unix seconds, text).
-    ``processes``: lines for processes, at most. ``width``: columns; the bars leave room for the
-    time left."""
+    """The whole view, with at most ``processes`` lines for processes, in ``width`` columns."""
     parts: list[RenderableType] = []
     if status is not None:
         learning = Text.assemble(
@@ -166,7 +162,6 @@ def picture(
 
 
 def _learning(m: Mapping[str, float]) -> str:
-    """Reward, loss and staleness; recorded data has the loss alone."""
     loss = f"loss {m['loss']:.4f}"
     if "reward_mean" not in m:
         return loss

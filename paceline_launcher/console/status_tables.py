@@ -46,8 +46,8 @@ TASKS = ("pending", "leased", "ready", "in step", "trained")
 def fleet_table(
     status: admin_pb2.StatusReply, *, gone: bool = True, most: int | None = None
 ) -> Table:
-    """A row for each process; ``gone``: include dead and stopped workers. ``most``: rows at most.
-    Workers that just run are left out first, and are counted."""
+    """A row for each process, at most ``most``; ``gone``: dead and stopped workers too. Workers
+    that just run are left out first."""
     workers = [w for w in status.workers if gone or w.state not in GONE]
     room = len(workers) if most is None else max(0, most - len(status.controllers))
     shown, left_out = workers, 0
@@ -81,7 +81,6 @@ def fleet_table(
 
 
 def progress_table(status: admin_pb2.StatusReply) -> Table:
-    """Metrics of the newest step, and the tasks by state."""
     shown = defaultdict(lambda: "-", {name: short(v) for name, v in status.metrics.items()})
     # Recorded data has no reward and no staleness.
     rows: list[tuple[str, str | Text]] = [
@@ -109,7 +108,6 @@ def progress_table(status: admin_pb2.StatusReply) -> Table:
 
 
 def headline(status: admin_pb2.StatusReply) -> str:
-    """A line with phase, step, version, mesh epoch and leader."""
     line = (
         f"{status.run_name or status.run_id}: {status.phase}, step "
         f"{status.step}/{status.total_steps}, leader {status.leader or '-'} (term {status.term}), "
@@ -120,7 +118,6 @@ def headline(status: admin_pb2.StatusReply) -> str:
 
 
 def _cut(text: str) -> Text:
-    """Text on one line, cut to the width of its column."""
     return Text(printable(text), no_wrap=True, overflow="ellipsis")
 
 

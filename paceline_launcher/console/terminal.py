@@ -27,8 +27,7 @@ def out_console(wide: int = WIDE) -> Console:
 
 def table(columns: str, rows: Iterable[Sequence[Any]], *, header: bool = True) -> Table:
     """A table without lines. ``columns``: titles, separated by |; one that begins with > is aligned
-    to the right, one that begins with ~ is cut on a narrow terminal. Cells are texts of rich, or
-    values whose text is shown as it is: None as "-"."""
+    to the right, one that begins with ~ is cut on a narrow terminal."""
     from rich.table import Table
     from rich.text import Text
 

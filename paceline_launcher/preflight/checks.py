@@ -1,9 +1,4 @@
-"""Checks before a run starts: each has a name, the places that need it, and what it looks at.
-
-``paceline config check``, ``paceline up``, its --dry-run, ``paceline node`` and ``paceline doctor``
-all run this one table, each with the places that it starts something at. Nothing that stays is
-started. A check that cannot be made where it is asked for says why it is skipped.
-"""
+"""Checks before a run starts, in one table, of which each command runs those of its places."""
 
 from __future__ import annotations
 
@@ -28,7 +23,7 @@ class Place(Flag):
     MACHINE = auto()
     """Any machine, also without a run (``paceline doctor``)."""
     ANYWHERE = auto()
-    """The settings alone, on any machine."""
+    """The settings alone."""
     CONTROL = auto()
     """The machine on which Redis and the controllers start."""
     WORKERS = auto()
@@ -81,10 +76,8 @@ def default_run_dir(config: Config) -> Path:
 
 
 def run_checks(start: Start, at: Place) -> Iterator[Finding]:
-    """Yields each finding as soon as it is there: those of a start ``at`` these places.
-
-    Storage that does not answer ends them: each check would wait for it.
-    """
+    """Yields the findings of a start ``at`` these places. Storage that does not answer ends them:
+    each check would wait for it."""
     run = Place.ANYWHERE | Place.CONTROL | Place.WORKERS
     local = start.here or start.given is None or start.config.fleet.provider in ("local", "none")
     silent = [replace(f, name="storage") for f in places.silent(start)] if local else []

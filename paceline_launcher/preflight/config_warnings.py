@@ -50,8 +50,7 @@ _ENGINE = (
 
 
 def _without_effect(config: Config) -> Findings:
-    """Settings that the objective does not read, and settings of an engine in a run that has
-    none."""
+    """Settings that the objective does not read, or that need an engine which the run has not."""
     train = config.train
     if unread := [f"train.loss.{name}" for name in ignored(train)]:
         yield warn(
@@ -76,7 +75,7 @@ def _without_effect(config: Config) -> Findings:
 
 
 def _scorers(config: Config) -> Findings:
-    """Scorers whose answers nothing reads. An objective of a user may read the log-probs of any."""
+    """Scorers whose answers nothing reads, but a user's objective may."""
     named = {*config.reward.functions, config.train.loss.reference}
     for of in config.evaluation.sets.values():
         named |= set(of.reward or ())

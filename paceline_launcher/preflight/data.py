@@ -26,10 +26,10 @@ CHECK_HUB = (
 
 @dataclass(frozen=True, slots=True)
 class FoundData:
+    """The first row to train with, and how many there are; None and 0 if they cannot be read."""
+
     first_row: Row | None
-    """First row to train with, if it can be read."""
     rows: int
-    """Rows to train with; 0 if they cannot be read."""
     findings: list[Finding]
 
 
@@ -59,7 +59,6 @@ def _load(path: str, split: str, data: DataConfig) -> RowSource:
 
 
 def _training(data: DataConfig) -> Iterator[tuple[str, str, Callable[[], RowSource]]]:
-    """(setting, path, how it is opened) of each source."""
     if data.path is not None:
         yield "data.path", data.path, lambda: open_training_rows(data).rows
     for name, source in sorted(data.sources.items()):
@@ -94,10 +93,8 @@ def _hub_silence(name: str) -> str:
 
 
 def hub_silence(ask: Callable[[Any], object]) -> str:
-    """The reason why the hub does not answer ``ask(HfApi)``; empty if it answers.
-
-    Raises HfHubHTTPError, which is an answer too, if ``ask`` does.
-    """
+    """The reason why the hub does not answer ``ask(HfApi)``; else empty. HfHubHTTPError, an answer
+    too, passes."""
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -114,7 +111,6 @@ def hub_silence(ask: Callable[[Any], object]) -> str:
 
 @contextmanager
 def _only_cache() -> Iterator[None]:
-    """Meanwhile this process reads the hub's files from its cache and asks no hub."""
     import datasets
     from huggingface_hub import constants
 
@@ -127,7 +123,6 @@ def _only_cache() -> Iterator[None]:
 
 
 def run_length(start: Start) -> Findings:
-    """The length of the run, if its rows could be read."""
     try:
         if start.data.rows:
             yield ok(length_in_words(start.config, start.data.rows))
@@ -136,6 +131,6 @@ def run_length(start: Start) -> Findings:
 
 
 def steps_of(config: Config) -> int:
-    """Optimizer steps of the run. Opens the data if train.epochs is its length. Raises BadInput."""
+    """Steps of the run. Opens the data if train.epochs is its length. Raises BadInput."""
     rows = 0 if config.train.epochs is None else len(open_training_rows(config.data).rows)
     return run_steps(config, rows)

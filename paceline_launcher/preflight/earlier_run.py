@@ -1,4 +1,4 @@
-"""Check of the run that a directory holds already: whether this start may continue it."""
+"""Check of the run that a directory holds already."""
 
 from __future__ import annotations
 
@@ -64,7 +64,6 @@ def earlier_run(start: Start) -> Findings:
 
 
 def _fewer_steps(config: Config, run_dir: Path) -> tuple[str, str]:
-    """That the run has trained more steps than it may have, and the remedy; empty if it has not."""
     try:
         trained, steps = Projection.read(run_dir).history.step, steps_of(config)
     except (DamagedFile, BadInput):

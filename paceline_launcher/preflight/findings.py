@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from paceline_launcher.preflight.data import FoundData
 
 CORRECT = "Correct the setting that this line begins with"
-"""The remedy for a finding that says what is wrong with a setting."""
 State = Literal["ok", "warn", "fail", "skip"]
 """warn: it works, perhaps badly. fail: it will not work. skip: it is not checked here."""
 
@@ -24,10 +23,9 @@ State = Literal["ok", "warn", "fail", "skip"]
 class Finding:
     state: State
     found: str
-    """Names the setting, if one is wrong."""
     remedy: str = ""
     name: str = ""
-    """Name of the check, from the table of checks."""
+    """Name of the check."""
 
     def __str__(self) -> str:
         if not self.remedy:
@@ -55,7 +53,6 @@ def skip(why: str) -> Finding:
 
 
 def judge(found: str, remedy: str, *, warns: bool, fails: bool = False) -> Finding:
-    """A failure, else a warning, else ok. There is a remedy only if it is not ok."""
     if fails:
         return fail(found, remedy)
     return warn(found, remedy) if warns else ok(found)
@@ -63,8 +60,6 @@ def judge(found: str, remedy: str, *, warns: bool, fails: bool = False) -> Findi
 
 @dataclass(frozen=True)
 class Start:
-    """A run that is to be checked, and what is to be done with it."""
-
     given: Config | None
     """None: the machine alone is checked."""
     run_dir: Path
@@ -85,7 +80,6 @@ class Start:
 
     @cached_property
     def data(self) -> FoundData:
-        """The data sets of the run, opened once for all checks."""
         from paceline_launcher.preflight.data import open_data
 
         return open_data(self.config)

@@ -18,10 +18,8 @@ DRIVER = Path("/proc/driver/nvidia")
 
 
 def gpu_memory(config: Config, gpu: Gpu | None = None) -> Findings:
-    """Checks whether a policy rank and an engine fit. Finds nothing if the GPU's size is unknown.
-
-    ``gpu``: default, the smallest of this machine.
-    """
+    """Checks whether a policy rank and an engine fit. ``gpu``: default, the smallest of this
+    machine."""
     local = Path(config.model.path).expanduser()
     if config.model.device == "cpu" or not (local / "config.json").is_file():
         return
@@ -49,8 +47,7 @@ def gpu_memory(config: Config, gpu: Gpu | None = None) -> Findings:
 
 
 def gpu_placement(start: Start, environ: Mapping[str, str] = os.environ) -> Findings:
-    """Checks whether each worker of a fleet here has GPUs that no other has. Finds nothing if
-    workers compute on CPUs, or have places already."""
+    """Checks whether each worker of a fleet here has GPUs that no other has."""
     config = start.config
     seen = gpus_for(config.model.device, environ) if start.here and not start.placed else ()
     if not seen or config.fleet.provider != "local":

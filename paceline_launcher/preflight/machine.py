@@ -29,7 +29,7 @@ ROLE_PACKAGES = ("controller", "policy_worker", "rollout_worker", "scorer_worker
 
 
 def shadowed_packages() -> Findings:
-    """PYTHONPATH comes before every installed package: a file there would run in a role's place."""
+    """A file in PYTHONPATH would run in the place of a role's package."""
     root = Path(str(paceline.__file__)).resolve().parents[1]
     for name in ROLE_PACKAGES:
         spec = importlib.util.find_spec(name)
@@ -50,7 +50,6 @@ def packages() -> Findings:
 
 
 def _requirement(package: str) -> Any:
-    """The versions that Paceline's extra ``package`` requires, as a set; None if it states none."""
     try:
         from packaging.requirements import Requirement
 
@@ -144,7 +143,6 @@ def open_files() -> Findings:
 
 
 def _existing(path: Path) -> Path:
-    """``path``, or the closest directory above it that exists."""
     return next(place for place in (path.resolve(), *path.resolve().parents) if place.exists())
 
 

@@ -20,7 +20,7 @@ GIVE_MODEL = "Give a model directory or a hub name"
 WEIGHTS = (".safetensors", ".bin")
 TEMPLATES = ("chat_template.jinja", "chat_template.json")
 Problem = tuple[str, str]
-"""A sentence that says what is wrong, and the remedy."""
+"""A problem and its remedy."""
 
 
 def model_findings(start: Start) -> Findings:
@@ -31,7 +31,6 @@ def model_findings(start: Start) -> Findings:
 
 
 def model_problems(config: Config, first_row: Row | None) -> Iterator[Problem]:
-    """``first_row``: of the data to train with, if it can be read."""
     bad = False
     for setting, path, weights in _models(config):
         if problem := _model_problem(path, weights):
@@ -71,18 +70,14 @@ def _models(config: Config) -> Iterator[tuple[str, str, bool]]:
 
 
 def check_model_config(path: str) -> None:
-    """Raises BadInput if model.path is no directory and no model of the hub; weights need not be
-    there.
-
-    It takes seconds if the hub does not answer. The hub's own client tries for more than a minute.
-    """
+    """Raises BadInput if model.path is no directory and no model of the hub. The hub's own client
+    would try for more than a minute."""
     if problem := _model_problem(path, weights=False):
         found, remedy = problem
         raise BadInput(f"model.path: {path}{found}. {remedy}")
 
 
 def _token_problems(config: Config) -> Iterator[Problem]:
-    """Critics, reward models and teachers that read the run's token ids as other tokens."""
     tokens = config.model.tokenizer or config.model.path
     critic = config.critic_path
     if critic is not None and (why := difference(tokens, critic)):
@@ -102,7 +97,6 @@ def _token_problems(config: Config) -> Iterator[Problem]:
 
 
 def _model_problem(path: str, weights: bool) -> Problem | None:
-    """The problem of a directory or a name of the hub. ``weights``: it needs a model's weights."""
     local = Path(path).expanduser()
     if not local.exists():
         looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
@@ -127,7 +121,6 @@ def _model_problem(path: str, weights: bool) -> Problem | None:
 
 
 def _hub_problem(name: str) -> Problem | None:
-    """The reason why workers could not load the model from the hub, or from its cache here."""
     from huggingface_hub import constants, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 

@@ -1,5 +1,4 @@
-"""Checks of what a run listens on and connects to: provider, access, ports, Redis and
-controllers."""
+"""Checks of a run's connections: provider, access, ports, Redis and controllers."""
 
 from __future__ import annotations
 
@@ -23,7 +22,6 @@ ANSWER_S = 5.0
 
 
 def provider(start: Start) -> Findings:
-    """``paceline up`` is the local provider."""
     name = start.config.fleet.provider
     if start.here and name != "local":
         remedy = (
@@ -34,7 +32,6 @@ def provider(start: Start) -> Findings:
 
 
 def access(config: Config) -> Findings:
-    """Token and TLS files, and whether an address that other machines reach is protected."""
     host, auth = config.controller.host, config.auth
     try:
         token, root = read_token(auth), client_root(auth)
@@ -55,7 +52,6 @@ def access(config: Config) -> Findings:
 
 
 def ports(start: Start) -> Findings:
-    """Fixed ports: each controller takes the next one of each range."""
     config = start.given
     if start.controllers:
         yield skip("the run is running: its controllers hold them")
@@ -113,8 +109,7 @@ def redis(config: Config | None) -> Findings:
 
 
 def payloads(config: Config) -> Findings:
-    """Writes to the payload store and reads it back, if the run has one of its own."""
-    from paceline.payloads.open_store import check_urls
+    from paceline.payloads.check_store import check_urls
     from paceline.redis.client import without_password
 
     urls = config.payloads.urls
@@ -155,7 +150,6 @@ def _redis_settings(url: str) -> Findings:
 
 
 def controllers(start: Start) -> Findings:
-    """Checks that the controllers of a running run answer, and that one of them leads."""
     if not start.controllers:
         return
     try:

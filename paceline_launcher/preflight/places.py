@@ -1,8 +1,4 @@
-"""Storage that a run reads: whether it answers.
-
-A dead mount never does, and each read of it would hang a command. So all places are asked once,
-with a limit, before any check reads them.
-"""
+"""Answers of the storage that a run reads: a dead mount would hang each check."""
 
 from __future__ import annotations
 
@@ -15,13 +11,11 @@ from paceline.process.threads import call_within
 from paceline_launcher.preflight.findings import Findings, Start, fail
 
 ANSWER_S = 10.0
-"""A disk or a file server that is alive answers a small read sooner."""
 RECORDS = ("config.json", "config.toml", "meta.json", "summary.json")
 """Small files of the directories of models, runs and checkpoints."""
 
 
 def silent(start: Start) -> Findings:
-    """A failure for each setting whose path does not answer."""
     settings = {} if start.given is None else dict(_paths(start.given))
     for setting, path in {"--run-dir": str(start.run_dir), **settings}.items():
         try:
@@ -38,7 +32,7 @@ class NoAnswer(BadInput):
 
 
 def require_answer(setting: str, path: str | Path | None) -> None:
-    """Raises NoAnswer if the storage of ``path``, if any, does not answer a small read."""
+    """Raises NoAnswer."""
     if path is None:
         return
     try:
@@ -59,7 +53,6 @@ def _touch(path: Path) -> None:
 
 
 def _paths(config: Config) -> Iterator[tuple[str, str]]:
-    """(setting, path) of all that a run reads; names of the hub among them are no files."""
     data, model, auth = config.data, config.model, config.auth
     paths = {
         "data.path": data.path,

@@ -1,8 +1,5 @@
-"""Checks of what a run names by an import: rewards, engines, objectives, judges, tokenizers.
-
-Each is tried in a process of its own: what a user's module loads, or torch, must not stay in the
-launcher of a fleet.
-"""
+"""Checks of imports that a run names, each in a process of its own: what a user's module loads, or
+torch, must not stay in the launcher."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from paceline.config.schema import Config
 from paceline.config.sections.scorers import named_scorer
 from paceline.config.sections.training import BUILT_IN_REWARDS
 from paceline.process.user_code import python_module
-from paceline_launcher.preflight.findings import CORRECT, Findings, Start, fail, ok, warn
+from paceline_launcher.preflight.findings import Findings, Start, fail, ok, warn
 
 LIMIT_S = 120.0
 
@@ -23,14 +20,13 @@ LIMIT_S = 120.0
 @dataclass(frozen=True, slots=True)
 class Tried:
     problem: str
-    """The reason why it cannot be used; empty if it can."""
+    """The reason why it cannot be used, or empty."""
     lines: tuple[str, ...] = ()
     """Lines of its standard output."""
 
 
 def try_import(check: str, name: str, *more: str, given: str = "") -> Tried:
-    """``check``: a module of ours that imports what ``name`` says, reads ``given``, and fails with
-    one line on standard error."""
+    """Runs ``check``, a module of ours that imports ``name``, with ``given`` on standard input."""
     try:
         done = subprocess.run(
             [*python_module(check), name, *more],
@@ -75,24 +71,19 @@ def engine(config: Config) -> Findings:
 
 
 def objective(config: Config) -> Findings:
-    """Tries an objective of a user: a worker can load it, and a step may be split in any way.
-
-    Those that are built in were checked with the settings, and their properties are tested.
-    """
+    """Tries an objective of a user: a worker can load it, and a step may be split in any way."""
     name = config.train.algorithm
     if name in BUILT_IN:
         return
-    check = "policy_worker.conformance"
-    tried = try_import(check, name, config.model_dump_json())
+    tried = try_import("policy_worker.conformance", name, config.model_dump_json())
     if tried.problem:
-        yield fail(tried.problem, CORRECT)
+        yield fail(tried.problem)
         return
     for line in tried.lines:
         yield warn(line, f"paceline check-objective {name} tries it alone")
 
 
 def judges(config: Config) -> Findings:
-    """One call to each judge behind a URL; other models are loaded when their scorers start."""
     for name, scorer in config.scorers.by_name.items():
         if scorer.url is not None:
             settings = scorer.model_dump_json(exclude_none=True)
@@ -101,7 +92,6 @@ def judges(config: Config) -> Findings:
 
 
 def first_row(start: Start) -> Findings:
-    """Shows what the model reads of the first recorded row, and which tokens are trained."""
     config, row = start.config, start.data.first_row
     if row is None or not config.recorded:
         return

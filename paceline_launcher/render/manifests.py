@@ -1,5 +1,4 @@
-"""Kubernetes targets: a run as plain manifests (kubernetes), or as a job of Kubeflow's training
-operator (pytorchjob)."""
+"""Kubernetes targets: plain manifests (kubernetes), or a job of Kubeflow (pytorchjob)."""
 
 from __future__ import annotations
 
@@ -76,14 +75,12 @@ def pytorchjob(request: RenderRequest) -> dict[str, str]:
 
 
 def _with_kustomization(files: dict[str, str], templates: Templates) -> dict[str, str]:
-    """``files`` that are not empty, and the one that names them."""
     files = {name: text for name, text in files.items() if text.strip()}
     text = templates.text("kubernetes/kustomization.yaml", files=list(files))
     return {**files, "kustomization.yaml": text}
 
 
 def _addresses(request: RenderRequest) -> str:
-    """The controllers' addresses, by the stable names of their pods."""
     name = request.name
     return ",".join(
         f"{name}-controller-{index}.{name}-controllers:{request.grpc_port}"
@@ -92,7 +89,6 @@ def _addresses(request: RenderRequest) -> str:
 
 
 def _tls_settings(request: RenderRequest) -> dict[str, Any]:
-    """Settings of [auth] under which pods find the certificates of the run."""
     auth = request.config.auth
     if auth.tls_cert is None:
         return {}
@@ -101,7 +97,6 @@ def _tls_settings(request: RenderRequest) -> dict[str, Any]:
 
 
 def _workload_settings(request: RenderRequest) -> dict[str, str]:
-    """Settings of [kubernetes]: the workloads' names are the run's, unless they were chosen."""
     config = request.config.kubernetes
     default = type(config)()
     return {
@@ -112,8 +107,7 @@ def _workload_settings(request: RenderRequest) -> dict[str, str]:
 
 
 def _workload(request: RenderRequest, pool: Pool) -> tuple[str, str]:
-    """Kind (statefulset or deployment) and name of the workload whose replicas the leader
-    changes."""
+    """Kind and name of the workload whose replicas the leader changes."""
     config = with_changes(request.config, {"kubernetes": _workload_settings(request)})
     kind, _, name = KubernetesProvider(config.kubernetes).workload(pool.name).partition("/")
     return kind, name

@@ -1,4 +1,4 @@
-"""Options of a rendered run: what a scheduler must be told and a configuration does not have."""
+"""Options of a rendered run, which a scheduler needs and a configuration does not have."""
 
 from __future__ import annotations
 
@@ -27,22 +27,17 @@ class Volume:
     path: str
 
     def holds(self, path: str) -> bool:
-        """True if ``path`` is in the volume."""
         return PurePosixPath(path).is_relative_to(self.path)
 
 
 @dataclass(frozen=True, slots=True)
 class Rdma:
-    """A device plugin's resource, such as rdma/hca."""
-
     resource: str
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """An environment variable."""
-
     name: str
     value: str
 
@@ -58,8 +53,7 @@ def parse_volume(text: str) -> Volume:
 
 
 def parse_variable(text: str) -> Variable:
-    """The variable NAME=VALUE. Raises BadInput, also for names of secrets: rendered files
-    contain none."""
+    """The variable NAME=VALUE. Raises BadInput, also for names of secrets."""
     name, equals, value = text.partition("=")
     if not equals or not _VARIABLE.fullmatch(name) or any(ord(c) < 32 for c in value):
         raise BadInput(f"--nccl-env {text}: write NAME=VALUE, such as NCCL_SOCKET_IFNAME=eth0")
@@ -106,8 +100,7 @@ def parse_label(text: str) -> str:
 
 
 def limit_minutes(text: str) -> int | None:
-    """Minutes of a time limit as Slurm writes it: D-HH:MM:SS and its shorter forms; None for no
-    limit. Raises BadInput."""
+    """Minutes of Slurm's D-HH:MM:SS and its shorter forms; None for no limit. Raises BadInput."""
     if text.upper() in ("0", "UNLIMITED", "INFINITE"):
         return None
     long = re.fullmatch(r"(\d+)-(\d+)(?::(\d+))?(?::(\d+))?", text)
@@ -133,10 +126,7 @@ def _option(metavar: str, text: str, *flag: str, **more: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class RenderOptions:
-    """Options of ``paceline render`` that targets read: each field is one, with its help.
-
-    ``targets.USES`` says which of them each target heeds.
-    """
+    """Options of ``paceline render``; ``targets.USES`` has those of each target."""
 
     image: Annotated[
         str | None,
@@ -239,5 +229,4 @@ class RenderOptions:
             raise BadInput("--volume: two volumes have the same path")
 
     def chosen(self) -> list[str]:
-        """Names of the options that differ from their defaults."""
         return [f.name for f in fields(self) if getattr(self, f.name) != f.default]

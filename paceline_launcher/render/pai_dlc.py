@@ -1,11 +1,8 @@
-"""PAI-DLC target: the request of CreateJob, with one kind of pod for each role or with a PyTorch
-job's nodes.
+"""PAI-DLC target: the request of CreateJob, API version 2020-12-03.
 
-    custom    Controller (Redis, controllers; the job's outcome) ◄── Policy, Rollout, Scorer-NAME:
-              a worker in each pod
-    pytorch   Master, Worker: `paceline node` in each pod, which starts its part of all processes
-
-Field names: API version 2020-12-03 of pai-dlc.
+custom    Controller (Redis, controllers; the job's outcome) ◄── Policy, Rollout, Scorer-NAME:
+          a worker in each pod
+pytorch   Master, Worker: `paceline node` in each pod, which starts its part of all processes
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ from paceline_launcher.render.templates import Templates
 Document = dict[str, Any]
 
 LONGEST_REQUEST = 65_536
-"""Bytes of all parameters of CreateJob. The service adds some itself."""
+"""Bytes of CreateJob's parameters, with the service's own."""
 RESERVED = 4_096
 CONTROLLERS_MEMORY_GIB = 16
 """Memory for controllers, Redis, and the export of the model on a CPU."""

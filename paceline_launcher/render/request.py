@@ -14,19 +14,17 @@ from paceline_launcher.render.options import RenderOptions, Volume
 
 GRPC_PORT = 7000
 REST_PORT = 8000
-"""Ports of a run whose configuration leaves the choice (port 0) although others must know them."""
 LONGEST_NAME = 40
-"""Length of the prefix of names, with which those of scorers and pods fit into 63 characters."""
+"""Length with which names of scorers and pods fit into 63 characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Workers that can replace one another."""
+    """Workers that can replace one another; GPUs, cores and memory are those of one."""
 
     name: str
     count: int
     gpus: int
-    """GPUs, cores and memory are those of one worker."""
     cpus: int
     memory_gib: int
 
@@ -89,17 +87,14 @@ class RenderRequest:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables of all workers."""
         return {one.name: one.value for one in self.options.nccl_env or ()}
 
     @property
     def holds_run(self) -> bool:
-        """True if a given volume has the run directory."""
         return any(volume.holds(self.run_dir) for volume in self.volumes)
 
     @property
     def run_dir(self) -> str:
-        """Run directory in containers, where storage is mounted."""
         return self.options.run_dir or f"/runs/{self.name}"
 
     @property
@@ -108,13 +103,11 @@ class RenderRequest:
 
     @property
     def rest_port(self) -> int | None:
-        """Port of the REST interface; None without one."""
         rest = self.config.rest
         return (rest.port or REST_PORT) if rest.enabled else None
 
     @property
     def gpus(self) -> int:
-        """GPUs of the whole fleet."""
         return sum(pool.count * pool.gpus for pool in self.pools)
 
     @property
@@ -140,7 +133,7 @@ class RenderRequest:
         )
 
     def check_workers_fit_nodes(self, *, spread: bool = False) -> None:
-        """Raises BadInput if a worker needs more GPUs than a node has. ``spread``: a policy replica
+        """Raises BadInput if a worker has more GPUs than a node. ``spread``: policy replicas
         may."""
         here = self.options.gpus_per_node
         for pool in self.pools:
@@ -160,8 +153,7 @@ class RenderRequest:
 
     @property
     def nodes(self) -> int:
-        """Nodes of the job that has its processes on all of them. Raises BadInput if they are too
-        few."""
+        """Nodes of a job. Raises BadInput if they are too few."""
         per_node = self.options.gpus_per_node
         if per_node is None:
             return self.options.nodes or 1
@@ -191,14 +183,12 @@ class RenderRequest:
         return -(-sum(pool.memory_gib * pool.count for pool in self.pools) // self.nodes)
 
     def worker_secrets(self) -> Secrets:
-        """Environment variables of a worker whose values are in the run's secret."""
         found = {"PACELINE_TOKEN": Secret("token"), "HF_TOKEN": Secret("hf-token", optional=True)}
         if any(scorer.url is not None for scorer in self.config.scorers.by_name.values()):
             found["PACELINE_JUDGE_KEY"] = Secret("judge-key", optional=True)
         return found
 
     def controller_secrets(self) -> Secrets:
-        """Secrets of a controller, with the address of a Redis that the user runs."""
         found = self.worker_secrets()
         if self.config.redis.url is not None:
             found["REDIS_URL"] = Secret("redis-url")

@@ -1,5 +1,4 @@
-"""Run file of a rendered job: the configuration's settings that differ from the defaults, without
-secrets."""
+"""Run file of a rendered job: settings that differ from the defaults, without secrets."""
 
 from __future__ import annotations
 
@@ -21,20 +20,15 @@ END_OF_FILE = "END_OF_RUN_TOML"
 def run_file(
     config: Config, changes: Mapping[str, Mapping[str, Any]], *, with_token_file: bool = False
 ) -> str:
-    """TOML of ``config`` with ``changes`` (section, field, value), whose defaults are left out.
-
-    The address of Redis is left out as well, and without ``with_token_file`` the token's file:
-    processes get them from secrets.
-    """
-    changed = without_secrets(with_changes(config, changes))
-    if with_token_file:
-        changed = with_changes(changed, {"auth": {"token_file": config.auth.token_file}})
+    """TOML of ``config`` with ``changes`` (section, field, value), without defaults and secrets."""
+    changed = with_changes(with_changes(config, changes), {"redis": {"url": None}})
+    if not with_token_file:
+        changed = with_changes(changed, {"auth": {"token_file": None}})
     sections = _not_default(tomllib.loads(to_toml(changed)), changed)
     return tomli_w.dumps(sections, multiline_strings=True)
 
 
 def _not_default(values: Mapping[str, Any], section: Section) -> dict[str, Any]:
-    """Settings of ``section`` that differ from the defaults, without empty sections."""
     changed: dict[str, Any] = {}
     for name, value in values.items():
         info, now = type(section).model_fields.get(name), getattr(section, name, None)
@@ -52,8 +46,7 @@ def _not_default(values: Mapping[str, Any], section: Section) -> dict[str, Any]:
 def script_run_file(
     config: Config, changes: dict[str, dict[str, Any]], *, with_token_file: bool = False
 ) -> str:
-    """The same for a shell script, which adds the address of a Redis that the user runs. Raises
-    BadInput if it has the line that ends it in the script."""
+    """The run file in a shell script, which adds the address of a user's Redis. Raises BadInput."""
     if config.redis.url is not None:
         # The others are settings of a server that Paceline starts.
         changes = {**changes, "redis": type(config.redis)().model_dump()}
@@ -64,23 +57,13 @@ def script_run_file(
 
 
 def _scorer(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of one scorer that differ from the defaults."""
     default = {name: info.default for name, info in ScorerConfig.model_fields.items()}
     given = ScorerConfig.model_validate(table)
     return {name: v for name, v in table.items() if getattr(given, name) != default[name]}
 
 
 def with_changes(config: Config, changes: Mapping[str, Mapping[str, Any]]) -> Config:
-    """``config`` with ``changes``, which are known to be valid."""
     updated = {
         name: getattr(config, name).model_copy(update=dict(new)) for name, new in changes.items()
     }
     return config.model_copy(update=updated)
-
-
-def without_secrets(config: Config) -> Config:
-    """``config`` without the address of Redis, which may have a password in it, and the token's
-    file."""
-    redis = config.redis.model_copy(update={"url": None})
-    auth = config.auth.model_copy(update={"token_file": None})
-    return config.model_copy(update={"redis": redis, "auth": auth})

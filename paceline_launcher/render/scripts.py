@@ -13,13 +13,11 @@ from paceline_launcher.render.run_file import script_run_file
 from paceline_launcher.render.templates import Templates
 
 STOP_SPARE_S = 60
-"""Slurm may signal a job a minute early, and a stopped run must have ended before its time
-limit."""
+"""Slurm may signal a job a minute early."""
 
 
 def slurm(request: RenderRequest) -> dict[str, str]:
-    """One batch script that starts `paceline node` on every node of its allocation. Raises
-    BadInput."""
+    """One batch script, with `paceline node` on every node. Raises BadInput."""
     limit = request.options.time_limit
     stop_s = math.ceil(request.config.fleet.stop_s) + STOP_SPARE_S
     minutes = limit_minutes(limit)

@@ -19,7 +19,6 @@ TARGETS: dict[str, Callable[[RenderRequest], dict[str, str]]] = {
     "ray": ray,
     "slurm": slurm,
 }
-"""Functions that make the files of each target."""
 _ALL = {"gpus_per_node", "run_dir", "nccl_env", "templates"}
 _PODS = _ALL | {"image", "volume", "rdma", "cpus", "memory_gib", "shm_gib"}
 _MANIFESTS = _PODS | {
@@ -55,8 +54,7 @@ def rendered(target: str, request: RenderRequest) -> dict[str, str]:
 
 
 def write_files(files: dict[str, str], directory: Path, *, force: bool) -> list[Path]:
-    """Writes all or, if one exists and is not to be replaced, none; their paths. Raises
-    BadInput."""
+    """Writes all, or none if one exists and is not to be replaced. Raises BadInput."""
     paths = [directory / name for name in files]
     there = [str(path) for path in paths if path.exists()]
     if there and not force:

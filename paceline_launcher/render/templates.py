@@ -1,9 +1,5 @@
-"""Templates of rendered files, and how values are written into them.
-
-Templates are Jinja files under templates/. They read ``run`` (the RenderRequest), ``options``,
-``config``, and what their target adds. Values go through the filters ``yaml`` and ``sh``, which
-quote them; ``nested`` puts a text of several lines under the line it stands in.
-"""
+"""Jinja templates of rendered files. Values go through the filters ``yaml`` and ``sh``, which quote
+them; ``nested`` puts a text of several lines under the line it stands in."""
 
 from __future__ import annotations
 
@@ -40,7 +36,7 @@ def _nested(text: str, columns: int) -> str:
 
 
 class Templates:
-    """The templates of one target, filled with what is known of a run."""
+    """The templates of one target."""
 
     def __init__(self, request: RenderRequest, **context: Any) -> None:
         loaders: list[jinja2.BaseLoader] = [jinja2.PackageLoader("paceline_launcher.render")]

@@ -1,10 +1,7 @@
 """Evaluation of a model on a data set in this process: an engine, rewards, and no controller.
 
-    rows ──► lease ──► group producer (prompt ─► engine ─► rewards) ──► score of the row
-             the same as a rollout worker's, so a model gets the scores that it would get in a run
-
-A row whose attempt fails is counted with its reason and has no score. An interrupt ends the work:
-what is scored by then is the result.
+rows ──► lease ──► group producer (prompt ─► engine ─► rewards) ──► score of the row
+         the same as a rollout worker's, so a model gets the scores that it would get in a run
 """
 
 from __future__ import annotations
@@ -40,12 +37,15 @@ from rollout_worker.tasks.group_producer import GroupProducer
 
 @dataclass(slots=True)
 class Judged:
-    rows: int  # rows to evaluate
-    scores: dict[int, RowScore] = field(default_factory=dict)  # scores by row of the data
-    failed: Counter[str] = field(default_factory=Counter)  # rows without a score, by reason
-    example: str = ""  # error of the first row that failed
+    rows: int
+    """Rows to evaluate."""
+    scores: dict[int, RowScore] = field(default_factory=dict)
+    failed: Counter[str] = field(default_factory=Counter)
+    """Rows without a score, by reason."""
+    example: str = ""
+    """Error of the first row that failed."""
     interrupted: bool = False
-    generate_s: float = 0.0  # time from the first prompt to the last score
+    generate_s: float = 0.0
 
     @property
     def finished(self) -> int:
@@ -53,10 +53,7 @@ class Judged:
 
 
 def evaluate(config: Config, rows: RowSource, progress: Callable[[Judged], None]) -> Judged:
-    """The scores of the set ``SET`` of ``config``. ``progress`` is called after each row.
-
-    Raises what engine, tokenizer, rewards and environment raise if they cannot be started.
-    """
+    """The scores of the set ``SET`` of ``config``. ``progress`` is called after each row."""
     transformers_logging.disable_progress_bar()
     search_start_directory_last()
     outcome = Judged(min(len(rows), config.evaluation.sets[SET].limit))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import statistics
 import sys
 import time
@@ -23,13 +22,13 @@ if TYPE_CHECKING:
     from paceline_launcher.cli.evaluation.evaluate import Judged
 
 
+_LABELS = {"tokens": "tokens per sample", "truncated": "truncated share"}
 TERMINAL_S = 0.1
 LOG_S = 10.0
 
 
 class ProgressLine:
-    """Progress on standard error, redrawn in place; without a terminal, one line every 10 s or 10
-    %."""
+    """Progress on standard error; without a terminal, a line every 10 s or 10 %."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -102,7 +101,6 @@ def result(source: str, checkpoint: Path | None, config: Config, outcome: Judged
 
 
 def _standard_errors(rows: list[RowScore], samples: int) -> dict[str, float]:
-    """Standard error of each mean over prompts, with the prompts as independent draws."""
     columns: dict[str, Callable[[RowScore], float]] = {"reward": lambda row: row.reward_mean}
     for k in reported_ks(samples):
         columns[f"pass@{k}"] = lambda row, k=k: pass_at_k(row.samples, row.solved, k)  # type: ignore[misc]
@@ -144,14 +142,9 @@ def print_table(found: dict[str, Any], example: str) -> None:
         )
 
 
-_LABELS = {"tokens": "tokens per sample", "truncated": "truncated share"}
-
-
 def write_json(path: Path, found: dict[str, Any]) -> None:
     """Raises BadInput."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        fresh.write_text(json.dumps(finite(found), indent=2) + "\n")
-        fresh.replace(path)
+        path.write_text(json.dumps(finite(found), indent=2) + "\n")
     except OSError as error:
         raise BadInput(f"--json: {path} cannot be written: {error.strerror}") from None

@@ -1,5 +1,4 @@
-"""Options of ``paceline eval``, and the run's configuration with one evaluation set that they
-make."""
+"""Options of ``paceline eval``, and the configuration that they make."""
 
 from __future__ import annotations
 
@@ -24,16 +23,8 @@ RECORDED_FIELDS = tuple(
 SET = "data"  # name of the set in the configuration
 
 
-class EngineName(StrEnum):
-    transformers = "transformers"
-    vllm = "vllm"
-
-
-class VoteRule(StrEnum):
-    auto = "auto"
-    text = "text"
-    boxed = "boxed"
-    number = "number"
+EngineName = StrEnum("EngineName", ["transformers", "vllm"])
+VoteRule = StrEnum("VoteRule", ["auto", "text", "boxed", "number"])
 
 
 def _option(text: str, *flag: str, **more: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Sources of ``paceline eval``: which model is judged, and with whose settings."""
+"""Sources of ``paceline eval``: the model that is judged, and the settings of its run."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ class Source:
     model: str
     checkpoint: Path | None
     config: Config | None
-    """Configuration of the run that the model comes from, if it is known, with its prompts, rewards
-    and limits."""
+    """Configuration of the run that the model comes from, if it is known."""
 
 
 def find_source(text: str) -> Source:
-    """A Hugging Face directory or hub name, an export, a checkpoint, or a run directory, whose
-    newest checkpoint is meant. Raises BadInput."""
+    """A model's directory or hub name, an export, a checkpoint, or a run directory with its newest
+    checkpoint. Raises BadInput."""
     from paceline.dataset.rows import could_be_hub_name
     from paceline.observe.checkpoint_links import META, complete
 

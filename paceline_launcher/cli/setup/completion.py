@@ -12,10 +12,7 @@ VARIABLE = "_PACELINE_COMPLETE"
 """Variable with which the command answers the shell's question and does nothing else."""
 
 
-class Shell(StrEnum):
-    bash = "bash"
-    zsh = "zsh"
-    fish = "fish"
+Shell = StrEnum("Shell", ["bash", "zsh", "fish"])
 
 
 def completion(

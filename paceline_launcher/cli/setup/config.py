@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -24,16 +26,8 @@ config = typer.Typer(
 )
 
 
-def _algorithms() -> list[str]:
-    from paceline.config.template import ALGORITHMS
-
-    return list(ALGORITHMS)
-
-
-def _sizes() -> list[str]:
-    from paceline.config.template import SIZES
-
-    return list(SIZES)
+def _choices(table: str) -> Callable[[], list[str]]:
+    return lambda: list(getattr(importlib.import_module("paceline.config.template"), table))
 
 
 def init(
@@ -46,12 +40,14 @@ def init(
             metavar="NAME",
             help="For sampled completions: grpo, dr_grpo, dapo, decoupled, interpolated, ppo or "
             "online_dpo. For recorded data: sft, dpo or reward_model.",
-            autocompletion=_algorithms,
+            autocompletion=_choices("ALGORITHMS"),
         ),
     ] = "grpo",
     size: Annotated[
         str,
-        typer.Option(metavar="NAME", help="tiny, small, 7b, 32b or 70b.", autocompletion=_sizes),
+        typer.Option(
+            metavar="NAME", help="tiny, small, 7b, 32b or 70b.", autocompletion=_choices("SIZES")
+        ),
     ] = "tiny",
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     as_json: JsonOption = False,

@@ -153,7 +153,7 @@ def test_every_problem_is_said_at_once(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no such file"):
+    with pytest.raises(ConfigError, match="No such file"):
         load_config(tmp_path / "absent.toml")
 
 
