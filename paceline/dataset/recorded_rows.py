@@ -12,8 +12,8 @@ from paceline.config.sections.training import DataConfig
 from paceline.dataset.row_source import DataError, RowSource
 from paceline.dataset.rows import (
     Message,
+    check_fields,
     check_rows,
-    check_template,
     messages_of,
     prompt_of,
     with_system,
@@ -23,6 +23,12 @@ Content = str | list[Message]
 
 CHOSEN_REWARD, REJECTED_REWARD = 1.0, 0.0
 ASSISTANT = "assistant"
+_NEEDED = {
+    RowForm.CHAT: ["messages_field"],
+    RowForm.COMPLETION: ["prompt_field", "completion_field"],
+    RowForm.PAIR: ["chosen_field", "rejected_field", "margin_field"],
+    RowForm.LABELLED: ["prompt_field", "completion_field", "label_field"],
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +48,7 @@ def check_run_rows(rows: RowSource, data: DataConfig) -> None:
     if form is None:
         check_rows(rows, data)
         return
-    check_template(rows, data.prompt_template)
-    for name in _needed(form, data):
-        field = getattr(data, name)
-        if (place := rows.lacking(field)) is not None:
-            there = ", ".join(rows.fields) or "none"
-            raise DataError(
-                f"{place}: no field {field!r}; fields of every row: {there}. Set data.{name}"
-            )
+    check_fields(rows, data, _NEEDED[form])
     try:
         parts_of(rows[0], data)
     except DataError as error:
@@ -69,18 +68,6 @@ def parts_of(row: Mapping[str, Any], data: DataConfig) -> RowParts:
     if form is RowForm.LABELLED:
         reward = CHOSEN_REWARD if _label(row, data) else REJECTED_REWARD
     return RowParts(prompt, completions, (reward,))
-
-
-def _needed(form: RowForm, data: DataConfig) -> list[str]:
-    names = {
-        RowForm.CHAT: ["messages_field"],
-        RowForm.COMPLETION: ["prompt_field", "completion_field"],
-        RowForm.PAIR: ["chosen_field", "rejected_field"],
-        RowForm.LABELLED: ["prompt_field", "completion_field", "label_field"],
-    }[form]
-    if data.prompt_template is not None:
-        names = [name for name in names if name != "prompt_field"]
-    return [*names, "margin_field"] if data.margin_field is not None else names
 
 
 def _chat(row: Mapping[str, Any], data: DataConfig) -> RowParts:

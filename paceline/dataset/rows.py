@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,37 +48,25 @@ def load_rows(path: str | Path, *, name: str | None = None, split: str = "train"
     raise DataError(f"{text}: no such file or directory{seen_from(text)}")
 
 
-def check_fields(
-    rows: RowSource, prompt_field: str, answer_field: str | None, template: str | None = None
-) -> None:
-    """Raises DataError unless every row has the fields. A ``template`` replaces the prompt
-    field."""
-    check_template(rows, template)
-    fields = {"data.prompt_field": prompt_field, "data.answer_field": answer_field}
+def check_fields(rows: RowSource, data: DataConfig, names: Iterable[str]) -> None:
+    """Raises DataError unless every row has the fields of these settings, and those that
+    data.prompt_template takes in place of the prompt field."""
+    template = data.prompt_template
+    fields = {name: getattr(data, name) for name in names}
+    wanted = [(field, f". Set data.{name}") for name, field in fields.items() if field is not None]
     if template is not None:
-        del fields["data.prompt_field"]
-    for setting, field in fields.items():
-        if field is not None and (place := rows.lacking(field)) is not None:
+        wanted = [pair for pair in wanted if not pair[1].endswith("prompt_field")]
+        taken = ". data.prompt_template takes it"
+        wanted = [*((field, taken) for field in placeholders(template)), *wanted]
+    for field, why in wanted:
+        if (place := rows.lacking(field)) is not None:
             there = ", ".join(rows.fields) or "none"
-            raise DataError(
-                f"{place}: no field {field!r}; fields of every row: {there}. Set {setting}"
-            )
-
-
-def check_template(rows: RowSource, template: str | None) -> None:
-    """Raises DataError unless every row has the fields that data.prompt_template takes."""
-    for name in placeholders(template) if template is not None else ():
-        if (place := rows.lacking(name)) is not None:
-            there = ", ".join(rows.fields) or "none"
-            raise DataError(
-                f"{place}: no field {name!r}, which data.prompt_template takes; fields of every "
-                f"row: {there}"
-            )
+            raise DataError(f"{place}: no field {field!r}; fields of every row: {there}{why}")
 
 
 def check_rows(rows: RowSource, data: DataConfig) -> None:
     """Raises DataError unless every row has the fields, and the first row's prompt is usable."""
-    check_fields(rows, data.prompt_field, data.answer_field, data.prompt_template)
+    check_fields(rows, data, ("prompt_field", "answer_field"))
     try:
         prompt_of(rows[0], data)
     except DataError as error:

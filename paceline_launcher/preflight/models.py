@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from paceline.config.model_files import difference, misread
+from paceline.config.model_files import difference, misread, model_file
 from paceline.config.schema import Config
 from paceline.dataset.rows import DataError, Row, prompt_of
 from paceline.errors import BadInput, seen_from
@@ -166,10 +166,8 @@ def _has_template(path: str) -> bool:
 
 
 def _file(path: str, name: str) -> Path | None:
-    local = Path(path).expanduser()
-    if local.is_dir():
-        return local / name if (local / name).is_file() else None
-    from huggingface_hub import try_to_load_from_cache
-
-    found = try_to_load_from_cache(path, name)
-    return Path(found) if isinstance(found, str) else None
+    try:
+        found = model_file(path, name)
+    except LookupError:
+        return None
+    return found if found.is_file() else None

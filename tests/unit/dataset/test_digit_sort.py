@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from examples.digit_sort import make_data, warm_start
 from examples.digit_sort.reward import sorted_exactly
 from paceline.config.load import load_config
-from paceline.dataset.rows import check_fields, load_rows
+from paceline.dataset.rows import check_rows, load_rows
 
 HERE = Path(make_data.__file__).parent
 MODEL = HERE / "model-0.1M"
@@ -67,7 +67,7 @@ def test_the_configuration_is_asynchronous_and_its_data_is_usable(monkeypatch):
     assert config.train.max_staleness >= 1
     assert (config.fleet.controllers, config.fleet.policy, config.fleet.rollout) == (2, 2, 2)
     for path in (config.data.path, config.data.eval_path):
-        check_fields(load_rows(path), config.data.prompt_field, config.data.answer_field)
+        check_rows(load_rows(path), config.data)
 
 
 @pytest.mark.parametrize(

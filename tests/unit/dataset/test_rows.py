@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.dataset.rows import DataError, check_fields, load_rows
+from paceline.config.sections.training import DataConfig
+from paceline.dataset.rows import DataError, check_rows, load_rows
 
 ROWS = [{"prompt": f"s{n}=", "answer": str(n), "level": n % 3} for n in range(500)]
 
@@ -95,13 +96,15 @@ def test_every_kind_gives_the_same_rows_in_order(kind, tmp_path):
     for outside in (-1, 500):
         with pytest.raises(IndexError):
             rows[outside]
-    check_fields(rows, "prompt", "answer")
-    check_fields(rows, "prompt", None)
-    with pytest.raises(DataError, match=r"no field 'question'.*prompt, answer, level"):
-        check_fields(rows, "question", "answer")
-    # The digest is of the content, and not of the place.
-    assert len(rows.digest) == 32
-    assert rows.digest == load_rows(kind(tmp_path / "there")).digest
+    check_rows(rows, DataConfig(path="rows"))
+    check_rows(rows, DataConfig(path="rows", answer_field=None))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_digest_is_of_the_content_and_not_of_the_place(kind, tmp_path):
+    here = load_rows(kind(tmp_path / "here")).digest
+    assert here == load_rows(kind(tmp_path / "there")).digest
+    assert len(here) == 32
 
 
 def test_digest_differs_when_one_row_differs(tmp_path):
@@ -115,10 +118,16 @@ def test_a_missing_field_is_named_with_its_place_and_the_fields_there_are(tmp_pa
     rows = [*ROWS[:3], {"prompt": "x", "level": 1}, *ROWS[4:]]
     path = write_jsonl(tmp_path / "rows.jsonl", rows)
     with pytest.raises(DataError) as error:
-        check_fields(load_rows(path), "prompt", "answer")
+        check_rows(load_rows(path), DataConfig(path="rows"))
     assert str(error.value) == (
         f"{path}:4: no field 'answer'; fields of every row: prompt, level. Set data.answer_field"
     )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_field_that_no_row_has_is_refused_for_every_kind(kind, tmp_path):
+    with pytest.raises(DataError, match=r"no field 'question'.*prompt, answer, level"):
+        check_rows(load_rows(kind(tmp_path)), DataConfig(path="rows", prompt_field="question"))
 
 
 def test_bad_json_is_refused_at_the_start_with_its_line_number(tmp_path):

@@ -54,7 +54,7 @@ def test_a_template_makes_the_prompt_of_a_recorded_completion(tmp_path: Path) ->
     made = data(prompt_template="{sum}=", completion_field="answer")
     check_run_rows(rows, made)
     assert parts_of(rows[0], made).prompt == "2+2="
-    with pytest.raises(DataError, match=r"no field 'total', which data.prompt_template takes"):
+    with pytest.raises(DataError, match=r"no field 'total'.*data.prompt_template takes"):
         check_run_rows(rows, data(prompt_template="{total}=", completion_field="answer"))
 
 
