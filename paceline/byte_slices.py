@@ -1,7 +1,5 @@
 """Slices of bounded size: many messages that no single request or command could carry."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 

@@ -4,8 +4,6 @@ vLLM's CPU wheel requires them too, and then neither they nor transformers' mode
 Both do without an extension that is not installed, so these are made to look absent.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 

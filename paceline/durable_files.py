@@ -1,7 +1,5 @@
 """Durable files: written and synced before they count, with their names in the directory."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """User errors, with a command's exit status, and the leader's reasons to refuse a request."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from pathlib import Path
 

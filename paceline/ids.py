@@ -1,7 +1,5 @@
 """Identifier types: ints and strings that a type checker keeps apart."""
 
-from __future__ import annotations
-
 from typing import NewType
 
 TaskId = NewType("TaskId", str)

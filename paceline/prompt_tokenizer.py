@@ -1,7 +1,5 @@
 """Tokenizer: prompt tokens of rows and messages, text of completions."""
 
-from __future__ import annotations
-
 import re
 import secrets
 from collections.abc import Mapping, Sequence

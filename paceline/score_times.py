@@ -1,7 +1,5 @@
 """Histogram of a scorer's request times, as gauges of its report: cumulative, as in Prometheus."""
 
-from __future__ import annotations
-
 import bisect
 from collections.abc import Mapping
 

@@ -3,8 +3,6 @@
 The rule of a setting is on its field in the schema: see ``Change``.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any

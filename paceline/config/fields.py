@@ -1,7 +1,5 @@
 """Field types of the configuration, rules of change, and the base class of its sections."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path

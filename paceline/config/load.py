@@ -1,7 +1,5 @@
 """Configuration files: from TOML and overrides to a checked ``Config``, and back to TOML."""
 
-from __future__ import annotations
-
 import difflib
 import hashlib
 import json

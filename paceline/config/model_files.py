@@ -1,7 +1,5 @@
 """Vocabularies of models from their files, read without transformers and torch."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

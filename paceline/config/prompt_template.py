@@ -1,7 +1,5 @@
 """Prompt templates: text with ``{field}`` placeholders for the fields of a row."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from functools import lru_cache

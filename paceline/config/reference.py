@@ -1,7 +1,5 @@
 """Generator of docs/configuration.md from the schema's field texts."""
 
-from __future__ import annotations
-
 import json
 from typing import Any, Literal, get_args, get_origin
 

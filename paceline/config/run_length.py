@@ -1,7 +1,5 @@
 """Run length: the steps of a run."""
 
-from __future__ import annotations
-
 import math
 
 from paceline.config.schema import Config

@@ -1,7 +1,5 @@
 """Configuration templates of `paceline init`: templates.toml, commented with the schema's texts."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 import tomllib

@@ -1,7 +1,5 @@
 """Rows of Parquet files and Hugging Face data sets, which ``datasets`` keeps memory-mapped."""
 
-from __future__ import annotations
-
 import base64
 import datetime
 import hashlib

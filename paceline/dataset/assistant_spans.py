@@ -4,8 +4,6 @@ A template with ``{% generation %}`` marks them. With another, the conversation 
 turn; one that rewrites past turns (drops their reasoning) is refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from paceline.dataset.rows import Message

@@ -1,7 +1,5 @@
 """Rows of JSONL files, read without pyarrow: its import would slow down a controller's start."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -4,8 +4,6 @@ The prompt and each following piece are tokenised by themselves: the prompt has 
 engine would get, and both completions of a pair have the same prompt.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 python -P -m paceline.dataset.recorded_preview CONFIG_AS_JSON < ROW_AS_JSON
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

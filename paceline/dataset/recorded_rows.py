@@ -1,7 +1,5 @@
 """Parts of recorded rows: the prompt and the completions of a row, as text or messages."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

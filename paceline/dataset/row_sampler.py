@@ -3,8 +3,6 @@
 Without a library's random numbers: controllers of every machine and Python have the same order.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 _MASK = (1 << 64) - 1

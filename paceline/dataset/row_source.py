@@ -1,7 +1,5 @@
 """The row source: a sequence of data set rows that stays on disk."""
 
-from __future__ import annotations
-
 import hashlib
 from abc import ABC, abstractmethod
 from bisect import bisect_right

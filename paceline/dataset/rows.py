@@ -4,8 +4,6 @@ The order of rows, their values and the digest are the same on every machine, an
 grow with the rows. datasets and pyarrow are imported only for data that needs them.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping

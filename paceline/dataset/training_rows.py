@@ -1,7 +1,5 @@
 """Training rows of a run, from one source or several."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -13,8 +13,6 @@ A score that falls along with the truth is another fault, for example a learning
 high.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ prompts.
 Pure, and without random numbers: every process computes the same values.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Sizes of GPUs, by name or as found on this machine."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Memory plan: bytes by part of every kind of process of a run, on its GPU and on its host."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

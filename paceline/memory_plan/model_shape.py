@@ -4,8 +4,6 @@ Parameters are counted on torch's meta device. The bytes that a forward keeps fo
 linear in tokens and blocks: models of one and two blocks are run on fake tensors, without data.
 """
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """``paceline plan memory``."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Annotated
 

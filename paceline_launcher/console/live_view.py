@@ -1,7 +1,5 @@
 """Live view of a run: a table on a terminal, plain lines otherwise."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping

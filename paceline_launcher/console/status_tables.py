@@ -1,7 +1,5 @@
 """State of a run as rich tables, for the live view and ``paceline status``."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Checks before a run starts, in one table, of which each command runs those of its places."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import Flag, auto

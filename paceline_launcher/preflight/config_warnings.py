@@ -1,7 +1,5 @@
 """Settings that are valid one by one and contradict each other."""
 
-from __future__ import annotations
-
 from paceline.config.objectives import ignored
 from paceline.config.schema import Config
 from paceline.config.sections.objective_options import DistillOptions

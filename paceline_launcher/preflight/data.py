@@ -1,7 +1,5 @@
 """Checks of the data sets that a run reads: files, or names of the hub."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext

@@ -1,7 +1,5 @@
 """Check of the run that a directory holds already."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Checks of the GPUs of this machine: whether the fleet's workers fit them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

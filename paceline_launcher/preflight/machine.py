@@ -1,7 +1,5 @@
 """Checks of this machine: Python packages, devices, memory, disk, limits and cores."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import math

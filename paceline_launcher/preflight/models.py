@@ -1,7 +1,5 @@
 """Checks of the models that a run reads: directories, names of the hub, and chat templates."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import re

@@ -1,7 +1,5 @@
 """Checks of a run's connections: provider, access, ports, Redis and controllers."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Answers of the storage that a run reads: a dead mount would hang each check."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

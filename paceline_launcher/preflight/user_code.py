@@ -1,8 +1,6 @@
 """Checks of imports that a run names, each in a process of its own: what a user's module loads, or
 torch, must not stay in the launcher."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from dataclasses import dataclass

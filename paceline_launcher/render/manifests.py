@@ -1,7 +1,5 @@
 """Kubernetes targets: plain manifests (kubernetes), or a job of Kubeflow (pytorchjob)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from paceline.errors import BadInput

@@ -1,7 +1,5 @@
 """Options of a rendered run, which a scheduler needs and a configuration does not have."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass, fields

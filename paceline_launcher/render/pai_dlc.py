@@ -5,8 +5,6 @@ custom    Controller (Redis, controllers; the job's outcome) ◄── Policy, R
 pytorch   Master, Worker: `paceline node` in each pod, which starts its part of all processes
 """
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """Run file of a rendered job: settings that differ from the defaults, without secrets."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Targets that start a run with shell scripts: slurm and ray."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

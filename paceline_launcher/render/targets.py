@@ -1,7 +1,5 @@
 """Targets of `paceline render` by name, and the files that one of them makes of a run."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Jinja templates of rendered files. Values go through the filters ``yaml`` and ``sh``, which quote
 them; ``nested`` puts a text of several lines under the line it stands in."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from typing import Any

@@ -1,7 +1,5 @@
 """``paceline eval``."""
 
-from __future__ import annotations
-
 import tempfile
 from functools import partial
 from pathlib import Path

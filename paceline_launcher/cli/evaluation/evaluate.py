@@ -4,8 +4,6 @@ rows ──► lease ──► group producer (prompt ─► engine ─► rewar
          the same as a rollout worker's, so a model gets the scores that it would get in a run
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

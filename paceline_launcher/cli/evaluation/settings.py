@@ -1,7 +1,5 @@
 """Options of ``paceline eval``, and the configuration that they make."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """``paceline alerts``."""
 
-from __future__ import annotations
-
 import time
 
 import typer

@@ -1,7 +1,5 @@
 """``paceline completion``: scripts that make the shell ask this command for completions."""
 
-from __future__ import annotations
-
 import os
 from enum import StrEnum
 from typing import Annotated

@@ -1,7 +1,5 @@
 """``paceline init`` and ``paceline config check | docs``."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from pathlib import Path

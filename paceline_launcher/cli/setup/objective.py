@@ -1,7 +1,5 @@
 """``paceline check-objective``."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer

@@ -1,7 +1,5 @@
 """``paceline render``: files that start a run on a scheduler."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Annotated
