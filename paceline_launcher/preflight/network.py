@@ -107,8 +107,7 @@ def redis(config: Config | None) -> Findings:
 
 
 def payloads(config: Config) -> Findings:
-    from paceline.payloads.check_store import check_urls
-
+    from paceline.payloads.open_store import check_urls
     from paceline.redis.client import without_password
 
     urls = config.payloads.urls
