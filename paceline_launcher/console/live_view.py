@@ -55,8 +55,7 @@ class PlainConsole:
         when = f"{time.monotonic() - self._began:7.1f}s" if t is None else _clock(t)
         self._out.print(f"{when}  {printable(line)}", markup=False, highlight=False, soft_wrap=True)
 
-    def keep(self, line: str) -> None:
-        self.note(line)
+    keep = note  # of a line that must stay in sight
 
     def close(self) -> None:
         pass

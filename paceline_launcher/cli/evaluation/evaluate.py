@@ -35,13 +35,10 @@ from rollout_worker.tasks.group_producer import GroupProducer
 
 @dataclass(slots=True)
 class Judged:
-    rows: int
-    """Rows to evaluate."""
+    rows: int  # rows to evaluate
     scores: dict[int, RowScore] = field(default_factory=dict)
-    failed: Counter[str] = field(default_factory=Counter)
-    """Rows without a score, by reason."""
-    example: str = ""
-    """Error of the first row that failed."""
+    failed: Counter[str] = field(default_factory=Counter)  # rows without a score, by reason
+    example: str = ""  # error of the first row that failed
     interrupted: bool = False
     generate_s: float = 0.0
 
