@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -88,19 +89,41 @@ def key_of(group: rollout_pb2.Group) -> GroupKey:
 
 
 def decode(groups: Sequence[rollout_pb2.Group]) -> TokenBatch:
-    """Columns of ``groups``, in their order. Each was checked in full before it was accepted."""
+    """Columns of ``groups``, in their order. Raises BadGroup with those that contradict themselves.
+
+    The digest only says that a payload is what its worker sent. One column of another length would
+    shift the numbers of all sequences after it.
+    """
     completions = [completion for group in groups for completion in group.completions]
     tokens = [c.tokens for c in completions]
     masks = [c.loss_mask or b"\x01" * (len(c.tokens) // 4) for c in completions]
     spans = [span for c in completions for span in c.versions]
     rewards = [reward for c in completions for reward in c.token_rewards]
-    scorers = set.intersection(*(set(c.columns) for c in completions)) if completions else ()
-    length = _ints(map(len, tokens)) // 4
+    scorers = set().union(*(c.columns for c in completions))
+    sequences = _ints(len(g.completions) for g in groups)
+    size = _ints(map(len, tokens))
+    length = size // 4
+    wrong = (size == 0) | (size % 4 > 0) | (_ints(map(len, masks)) * 4 != size)
+    wrong |= _ints(len(c.logprobs) for c in completions) != size
+    wrong |= _ints(sum(s.length for s in c.versions) for c in completions) != length
+    wrong |= np.repeat(_ints(len(g.prompt_tokens) % 4 for g in groups) > 0, sequences)
+    for name in scorers:
+        wrong |= _ints(len(c.columns.get(name, b"")) for c in completions) != size
+    if rewards:
+        wrong |= np.array(
+            [_misplaced(c.token_rewards, n) for c, n in zip(completions, length, strict=True)]
+        )
+    refuse_groups(
+        groups,
+        np.unique(np.repeat(np.arange(len(groups)), sequences)[wrong]),
+        "its tokens, log-probs, masks, versions, numbers of scorers and token rewards do not fit "
+        "one another",
+    )
     starts = np.repeat(np.cumsum(length) - length, _ints(len(c.token_rewards) for c in completions))
     return TokenBatch(
         prompt_tokens=_joined([g.prompt_tokens for g in groups], "<i4").astype(np.int64),
         prompt_length=_ints(len(g.prompt_tokens) // 4 for g in groups),
-        sequences=_ints(len(g.completions) for g in groups),
+        sequences=sequences,
         tokens=_joined(tokens, "<i4").astype(np.int64),
         length=length,
         behaviour=_joined([c.logprobs for c in completions], "<f4").astype(np.float32),
@@ -116,6 +139,12 @@ def decode(groups: Sequence[rollout_pb2.Group]) -> TokenBatch:
         truncated=np.array([c.finish_reason for c in completions])
         == rollout_pb2.FINISH_REASON_LENGTH,
     )
+
+
+def _misplaced(rewards: Sequence[rollout_pb2.TokenReward], length: int) -> bool:
+    """True if ``rewards`` name a token that is not there, or not in rising order."""
+    places = [reward.token for reward in rewards]
+    return any(a >= b for a, b in pairwise([-1, *places, length]))
 
 
 def _ints(values: Iterable[int]) -> Ints:

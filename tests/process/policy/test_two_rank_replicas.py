@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import tomli_w
 import torch
 from safetensors.torch import load_file
 
@@ -244,11 +245,7 @@ def test_two_ranks_train_a_critic_as_one_does(by_two, critic_config, tmp_path):
 def _toml(config) -> str:
     settings = config.model_dump(mode="json", exclude_unset=True)
     settings["train"]["checkpoint_every"] = STEPS
-    lines = []
-    for section, fields in settings.items():
-        lines.append(f"[{section}]")
-        lines += [f"{name} = {json.dumps(value)}" for name, value in fields.items()]
-    return "\n".join([*lines, ""])
+    return tomli_w.dumps(settings)
 
 
 def _start_worker(toml, address, worker_id) -> subprocess.Popen[bytes]:

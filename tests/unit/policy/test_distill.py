@@ -93,6 +93,10 @@ def test_a_remote_reference_replaces_the_model_of_the_trainer() -> None:
 
 def test_groups_without_the_teachers_numbers_are_refused() -> None:
     groups = random_groups(np.random.default_rng(3))
+    groups[2].completions[1].columns["teacher"] = b"\0" * 4
+    with pytest.raises(BadGroup, match=r"group t2: .*scorers") as error:
+        decode(groups)
+    assert error.value.groups == (("t2", 1),)
     for group in groups:
         for completion in group.completions:
             completion.columns.clear()

@@ -106,6 +106,11 @@ def damage(group, kind):
     first, _, last = group.completions
     if kind == "count":  # consistent in itself: only the accepted facts tell
         del group.completions[2]
+    elif kind == "length":
+        last.logprobs = last.logprobs[:-4]
+    elif kind == "shift":  # as many numbers in all, but the second begins one too early
+        second = group.completions[1]
+        first.logprobs, second.logprobs = first.logprobs[:-4], first.logprobs[-4:] + second.logprobs
     elif kind == "mask":
         first.loss_mask = bytes(len(first.tokens) // 4)
     elif kind == "token":
@@ -118,7 +123,9 @@ def damage(group, kind):
         group.task.attempt = 7
 
 
-@pytest.mark.parametrize("kind", ["count", "mask", "token", "prompt", "logprob", "name"])
+@pytest.mark.parametrize(
+    "kind", ["length", "shift", "count", "mask", "token", "prompt", "logprob", "name"]
+)
 def test_a_payload_that_contradicts_its_facts_is_rejected_by_its_name(trainer, groups, kind):
     plan = plan_of(groups)
     control = Controller([rollout_pb2.Group.FromString(g.SerializeToString()) for g in groups])

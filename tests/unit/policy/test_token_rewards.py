@@ -152,7 +152,10 @@ def test_truncated_completions_give_no_gradient_and_count_in_the_totals():
     assert filtered.contributing(decoded, after).tolist() == [False, True, False]
 
 
-def test_a_payload_with_a_token_reward_that_is_not_finite_is_named():
-    group = with_steps("t0", [1.0, 0.0], [2, 2], [{0: math.nan}, {}])
-    with pytest.raises(BadGroup, match=r"group t0: .*finite"):
+@pytest.mark.parametrize(
+    ("steps", "words"), [({4: 1.0}, "token rewards"), ({0: math.nan}, "finite")]
+)
+def test_a_payload_with_rewards_of_no_token_is_named(steps, words):
+    group = with_steps("t0", [1.0, 0.0], [2, 2], [steps, {}])
+    with pytest.raises(BadGroup, match=f"group t0: .*{words}"):
         check_values(decode([group]), [group], 10)
