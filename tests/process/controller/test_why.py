@@ -171,16 +171,8 @@ def deaf_hub() -> Iterator[str]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "role",
-    [
-        "policy",
-        # In every run: what both do before they register, by the policy worker
-        pytest.param("rollout", marks=pytest.mark.slow),
-    ],
-)
 async def test_a_hub_that_does_not_answer_is_named_before_the_worker_has_registered(
-    tmp_path: Path, deaf_hub: str, role: str
+    tmp_path: Path, deaf_hub: str
 ) -> None:
     model = {"path": "nobody/no-such-model", "device": "cpu"}
     with running_controllers(tmp_path, 1, model=model) as controllers:
@@ -188,8 +180,8 @@ async def test_a_hub_that_does_not_answer_is_named_before_the_worker_has_registe
         await until(lambda: leads(controllers))
         started = await asyncio.create_subprocess_exec(
             *[
-                *(sys.executable, "-P", "-m", f"{role}_worker", str(controllers.config)),
-                *("--controllers", where, "--id", f"{role}-0"),
+                *(sys.executable, "-P", "-m", "policy_worker", str(controllers.config)),
+                *("--controllers", where, "--id", "policy-0"),
                 *("--run-dir", str(controllers.run_dir)),
             ],
             cwd=ROOT,
@@ -204,8 +196,8 @@ async def test_a_hub_that_does_not_answer_is_named_before_the_worker_has_registe
             },
         )
         try:
-            found = await _hub_named(controllers, where, role, deaf_hub)
-            assert f"{role}-0 (host {socket.gethostname()}, pid {started.pid})" in found.because
+            found = await _hub_named(controllers, where, deaf_hub)
+            assert f"policy-0 (host {socket.gethostname()}, pid {started.pid})" in found.because
             assert "nobody/no-such-model" in found.because and "HF_ENDPOINT" in _remedy(found)
         finally:
             started.kill()
@@ -217,15 +209,13 @@ def _remedy(found: admin_pb2.WhyReply) -> str:
     return found.remedy or "HF_ENDPOINT"
 
 
-async def _hub_named(
-    controllers: Controllers, address: str, role: str, hub: str
-) -> admin_pb2.WhyReply:
+async def _hub_named(controllers: Controllers, address: str, hub: str) -> admin_pb2.WhyReply:
     last = admin_pb2.WhyReply()
 
     async def named() -> bool:
         nonlocal last
         last = await why(controllers, address)
-        return last.culprit.kind == "hub" and f"{role}-0" in last.because
+        return last.culprit.kind == "hub" and "policy-0" in last.because
 
     try:
         async with asyncio.timeout(patient(120)):

@@ -1,4 +1,4 @@
-"""Curves of evaluations on the dashboard: those of several sets, and those of recorded pairs."""
+"""Curves of the evaluation sets on the dashboard."""
 
 from __future__ import annotations
 
@@ -42,12 +42,10 @@ class Improving(FakeRollout):
         return group
 
 
-async def run(
-    controllers: Controllers, policy: type[FakePolicy], rollout: type[FakeRollout]
-) -> None:
+async def run(controllers: Controllers) -> None:
     config, where = config_of(controllers), addresses(controllers)
-    trainer = policy(config, where, "policy-0")
-    workers = [trainer, rollout(config, where, "rollout-0", tasks_a_lease=2)]
+    trainer = FakePolicy(config, where, "policy-0")
+    workers = [trainer, Improving(config, where, "rollout-0", tasks_a_lease=2)]
     await asyncio.gather(*(w.start() for w in workers))
     loops = [asyncio.create_task(w.work(lambda: False)) for w in workers]
     await until(lambda: trainer.timings.steps >= STEPS)
@@ -77,7 +75,7 @@ def of_sets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controllers]:
         },
     }
     with running_controllers(directory, 1, **settings) as controllers:
-        asyncio.run(run(controllers, FakePolicy, Improving))
+        asyncio.run(run(controllers))
         yield controllers
 
 

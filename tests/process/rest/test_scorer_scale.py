@@ -1,4 +1,4 @@
-"""Desired numbers of scorers, over REST and on the dashboard."""
+"""Desired numbers of scorers over REST."""
 
 from __future__ import annotations
 
