@@ -159,9 +159,7 @@ def _this_node(
 
 def _workers_elsewhere(settings: Config, place: NodePlace) -> bool:
     """True if Ray or other commands start the workers: this node has Redis and the controllers.
-
-    Raises BadInput if that contradicts the job.
-    """
+    Raises BadInput if that contradicts the job."""
     provider = settings.fleet.provider
     if provider == "local":
         return False

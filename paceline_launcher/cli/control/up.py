@@ -133,11 +133,9 @@ def check(
     placed: bool = False,
 ) -> dict[str, str]:
     """Prints warnings, and returns what was found out about length and GPUs, by the name of the
-    check.
-
-    ``control``: Redis and the controllers start on this machine. ``workers``: workers do.
-    ``placed``: they have places among nodes already. Raises BadInput with a line for each check that failed.
-    """
+    check. ``control``: Redis and the controllers start on this machine. ``workers``: workers do.
+    ``placed``: they have places among nodes already. Raises BadInput with a line for each check
+    that failed."""
     from paceline_launcher.preflight.checks import LENGTH, PLACEMENT, Place, run_checks
     from paceline_launcher.preflight.findings import Start
 
@@ -186,10 +184,8 @@ def run_to_end(
     as_json: bool,
     **options: Any,
 ) -> int:
-    """Leads the run from this node, and prints how it ended. Returns the exit status.
-
-    ``line``: what is started, for people. ``options``: further fields of ``Run``.
-    """
+    """Leads the run from this node, and prints how it ended. Returns the exit status. ``line``:
+    what is started, for people. ``options``: further fields of ``Run``."""
     from rich.console import Console
 
     from paceline.observe.progress import Progress
