@@ -116,9 +116,9 @@ class Controller:
     async def set_settings(
         self, request_id: str, asked: Mapping[str, Any], *, dry_run: bool
     ) -> tuple[str, dict[str, SettingChange]]:
-        """The effect in words, and what has changed. Raises CommandRefused and NotLeading. ``asked``:
-        JSON values by dotted name. A repeated request has one effect and gets the same words; its
-        changes are empty then."""
+        """The effect in words, and what has changed. Raises CommandRefused and NotLeading.
+        ``asked``: JSON values by dotted name. A repeated request has one effect and gets the same
+        words; its changes are empty then."""
         leader = self.leading()
         await leader.ready()
         done = leader.ledger.state.requests.get(request_id)

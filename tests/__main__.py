@@ -2,9 +2,9 @@
 cores.
 
     python -m tests [pytest options]           all tests that are marked neither long nor slow
-    python -m tests --long [pytest options]    those marked long: fleets and engines, up to two minutes each
+    python -m tests --long [pytest options]    those marked long: fleets, up to 2 minutes each
     python -m tests --all [pytest options]     both, in less time than one after the other
-    python -m tests --fast [pytest options]    tests/unit without vLLM and heavy ones, and 100 fault schedules
+    python -m tests --fast [pytest options]    tests/unit without vLLM and heavy ones, 100 schedules
     python -m tests tests/process/rest -x      what is named, one test after the other
 
 Fleets and processes mostly wait, for time-outs of their peers above all: two more workers than

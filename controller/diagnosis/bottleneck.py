@@ -97,8 +97,8 @@ _SENTENCES = {
     BottleneckKind.STALENESS: (
         f"{_STARVED}, though {{free:.0%}} of the engines' slots are free: as many groups are in "
         "flight as a staleness of {p.max_staleness} allows, and a group takes {way} ({reward} of "
-        "it in rewards). Raise train.max_staleness to {for_way}, or shorten the rewards; more rollout "
-        "workers would not help."
+        "it in rewards). Raise train.max_staleness to {for_way}, or shorten the rewards; more "
+        "rollout workers would not help."
     ),
     BottleneckKind.CONTROLLER: (
         "The controller is slow: an append to the journal takes {append}, a lease {lease}, and "

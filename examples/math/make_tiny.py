@@ -82,7 +82,8 @@ def interval(draw: random.Random) -> Row:
 
 
 def distinct_rows(draw: random.Random) -> Iterator[Row]:
-    """Rows of the three kinds, without end and without two that are equal, until too few are left."""
+    """Rows of the three kinds, without end and without two that are equal, until too few are
+    left."""
     seen = set[str]()
     for _ in range(100_000):
         row = draw.choice((successor, quotient, interval))(draw)
@@ -101,7 +102,8 @@ def write_rows(directory: Path, train: list[Row], test: list[Row]) -> None:
 
 
 def build_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
-    """Byte-level BPE over ``texts`` in which, as in Qwen's own, every digit is a token of its own."""
+    """Byte-level BPE over ``texts`` in which, as in Qwen's own, every digit is a token of its
+    own."""
     inner = Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -130,7 +132,8 @@ def build_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast) -> torch.nn.Module:
-    """Freshly initialised, float32. head_dim 32 is the smallest that vLLM's attention kernels take."""
+    """Freshly initialised, float32. head_dim 32 is the smallest that vLLM's attention kernels
+    take."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=64,

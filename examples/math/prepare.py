@@ -62,8 +62,8 @@ def opened(source: str, name: str | None) -> Iterator[tuple[str, RowSource]]:
     splits = [(split, load_rows(source, name=name, split=split)) for split in SPLITS]
     if len({rows.digest for _, rows in splits}) < len(splits):
         raise DataError(
-            f"{source}: its files are not named for the splits {' and '.join(SPLITS)}, so both would have all rows. "
-            "Name each file instead of the directory"
+            f"{source}: its files are not named for the splits {' and '.join(SPLITS)}, so both "
+            "would have all rows. Name each file instead of the directory"
         )
     yield from splits
 
@@ -74,8 +74,9 @@ def prepared(rows: RowSource, layout: str) -> tuple[list[Row], list[int]]:
     for field in fields:
         if (place := rows.lacking(field)) is not None:
             raise DataError(
-                f"{place}: a row has no field {field!r}; fields of every row: {', '.join(rows.fields) or 'none'}. Rows of "
-                f"the layout {layout} have {' and '.join(fields)}: choose another --layout"
+                f"{place}: a row has no field {field!r}; fields of every row: "
+                f"{', '.join(rows.fields) or 'none'}. Rows of the layout {layout} have "
+                f"{' and '.join(fields)}: choose another --layout"
             )
     found, without = list[Row](), list[int]()
     for number in range(len(rows)):
@@ -86,7 +87,8 @@ def prepared(rows: RowSource, layout: str) -> tuple[list[Row], list[int]]:
             found.append(row)
     if not found:
         raise DataError(
-            f"{rows.where}: none of {len(rows)} rows has an answer. The layout math reads \\boxed{{...}} in the field "
+            f"{rows.where}: none of {len(rows)} rows has an answer. The layout math reads "
+            f"\\boxed{{...}} in the field "
             "solution, and gsm8k what follows #### in the field answer: choose another --layout"
         )
     return found, without

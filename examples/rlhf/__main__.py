@@ -27,8 +27,8 @@ EXAMPLES = """examples:
   python -m examples.rlhf --dry-run                          what would run, and what is done
   python -m examples.rlhf --stages reward_model,ppo          these alone, from what is there
   python -m examples.rlhf --short --dir /tmp/short           a few steps of each: does it work here?
-  python -m examples.rlhf --dir runs/hacked --set reward_model.train.steps=100 --set ppo.train.loss.kl_coef=0
-                                                             a weak reward model is exploited: the run warns
+  python -m examples.rlhf --dir runs/hacked --set reward_model.train.steps=100 \\
+      --set ppo.train.loss.kl_coef=0       a weak reward model is exploited: the run warns
 
 exit status: 0 done, 1 a stage failed, 2 bad input, 130 interrupted"""
 BASE = REPOSITORY / "examples/digit_sort/model-0.1M"
@@ -104,8 +104,8 @@ def _check_needs(places: list[Place]) -> None:
             needed = Place(stages.STAGES[name], place.root, {})
             if name not in running and not needed.done:
                 raise PipelineProblem(
-                    f"--stages: {place.stage.name} begins with the output of {name}, which is not in {needed.directory}. "
-                    f"Add {name} to --stages"
+                    f"--stages: {place.stage.name} begins with the output of {name}, which is not "
+                    f"in {needed.directory}. Add {name} to --stages"
                 )
 
 
@@ -143,8 +143,8 @@ def _exact_match(root: Path, name: str, model: Path) -> float:
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     if done.returncode:
         raise PipelineProblem(
-            f"{model} could not be evaluated: {done.stderr.strip() or done.stdout.strip()}. To try again: "
-            f"{shlex.join(command)}"
+            f"{model} could not be evaluated: {done.stderr.strip() or done.stdout.strip()}. To try "
+            f"again: {shlex.join(command)}"
         )
     found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
     return float(found["metrics"]["reward"])

@@ -4,7 +4,8 @@ Eight samples at temperature 1 are drawn for each prompt, with the rollout worke
 a rule takes the place of the people who would compare them. Prompts that have no right or no wrong
 sample are left out, and so are samples that did not end, because their text alone does not say so.
 
-    python -m examples.rlhf.preferences --model runs/rlhf/sft/export --out runs/rlhf/preferences --pairs 8000
+    python -m examples.rlhf.preferences --model runs/rlhf/sft/export \\
+        --out runs/rlhf/preferences --pairs 8000
 """
 
 from __future__ import annotations
@@ -112,8 +113,8 @@ async def own_pairs(
         if in_vain == MOST_BATCHES_IN_VAIN:
             await engine.close()
             raise ValueError(
-                f"{model}: {in_vain * AT_ONCE} prompts in a row had no right and no wrong sample: there is nothing "
-                "to prefer. Train the model a little more, or a little less"
+                f"{model}: {in_vain * AT_ONCE} prompts in a row had no right and no wrong sample: "
+                "there is nothing to prefer. Train the model a little more, or a little less"
             )
     await engine.close()
     return rows[:count], sampled

@@ -205,8 +205,8 @@ class Place:
             was = {}
         if changed := _difference(was, self.begun_with()):
             raise PipelineProblem(
-                f"{self.stage.name} in {self.root} was begun with {changed}. To do it again, remove "
-                f"{self.directory} and {self.record}; to keep it, give another --dir"
+                f"{self.stage.name} in {self.root} was begun with {changed}. To do it again, "
+                f"remove {self.directory} and {self.record}; to keep it, give another --dir"
             )
 
 

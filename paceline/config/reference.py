@@ -15,11 +15,12 @@ HEAD = """\
 
 <!-- Written by `make docs` from paceline/config/. Change the field's text there. -->
 
-A run is described by one TOML file. `--set section.field=value` on the command line overrides any setting; the value is parsed as
-TOML, or taken as plain text if that fails. Unknown settings are refused. `paceline config check FILE` prints the resolved
-configuration.
+A run is described by one TOML file. `--set section.field=value` on the command line overrides any
+setting; the value is parsed as TOML, or taken as plain text if that fails. Unknown settings are
+refused. `paceline config check FILE` prints the resolved configuration.
 
-TOML has no null: `"none"` unsets a setting whose type below allows none. A leading `~` of a path is the home directory.
+TOML has no null: `"none"` unsets a setting whose type below allows none. A leading `~` of a path is
+the home directory.
 """
 
 

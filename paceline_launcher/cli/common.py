@@ -191,8 +191,8 @@ class Target:
 
 
 def given_or_default(run_dir: Path | None) -> Path:
-    """``run_dir``, or without it the run in ./runs that is running, or else the newest one, which is
-    named on standard error. Raises BadInput."""
+    """``run_dir``, or without it the run in ./runs that is running, or else the newest one, which
+    is named on standard error. Raises BadInput."""
     from paceline.observe.runs import find_runs
 
     if run_dir is not None:

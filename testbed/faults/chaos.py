@@ -132,7 +132,8 @@ def _judge(run_dir: Path) -> dict[str, Any]:
 
 
 def _digests(url: str, run: str) -> tuple[list[int], int]:
-    """Steps in which replicas of one mesh epoch voted with different digests, and votes compared."""
+    """Steps in which replicas of one mesh epoch voted with different digests, and votes
+    compared."""
     unequal: set[int] = set()
     votes = 0
     seen: dict[tuple[int, int], str] = {}

@@ -141,7 +141,8 @@ class NodeProcesses(RunFiles):
         return [*record.survivors(), *(one for one in record.redis if one.alive())]
 
     def _status(self) -> admin_pb2.StatusReply | None:
-        """Status, asked in this process: polls that start a command each would take a core from the run."""
+        """Status, asked in this process: polls that start a command each would take a core from
+        the run."""
 
         async def ask(control: ControlPlane) -> admin_pb2.StatusReply:
             request = admin_pb2.StatusRequest()

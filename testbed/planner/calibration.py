@@ -97,7 +97,8 @@ def with_fitted_overhead(engine: EngineTime, error: Callable[[EngineTime], float
         low, high = high, 2 * high
         if high > 100:
             raise ValueError(
-                "no time per token explains the measured generation: are the lengths those of that run?"
+                "no time per token explains the measured generation: are the lengths those of that "
+                "run?"
             )
     for _ in range(_HALVINGS):
         middle = (low + high) / 2

@@ -54,7 +54,8 @@ class Generation:
         return bool(len(self._at) or self._queued)
 
     def add(self, first: int, lengths: npt.NDArray[np.float64]) -> None:
-        """Groups ``first``, ``first`` + 1, ... with their lengths in tokens: (groups, group_size)."""
+        """Groups ``first``, ``first`` + 1, ... with their lengths in tokens: (groups,
+        group_size)."""
         for offset, sequences in enumerate(lengths):
             group = first + offset
             engine = int(self._assigned.argmin())

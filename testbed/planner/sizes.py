@@ -52,7 +52,8 @@ def splits(gpus: int, policy_ranks: int, tp: int) -> list[int]:
     whole = [p for p in range(policy_ranks, gpus, policy_ranks) if gpus - p >= tp]
     if not whole:
         raise NoSplit(
-            f"{gpus} GPUs hold no policy replica of {policy_ranks} ranks beside an engine of {tp} GPUs"
+            f"{gpus} GPUs hold no policy replica of {policy_ranks} ranks beside an engine of {tp} "
+            f"GPUs"
         )
     unused = min((gpus - p) % tp for p in whole)
     return [p for p in whole if (gpus - p) % tp == unused]

@@ -150,7 +150,8 @@ class System:
     """Of a synchronous step, beside its three parts: offloading, switching between the parts."""
 
     def for_batch(self, batch: Batch) -> System:
-        """The same system with another batch: training takes as much longer as it has more tokens."""
+        """The same system with another batch: training takes as much longer as it has more
+        tokens."""
         factor = batch.tokens / self.batch.tokens
         return replace(
             self,

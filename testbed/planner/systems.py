@@ -104,8 +104,8 @@ def by_runs(bare: System, runs: Sequence[RunTimes]) -> Calibrated:
         run = one.run
         pace = asynchronous(found[0], run.policy_gpus, run.rollout_gpus, run.max_staleness)
         notes.append(
-            f"a step of the run with {run.policy_gpus} + {run.rollout_gpus} took {run.step_s:.3g} s; this model says "
-            f"{pace.step_s:.3g} s ({pace.step_s / run.step_s - 1:+.0%})"
+            f"a step of the run with {run.policy_gpus} + {run.rollout_gpus} took {run.step_s:.3g} "
+            f"s; this model says {pace.step_s:.3g} s ({pace.step_s / run.step_s - 1:+.0%})"
         )
     cap = bare.batch.lengths.cap
     planned = replace(bare.batch, lengths=_lengths(min(mean, MOST_OF_CAP * cap), cap, None))
@@ -118,8 +118,9 @@ def by_published(bare: System, tflops: float, gpus: int, active: float) -> Calib
         from_published(bare, tflops * 1e12, gpus, active),
         "published figures of other systems",
         [
-            f"an order of magnitude, for completions of {mean:,.0f} tokens in the mean (--mean-tokens): nothing was measured. "
-            "--times FILE or --from-run DIR gives figures of your own system"
+            f"an order of magnitude, for completions of {mean:,.0f} tokens in the mean "
+            "(--mean-tokens): nothing was measured. --times FILE or --from-run DIR gives figures "
+            "of your own system"
         ],
     )
 
@@ -147,8 +148,8 @@ def _one_size_note(sizes: list[int]) -> list[str]:
     if len(sizes) > 1:
         return []
     return [
-        f"training was measured on {sizes[0]} GPUs only: the interval reaches from perfect scaling to 80 % of that time for "
-        "any number of GPUs. A measurement at a second size removes it"
+        f"training was measured on {sizes[0]} GPUs only: the interval reaches from perfect scaling "
+        "to 80 % of that time for any number of GPUs. A measurement at a second size removes it"
     ]
 
 

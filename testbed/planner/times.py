@@ -144,7 +144,7 @@ def same_batch(runs: Sequence[RunTimes]) -> RunTimes:
             first.cap,
         ):
             raise BadInput(
-                "--from-run: the runs have different train.groups_per_step, rollout.group_size or rollout.max_tokens: "
-                "give runs that differ in their number of workers only"
+                "--from-run: the runs have different train.groups_per_step, rollout.group_size or "
+                "rollout.max_tokens: give runs that differ in their number of workers only"
             )
     return first

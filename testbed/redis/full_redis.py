@@ -17,7 +17,8 @@ OVERFILL = "return redis.call('SET', KEYS[1], string.rep('x', tonumber(ARGV[1]))
 
 @contextmanager
 def full_redis(client: Any) -> Iterator[None]:
-    """``client`` is blocking; its server has a limit (redis.maxmemory_mb). Empties it at the end."""
+    """``client`` is blocking; its server has a limit (redis.maxmemory_mb). Empties it at the
+    end."""
     written = 0
     try:
         while _put(client, written):

@@ -14,7 +14,8 @@ WAIT_S = 0.5
 
 
 def file_of(armed: Path, name: str) -> Path:
-    """As long as it is there, the function ``name`` does not return. ``armed``: as for failpoints."""
+    """As long as it is there, the function ``name`` does not return. ``armed``: as for
+    failpoints."""
     return armed / f"hang-{name}"
 
 

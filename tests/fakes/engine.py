@@ -1,4 +1,5 @@
-"""An engine without a model: a function makes the completions, the test says when they are ready."""
+"""An engine without a model: a function makes the completions, the test says when they are
+ready."""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ Key = tuple[str, int]
 class RolloutController(
     rollout_pb2_grpc.RolloutServiceServicer, worker_pb2_grpc.WorkerServiceServicer
 ):
-    """``lifecycle`` and ``cancelled`` go out with the next directive: there is one for each report."""
+    """``lifecycle`` and ``cancelled`` go out with the next directive: there is one for each
+    report."""
 
     def __init__(self) -> None:
         self.lifecycle = worker_pb2.LIFECYCLE_RUNNING

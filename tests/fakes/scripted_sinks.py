@@ -13,7 +13,8 @@ from paceline.observe.sinks.base import ExternalRun, Point
 
 
 class RecordingSink:
-    """Appends a line for each point to ``recorded.jsonl``, also of those that break off in a batch."""
+    """Appends a line for each point to ``recorded.jsonl``, also of those that break off in a
+    batch."""
 
     def __init__(self, run: ExternalRun) -> None:
         self._path = run.directory / "recorded.jsonl"

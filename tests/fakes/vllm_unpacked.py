@@ -19,7 +19,8 @@ utils.check_cpu_sgl_kernel = lambda *_: False
 
 class UnpackedRank(PacelineRank):
     def paceline_swap(self: Any, *arguments: Any) -> str:
-        """The file that FAULT names may name a weight that the swap leaves out, on the last rank."""
+        """The file that FAULT names may name a weight that the swap leaves out, on the last
+        rank."""
         plan, name = self._paceline_weights.plan, Path(os.environ[FAULT]).read_text()
         kept = {
             key: memory.clone()

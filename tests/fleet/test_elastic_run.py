@@ -65,7 +65,8 @@ def journal(up: Up) -> dict[str, list[dict[str, Any]]]:
 
 
 def assert_no_step_noticed(events: dict[str, list[dict[str, Any]]]) -> None:
-    """Whatever the fleet was: the same batch and rate in each step, the same bits on each replica."""
+    """Whatever the fleet was: the same batch and rate in each step, the same bits on each
+    replica."""
     committed = {event["step"] for event in events["StepCommitted"]}
     digests: dict[int, set[str]] = defaultdict(set)
     voters: dict[int, set[str]] = defaultdict(set)

@@ -39,7 +39,8 @@ def hosts(tmp_path: Path) -> Iterator[NamespacedNodes]:
 
 
 def set_out_together(job: NodeProcesses, everyone: set[str]) -> None:
-    """Holds the run until every worker is there: on a busy machine the first two would finish it."""
+    """Holds the run until every worker is there: on a busy machine the first two would finish
+    it."""
     job.until(job.has_leader)
     job.command("pause")
     job.until(lambda: job.running_workers() == everyone)
@@ -96,7 +97,8 @@ def test_a_run_on_two_hosts_goes_on_after_the_loss_of_either(
     assert_sound(hosts, 40)
 
 
-@pytest.mark.slow  # in every run: the loss of either host, above, and tests/process/cli/test_node_fleet.py
+# In every run: the loss of either host, above, and tests/process/cli/test_node_fleet.py.
+@pytest.mark.slow
 def test_a_stopped_job_ends_on_every_node_and_a_stopped_node_leaves_it(
     job: NodeProcesses, tmp_path: Path
 ) -> None:

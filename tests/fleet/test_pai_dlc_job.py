@@ -24,7 +24,8 @@ SLOWLY = {"functions": ["testbed.rewards.slow_reward:digit_first_later"]}
 
 
 class Pods(RunFiles):
-    """Pods of a job whose run directory is ``where/run``. ``close`` leaves nothing of them behind."""
+    """Pods of a job whose run directory is ``where/run``. ``close`` leaves nothing of them
+    behind."""
 
     def __init__(self, where: Path, config: Path) -> None:
         self.where, self.config, self.run_dir = where, config, where / "run"

@@ -80,7 +80,8 @@ def test_rewards_that_kill_their_process_or_hang_are_quarantined(tmp_path: Path)
 
 @pytest.mark.slow
 def test_a_reward_that_kills_the_whole_worker_costs_itself_and_no_innocent(tmp_path: Path) -> None:
-    """With reward.processes = 0 the worker dies with everything it holds, whoever was the reason."""
+    """With reward.processes = 0 the worker dies with everything it holds, whoever was the
+    reason."""
     up = poisoned(tmp_path, [KILLS], processes=0, rows=20_000, steps=100_000)
     try:
         up.until(lambda: quarantined(up))

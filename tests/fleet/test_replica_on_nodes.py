@@ -50,7 +50,8 @@ def assert_sound(job: NodeProcesses, steps: int) -> None:
     assert job.alive() == []
 
 
-@pytest.mark.slow  # in every run: test_replica_on_hosts.py, and the nodes' part in tests/process/cli/test_node_fleet.py
+# In every run: test_replica_on_hosts.py, and the nodes' part in test_node_fleet.py.
+@pytest.mark.slow
 @pytest.mark.parametrize(("node", "victim"), [(1, "policy-0.2"), (0, "policy-0")])
 def test_a_replica_on_two_nodes_comes_back_after_the_death_of_a_rank_on_either(
     job: NodeProcesses, tmp_path: Path, node: int, victim: str

@@ -1,4 +1,5 @@
-"""Scorers in a real run: what they score is trained, and no fault of theirs is a fault of a task."""
+"""Scorers in a real run: what they score is trained, and no fault of theirs is a fault of a
+task."""
 
 from __future__ import annotations
 

@@ -68,7 +68,8 @@ def why(fleet: LaunchedFleet) -> dict[str, object]:
 
 
 def until_named(fleet: LaunchedFleet, name: str, word: str = "") -> dict[str, object]:
-    """Waits for a diagnosis that accuses ``name`` and contains ``word``; fails if another is dead."""
+    """Waits for a diagnosis that accuses ``name`` and contains ``word``; fails if another is
+    dead."""
     last: dict[str, object] = {}
 
     def named() -> bool:

@@ -186,7 +186,10 @@ def problem_of_evaluation(
 def _problem_of_metric(wanted: str, sets: dict[str, EvalSetConfig]) -> str:
     said = f"evaluation.best_metric = {wanted!r}: "
     if not sets:
-        return f"{said}the run has no evaluation. Set data.eval_path, or add a table [evaluation.sets.NAME]"
+        return (
+            f"{said}the run has no evaluation. Set data.eval_path, or add a table "
+            "[evaluation.sets.NAME]"
+        )
     name, _, metric = wanted.partition("/")
     if name not in sets:
         return f"{said}there is no set {name!r}. Name one of {', '.join(sets)}, as SET/METRIC"

@@ -88,8 +88,8 @@ def test_every_command_that_prints_data_prints_it_as_json() -> None:
 def test_no_command_waits_for_torch() -> None:
     code = (
         "import sys; from paceline_launcher.cli import app; "
-        "import paceline_launcher.launch.run, paceline_launcher.console.live_view, paceline.rpc.client; "
-        "print({'torch', 'transformers', 'datasets'} & set(sys.modules))"
+        "import paceline_launcher.launch.run, paceline_launcher.console.live_view, "
+        "paceline.rpc.client; print({'torch', 'transformers', 'datasets'} & set(sys.modules))"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "set()"

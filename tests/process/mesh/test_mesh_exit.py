@@ -42,7 +42,7 @@ def member(doing, rank):
     print("end", flush=True)
     sys.exit(7)
 
-# Torch is imported once for all of them. Each ends as a program does: a fork takes the same way out.
+# Torch is imported once for all of them. A fork ends as a program does.
 running = {}
 for doing in all_doing:
     for rank in range(2):

@@ -143,7 +143,8 @@ def test_a_round_costs_each_member_the_same_few_commands(url: str, size: int) ->
 
 
 def test_tokens_that_are_lost_cost_time_alone(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last member dies after it spoke and before it woke the others, or Redis loses the list."""
+    """The last member dies after it spoke and before it woke the others, or Redis loses the
+    list."""
     monkeypatch.setattr(rendezvous, "BLOCK_S", 0.02)
     client = redis.Redis.from_url(url)
     first, last = meet(url, "lost"), meet(url, "lost")

@@ -79,7 +79,8 @@ def of_sets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controllers]:
         yield controllers
 
 
-SHOWN = """return Object.fromEntries([...document.querySelectorAll('.chart:not([hidden])')].map((chart) => [
+SHOWN = """const charts = document.querySelectorAll('.chart:not([hidden])');
+    return Object.fromEntries([...charts].map((chart) => [
     chart.querySelector('h3').textContent, chart.querySelector('.now').textContent]))"""
 LEAD = "return document.querySelector('.chart.lead h3').textContent"
 SAVED = """const done = arguments[0]; const make = URL.createObjectURL;

@@ -164,9 +164,10 @@ async def test_a_standby_sends_writes_to_the_leader(
         done = await leader.post("/api/v1/scale", json=body, headers=headers)
         assert done.json() == {
             "accepted": True,
-            "message": "desired counts are now policy=1, rollout=3; nobody starts or drains workers. "
-            "The processes were started by hand: start missing workers with `paceline policy`, "
-            "`paceline rollout` or `paceline scorer`, end surplus ones with `paceline drain WORKER`, or set fleet.provider",
+            "message": "desired counts are now policy=1, rollout=3; nobody starts or drains "
+            "workers. The processes were started by hand: start missing workers with `paceline "
+            "policy`, `paceline rollout` or `paceline scorer`, end surplus ones with `paceline "
+            "drain WORKER`, or set fleet.provider",
         }
     assert (await get(leader, "run"))["desired"] == {"policy": 1, "rollout": 3}
 

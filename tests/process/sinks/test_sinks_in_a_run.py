@@ -1,4 +1,5 @@
-"""Sinks of real controllers: one leader after the other, beside sinks that hang and that are gone."""
+"""Sinks of real controllers: one leader after the other, beside sinks that hang and that are
+gone."""
 
 from __future__ import annotations
 

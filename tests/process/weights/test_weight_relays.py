@@ -1,4 +1,5 @@
-"""Weights over relays: each fault of a relay costs its children a resume, and never wrong weights."""
+"""Weights over relays: each fault of a relay costs its children a resume, and never wrong
+weights."""
 
 from __future__ import annotations
 
@@ -190,7 +191,8 @@ def test_children_go_on_from_another_receiver_without_a_byte_from_the_trainer(
 
 
 def test_a_relay_that_waits_for_its_own_source_is_not_at_fault(relays: Relays) -> None:
-    """Else all that hang on a stopped relay, at whatever distance, would go to the trainer at once."""
+    """Else all that hang on a stopped relay, at whatever distance, would go to the trainer at
+    once."""
     process, middle, last = relays.process(1, [2]), relays.receiving(), relays.receiving()
     relays.trainer.set_links([link(1)])
     middle.receiver.set_link(from_relay(2))

@@ -126,7 +126,8 @@ def test_a_version_that_is_not_newer_is_not_published(publishing: Publishing) ->
 def test_weights_of_a_lost_commit_are_replaced_by_older_ones(
     publishing: Publishing, receiving: ReceivingEnd
 ) -> None:
-    """Redis lost the commit of version 5; the replica has received 4 since, and the link renewed."""
+    """Redis lost the commit of version 5; the replica has received 4 since, and the link
+    renewed."""
     publishing.publish(5)
     join(publishing, receiving, 1, 5)
     assert receiving.next_version() == 5

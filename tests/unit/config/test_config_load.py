@@ -82,32 +82,47 @@ def test_resolved_toml_reads_back_equal(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "overrides", "said"),
     [
-        (MINIMAL + "[train]\nstepz = 3\n", (), "line 7: train.stepz is not a setting. Did you mean train.steps?"),
-        (MINIMAL + "[run]\nlr = 3\n", (), "line 7: run.lr is not a setting. Did you mean train.optimizer.lr?"),
+        (MINIMAL + "[train]\nstepz = 3\n", (), "line 7: train.stepz is not a setting. Did you mean "
+                                               "train.steps?"),
+        (MINIMAL + "[run]\nlr = 3\n", (), "line 7: run.lr is not a setting. Did you mean "
+                                          "train.optimizer.lr?"),
         (MINIMAL + "[raing]\na = 1\n", (), "line 6: raing is not a setting"),
         ("lr = 3\n" + MINIMAL, (), "line 1: lr is not a setting. Did you mean train.optimizer.lr?"),
         ('[data]\npath = "d"\n', (), "model is missing. Add a section [model] with path"),
-        (MINIMAL + "[train]\n\nsteps = 0\n", (), "line 8: train.steps = 0: input should be greater"),
+        (MINIMAL + "[train]\n\nsteps = 0\n", (), "line 8: train.steps = 0: input should be "
+                                                 "greater"),
         (MINIMAL, ("train.steps=x",), '--set train.steps=x: train.steps = "x"'),
         (MINIMAL, ("train=3",), "--set train=3: train = 3"),
         (MINIMAL, ("train",), "--set train: write it as section.field=value"),
-        (MINIMAL, ("auth.tls_cert=a",), "--set auth.tls_cert=a: auth.tls_cert and auth.tls_key go together"),
-        (MINIMAL + "[fleet]\nlease_ttl_s = 0.5\n", (), "line 7: fleet.lease_ttl_s must be at least twice"),
+        (MINIMAL, ("auth.tls_cert=a",), "--set auth.tls_cert=a: auth.tls_cert and auth.tls_key go "
+                                        "together"),
+        (MINIMAL + "[fleet]\nlease_ttl_s = 0.5\n", (), "line 7: fleet.lease_ttl_s must be at least "
+                                                       "twice"),
         (MINIMAL + "[train]\nlr = 1\n", (), "line 7: train.lr is now train.optimizer.lr"),
-        (MINIMAL, ("train.kl_coef=1",), "--set train.kl_coef=1: train.kl_coef is now train.loss.kl_coef"),
+        (MINIMAL, ("train.kl_coef=1",), "--set train.kl_coef=1: train.kl_coef is now "
+                                        "train.loss.kl_coef"),
         (MINIMAL + "[fleet\n", (), "not valid TOML"),
-        (MINIMAL + "[train.optimizer]\nlr = inf\n", (), "line 7: train.optimizer.lr = Infinity: input should be a finite"),
+        (MINIMAL + "[train.optimizer]\nlr = inf\n", (), "line 7: train.optimizer.lr = Infinity: "
+                                                        "input should be a finite"),
         (MINIMAL, ("rollout.temperature=inf",), "input should be a finite number"),
-        (MINIMAL, ("reward.functions={exact_match=nan}",), "--set reward.functions={exact_match=nan}: "),
-        (MINIMAL, ("train.optimizer.betas=[1.5, 0.9]",), "train.optimizer.betas = 1.5: input should be less than 1"),
-        (MINIMAL, ("train.optimizer.betas=[0.9, -0.1]",), "input should be greater than or equal to 0"),
-        (MINIMAL, ("train.loss.mask_ratio_token=[2.0, 0.5]",), "--set train.loss.mask_ratio_token=[2.0, 0.5]: train.loss.mask"),
-        (MINIMAL, ("train.loss.mask_ratio_sequence=[2.0, 0.5]",), "= [2.0, 0.5]: the lower bound is above"),
-        (MINIMAL, ("train.loss.mask_ratio_token=[-1, 0.5]",), "input should be greater than or equal to 0"),
-        (MINIMAL, ("rollout.group_size=1",), "--set rollout.group_size=1: rollout.group_size = 1: an adv"),
-        (MINIMAL, ("rollout.group_size=1", "train.loss.advantage_norm=false"), "always 0 and nothing is learnt"),
-        (MINIMAL, ("data.answer_field=none",), "exact_match compares with the answer: set data.answer_field"),
-        (MINIMAL, ('data.answer_field="none"', "reward.functions={math_verify=1}"), "math_verify compares"),
+        (MINIMAL, ("reward.functions={exact_match=nan}",), "--set reward.functions={exact_match=nan}: "),  # noqa: E501
+        (MINIMAL, ("train.optimizer.betas=[1.5, 0.9]",), "train.optimizer.betas = 1.5: input "
+                                                         "should be less than 1"),
+        (MINIMAL, ("train.optimizer.betas=[0.9, -0.1]",), "input should be greater than or equal "
+                                                          "to 0"),
+        (MINIMAL, ("train.loss.mask_ratio_token=[2.0, 0.5]",), "--set train.loss.mask_ratio_token=[2.0, 0.5]: train.loss.mask"),  # noqa: E501
+        (MINIMAL, ("train.loss.mask_ratio_sequence=[2.0, 0.5]",), "= [2.0, 0.5]: the lower bound "
+                                                                  "is above"),
+        (MINIMAL, ("train.loss.mask_ratio_token=[-1, 0.5]",), "input should be greater than or "
+                                                              "equal to 0"),
+        (MINIMAL, ("rollout.group_size=1",), "--set rollout.group_size=1: rollout.group_size = 1: "
+                                             "an adv"),
+        (MINIMAL, ("rollout.group_size=1", "train.loss.advantage_norm=false"), "always 0 and "
+                                                                               "nothing is learnt"),
+        (MINIMAL, ("data.answer_field=none",), "exact_match compares with the answer: set "
+                                               "data.answer_field"),
+        (MINIMAL, ('data.answer_field="none"', "reward.functions={math_verify=1}"), "math_verify "
+                                                                                    "compares"),
     ],
 )  # fmt: skip
 def test_a_refusal_names_field_place_and_remedy(

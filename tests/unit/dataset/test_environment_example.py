@@ -1,4 +1,5 @@
-"""The examples of environments: their configurations are valid, what their scripts write fits them."""
+"""The examples of environments: their configurations are valid, what their scripts write fits
+them."""
 
 from __future__ import annotations
 

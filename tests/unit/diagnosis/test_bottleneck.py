@@ -215,7 +215,8 @@ def test_the_pace_has_the_bound_the_reward_time_and_the_slots() -> None:
 
 
 def test_steps_that_wait_by_turns_are_averaged() -> None:
-    """Groups that come in waves of two steps: the newest step alone says that trainers never wait."""
+    """Groups that come in waves of two steps: the newest step alone says that trainers never
+    wait."""
     average = FlowAverage()
     for _ in range(20):
         average.commit({"step_s": 1.5, "time_wait_s": 1.3, "loss": 3.0})

@@ -23,7 +23,7 @@ from policy_worker.step.optimizer import build_optimizer
 SIZES = {"qwen3": (3, 128), "llama": (5, 256)}
 QWEN3_06B = {
     "vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
-    "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True,  # noqa: E501
     "max_position_embeddings": 40960,
 }  # fmt: skip
 QWEN25_7B = {
@@ -34,12 +34,12 @@ QWEN25_7B = {
 
 QWEN3_32B = {
     **QWEN3_06B,
-    "hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64, "num_attention_heads": 64,
+    "hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64, "num_attention_heads": 64,  # noqa: E501
     "tie_word_embeddings": False,
 }  # fmt: skip
 QWEN25_72B = {
     **QWEN25_7B,
-    "hidden_size": 8192, "intermediate_size": 29568, "num_hidden_layers": 80, "num_attention_heads": 64,
+    "hidden_size": 8192, "intermediate_size": 29568, "num_hidden_layers": 80, "num_attention_heads": 64,  # noqa: E501
     "num_key_value_heads": 8,
 }  # fmt: skip
 
@@ -56,8 +56,8 @@ def settings(**sections):
 def random_config(family):
     layers, hidden = SIZES[family]
     return AutoConfig.for_model(
-        family, vocab_size=100, hidden_size=hidden, intermediate_size=3 * hidden, num_hidden_layers=layers,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=hidden // 4, max_position_embeddings=512,
+        family, vocab_size=100, hidden_size=hidden, intermediate_size=3 * hidden, num_hidden_layers=layers,  # noqa: E501
+        num_attention_heads=4, num_key_value_heads=2, head_dim=hidden // 4, max_position_embeddings=512,  # noqa: E501
     )  # fmt: skip
 
 
@@ -254,7 +254,7 @@ def test_unreadable_model_is_named(tmp_path):
 def test_a_mixture_of_experts_is_planned_by_the_experts_that_a_token_uses():
     config = AutoConfig.for_model(
         "qwen3_moe", vocab_size=100, hidden_size=64, intermediate_size=96, moe_intermediate_size=32,
-        num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=16, num_experts=8,
+        num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=16, num_experts=8,  # noqa: E501
         num_experts_per_tok=2, max_position_embeddings=512,
     )  # fmt: skip
     few = shape_of(config, "bfloat16")

@@ -29,8 +29,8 @@ def journal(steps: int) -> list[tuple[str, float, dict]]:
             (f"{int(at)}-0", at, {"type": "TasksLeased", "worker": "rollout-0"}),
             (f"{int(at)}-0", at, {"type": "GroupAccepted", "task": f"t{step}"}),
             (f"{int(at)}-1", at, {"type": "VoteCast", "step": step}),
-            (f"{int(at)}-1", at, {"type": "StepCommitted", "step": step, "version": step, "metrics": {"reward_mean": step / 10, "loss": float("nan")}}),
-            (f"{int(at)}-1", at, {"type": "CheckpointRecorded", "step": step, "path": f"checkpoints/step-{step:06d}"}),
+            (f"{int(at)}-1", at, {"type": "StepCommitted", "step": step, "version": step, "metrics": {"reward_mean": step / 10, "loss": float("nan")}}),  # noqa: E501
+            (f"{int(at)}-1", at, {"type": "CheckpointRecorded", "step": step, "path": f"checkpoints/step-{step:06d}"}),  # noqa: E501
         ]  # fmt: skip
     routine = ("TasksLeased", "GroupAccepted", "VoteCast")
     for _, _, event in entries:
@@ -112,6 +112,6 @@ def test_one_metrics_row_a_step_and_one_an_evaluation(tmp_path: Path) -> None:
 
 
 def test_the_recorder_imports_no_heavy_library() -> None:
-    code = "import sys, paceline.observe.run_file_writer; print({'torch', 'tensorboardX', 'numpy'} & set(sys.modules))"
+    code = "import sys, paceline.observe.run_file_writer; print({'torch', 'tensorboardX', 'numpy'} & set(sys.modules))"  # noqa: E501
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "set()"

@@ -107,7 +107,7 @@ def test_a_run_of_ones_own_gives_the_times(plan, tmp_path):
         (("--gpu", "h100", "--times", "times.toml", "--mean-tokens", "9"), "leave it out"),
         (("--gpu", "h100", "--mean-tokens", "900"), "between 1 and the limit of 512"),
         (("--gpu", "h100", "--from-run", "nowhere"), "not a run directory"),
-        (("--gpu", "h100", "--gpus", "2", "--set", "fleet.policy_ranks=4"), "lower fleet.policy_ranks"),
+        (("--gpu", "h100", "--gpus", "2", "--set", "fleet.policy_ranks=4"), "lower fleet.policy_ranks"),  # noqa: E501
     ],
 )  # fmt: skip
 def test_bad_input_is_named_at_the_door(plan, arguments, said):
