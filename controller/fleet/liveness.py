@@ -142,7 +142,7 @@ class Liveness:
         return -1.0 if pulse is None else now - pulse.heard_t
 
     def prognosis(self, worker_id: str, incarnation: int, now: float) -> Prognosis | None:
-        """What the evidence says of a worker; None for an unknown one."""
+        """State of a worker by the evidence; None for an unknown one."""
         pulse = self.pulses.get((worker_id, incarnation))
         if pulse is None:
             return None

@@ -77,7 +77,7 @@ async def test_a_lease_gets_the_row_of_its_source(sources: dict, tmp_path: Path)
         ({}, r"data.sources.code: .*c.jsonl:1: no field 'prompt'"),
         (
             {"prompt_template": "{prompt} {level}"},
-            r"data.sources.code: .*'level', which data.prompt_template",
+            r"data.sources.code: .*no field 'level'.*data.prompt_template",
         ),
         ({"answer_field": None}, r"data.answer_field is none: set it"),
     ],
