@@ -49,7 +49,9 @@ def directive_grounds(state: State) -> Callable[[str, int], Grounds]:
         held = tuple(worker.held)
         received = links.get(worker_id)
         sent = fleet.links_of(worker_id) if fleet.sends_to(worker_id) else []
-        firm = incarnation, _OWN(worker), common, received, sent
+        # One that is asked to leave may go once it holds nothing.
+        may_go = worker.leaving and not held
+        firm = incarnation, _OWN(worker), may_go, common, received, sent
         return Grounds(firm, (held, worker.lease_seq))
 
     return of

@@ -97,6 +97,19 @@ def test_a_report_builds_a_directive_only_if_a_lease_it_names_is_gone() -> None:
     assert desk.sessions.refresh(session) is None and desk.built == []
 
 
+def test_a_worker_that_leaves_hears_with_its_report_that_it_holds_nothing_any_more() -> None:
+    """Nothing else may happen in a run whose last rollout worker is to be replaced."""
+    desk = Desk(1)
+    (lease,) = desk.run.lease("r0", 1).leases
+    desk.run.do(cmd.Drain("d", "r0", replace=True))
+    desk.collect()
+    desk.run.submit("r0", lease)
+    session = desk.sessions.of("r0", desk.run.current["r0"])
+    assert session is not None
+    directive = desk.sessions.refresh(session)
+    assert directive is not None and directive.lifecycle == worker_pb2.LIFECYCLE_STOPPED
+
+
 def test_a_commit_concerns_everyone_once() -> None:
     desk = Desk(50)
     for lease in desk.run.lease("r0", 4).leases:
