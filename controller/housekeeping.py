@@ -24,7 +24,7 @@ from controller.projector import answer_of
 from controller.runtime import NotLeading
 from controller.store.group_commit import CommitBatch, GroupCommit
 from controller.store.journal import START, Deposed, LedgerSnapshot, Position, RedisFull
-from controller.store.totals_snapshot import encoded
+from controller.store.ledger_follower import encoded
 from paceline.payloads.store import Ref, partial_ref
 from paceline.process.structured_log import event
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from controller.context import ControllerContext
+from controller.context import ControllerContext, RunSettings
 from controller.dataset_rows import DatasetRows
 from controller.fleet.autoscale_policy import Proposal
 from controller.fleet.flow_shares import FlowAverage
@@ -38,10 +38,8 @@ from controller.ledger.events import RunFailed, RunFinished, StepCommitted
 from controller.ledger.state.fleet import Worker
 from controller.ledger.views.directive_grounds import Grounds, directive_grounds
 from controller.ledger.views.views import may_need, owns_all
-from controller.long_poll import LongPolls
 from controller.proto_encoding import directive_of
-from controller.run_settings import RunSettings
-from controller.runtime import Clock, NotLeading, cancel_all
+from controller.runtime import Clock, LongPolls, NotLeading, cancel_all
 from controller.store.group_commit import CommitBatch, GroupCommit
 from controller.store.journal import Deposed, LedgerSnapshot
 from controller.store.ledger_follower import LedgerFollower

@@ -23,11 +23,11 @@ from typing import Any
 
 from controller.context import ControllerContext
 from controller.export.traces import check_telemetry
+from controller.fleet_loops import keep_fleet
 from controller.housekeeping import SYNC_S
 from controller.replicated_controller import Controller
 from controller.rest.server import RestServer, open_door
 from controller.runtime import cancel_all
-from controller.scaling.fleet_loops import keep_fleet
 from controller.services import admin, policy, rollout, worker
 from controller.services.grpc_server import Services, bind, new_server
 from controller.store.stores import redis_stores

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from controller.store.journal import LedgerSnapshot
-from controller.store.totals_snapshot import totals_of
+from controller.store.ledger_follower import totals_of
 from paceline.observe.faults import FaultReport
 from paceline.observe.progress import RATE_STEPS
 from paceline.observe.projection import Projection

@@ -19,16 +19,14 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from controller.context import ControllerContext
+from controller.context import ControllerContext, RunSettings
 from controller.dataset_rows import DatasetRows
 from controller.fleet.sessions import WithoutSession
 from controller.leader import Leader
 from controller.ledger.commands import CommandRefused, RecordFault
 from controller.ledger.state.settings import SettingChange
 from controller.ledger.state.state import State
-from controller.long_poll import WakeUps
-from controller.run_settings import RunSettings
-from controller.runtime import NotLeading, cancel_all
+from controller.runtime import NotLeading, WakeUps, cancel_all
 from controller.store.journal import Deposed, JournalGap
 from controller.store.ledger_follower import LedgerFollower
 from paceline.errors import BadInput, RefusalCode

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 
 from controller.diagnosis.bottleneck import bottleneck_of
 from controller.diagnosis.diagnose import diagnose
-from controller.diagnosis.diagnosis import REPLIED
 from controller.diagnosis.evidence import (
+    REPLIED,
     Evidence,
     LeaseEvidence,
     SessionlessEvidence,

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from controller.diagnosis import absent_workers, groups, steps, stores
-from controller.diagnosis.diagnosis import Culprit, CulpritKind, Diagnosis, finding
-from controller.diagnosis.evidence import Evidence
-from controller.diagnosis.silent_workers import quietest, silent_worker
+from controller.diagnosis import groups, steps, stores, workers
+from controller.diagnosis.evidence import Culprit, CulpritKind, Diagnosis, Evidence, finding
+from controller.diagnosis.workers import quietest, silent_worker
 from controller.ledger.enums import Phase
 from paceline.observe.vocabulary import Severity
 from paceline.process.waits import WaitKind
@@ -84,11 +83,11 @@ RULES: tuple[Callable[[Evidence], Diagnosis | None], ...] = (
     stores.dataset,
     stores.leadership,
     paused,
-    absent_workers.absent_policy,
+    workers.absent_policy,
     steps.stuck_rank,
     steps.mesh,
     steps.step,
-    absent_workers.absent_rollout,
+    workers.absent_rollout,
     groups.loads,
     groups.groups,
     anyone_silent,

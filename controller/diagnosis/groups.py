@@ -3,15 +3,16 @@ them up, and which worker cannot load its weights."""
 
 from __future__ import annotations
 
-from controller.diagnosis.diagnosis import (
+from controller.diagnosis.evidence import (
     Culprit,
     CulpritKind,
     Diagnosis,
+    Evidence,
+    WorkerEvidence,
     finding,
     seconds,
 )
-from controller.diagnosis.evidence import Evidence, WorkerEvidence
-from controller.diagnosis.silent_workers import quietest, silent_worker
+from controller.diagnosis.workers import quietest, silent_worker
 from controller.ledger.enums import Lifecycle, Role
 from paceline.observe.vocabulary import Severity
 from paceline.process.waits import Wait, WaitKind

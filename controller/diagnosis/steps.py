@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from controller.diagnosis.diagnosis import (
+from controller.diagnosis.evidence import (
     Culprit,
     CulpritKind,
     Diagnosis,
+    Evidence,
+    WorkerEvidence,
     finding,
     seconds,
 )
-from controller.diagnosis.evidence import Evidence, WorkerEvidence
-from controller.diagnosis.silent_workers import at, quietest, silent_worker, slow_worker
 from controller.diagnosis.stores import of_payloads
+from controller.diagnosis.workers import at, quietest, silent_worker, slow_worker
 from controller.ledger.enums import Role
 from paceline.observe.vocabulary import Severity
 from paceline.process.waits import WaitKind

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from controller.diagnosis.diagnosis import (
+from controller.diagnosis.evidence import (
     Culprit,
     CulpritKind,
     Diagnosis,
+    Evidence,
+    WorkerEvidence,
     finding,
     seconds,
 )
-from controller.diagnosis.evidence import Evidence, WorkerEvidence
 from paceline.observe.vocabulary import Severity
 from paceline.process.waits import Wait, WaitKind
 from paceline.redis.client import FULL, remedy_of

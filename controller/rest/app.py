@@ -8,12 +8,11 @@ from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from controller.replicated_controller import Controller
-from controller.rest import commands, problem_details, queries, sse
+from controller.rest import commands, queries, sse
 from controller.rest.auth import OPEN_PATHS, RestAuth
 from controller.rest.data_flow import StepRate
-from controller.rest.problem_details import Problem, documented
 from controller.rest.prometheus import PrometheusMetrics
-from controller.rest.schemas import ProblemModel
+from controller.rest.schemas import Problem, ProblemModel, answer_problems, documented
 from controller.rest.sse import EventStreams
 from controller.status import trouble_of
 
@@ -66,7 +65,7 @@ class Rest:
             openapi_url="/api/v1/openapi.json",
             redirect_slashes=False,
         )
-        problem_details.install(api)
+        answer_problems(api)
         api.include_router(sse.router(self.streams))
         api.include_router(queries.router(controller, self.rate))
         commands.install(api, controller)

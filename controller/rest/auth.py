@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from controller.rest.problem_details import respond
+from controller.rest.schemas import respond
 from paceline.rpc.addresses import is_loopback
 
 FAILURES_ALLOWED = 10

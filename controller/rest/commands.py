@@ -10,7 +10,7 @@ from starlette.responses import RedirectResponse, Response
 from controller.ledger import commands as cmd
 from controller.replicated_controller import Controller
 from controller.rest import schemas
-from controller.rest.problem_details import documented, respond
+from controller.rest.schemas import documented, respond
 from controller.runtime import NotLeading
 from controller.store.journal import Deposed
 from paceline.providers.base import who_scales

@@ -18,9 +18,8 @@ from controller.ledger.views import views
 from controller.replicated_controller import Controller
 from controller.rest import samples, schemas
 from controller.rest.data_flow import StepRate, bottleneck, flow
-from controller.rest.problem_details import Problem, documented
-from controller.rest.query_parameters import MOST_STEP, SearchText, StepNumber, WholeNumber
-from controller.rest.samples import ArchivedGroups
+from controller.rest.samples import MOST_STEP, ArchivedGroups, SearchText, StepNumber, WholeNumber
+from controller.rest.schemas import Problem, documented
 from controller.status import controllers_of, status_of, status_view
 from paceline.ids import Version
 from paceline.observe.event_history import Key, position_key

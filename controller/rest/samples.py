@@ -3,12 +3,15 @@ is deleted, in the run's archive. Also without a controller, from Redis and the 
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from fastapi import Query
 from google.protobuf.message import DecodeError
+from pydantic import BeforeValidator
 from redis.exceptions import RedisError
 
 from controller.export.group_content import FillTexts, content_of, facts_of
@@ -17,13 +20,11 @@ from controller.ledger.state.state import State
 from controller.ledger.state.tasks import Task
 from controller.ledger.views import views
 from controller.ledger.views.group_views import step_of_task
-from controller.rest.problem_details import Problem
-from controller.rest.query_parameters import Reward, StepNumber
-from controller.rest.schemas import GroupReply, GroupsReply, GroupSummary
+from controller.rest.schemas import GroupReply, GroupsReply, GroupSummary, Problem
 from controller.store.journal import Journal
 from controller.store.ledger_follower import LedgerFollower
 from controller.store.redis_keys import Keys
-from controller.store.run_registry import urls_of
+from controller.store.stores import urls_of
 from paceline.config.schema import Config
 from paceline.ids import Step, TaskId
 from paceline.observe.samples import ArchiveReader
@@ -32,6 +33,30 @@ from paceline.payloads.store import PayloadStore
 from paceline.redis.client import connect, without_password
 from paceline.redis.server import NoRedis
 from paceline.token_texts import TextDecoder
+
+MOST_STEP = 1 << 53
+
+
+def _whole(text: object) -> object:
+    """Pydantic reads "0.0" as 0, which the published schema does not allow."""
+    if isinstance(text, str) and not re.fullmatch(r"-?[0-9]+", text):
+        raise ValueError("give a whole number, such as 12")
+    return text
+
+
+WholeNumber = Annotated[int, BeforeValidator(_whole)]
+StepNumber = Annotated[WholeNumber, Query(ge=0, le=MOST_STEP)]
+SearchText = Annotated[
+    str,
+    Query(
+        min_length=1,
+        max_length=256,
+        description="Only groups with this text in the prompt or in a completion, in any case. "
+        "The sample archive is searched: a trained group is in it after a minute at most.",
+    ),
+]
+Reward = Annotated[float, Query(allow_inf_nan=False)]
+
 
 SORTS: dict[str, Callable[[GroupSummary], float]] = {
     "recent": lambda g: -int(g.group_id[1:]),

@@ -1,11 +1,18 @@
-"""Request bodies and replies of the REST interface: the schema that OpenAPI publishes. The ledger's
-``StatusView`` and ``TaskCounts`` and the read model's ``ListedEvent`` and ``SavedCheckpoint`` are
-replies as they are."""
+"""Request bodies, replies and problem details (RFC 9457) of the REST interface: the schema that
+OpenAPI publishes. The ledger's ``StatusView`` and ``TaskCounts`` and the read model's
+``ListedEvent`` and ``SavedCheckpoint`` are replies as they are. A fault of the controller is a
+generic 500; the stack trace is only in its log."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Annotated, Any
 
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
+from starlette.exceptions import HTTPException
 
 from controller.ledger.state.settings import SettingChange
 from controller.ledger.views.views import StatusView, TaskCounts
@@ -388,3 +395,50 @@ class SettingsDone(Done):
 
 class StopBody(RequestBody):
     reason: Annotated[str, Field(max_length=256)] = "stopped by request"
+
+
+MEDIA_TYPE = "application/problem+json"
+_RFC_9110 = {413: "Content Too Large", 422: "Unprocessable Content"}
+"""Phrases that differ between versions of Python."""
+TITLES = {status.value: status.phrase for status in HTTPStatus} | _RFC_9110
+
+
+class Problem(HTTPException):
+    """Raised anywhere in a handler; the response is made from it."""
+
+
+def respond(
+    status: int, detail: str, instance: str, headers: Mapping[str, str] | None = None
+) -> JSONResponse:
+    body = ProblemModel(title=TITLES[status], status=status, detail=detail, instance=instance)
+    return JSONResponse(body.model_dump(), status, headers, media_type=MEDIA_TYPE)
+
+
+def answer_problems(app: FastAPI) -> None:
+    """Makes every error of ``app`` a problem details response."""
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> JSONResponse:
+        return respond(error.status_code, error.detail, request.url.path, error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        errors = [f"{'.'.join(str(x) for x in e['loc'])}: {e['msg']}" for e in error.errors()]
+        kind = request.headers.get("content-type", "")
+        if any(tuple(e["loc"]) == ("body",) for e in error.errors()) and "json" not in kind:
+            errors = ["body: it is read as JSON only if the Content-Type is application/json"]
+        return respond(422, "; ".join(errors[:8]), request.url.path)
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+        # The server logs the stack trace.
+        return respond(500, "internal error of the controller: see its log", request.url.path)
+
+
+def documented(*codes: int) -> dict[int | str, dict[str, object]]:
+    """``responses`` of a route: the problems it may return."""
+    schema = {"$ref": "#/components/schemas/Problem"}
+    return {
+        code: {"description": TITLES[code], "content": {MEDIA_TYPE: {"schema": schema}}}
+        for code in codes
+    }

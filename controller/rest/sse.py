@@ -11,8 +11,8 @@ from fastapi import APIRouter, Header, Query
 from starlette.responses import Response, StreamingResponse
 
 from controller.replicated_controller import Controller
-from controller.rest.problem_details import Problem, documented
 from controller.rest.queries import dumps, parse_id
+from controller.rest.schemas import Problem, documented
 from paceline.observe.event_history import Key
 from paceline.observe.projection import Projection
 

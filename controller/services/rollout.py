@@ -9,8 +9,13 @@ from controller.ledger.events import Topic
 from controller.ledger.views import views
 from controller.proto_encoding import wire_values
 from controller.replicated_controller import Controller
-from controller.services.group_meta import check_meta
-from controller.services.validation import MAX_TASKS, check_caller, check_count, check_wait
+from controller.services.validation import (
+    MAX_TASKS,
+    check_caller,
+    check_count,
+    check_meta,
+    check_wait,
+)
 from paceline.groups.invalid import Invalid, check_task, check_text
 from paceline.groups.limits import task_settings
 from paceline.ids import Version

@@ -39,9 +39,9 @@ from controller.store.journal import (
     decode_entry,
     order,
 )
+from controller.store.ledger_follower import coverage_of, totals_of
 from controller.store.redis_keys import Keys
-from controller.store.run_registry import urls_of
-from controller.store.totals_snapshot import coverage_of, totals_of
+from controller.store.stores import urls_of
 from paceline.ids import Step, TaskId
 from paceline.observe.coverage import CoverageReport, Spans, contains, remove
 from paceline.observe.projection import Totals

@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 from controller.ledger import events as ev
 from controller.store.election import Election
 from controller.store.journal import Entry, Journal, Position, order
-from controller.store.run_registry import RunRegistry
-from controller.store.stores import Stores
+from controller.store.stores import RunRegistry, Stores
 from paceline.payloads.store import Payloads, Ref, Refs
 from paceline.redis.leader_lease import LeaderIdentity
 from testbed.simulator.virtual_time import TIMEOUT, Network, Process, ProcessClock, settle

@@ -21,8 +21,7 @@ from controller.ledger.enums import DropReason, GroupFault
 from controller.ledger.specs import EvalSet, LiveSpec, SetResult, values
 from controller.ledger.state.evals import MIXED
 from controller.ledger.state.tasks import SUSPECT_DEATHS
-from controller.store.ledger_follower import LedgerFollower
-from controller.store.totals_snapshot import coverage_of, encoded
+from controller.store.ledger_follower import LedgerFollower, coverage_of, encoded
 from paceline.evaluation.set_scores import RowScore
 from paceline.observe.coverage import EpochCoverage
 from paceline.observe.projection import Totals

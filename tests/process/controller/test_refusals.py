@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from controller.services.group_meta import check_meta
+from controller.services.validation import check_meta
 from controller.services.worker import check_report
 from controller.store.journal import Journal
 from controller.store.ledger_follower import LedgerFollower

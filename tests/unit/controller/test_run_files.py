@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from controller.export.run_files import RunFiles
+from controller.export.exporters import RunFiles
 from paceline.observe.json_lines import read_lines
 from paceline.observe.run_file_writer import RunFileWriter
 from testbed.patience import patient

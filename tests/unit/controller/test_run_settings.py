@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from controller.context import RunSettings
 from controller.ledger.enums import Phase
-from controller.run_settings import RunSettings
 from paceline.config.load import ConfigError, changeable
 from paceline.config.schema import Config
 from tests.fixtures.ledgers import Driven

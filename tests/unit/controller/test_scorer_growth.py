@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from controller.diagnosis.flow_measurement import pace_of, scorer_loads
+from controller.fleet.autoscale_policy import Bound, ScorerGrowth
 from controller.fleet.flow_shares import FlowAverage
+from controller.fleet_loops import Autoscaling
 from controller.ledger import commands as cmd
-from controller.scaling.autoscaler import Autoscaling
-from controller.scaling.scorer_growth import Bound, ScorerGrowth
 from paceline.config.schema import Config
 from paceline.v1 import worker_pb2
 from tests.fixtures.ledgers import Driven

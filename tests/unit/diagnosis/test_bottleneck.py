@@ -11,7 +11,7 @@ import pytest
 from controller.diagnosis.bottleneck import BottleneckKind, Pace, bottleneck_of
 from controller.diagnosis.flow_measurement import pace_of, reports_of, shares_of
 from controller.fleet.flow_shares import FlowAverage, FlowShares
-from controller.scaling.autoscaler import Autoscaling
+from controller.fleet_loops import Autoscaling
 from paceline.config.sections.workers import FleetConfig
 from paceline.v1 import worker_pb2
 from tests.fixtures.ledgers import Driven

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from controller.diagnosis.diagnose import diagnose
-from controller.diagnosis.diagnosis import CulpritKind, Diagnosis
 from controller.diagnosis.evidence import (
+    CulpritKind,
+    Diagnosis,
     Evidence,
     LeaseEvidence,
     SessionlessEvidence,

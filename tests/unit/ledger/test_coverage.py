@@ -9,7 +9,7 @@ import pytest
 
 from controller.ledger import Ledger
 from controller.ledger.state.state import State
-from controller.store.totals_snapshot import coverage_of, totals_of
+from controller.store.ledger_follower import coverage_of, totals_of
 from paceline.dataset.row_sampler import task_row
 from paceline.observe.coverage import add, contains, count
 from paceline.observe.projection import Totals

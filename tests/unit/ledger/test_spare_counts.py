@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from controller.fleet.autoscale_policy import WorkerCounts
-from controller.scaling.autoscaler import settled
+from controller.fleet_loops import settled
 from paceline.providers.base import NoProvider, desired_of
 from paceline.v1 import admin_pb2, common_pb2
 from tests.fixtures.ledgers import Driven

@@ -22,8 +22,7 @@ from controller.projector import Projector
 from controller.replicated_controller import Controller
 from controller.rest.app import Rest
 from controller.store.journal import Entry, LedgerSnapshot, Position, order
-from controller.store.ledger_follower import LedgerFollower
-from controller.store.totals_snapshot import coverage_of, encoded
+from controller.store.ledger_follower import LedgerFollower, coverage_of, encoded
 from paceline.config.schema import Config
 from paceline.observe.projection import Projection
 from paceline.observe.run_file_writer import RunFileWriter
