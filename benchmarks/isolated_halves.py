@@ -56,7 +56,7 @@ def main() -> None:
 
 async def generate(config, steps: int, warm_up: int, out: Path) -> dict[str, float]:
     """Generates and scores ``steps`` batches, a step's groups submitted at once each time."""
-    from paceline.dataset.row_sampler import task_row
+    from paceline.dataset.data_order import task_row
     from paceline.dataset.rows import load_rows
     from paceline.prompt_tokenizer import PromptTokenizer
     from paceline.v1 import common_pb2, rollout_pb2

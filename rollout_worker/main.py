@@ -51,9 +51,8 @@ from paceline.rpc.session import WorkerSession
 from paceline.rpc.side_channel import SideChannel
 from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
 from rollout_worker.engine import make_engine
-from rollout_worker.engine.base import EngineError
+from rollout_worker.engine.base import EngineError, NoEngine
 from rollout_worker.engine.model import pick_device
-from rollout_worker.engine.no_engine import NoEngine
 from rollout_worker.held_tasks import HeldTasks
 from rollout_worker.lifecycle import WorkerLifecycle
 from rollout_worker.rewards.scoring import Scorer

@@ -10,14 +10,14 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 
 from paceline.mesh.elastic_mesh import EpochCancelled
-from paceline.process.structured_log import event
+from paceline.process.structured_log import event, first_line
 from paceline.rpc.session import WorkerSession
 from paceline.weights.weight_transfer import StagedWeights
 from rollout_worker.engine.base import EngineError, ParametersDiffer, SwapFailed, WeightMismatch
-from rollout_worker.failures import NotLoaded, described
 from rollout_worker.held_tasks import Stage
 from rollout_worker.lifecycle import WorkerLifecycle
 from rollout_worker.tasks.task_runner import TaskRunner
+from rollout_worker.weight_receiver import NotLoaded
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +27,21 @@ the worker ends: its engine would never follow the trainer."""
 PARITY_TRIES = 3
 """After so many swaps in its life whose parameters differed from the weights, the worker ends: its
 memory, device or engine does not keep what is written to it."""
+
+
+OUT_OF_MEMORY = "out of memory"
+_SIGNS = ("out of memory", "outofmemory", "allocate memory", "not enough memory", "no space left")
+"""In the words of CUDA, of torch on a CPU, and of the kernel for memory that processes share."""
+
+
+def described(error: BaseException) -> str:
+    """ "out of memory: tried to allocate 2 GiB"; the error's own words for any other one."""
+    words = first_line(error)
+    text = f"{type(error).__name__}: {words}".lower()
+    lacking = isinstance(error, MemoryError) or any(sign in text for sign in _SIGNS)
+    if not lacking or words.lower().startswith(OUT_OF_MEMORY):
+        return words
+    return f"{OUT_OF_MEMORY}: {words}"
 
 
 @dataclass

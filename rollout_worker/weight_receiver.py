@@ -33,7 +33,10 @@ from paceline.weights.weight_snapshot import BUCKET_BYTES
 from paceline.weights.weight_transfer import Reception, StagedWeights, receive_snapshot
 from paceline.weights.wire.link_greeting import RECEIVER, acknowledge, say_hello
 from paceline.weights.wire.weight_manifest import WeightsRefused
-from rollout_worker.failures import NotLoaded
+
+
+class NotLoaded(Exception):
+    """The engine did not take weights that had come. The loader has counted that."""
 
 
 class WeightRelay(SendingEnd):

@@ -26,7 +26,7 @@ from controller.export.group_content import FillTexts, content_of, facts_of
 from controller.ledger.state.state import State
 from controller.ledger.views.group_views import place_of
 from paceline.config.sections.services import ArchiveConfig
-from paceline.dataset.row_sampler import mix
+from paceline.dataset.data_order import mix
 from paceline.ids import Step, TaskId
 from paceline.observe.samples import ArchiveWriter, archived_steps
 from paceline.payloads.store import PayloadStore, Ref

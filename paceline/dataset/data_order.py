@@ -1,9 +1,9 @@
-"""Data order: the row of every task, over one source or a mixture of several.
+"""Data order: row and sampling seed of every task, over one source or a mixture of several.
 
-A pure function of the seed, the number of the task, and the sources: every controller computes the
-same order.
+Pure functions of the seed, the number of the task, and the sources, without a library's random
+numbers: controllers of every machine and Python compute the same order.
 
-- One source: each epoch visits each row once (row_sampler).
+- One source: each epoch visits each row once (task_row).
 - Sources without weights: one data set, the sources one after the other. Each epoch visits each row
   of each source once.
 - Sources with weights: of every ``BLOCK`` tasks, ``share`` are of a source, in an order that the
@@ -20,7 +20,73 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 
-from paceline.dataset.row_sampler import mix, task_row
+_MASK = (1 << 64) - 1
+_SMALL = 4096
+"""Rows up to which an epoch's permutation is a shuffled list; above, it is computed per row."""
+
+
+def mix(*values: int) -> int:
+    """A well-mixed 64-bit hash of integers (splitmix64's finaliser, chained)."""
+    h = 0x243F6A8885A308D3
+    for value in values:
+        h = (h ^ (value & _MASK)) + 0x9E3779B97F4A7C15 & _MASK
+        h = ((h ^ (h >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        h = ((h ^ (h >> 27)) * 0x94D049BB133111EB) & _MASK
+        h ^= h >> 31
+    return h
+
+
+def task_row(seed: int, ordinal: int, rows: int, shuffle: bool) -> tuple[int, int]:
+    """(epoch, row) of the ``ordinal``-th task, all from 0. Each epoch visits each row once."""
+    if rows < 1 or ordinal < 0:
+        raise ValueError(f"no row for task {ordinal} of a data set with {rows} rows")
+    epoch, position = divmod(ordinal, rows)
+    if not shuffle or rows == 1:
+        return epoch, position
+    if rows <= _SMALL:
+        return epoch, _shuffled(seed, epoch, rows)[position]
+    return epoch, _permute(seed, epoch, rows, position)
+
+
+def task_seed(seed: int, task_id: str) -> int:
+    """Sampling seed of a task, 64 bits: equal for every attempt, different for every task."""
+    raw = task_id.encode()
+    words = [int.from_bytes(raw[i : i + 8], "little") for i in range(0, len(raw), 8)]
+    return mix(seed, len(raw), *words)
+
+
+@lru_cache(maxsize=8)
+def _shuffled(seed: int, epoch: int, rows: int) -> tuple[int, ...]:
+    order = list(range(rows))
+    for i in range(rows - 1, 0, -1):
+        j = mix(seed, epoch, i) % (i + 1)
+        order[i], order[j] = order[j], order[i]
+    return tuple(order)
+
+
+def _permute(seed: int, epoch: int, rows: int, position: int) -> int:
+    """A Feistel network over the next power of two, repeated until it lands inside the data set."""
+    bits = (rows - 1).bit_length()
+    right_bits = bits // 2
+    left_bits = bits - right_bits
+    left_mask, right_mask = (1 << left_bits) - 1, (1 << right_bits) - 1
+    keys = _keys(seed, epoch)
+    left, right = position >> right_bits, position & right_mask
+    while True:
+        for one, other in keys:
+            h = (right + one) * 0xBF58476D1CE4E5B9 & _MASK
+            left ^= ((h ^ h >> 31) * 0x94D049BB133111EB & _MASK) >> 32 & left_mask
+            h = (left + other) * 0xBF58476D1CE4E5B9 & _MASK
+            right ^= ((h ^ h >> 31) * 0x94D049BB133111EB & _MASK) >> 32 & right_mask
+        value = left << right_bits | right
+        if value < rows:
+            return value
+
+
+@lru_cache(maxsize=8)
+def _keys(seed: int, epoch: int) -> tuple[tuple[int, int], ...]:
+    return tuple((mix(seed, epoch, n, 0), mix(seed, epoch, n, 1)) for n in range(3))
+
 
 BLOCK = 1000
 """Tasks among which every source has exactly its share: weights are rounded to a thousandth."""

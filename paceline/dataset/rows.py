@@ -13,8 +13,7 @@ from typing import Any
 from paceline.config.prompt_template import placeholders, render
 from paceline.config.sections.training import DataConfig
 from paceline.dataset.arrow_dataset import open_hub, open_parquet, open_saved
-from paceline.dataset.jsonl import JsonLines
-from paceline.dataset.row_source import Concatenated, DataError, Row, RowSource
+from paceline.dataset.row_source import Concatenated, DataError, JsonLines, Row, RowSource
 from paceline.errors import seen_from
 
 __all__ = ["DataError", "Message", "Row", "RowSource", "check_rows", "load_rows", "prompt_of"]

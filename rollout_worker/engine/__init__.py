@@ -15,7 +15,7 @@ def make_engine(config: Config, tokenizer: PromptTokenizer) -> Engine:
     """The engine of ``rollout.engine``; NoEngine for recorded data. Raises EngineError."""
     rollout = config.rollout
     if config.recorded:
-        from rollout_worker.engine.no_engine import NoEngine
+        from rollout_worker.engine.base import NoEngine
 
         return NoEngine(config.longest_sequence)
     if ":" in rollout.engine:

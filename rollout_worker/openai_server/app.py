@@ -32,10 +32,8 @@ from rollout_worker.environments.base import (
     Turn,
 )
 from rollout_worker.environments.conversation import FULL, Conversation
-from rollout_worker.openai_server import tools
-from rollout_worker.openai_server.api_errors import UNSUPPORTED, ApiError
-from rollout_worker.openai_server.replies import ChatReply, sse
-from rollout_worker.openai_server.requests import ChatRequest
+from rollout_worker.openai_server.replies import UNSUPPORTED, ApiError, ChatReply, sse
+from rollout_worker.openai_server.requests import DIVERGED, ChatRequest, added, repeats
 
 HEADER = "X-Paceline-Sample"
 MAX_BODY = 16 << 20  # Bytes
@@ -119,7 +117,7 @@ class ChatApp:
                     400,
                     "tools: not those of this sample's first request; for a turn without tools, "
                     "set tool_choice = none",
-                    tools.DIVERGED,
+                    DIVERGED,
                     "tools",
                 )
             return
@@ -136,14 +134,14 @@ class ChatApp:
     ) -> asyncio.Future[Turn]:
         messages = asked.conversation()
         is_retry = request.headers.get("x-stainless-retry-count", "0").lstrip("0")
-        if is_retry and tools.repeats(conversation.messages, messages):
+        if is_retry and repeats(conversation.messages, messages):
             # Its reply was lost: the newest turn is sent once more.
             turn: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
             turn.set_result(conversation.pieces[-1].turn)
             return turn
         return asyncio.ensure_future(
             conversation.say(
-                tools.added(conversation.messages, messages),
+                added(conversation.messages, messages),
                 max_tokens=asked.limit,
                 stop=asked.stop,
                 change=partial(self._sampling, asked),

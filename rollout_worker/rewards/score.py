@@ -8,8 +8,17 @@ from typing import Any
 
 from paceline.errors import one_line
 from paceline.groups.invalid import usable_reward
-from rollout_worker.failures import AttemptFailed
 from rollout_worker.rewards.functions import Reward
+
+
+class AttemptFailed(Exception):
+    """The attempt makes no group: the worker goes on, and the task is returned with a reason.
+    ``reason``: what the ledger counts, for example reward_timeout. A failed attempt never becomes a
+    reward of zero."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
 
 
 class ScoringFailed(AttemptFailed):

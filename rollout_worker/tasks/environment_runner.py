@@ -37,8 +37,13 @@ from rollout_worker.environments.transcript import (
     turn_ends,
 )
 from rollout_worker.generated_group import GeneratedGroup
-from rollout_worker.held_tasks import HeldTask
-from rollout_worker.leases import answer_of, is_evaluation, sampling_params, settings_of
+from rollout_worker.held_tasks import (
+    HeldTask,
+    answer_of,
+    is_evaluation,
+    sampling_params,
+    settings_of,
+)
 from rollout_worker.openai_server.server import ChatServer
 
 

@@ -18,13 +18,13 @@ from paceline.dataset.recorded_encoding import RowEncoder, recorded_group
 from paceline.process.waits import WaitKind, waiting
 from paceline.prompt_tokenizer import BadPrompt, Prompt, PromptTokenizer
 from paceline.v1 import rollout_pb2
-from rollout_worker.engine.base import Engine, GenerationFailed, Request
-from rollout_worker.engine.no_engine import NoEngine
+from rollout_worker.engine.base import Engine, GenerationFailed, NoEngine, Request
 from rollout_worker.environments.environment_thread import LOST
-from rollout_worker.failures import AttemptFailed
 from rollout_worker.generated_group import GeneratedGroup, add_columns, group_message, text_of
-from rollout_worker.held_tasks import HeldTask, HeldTasks, Stage
-from rollout_worker.leases import (
+from rollout_worker.held_tasks import (
+    HeldTask,
+    HeldTasks,
+    Stage,
     answer_of,
     eval_set_of,
     in_data_fields,
@@ -34,7 +34,7 @@ from rollout_worker.leases import (
     sampling_params,
     settings_of,
 )
-from rollout_worker.rewards.score import Job
+from rollout_worker.rewards.score import AttemptFailed, Job
 from rollout_worker.rewards.scoring import Scorer, Scores, penalised
 from rollout_worker.tasks.environment_runner import EnvironmentRunner
 from rollout_worker.tasks.group_scores import GroupScores

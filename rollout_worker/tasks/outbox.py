@@ -33,8 +33,7 @@ from paceline.process.waits import WaitKind, waiting
 from paceline.rpc.client import RequestRefused
 from paceline.rpc.session import WorkerSession
 from paceline.v1 import common_pb2, rollout_pb2
-from rollout_worker.held_tasks import HeldTasks, request_id_of
-from rollout_worker.leases import returned
+from rollout_worker.held_tasks import HeldTasks, request_id_of, returned
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from paceline.process.waits import WaitKind, waiting
 from paceline.rpc.auth import client_root, worker_token
 from paceline.rpc.grpc_channel import METHODS, bind_method, call_metadata, open_channel
 from paceline.v1 import scorer_pb2, worker_pb2
-from rollout_worker.failures import AttemptFailed
+from rollout_worker.rewards.score import AttemptFailed
 
 SCORE = METHODS["ScorerService.Score"]
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0  # Before a scorer that failed is asked again

@@ -14,8 +14,7 @@ from paceline.errors import one_line
 from paceline.rpc.session import WorkerSession
 from paceline.v1 import common_pb2, rollout_pb2
 from rollout_worker.engine.base import Aborted, Engine, EngineError
-from rollout_worker.held_tasks import HeldTask, HeldTasks, Stage, request_id_of
-from rollout_worker.leases import returned
+from rollout_worker.held_tasks import HeldTask, HeldTasks, Stage, request_id_of, returned
 from rollout_worker.tasks.outbox import Outbox
 from rollout_worker.tasks.partial_rollouts import PartialRollouts
 

@@ -12,7 +12,7 @@ rows. A row needs one byte, whatever the number of its groups.
 from dataclasses import dataclass, field
 
 from controller.ledger.specs import GroupMeta
-from paceline.dataset.row_sampler import mix
+from paceline.dataset.data_order import mix
 
 _SOLVED = 0x80  # Bit of a row's byte: the equal rewards were above 0
 _COUNT = 0x7F  # Bits of a row's byte: groups in a row whose rewards were equal, at most this number

@@ -17,7 +17,7 @@ from typing import Any
 from transformers.utils import logging as transformers_logging
 
 from paceline.config.schema import Config
-from paceline.dataset.row_sampler import task_seed
+from paceline.dataset.data_order import task_seed
 from paceline.dataset.rows import RowSource
 from paceline.evaluation.set_scores import RowScore, row_score
 from paceline.ids import TaskId

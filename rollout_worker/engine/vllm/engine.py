@@ -38,8 +38,7 @@ from rollout_worker.engine.base import (
 from rollout_worker.engine.transformers.sampler import sample_keys
 from rollout_worker.engine.vllm import internals
 from rollout_worker.engine.vllm.client import VLLMClient
-from rollout_worker.engine.vllm.outputs import GroupRequest, complete, join
-from rollout_worker.engine.vllm.progress import ProgressReporter
+from rollout_worker.engine.vllm.outputs import GroupRequest, ProgressReporter, complete, join
 from rollout_worker.engine.vllm.swap import WeightSwap
 
 logger = logging.getLogger(__name__)

@@ -34,9 +34,9 @@ from rollout_worker.engine.base import (
     SwapFailed,
     WeightMismatch,
 )
-from rollout_worker.engine.vllm import internals, readback, shared_weights
+from rollout_worker.engine.vllm import internals, readback
 from rollout_worker.engine.vllm.client import VLLMClient
-from rollout_worker.engine.vllm.rank_weights import stage
+from rollout_worker.engine.vllm.rank_weights import SharedWeights, share, stage
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class WeightSwap:
     count: int = 0
     restarted: int = 0  # Completions that a swap restarted before their first token
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _served: shared_weights.SharedWeights | None = None
+    _served: SharedWeights | None = None
     _healing: bool = False
     _version: int = -1
     _checked: int = 0  # Swaps whose parameters were compared and equal, the first sync included
@@ -78,7 +78,7 @@ class WeightSwap:
         async with self._lock:
             started = time.monotonic()
             try:
-                weights = await asyncio.to_thread(shared_weights.write, version, named.items())
+                weights = await asyncio.to_thread(share, version, named.items())
             except OSError as error:
                 raise SwapFailed(f"weights {version} not staged: {error}") from error
             try:
@@ -121,7 +121,7 @@ class WeightSwap:
         if self._served is not None:
             self._served.close()
 
-    async def _swap(self, weights: shared_weights.SharedWeights, on_update: OnUpdate) -> float:
+    async def _swap(self, weights: SharedWeights, on_update: OnUpdate) -> float:
         """Swaps on all ranks or none. Returns the seconds that generation was paused."""
         llm, call = self.client.llm, self.client.call
         if withdrawn := weights.version <= self._version:
@@ -151,7 +151,7 @@ class WeightSwap:
         self.count += 1
         return pause
 
-    async def _fill(self, weights: shared_weights.SharedWeights) -> None:
+    async def _fill(self, weights: SharedWeights) -> None:
         problems = await self._fill_ranks(weights)
         if not problems:
             return
@@ -168,14 +168,14 @@ class WeightSwap:
         await self._check(old)
         raise SwapFailed(f"weights {weights.version} not loaded: {problems[0]}")
 
-    async def _fill_ranks(self, weights: shared_weights.SharedWeights) -> list[str]:
+    async def _fill_ranks(self, weights: SharedWeights) -> list[str]:
         """The ranks' errors."""
         compared = self.verify_every > 0 and not self.client.spec.quantised
         prove = self.generate is not None and compared
         arguments = weights.key, compared and not prove, prove
         return list(filter(None, await self.client.ranks("paceline_swap", *arguments)))
 
-    async def _check(self, weights: shared_weights.SharedWeights) -> None:
+    async def _check(self, weights: SharedWeights) -> None:
         """While generation is paused: compares the parameters. If they differ, ends all requests
         and raises ParametersDiffer."""
         # The first sync is compared element by element later: until then nobody may ask for tokens.

@@ -29,9 +29,8 @@ import torch
 from torch import Tensor, nn
 
 from rollout_worker.engine.parameter_parity import differing
-from rollout_worker.engine.vllm.rank_weights import RankWeights, stage_for
+from rollout_worker.engine.vllm.rank_weights import RankWeights, read, stage_for
 from rollout_worker.engine.vllm.readback import CopyPlan, ParameterSlice, Place, Readback
-from rollout_worker.engine.vllm.shared_weights import read
 
 
 class PacelineRank:

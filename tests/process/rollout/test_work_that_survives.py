@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from controller.store.journal_audit import verify
 from paceline.config.schema import Config
-from paceline.dataset.row_sampler import task_seed
+from paceline.dataset.data_order import task_seed
 from paceline.payloads.redis_payloads import RedisPayloads
 from paceline.payloads.store import partial_ref
 from paceline.rpc.auth import TOKEN_VARIABLE, own_token

@@ -28,7 +28,8 @@ from rollout_worker.engine.base import (
     SamplingParams,
     SwapFailed,
 )
-from rollout_worker.engine.vllm import readback, shared_weights
+from rollout_worker.engine.vllm import readback, swap
+from rollout_worker.engine.vllm.rank_weights import SharedWeights, share
 from testbed.tiny_model import make_tiny_model
 from tests.fixtures.engines import Reference, make_test_engine, needs_vllm, tiny_config
 
@@ -214,14 +215,14 @@ async def _across_a_swap(engine: Engine, model: Reference) -> tuple[Completion, 
 async def test_damaged_weights_leave_the_old_version_serving(
     engine: Engine, models: tuple[Reference, Reference], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, version = shared_weights.write, engine.version
+    version = engine.version
 
-    def damaged(*arguments) -> shared_weights.SharedWeights:
-        segment = write(*arguments)
+    def damaged(*arguments) -> SharedWeights:
+        segment = share(*arguments)
         described = json.loads(segment.description) | {"checksum": "0" * 32}
         return replace(segment, description=json.dumps(described))
 
-    monkeypatch.setattr(shared_weights, "write", damaged)
+    monkeypatch.setattr(swap, "share", damaged)
     with pytest.raises(SwapFailed, match="checksum"):
         await load(engine, models[1])
     assert engine.version == version
@@ -234,14 +235,13 @@ async def test_generation_goes_on_while_weights_are_staged(
     engine: Engine, models: tuple[Reference, Reference], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writing, written = threading.Event(), threading.Event()
-    write = shared_weights.write
 
-    def held(*arguments: Any) -> shared_weights.SharedWeights:
+    def held(*arguments: Any) -> SharedWeights:
         writing.set()
         assert written.wait(60)
-        return write(*arguments)
+        return share(*arguments)
 
-    monkeypatch.setattr(shared_weights, "write", held)
+    monkeypatch.setattr(swap, "share", held)
     paused = engine.stats().swap_s
     running = asyncio.create_task(engine.generate(ask("run", count=64, max_tokens=300, seed=3)))
     loading = asyncio.create_task(load(engine, models[0]))

@@ -8,8 +8,7 @@ from collections import Counter
 
 import pytest
 
-from paceline.dataset.data_order import BLOCK, DataOrder, DataSource, shares
-from paceline.dataset.row_sampler import task_row
+from paceline.dataset.data_order import BLOCK, DataOrder, DataSource, shares, task_row
 
 
 def mixture(*rows_and_weights: tuple[int, float], seed: int = 3, shuffle: bool = True) -> DataOrder:

@@ -10,7 +10,7 @@ import pytest
 from controller.ledger import Ledger
 from controller.ledger.state.state import State
 from controller.store.ledger_follower import coverage_of, totals_of
-from paceline.dataset.row_sampler import task_row
+from paceline.dataset.data_order import task_row
 from paceline.observe.coverage import add, contains, count
 from paceline.observe.projection import Totals
 from tests.fixtures.ledgers import Driven

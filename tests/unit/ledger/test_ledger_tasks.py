@@ -7,7 +7,7 @@ import pytest
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from controller.ledger.views import views
-from paceline.dataset.row_sampler import task_row, task_seed
+from paceline.dataset.data_order import task_row, task_seed
 from tests.fixtures.ledgers import Driven, group
 
 
