@@ -52,7 +52,7 @@ class TwoHosts(Fleet):
         self.armed = where / "armed"
         write_run(
             where,
-            reward={"functions": ["testbed.rewards.slow_reward:digit_first_later"]},
+            reward={"functions": ["testbed.rewards:digit_first_later"]},
             train={
                 "steps": ENDLESS,
                 "checkpoint_every": 10,

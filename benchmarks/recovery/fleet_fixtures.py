@@ -13,7 +13,7 @@ from testbed.faults.tcp_proxy import TcpProxy
 from testbed.fleets.launched_fleet import LaunchedFleet
 from testbed.fleets.namespaced_fleet import NamespacedFleet
 from testbed.redis.external_redis import Sentinels, Server
-from testbed.rewards.poison_reward import KILLS
+from testbed.rewards import KILLS
 
 POISONED_EVERY = 16
 """Rows for each one that kills."""
@@ -90,7 +90,7 @@ def _poisoned(where: Path) -> Iterator[LaunchedFleet]:
         for number, row in enumerate(rows)
     ]
     path.write_text("\n".join(lines) + "\n")
-    reward = {"functions": ["testbed.rewards.poison_reward:scored"], "processes": 2}
+    reward = {"functions": ["testbed.rewards:poison"], "processes": 2}
     fleet = LaunchedFleet(where, data={"path": str(path)}, reward=reward)
     try:
         yield fleet

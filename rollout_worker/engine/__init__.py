@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rollout_worker.engine.base import Engine, EngineError
+from rollout_worker.engine.base import Engine, EngineError, NoEngine
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config
@@ -15,13 +15,11 @@ def make_engine(config: Config, tokenizer: PromptTokenizer) -> Engine:
     """The engine of ``rollout.engine``; NoEngine for recorded data. Raises EngineError."""
     rollout = config.rollout
     if config.recorded:
-        from rollout_worker.engine.base import NoEngine
-
         return NoEngine(config.longest_sequence)
     if ":" in rollout.engine:
-        from rollout_worker.engine.own_engine import make_own_engine
+        from rollout_worker.engine.own_engine import own_engine
 
-        return make_own_engine(config, tokenizer)
+        return own_engine(rollout.engine)(config, tokenizer)
     if rollout.engine == "transformers":
         if rollout.on_update != "keep":
             raise EngineError(

@@ -115,6 +115,15 @@ def merge_spans(spans: Iterable[tuple[int, int]]) -> Spans:
     return tuple(merged)
 
 
+def first_spans(spans: Iterable[tuple[int, int]], count: int) -> Spans:
+    """The spans of the first ``count`` tokens."""
+    first = []
+    for version, length in spans:
+        first.append((version, min(length, count)))
+        count -= first[-1][1]
+    return merge_spans(first)
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     """One completion, prompt excluded. ``tokens`` int32 [n], n >= 1; ``logprobs`` float32 [n];

@@ -1,22 +1,17 @@
 """An engine of the user's own, which ``rollout.engine`` names as ``package.module:Class``."""
 
-from __future__ import annotations
-
 import argparse
 import inspect
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from paceline.process.lifetime import leave_after
 from paceline.process.user_code import NotFound, find
 from rollout_worker.engine.base import Engine, EngineError
 
-if TYPE_CHECKING:
-    from paceline.config.schema import Config
-    from paceline.prompt_tokenizer import PromptTokenizer
 
-
-def own_engine(name: str) -> type[Engine]:
-    """The class. Raises EngineError if it cannot be found, is no Engine, or lacks a method."""
+def own_engine(name: str) -> Callable[..., Engine]:
+    """The class, which is made from the whole configuration and the tokenizer. Raises EngineError
+    if it cannot be found, is no Engine, or lacks a method."""
     try:
         found = find(name)
     except NotFound as error:
@@ -38,14 +33,6 @@ def own_engine(name: str) -> type[Engine]:
             "take both in __init__"
         ) from error
     return found
-
-
-def make_own_engine(config: Config, tokenizer: PromptTokenizer) -> Engine:
-    """The engine of that name; it is given the whole configuration, and ``rollout.engine_options``
-    in it. Raises EngineError."""
-    make = own_engine(config.rollout.engine)
-    engine: Engine = make(config, tokenizer)  # type: ignore[call-arg]
-    return engine
 
 
 def main() -> int:

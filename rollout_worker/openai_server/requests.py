@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from paceline.dataset.rows import Message
 from rollout_worker.openai_server.replies import INVALID, UNSUPPORTED, ApiError
-from rollout_worker.openai_server.tools import calls_in, parse_arguments, same_calls
+from rollout_worker.openai_server.tools import calls_in, parse_arguments
 
 
 def _only(*allowed: Any) -> AfterValidator:
@@ -208,7 +208,9 @@ def _same(old: Message, new: Message) -> bool:
     if "tool_calls" not in new or "tool_calls" in old:
         return text.strip() == sent and old.get("tool_calls") == new.get("tool_calls")
     rest, calls = calls_in(text)
-    return rest.strip() == sent and same_calls(calls, new["tool_calls"])
+    made = [(call.name, call.arguments) for call in calls]
+    functions = [call["function"] for call in new["tool_calls"]]  # Ids are the client's own affair
+    return rest.strip() == sent and made == [(f["name"], f["arguments"]) for f in functions]
 
 
 def _diverged(why: str) -> ApiError:

@@ -8,7 +8,6 @@ tokens stay as they were sampled.
 """
 
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,12 +35,6 @@ def calls_in(text: str) -> tuple[str, list[ToolCall]]:
     rest.append(text)
     whole = "".join(rest)
     return (whole.strip() if calls else whole), calls
-
-
-def same_calls(made: Sequence[ToolCall], sent: Sequence[Mapping[str, Any]]) -> bool:
-    """True if the ``tool_calls`` of a client's message are these calls. Ids are ignored."""
-    functions = [call["function"] for call in sent]
-    return [(c.name, c.arguments) for c in made] == [(f["name"], f["arguments"]) for f in functions]
 
 
 def _call_at(text: str, start: int) -> tuple[ToolCall | None, int]:

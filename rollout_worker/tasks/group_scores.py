@@ -13,8 +13,8 @@ import numpy as np
 from paceline.config.schema import Config
 from paceline.config.sections.scorers import PREFIX, named_scorer
 from paceline.groups.invalid import usable_reward
-from paceline.v1 import scorer_pb2, worker_pb2
-from rollout_worker.generated_group import GeneratedGroup
+from paceline.v1 import scorer_pb2
+from rollout_worker.generated_group import GeneratedGroup, token_bytes
 from rollout_worker.rewards.functions import weights_of
 from rollout_worker.rewards.scoring import Scores
 from rollout_worker.tasks.score_call import LivingScorers, ScoreCall, ScorerFailed
@@ -33,16 +33,9 @@ class GroupScores:
         """Raises AuthError."""
         self._config = config
         self._columns = [n for n, s in config.scorers.by_name.items() if s.kind == "logprobs"]
-        self._living = LivingScorers(config, run_dir) if config.scorers.by_name else None
-
-    def directed(self, scorers: Iterable[worker_pb2.Scorer]) -> None:
-        """Takes over the scorers that a directive names."""
-        if self._living is not None:
-            self._living.set(scorers)
-
-    async def close(self) -> None:
-        if self._living is not None:
-            await self._living.close()
+        self._living = LivingScorers(config, run_dir)
+        self.directed = self._living.set
+        self.close = self._living.close
 
     async def rewards(
         self, made: GeneratedGroup, answer: Any, scores: Scores, functions: Functions
@@ -99,7 +92,6 @@ class GroupScores:
     async def _replies(
         self, name: str, made: GeneratedGroup, answer: Any
     ) -> list[tuple[int, scorer_pb2.ScoreReply]]:
-        assert self._living is not None
         requests = list(self._requests(name, made, answer))
         timeout_s = self._config.scorers.by_name[name].timeout_s
         calls = [ScoreCall(self._living, name, r, timeout_s).reply() for r in requests]
@@ -109,35 +101,27 @@ class GroupScores:
     def _requests(
         self, name: str, made: GeneratedGroup, answer: Any
     ) -> Iterable[scorer_pb2.ScoreRequest]:
+        def request() -> scorer_pb2.ScoreRequest:
+            return scorer_pb2.ScoreRequest(
+                run=self._config.run.name,
+                scorer=name,
+                prompt_tokens=token_bytes(made.prompt.tokens),
+                prompt=made.prompt.text,
+                answer_json="" if answer is None else json.dumps(answer),
+                completions=batch,
+            )
+
         most = self._config.scorers.by_name[name].batch_size
         batch: list[scorer_pb2.ScoredCompletion] = []
         size = 0
         for completion, text in zip(made.completions, made.texts, strict=True):
-            tokens = np.ascontiguousarray(completion.tokens, dtype="<i4").tobytes()
-            one = scorer_pb2.ScoredCompletion(tokens=tokens, text=text)
-            if batch and (len(batch) >= most or size + one.ByteSize() > REQUEST_BYTES):
-                yield self._request(name, made, answer, batch)
+            scored = scorer_pb2.ScoredCompletion(tokens=token_bytes(completion.tokens), text=text)
+            if batch and (len(batch) >= most or size + scored.ByteSize() > REQUEST_BYTES):
+                yield request()
                 batch, size = [], 0
-            batch.append(one)
-            size += one.ByteSize()
-        yield self._request(name, made, answer, batch)
-
-    def _request(
-        self,
-        name: str,
-        made: GeneratedGroup,
-        answer: Any,
-        completions: list[scorer_pb2.ScoredCompletion],
-    ) -> scorer_pb2.ScoreRequest:
-        prompt = made.prompt
-        return scorer_pb2.ScoreRequest(
-            run=self._config.run.name,
-            scorer=name,
-            prompt_tokens=np.ascontiguousarray(prompt.tokens, dtype="<i4").tobytes(),
-            prompt=prompt.text,
-            answer_json="" if answer is None else json.dumps(answer),
-            completions=completions,
-        )
+            batch.append(scored)
+            size += scored.ByteSize()
+        yield request()
 
 
 def _bad(name: str, detail: str) -> ScorerFailed:

@@ -28,7 +28,7 @@ from paceline.ids import ANY, TaskId
 from paceline.payloads.store import PayloadStore, StoreUnavailable, partial_ref
 from paceline.process.structured_log import event, first_line
 from paceline.v1 import common_pb2, rollout_pb2
-from rollout_worker.engine.base import Completion, Finish, Request, token_count
+from rollout_worker.engine.base import Completion, Finish, Request, first_spans, token_count
 from rollout_worker.generated_group import FINISH_REASONS, completion_fields, token_bytes
 from rollout_worker.held_tasks import HeldTask, HeldTasks, Stage
 
@@ -190,7 +190,8 @@ def _prefix(
         return None
     if count > max_tokens:
         # The limit was lowered since: a longer completion would be refused.
-        spans, count, finish, stop = _first(spans, max_tokens), max_tokens, Finish.LENGTH, None
+        spans = list(first_spans(spans, max_tokens))
+        count, finish, stop = max_tokens, Finish.LENGTH, None
     elif finish is Finish.PARTIAL and count == max_tokens:
         finish = Finish.LENGTH
     return Completion(
@@ -200,14 +201,3 @@ def _prefix(
         finish,
         stop,
     )
-
-
-def _first(spans: Sequence[tuple[int, int]], count: int) -> list[tuple[int, int]]:
-    """The (version, length) spans of the first ``count`` tokens."""
-    first = []
-    for version, length in spans:
-        taken = min(length, count)
-        count -= taken
-        if taken:
-            first.append((version, taken))
-    return first

@@ -46,6 +46,9 @@ class LivingScorer:
     pause_s: float = FIRST_PAUSE_S
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
+    def over(self, call: object) -> None:
+        self.open_calls -= 1
+
     def failed(self, now: float, why: str) -> None:
         self.trouble, self.not_before = why, now + self.pause_s
         self.pause_s = min(2 * self.pause_s, LONGEST_PAUSE_S)
@@ -158,12 +161,8 @@ class ScoreCall:
         self._ask_more_at = now + self._timeout_s
         chosen.open_calls += 1
         task = asyncio.ensure_future(self._living.ask(chosen, self._request))
-        task.add_done_callback(lambda _: self._done(chosen))
+        task.add_done_callback(chosen.over)
         self._asked[task] = chosen
-
-    @staticmethod
-    def _done(scorer: LivingScorer) -> None:
-        scorer.open_calls -= 1
 
     async def _answer(self) -> scorer_pb2.ScoreReply | None:
         """Waits for a reply, for a change of the living, or a while. Raises ScorerFailed."""

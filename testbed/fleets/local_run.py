@@ -45,7 +45,7 @@ def write_run(where: Path, *, rows: int = 64, **sections: dict[str, Any]) -> Pat
             "eval_path": str(where / "held_out.jsonl"),
             "max_prompt_tokens": 16,
         },
-        "reward": {"functions": ["testbed.rewards.slow_reward:digit_first"], "processes": 0},
+        "reward": {"functions": ["testbed.rewards:digit_first"], "processes": 0},
         "train": {
             "steps": 6,
             "groups_per_step": 4,

@@ -91,7 +91,7 @@ def test_a_replica_joins_and_leaves_and_no_step_notices(start: Start) -> None:
     up = start(
         train={"steps": 5000, "checkpoint_every": 1000, "eval_every": 5000},
         # Steps that nobody waits for must not slow the newcomer's start down.
-        reward={"functions": ["testbed.rewards.slow_reward:digit_first_later"]},
+        reward={"functions": ["testbed.rewards:digit_first_later"]},
         fleet={"controllers": 1, "policy": 1, "rollout": 1, "policy_max": 2},
     )
     up.until(lambda: up.step() >= 1)

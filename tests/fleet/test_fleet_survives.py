@@ -33,7 +33,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared[Launched
         where = tmp_path_factory.mktemp("fleet")
         # Some two steps a second: it runs for minutes, and all it trains meanwhile costs the
         # others.
-        reward = {"functions": ["testbed.rewards.slow_reward:digit_first_later"]}
+        reward = {"functions": ["testbed.rewards:digit_first_later"]}
         return LaunchedFleet(where, controller={"snapshot_every": 300}, reward=reward)
 
     fleet = Shared(start)

@@ -16,7 +16,7 @@ from testbed.fleets.node_job import NamespacedNodes, NodeProcesses
 WHY_NOT = why_not()
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-SLOWLY = {"functions": ["testbed.rewards.slow_reward:digit_first_later"]}
+SLOWLY = {"functions": ["testbed.rewards:digit_first_later"]}
 """Some two steps a second: what a test does to the run comes before its end."""
 
 

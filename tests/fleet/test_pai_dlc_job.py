@@ -20,7 +20,7 @@ from testbed.patience import Patience
 from tests.fixtures.rendered import base_environment, render
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
-SLOWLY = {"functions": ["testbed.rewards.slow_reward:digit_first_later"]}
+SLOWLY = {"functions": ["testbed.rewards:digit_first_later"]}
 
 
 class Pods(RunFiles):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from testbed.fleets.local_run import Up, paceline, write_run
-from testbed.rewards.poison_reward import HANGS, KILLS
+from testbed.rewards import HANGS, KILLS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -29,7 +29,7 @@ def poisoned(
         train={"steps": steps},
         data={"shuffle": False, "eval_path": str(tmp_path / "held_out.jsonl")},
         reward={
-            "functions": ["testbed.rewards.poison_reward:scored"],
+            "functions": ["testbed.rewards:poison"],
             "processes": processes,
             "timeout_s": 1.0,
         },

@@ -30,7 +30,7 @@ pytestmark = [
         reason="Ray is not installed, or not its job server: pip install 'paceline[ray]'",
     ),
 ]
-SLOWLY = {"functions": ["testbed.rewards.slow_reward:digit_first_later"]}
+SLOWLY = {"functions": ["testbed.rewards:digit_first_later"]}
 
 
 class Job(RunFiles):

@@ -18,7 +18,7 @@ from testbed.fleets.node_job import NodeProcesses
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600)]
 
 TWO_GPUS = {"CUDA_VISIBLE_DEVICES": "0,1"}
-SLOWLY = {"functions": ["testbed.rewards.slow_reward:digit_first_later"]}
+SLOWLY = {"functions": ["testbed.rewards:digit_first_later"]}
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ def test_a_run_survives_the_loss_of_all_its_scorers(tmp_path: Path) -> None:
         tmp_path,
         rows=256,
         reward={
-            "functions": {"scorer:helpful": 1.0, "testbed.rewards.slow_reward:digit_first": 0.1},
+            "functions": {"scorer:helpful": 1.0, "testbed.rewards:digit_first": 0.1},
             "processes": 0,
         },
         scorers={"helpful": {"kind": "reward_model", "path": str(tmp_path / "rm")}},

@@ -46,7 +46,7 @@ SCONTROL = """\
 echo "$@" >> "$CALLS"
 case $1 in show) for node in $SLURM_NNODES; do echo 127.0.0.1; done ;; esac
 """
-SLOWLY = {"functions": ["testbed.rewards.slow_reward:digit_first_later"]}
+SLOWLY = {"functions": ["testbed.rewards:digit_first_later"]}
 
 
 class SlurmJob(RunFiles):

@@ -21,7 +21,7 @@ from paceline_launcher.cli import app
 from testbed.faults import failpoints
 from testbed.fleets.launched_fleet import LaunchedFleet
 from testbed.fleets.local_run import paceline
-from testbed.rewards.hanging_reward import file_of
+from testbed.rewards import file_of
 from tests.fixtures.shared import Shared
 
 pytestmark = [pytest.mark.long, pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -34,8 +34,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared[Launched
     def start() -> LaunchedFleet:
         reward = {
             "functions": [
-                "testbed.rewards.hanging_reward:judge",
-                "testbed.rewards.hanging_reward:careless",
+                "testbed.rewards:judge",
+                "testbed.rewards:careless",
             ],
             "processes": 0,
             "timeout_s": 120.0,
@@ -159,7 +159,7 @@ def test_an_event_loop_that_is_blocked_is_named_and_its_stacks_show_the_line(
         culprit = found["culprit"]
         assert isinstance(culprit, dict) and culprit["name"] in names
         here = ("stacks", str(culprit["name"]), "--run-dir", str(fleet.run_dir))
-        fleet.until(lambda: "hanging_reward.py" in paceline(*here).stdout)
+        fleet.until(lambda: "rewards.py" in paceline(*here).stdout)
     finally:
         hang.unlink()
     fleet.steps(1)
@@ -193,7 +193,7 @@ def test_without_any_controller_the_cli_says_what_the_kernel_knows(fleet: Launch
 
 
 def reward_names() -> str:
-    return "testbed.rewards.hanging_reward:judge, testbed.rewards.hanging_reward:careless"
+    return "testbed.rewards:judge, testbed.rewards:careless"
 
 
 def test_every_file_of_stacks_is_private(fleet: LaunchedFleet) -> None:

@@ -2,7 +2,6 @@
 intermediate outputs do not contain the version of each token, and cost a message each."""
 
 import asyncio
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,7 +14,7 @@ from rollout_worker.engine.base import (
     GenerationFailed,
     OnPartial,
     Request,
-    Spans,
+    first_spans,
     merge_spans,
     token_count,
 )
@@ -104,27 +103,14 @@ def _cut(
             return Completion(
                 completion.tokens[:end],
                 completion.logprobs[:end],
-                _first(completion.versions, end),
+                first_spans(completion.versions, end),
                 Finish.STOP,
                 found,
             )
     return completion
 
 
-def _first(spans: Spans, count: int) -> Spans:
-    kept = []
-    for version, length in spans:
-        if count > 0:
-            kept.append((version, min(length, count)))
-        count -= length
-    return tuple(kept)
-
-
-_LEAST_S, _MOST_S = 0.01, 0.05
-"""Limits of the interval between two counts of tokens. The upper one bounds the delay of a report
-after sequences suddenly grow faster."""
-_FAST = 10_000.0
-"""Tokens/s of a sequence until it is measured: high, so that tokens are counted often at first."""
+_COUNT_S = 0.01  # Interval between two counts of tokens
 
 
 @dataclass
@@ -135,48 +121,32 @@ class ProgressReporter:
     every: int
     report: OnPartial
     _watching: bool = False
-    _rate: float = _FAST  # Recent tokens/s of the fastest sequence
 
     async def watch(self) -> None:
         """Counts tokens and reports requests until none runs. A second call returns at once."""
         if self._watching:
             return
         self._watching = True
-        pause, before, counted_at = _LEAST_S, dict[str, int](), time.monotonic()
         try:
             while self.groups:
-                await asyncio.sleep(pause)
-                llm = self.client.llm
-                if llm is None:
+                await asyncio.sleep(_COUNT_S)
+                if (llm := self.client.llm) is None:
                     return
                 live = {internals.name_of(s): s for s in internals.states(llm)}
-                counts = {name: internals.tokens_so_far(s) for name, s in live.items()}
-                missing = self.every
                 for group in list(self.groups.values()):
-                    missing = min(missing, await self._report_if_due(group, live, counts))
-                now = time.monotonic()
-                grown = max((n - before.get(name, 0) for name, n in counts.items()), default=0)
-                if grown:
-                    self._rate = max(grown / (now - counted_at), 0.95 * self._rate)
-                # After half the time that the fastest sequence needs for the missing tokens:
-                # counting costs more with more sequences.
-                ahead = missing / self._rate / 2 if grown else _LEAST_S
-                pause, before, counted_at = min(max(ahead, _LEAST_S), _MOST_S), counts, now
+                    await self._report_if_due(group, live)
         finally:
             self._watching = False
 
-    async def _report_if_due(
-        self, group: GroupRequest, live: Mapping[str, Any], tokens: Mapping[str, int]
-    ) -> int:
-        """Returns the number of tokens missing until the next report of this group."""
+    async def _report_if_due(self, group: GroupRequest, live: Mapping[str, Any]) -> None:
         counts = {
-            index: token_count(prefix) + tokens[name]
+            index: token_count(prefix) + internals.tokens_so_far(live[name])
             for index, (name, prefix) in group.running.items()
             if name in live
         }
         news = max((count - group.reported[index] for index, count in counts.items()), default=0)
         if news < self.every:
-            return self.every - news
+            return
         completions: list[Completion | None] = []
         straddled = []
         try:
@@ -193,9 +163,8 @@ class ProgressReporter:
                 completions.append(completion)
         except GenerationFailed:
             # The request itself is about to fail with it.
-            return self.every
+            return
         group.reported |= counts
         self.report(group.request, tuple(completions))
         if straddled:
             await self.client.llm.abort(straddled)
-        return self.every

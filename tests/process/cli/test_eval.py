@@ -73,7 +73,7 @@ def test_a_model_and_a_checkpoint_of_it_are_judged_with_the_same_table(
     evaluate: Evaluate, run_dir: Path
 ) -> None:
     data, out = run_dir.parent / "held_out.jsonl", run_dir.parent / "scores.json"
-    reward = ("--reward", "testbed.rewards.slow_reward:digit_first", "--threads", 1)
+    reward = ("--reward", "testbed.rewards:digit_first", "--threads", 1)
     options = ("--data", data, "--k", 4, "--max-tokens", 8, "--json", out, *reward)
     done = evaluate(run_dir.parent / "model", *options)
     assert done.exit_code == 0, done.exception

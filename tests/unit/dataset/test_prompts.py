@@ -74,22 +74,6 @@ def test_a_prompt_that_no_row_can_give_is_refused_at_the_start(tmp_path):
         check_rows(rows, data(prompt_field="question"))
 
 
-def test_a_template_makes_the_prompt_from_several_fields():
-    row = {"question": "2+2", "hints": ["a", 1], "level": 3}
-    template = "{{{level}}} {question}? {hints}"
-    assert prompt_of(row, data(prompt_template=template)) == '{3} 2+2? ["a", 1]'
-    chat = prompt_of(row, data(prompt_template="Q: {question}", chat=True, prompt_suffix=" /no"))
-    assert chat == [{"role": "user", "content": "Q: 2+2 /no"}]
-
-
-def test_a_suffix_follows_text_and_the_last_user_message():
-    assert prompt_of({"prompt": "hi"}, data(prompt_suffix="!")) == "hi!"
-    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    row = {"prompt": [*said, {"role": "user", "content": "c"}]}
-    assert [m["content"] for m in prompt_of(row, data(prompt_suffix="!"))] == ["a", "b", "c!"]
-    assert row["prompt"][-1]["content"] == "c"
-
-
 def test_a_placeholder_without_a_field_is_refused_at_the_start(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "hi", "answer": "x"}\n')

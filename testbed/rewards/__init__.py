@@ -1,1 +1,0 @@
-"""Reward functions that hang, crash or wait."""
