@@ -203,11 +203,10 @@ class Housekeeping:
         observed = self._context.projector.begin_ask(lambda projection: encoded(projection.totals))
         self.chore(self._save(snapshot, observed))
 
-    async def _save(
-        self, snapshot: LedgerSnapshot, observed: Future[Mapping[str, Any] | None]
-    ) -> None:
+    async def _save(self, snapshot: LedgerSnapshot, observed: Future[Mapping[str, Any]]) -> None:
         try:
-            snapshot = replace(snapshot, observed=await answer_of(observed))
+            totals = await answer_of(observed)
+            snapshot = replace(snapshot, observed=totals)
             await self._context.stores.journal.save_snapshot(
                 snapshot, term=self._term, trim_before=self._snapshot_at
             )

@@ -1,8 +1,7 @@
 """JSON encoding of dataclasses, derived from the types of their fields.
 
 ``encoder`` and ``decoder`` compile one function for a type; None means that a value is JSON
-already. ``encode`` and ``decode`` apply them to a whole dataclass. ``known_fields`` makes encodings
-of two releases comparable.
+already. ``encode`` and ``decode`` apply them to a whole dataclass.
 
     int, float, str, None, StrEnum    as they are
     tuple, list                       array (a tuple of the above stays a tuple)
@@ -12,13 +11,11 @@ of two releases comparable.
     dataclass                         object by field name; an array if the class sets ``compact``
 
 A field with ``metadata=TRANSIENT`` is left out, and has its default when it is read. So has a field
-that an earlier release did not write, and the last items of an array. A field without a default
-that is missing is a KeyError. A field with ``metadata=stored_as(name)`` has that name in JSON: what
-earlier releases called it.
+that is missing, and the last items of an array. A field without a default that is missing is a
+KeyError.
 """
 
 import base64
-import json
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -35,11 +32,6 @@ _T = TypeVar("_T")
 TRANSIENT = {"transient": True}
 
 
-def stored_as(name: str) -> dict[str, Any]:
-    """Metadata of a field that journals and snapshots know by another name."""
-    return {"stored_as": name}
-
-
 def encode(value: Any) -> dict[str, Any]:
     """``value``, a dataclass, as JSON-able values that share nothing with it that changes later."""
     kind: Any = type(value)
@@ -52,35 +44,6 @@ def decode(kind: type[_T], data: Mapping[str, Any]) -> _T:
     made: Any = kind
     decoded: _T = _apply(decoder(made), data)
     return decoded
-
-
-def known_fields(kind: Any, data: Any, like: Any) -> Any:
-    """``data``, an encoded ``kind``, with those fields only that ``like`` has, which another
-    release may have encoded. Keys of a mapping are no fields: all of them stay."""
-    kind = _bare(kind)
-    origin, args = get_origin(kind) or kind, get_args(kind)
-    if data is None or like is None:
-        return data
-    if is_dataclass(kind):
-        if getattr(kind, "compact", False):
-            rows = zip(_fields(kind), data, like, strict=False)
-            return [known_fields(hint, x, y) for (_, _, hint), x, y in rows]
-        hints = [(name, hint) for _, name, hint in _fields(kind) if name in like]
-        return {name: known_fields(hint, data[name], like[name]) for name, hint in hints}
-    if origin in (Union, UnionType):
-        return known_fields(_present(args), data, like)
-    if origin in (tuple, list):
-        items = [arg for arg in args if arg is not Ellipsis]
-        kinds = items if len(items) > 1 else items * len(data)
-        pairs = zip(kinds, data, [*like, *data[len(like) :]], strict=False)
-        return [known_fields(item, x, y) for item, x, y in pairs]
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        value = _value(origin, args)
-        if issubclass(_bare(args[0]), str):
-            return {k: known_fields(value, x, like.get(k, x)) for k, x in data.items()}
-        known = {json.dumps(k): y for k, y in like}
-        return [[k, known_fields(value, x, known.get(json.dumps(k), x))] for k, x in data]
-    return data
 
 
 @cache
@@ -114,14 +77,11 @@ def encoder(kind: Any) -> Convert | None:
 
 def _fields_encoder(kind: Any) -> Convert:
     """Most fields are JSON already: all are read in one call, and the others replaced."""
-    plan = [(name, encoder(hint)) for _, name, hint in _fields(kind)]
+    plan = [(name, encoder(hint)) for name, hint in _fields(kind)]
     names = [name for name, _ in plan]
-    attributes = [attribute for attribute, _, _ in _fields(kind)]
     # With one name it would return the value by itself.
     read: Convert = (
-        attrgetter(*attributes)
-        if len(attributes) > 1
-        else lambda v: [getattr(v, n) for n in attributes]
+        attrgetter(*names) if len(names) > 1 else lambda v: [getattr(v, n) for n in names]
     )
     in_array = [(place, f) for place, (_, f) in enumerate(plan) if f is not None]
     in_object = [(name, f) for name, f in plan if f is not None]
@@ -149,18 +109,14 @@ def decoder(kind: Any) -> Convert | None:
     origin, args = get_origin(kind) or kind, get_args(kind)
     if is_dataclass(kind):
         make: Any = kind
-        plan = [(attribute, name, decoder(hint)) for attribute, name, hint in _fields(kind)]
+        plan = [(name, decoder(hint)) for name, hint in _fields(kind)]
         if getattr(kind, "compact", False):
-            converts = [f for _, _, f in plan]
+            converts = [f for _, f in plan]
             return lambda v: make(*[_apply(f, x) for f, x in zip(converts, v, strict=False)])
         optional = _optional(kind)
-        parts = [(attribute, name, f, attribute in optional) for attribute, name, f in plan]
+        parts = [(name, f, name in optional) for name, f in plan]
         return lambda v: make(
-            **{
-                attribute: _apply(f, v[name])
-                for attribute, name, f, absent in parts
-                if not absent or name in v
-            }
+            **{name: _apply(f, v[name]) for name, f, absent in parts if not absent or name in v}
         )
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind
@@ -191,17 +147,10 @@ def _bare(kind: Any) -> Any:
     return getattr(kind, "__supertype__", kind)
 
 
-def _fields(kind: Any) -> list[tuple[str, str, Any]]:
+def _fields(kind: Any) -> list[tuple[str, Any]]:
+    """Name and type of each field that is written."""
     hints = get_type_hints(kind)
-    return [
-        (f.name, f.metadata.get("stored_as", f.name), hints[f.name])
-        for f in fields(kind)
-        if "transient" not in f.metadata
-    ]
-
-
-def stored_names(kind: Any) -> tuple[str, ...]:
-    return tuple(name for _, name, _ in _fields(kind))
+    return [(f.name, hints[f.name]) for f in fields(kind) if "transient" not in f.metadata]
 
 
 def _optional(kind: Any) -> frozenset[str]:

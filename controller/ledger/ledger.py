@@ -17,7 +17,6 @@ from controller.ledger.decisions.decider import DECISIONS, Decider
 from controller.ledger.enums import Phase
 from controller.ledger.events import Event
 from controller.ledger.invariants import check, check_counts
-from controller.ledger.state.settings import with_new_names
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import Moment, Task
 from paceline.errors import RefusalCode
@@ -89,7 +88,7 @@ class Ledger(Decider):
     @classmethod
     def from_snapshot(cls, data: dict[str, Any], *, checked: bool = False) -> Ledger:
         ledger = cls(checked=checked)
-        ledger.state = decode(State, {**data, "settings": with_new_names(data.get("settings", {}))})
+        ledger.state = decode(State, data)
         return ledger
 
     def fingerprint(self) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from controller.ledger.codec import TRANSIENT, stored_as
+from controller.ledger.codec import TRANSIENT
 from controller.ledger.enums import Kind, Role
 from paceline.dataset.data_order import DataOrder, DataSource
 from paceline.ids import ANY, MeshEpoch, Step, TaskId, Version
@@ -68,8 +68,7 @@ class LiveSpec:
 
     steps: int
     max_staleness: int
-    late_groups: str = LATE_DROP
-    """LATE_TRAIN or LATE_DROP; missing in journals of releases that only dropped."""
+    late_groups: str = LATE_DROP  # Or LATE_TRAIN
     max_token_age: int = 0  # Steps; of LATE_TRAIN alone
     eval_rows: int
     eval_every: int
@@ -197,9 +196,7 @@ class GroupMeta:
     truncated: int = field(default=0, metadata=TRANSIENT)
     """Evaluation: sequences that ended at the limit of tokens."""
     prompt_cut: int = 0  # Tokens that the row's prompt has lost because it was too long
-    digest: str = ""  # Digest of the payload; empty if there is no payload, or the journal has none
-    meta_digest: str = field(default="", metadata=stored_as("facts_digest"))
-    """Digest of all that was submitted of the group: see paceline.groups.payload."""
+    digest: str = ""  # Digest of the payload; empty if there is none
 
     @property
     def by_version(self) -> tuple[tuple[Version, int], ...]:
@@ -278,8 +275,7 @@ class StepSpec:
     shards: Mapping[str, tuple[int, ...]]  # Worker id to positions in ``groups``
     replay: bool
     """The composition of an earlier attempt at the step, but for groups that had to leave."""
-    settings: StepSettings | None = field(default=None, metadata=stored_as("terms"))
-    """None: it was opened by a release that did not record them."""
+    settings: StepSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +301,7 @@ class MeshSpec:
 class LinkSpec:
     """A weights link; replaces the receiver's earlier one."""
 
-    generation: int = field(metadata=stored_as("epoch"))
+    generation: int
     publisher: str
     publisher_incarnation: int
     receiver: str

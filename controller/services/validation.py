@@ -12,7 +12,6 @@ from controller.ledger.commands import StatValue
 from controller.ledger.specs import GroupMeta
 from paceline.groups.invalid import MAX_REWARD, Invalid, check_task, check_text, usable_reward
 from paceline.groups.limits import GroupLimits
-from paceline.groups.payload import meta_digest
 from paceline.ids import Version
 from paceline.v1 import common_pb2, rollout_pb2
 
@@ -118,7 +117,6 @@ def check_meta(meta: rollout_pb2.GroupMeta, limits: GroupLimits, newest_version:
         truncated=0 if train else meta.truncated,
         prompt_cut=meta.prompt_cut,
         digest=meta.digest if train else "",
-        meta_digest=meta_digest(meta) if train else "",
     )
 
 

@@ -27,7 +27,7 @@ from controller.store.snapshot_json import snapshot_pieces
 from paceline.errors import BadInput
 from paceline.payloads.transfer_limits import in_time
 
-FORMAT = 2
+FORMAT = 3
 """Rises with every change of events or state that earlier releases cannot read; 1 had no number."""
 START = "0-0"
 READ_COUNT = 256
@@ -122,7 +122,7 @@ class LedgerSnapshot:
     state: Mapping[str, Any]
     t: float
     observed: Mapping[str, Any] | None = None
-    """A cache of what a projection has counted by then; None: an earlier release wrote it."""
+    """A cache of what a projection has counted by then; None: it is being made."""
 
 
 class Journal:

@@ -104,16 +104,10 @@ def encoded(totals: Totals) -> Mapping[str, Any] | None:
 
 
 def totals_of(snapshot: LedgerSnapshot) -> Totals:
-    """The totals as of the snapshot. Releases that counted in the ledger left them in its state."""
-    state, observed = snapshot.state, snapshot.observed
-    if observed is not None:
-        totals = decode(Totals, observed)
-        totals.restore(state)
-        return totals
-    coverage, faults = state["tasks"].get("coverage", {}), state.get("faults", {})
-    totals = decode(Totals, {"coverage": coverage, "faults": faults})
-    totals.restore(state)
-    totals.restore_old(state)
+    """The totals as of a snapshot that was read."""
+    assert snapshot.observed is not None
+    totals = decode(Totals, snapshot.observed)
+    totals.restore(snapshot.state)
     return totals
 
 

@@ -1,15 +1,15 @@
 """Payload of a group, and the digests by which a reader knows that it is the group that was
 accepted.
 
-A worker submits the facts of a group with the digest of its payload. The controller, which never
-sees the payload, keeps both that digest and one of all the facts. A reader compares the bytes with
-the first, and the facts that it derives from them with the second: a store that has lost or changed
-bytes and a worker that told other facts than its payload has are both found out.
+A worker submits the metadata of a group with the digest of its payload. The controller, which never
+sees the payload, keeps both. A reader compares the bytes with the digest, and what it derives from
+them with the metadata: a store that has lost or changed bytes and a worker that told other things
+than its payload has are both found out.
 """
 
 from __future__ import annotations
 
-from hashlib import blake2b, sha256
+from hashlib import sha256
 
 from paceline.v1 import rollout_pb2
 
@@ -29,8 +29,3 @@ def payload_digest(payload: bytes) -> str:
     """The first 128 bits of the SHA-256 of the bytes, 32 hexadecimal digits: processors have
     instructions for it."""
     return sha256(payload).hexdigest()[:32]
-
-
-def meta_digest(facts: rollout_pb2.GroupMeta) -> str:
-    """BLAKE2b-64 of all facts, the digest of the payload included, 16 hexadecimal digits."""
-    return blake2b(facts.SerializeToString(deterministic=True), digest_size=8).hexdigest()

@@ -64,15 +64,15 @@ def count(spans: Spans) -> int:
     return sum(end - start for start, end in pairs(spans))
 
 
-def order_of(facts: Mapping[str, Any]) -> DataOrder:
-    """``facts``: the run's spec as it is journalled."""
-    sources = tuple(DataSource(*source) for source in facts.get("sources") or ())
-    return DataOrder(facts["seed"], facts["dataset_rows"], facts["shuffle"], sources)
+def order_of(spec: Mapping[str, Any]) -> DataOrder:
+    """``spec``: the run's, as it is journalled."""
+    sources = tuple(DataSource(*source) for source in spec["sources"])
+    return DataOrder(spec["seed"], spec["dataset_rows"], spec["shuffle"], sources)
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The part of an accepted group's facts that is counted."""
+    """The part of an accepted group's metadata that is counted."""
 
     sequences: int
     tokens: int  # Completion tokens that could be trained
@@ -80,10 +80,10 @@ class Group:
     versions: Sequence[Sequence[int]]  # (version, tokens)
 
     @classmethod
-    def of(cls, facts: Mapping[str, Any]) -> Group:
-        """``facts``: as journalled with the group."""
-        versions = facts.get("token_versions") or ((facts["max_version"], facts["tokens"]),)
-        return cls(facts["sequences"], facts["tokens"], facts["reward_mean"], versions)
+    def of(cls, meta: Mapping[str, Any]) -> Group:
+        """``meta``: the group as it is journalled."""
+        versions = meta["token_versions"] or ((meta["max_version"], meta["tokens"]),)
+        return cls(meta["sequences"], meta["tokens"], meta["reward_mean"], versions)
 
 
 @dataclass(slots=True)
@@ -105,7 +105,7 @@ class Tally:
 @dataclass(slots=True)
 class Step:
     ordinals: list[int]
-    token_age: int | None  # Steps after which its tokens are masked; None: not recorded
+    token_age: int  # Steps after which its tokens are masked
 
 
 @dataclass(slots=True)
@@ -121,8 +121,6 @@ class Coverage:
     masked_tokens: int = 0
     passed: dict[str, int] = field(default_factory=dict)
     """Rows that the curriculum left out, by "PASS.SOURCE"; their spans are among the trained."""
-    recorded_from: int = 0
-    """Tasks before this ordinal may have finished under a release that did not record which."""
     order: DataOrder | None = field(default=None, metadata=_NOT_STORED)
     groups: dict[int, Group] = field(default_factory=dict, metadata=_NOT_STORED)
     """Accepted groups that are not finished for good, by ordinal."""
@@ -137,32 +135,24 @@ class Coverage:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes what the ledger's state, as it is in a snapshot, says of tasks under way."""
-        if state.get("facts") is not None:
-            self.order = order_of(state["facts"])
+        if state["run_spec"] is not None:
+            self.order = order_of(state["run_spec"])
         book, versions = state["steps"], state["versions"]
         for task_id, _, ordinal, _, _, _, _, _, group, *_ in state["tasks"]["records"].values():
             if task_id.startswith("t") and group is not None:
                 self.groups[ordinal] = Group.of(group)
-        terms = {step: found[1] for step, found in book.get("terms") or ()}
+        ages = {step: token_age for step, (_, token_age) in book["settings"]}
         for step, task_ids in book["history"]:
-            self.steps[step] = Step([int(x[1:]) for x in task_ids], terms.get(step))
+            self.steps[step] = Step([int(x[1:]) for x in task_ids], ages[step])
         if (spec := book["open"]) is not None:
             self._open_step(spec)
         self.version_epochs = [(first, offset) for first, offset in versions["epochs"]]
         self.checkpoints = [checkpoint[0] for checkpoint in versions["checkpoints"]]
 
-    def restore_old(self, state: Mapping[str, Any]) -> None:
-        """Takes the snapshot of a release that counted coverage in the ledger, or not at all."""
-        if "coverage" not in state["tasks"]:
-            self.recorded_from = state["tasks"]["cursor"]
-        for step, kept in self.steps.items():
-            if step != self.open:
-                self._train(step, kept)
-
     def take(self, kind: str, event: Mapping[str, Any]) -> None:
         if kind == EventType.GROUP_ACCEPTED:
-            if event["task_id"].startswith("t"):
-                self.groups[int(event["task_id"][1:])] = Group.of(event)
+            meta = event["group"]
+            self.groups[int(meta["task_id"][1:])] = Group.of(meta)
         elif kind == EventType.STEP_OPENED:
             self._open_step(event)
         elif kind == EventType.STEP_COMMITTED:
@@ -191,13 +181,12 @@ class Coverage:
             # lost.
             self.dropped.pop(RUN_ENDED, None)
         elif kind == EventType.RUN_STARTED:
-            self.order = order_of(event["facts"])
+            self.order = order_of(event["spec"])
 
     def _open_step(self, spec: Mapping[str, Any]) -> None:
-        terms = spec.get("terms")
         self.open = spec["step"]
-        ordinals = [int(task_id[1:]) for task_id in spec["groups"]]
-        self.steps[self.open] = Step(ordinals, None if terms is None else terms[1])
+        _, token_age = spec["settings"]
+        self.steps[self.open] = Step([int(x[1:]) for x in spec["groups"]], token_age)
 
     def _train(self, step: int, spec: Step) -> None:
         for ordinal in spec.ordinals:
@@ -214,10 +203,8 @@ class Coverage:
                 self.masked_tally.add(group, sign)
                 self.masked_tokens += sign * masked
 
-    def _masked(self, group: Group, step: int, token_age: int | None) -> int:
+    def _masked(self, group: Group, step: int, token_age: int) -> int:
         """Tokens of the group that are too old for the step."""
-        if token_age is None:
-            return 0
         oldest = step - 1 - token_age
         return sum(n for version, n in group.versions if self._step_of(version) < oldest)
 
@@ -227,12 +214,12 @@ class Coverage:
                 return version - offset
         return 0
 
-    def _drop(self, ordinal: int, reason: str, facts: Mapping[str, Any] | None) -> None:
+    def _drop(self, ordinal: int, reason: str, meta: Mapping[str, Any] | None) -> None:
         if not add(self.dropped.setdefault(reason, []), ordinal):
             self.repeated.append(ordinal)
         group = self.groups.pop(ordinal, None)
-        if group is None and facts:
-            group = Group.of(facts)
+        if group is None and meta:
+            group = Group.of(meta)
         if group is not None:
             self.dropped_tally.setdefault(reason, Tally()).add(group)
 
@@ -294,13 +281,11 @@ class Coverage:
         begun = _Begun(order, end)
         report.epochs = [begun.epochs[key] for key in sorted(begun.epochs)]
         report.sources = [source.name for source in order.sources]
-        passed = sum(self.passed.values())
-        unrecorded = trained + passed + sum(dropped.values())
-        unrecorded -= self.count() + len(self.repeated)
         position = 0
         for start, stop, outcome in [*spans, (end, end, "")]:
-            if start > position:
-                unrecorded -= self._gap(begun, report, position, start, unrecorded)
+            for epoch, many in begun.split(position, start):
+                epoch.skipped += many
+            begun.name(report.skipped_rows, position, start)
             if start < (again := min(stop, position)):
                 begun.repeat(report, start, again)
             for epoch, many in begun.split(max(start, position), stop):
@@ -318,20 +303,6 @@ class Coverage:
             begun.epochs[number, source].passed_over += many
         report.compared = list(self._compared(trained, dropped))
         return report
-
-    def _gap(
-        self, begun: _Begun, report: CoverageReport, start: int, stop: int, unrecorded: int
-    ) -> int:
-        """Rows without an outcome are skipped, but for ``unrecorded`` ones that an earlier release
-        has finished. Returns how many of those are here."""
-        upgrade = min(max(start, self.recorded_from), stop)
-        known = min(upgrade - start, max(0, unrecorded))
-        for epoch, many in begun.split(start, start + known):
-            epoch.unrecorded += many
-        for epoch, many in begun.split(start + known, stop):
-            epoch.skipped += many
-        begun.name(report.skipped_rows, upgrade, stop)
-        return known
 
     def _compared(self, trained: int, dropped: Mapping[str, int]) -> Iterator[Comparison]:
         if total := trained + sum(dropped.values()):
@@ -359,7 +330,6 @@ class EpochCoverage:
     passed_over: int = 0  # Rows that the curriculum left out
     skipped: int = 0  # Rows that are passed by, and neither trained nor dropped nor on their way
     twice: int = 0  # Rows that were finished or held more than once
-    unrecorded: int = 0  # Rows that were finished under a release that did not record which
 
 
 @dataclass(slots=True)
@@ -403,8 +373,7 @@ class CoverageReport:
         ):
             rows = ", ".join(f"row {row} of epoch {epoch}" for epoch, row in named[:5])
             if many:
-                unknown = ", under a release that did not record which"
-                yield f"{many} rows were {what}{f': {rows}' if rows else unknown}"
+                yield f"{many} rows were {what}: {rows}"
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "skipped": self.skipped, "twice": self.twice}

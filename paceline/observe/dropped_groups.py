@@ -44,8 +44,9 @@ class DroppedGroups:
         elif kind == EventType.EVAL_TASK_DONE:
             self.owners.pop(str(event["task_id"]), None)
         elif kind == EventType.GROUP_ACCEPTED:
-            self.owners.pop(str(event["task_id"]), None)
-            self._accept(str(event["task_id"]), str(event["worker_id"]), event)
+            task_id = str(event["group"]["task_id"])
+            self.owners.pop(task_id, None)
+            self._accept(task_id, str(event["worker_id"]), event["group"])
         elif kind == EventType.GROUP_LOST:
             self.accepted.pop(str(event["task_id"]), None)
             self.owners[str(event["task_id"])] = str(event["worker_id"])

@@ -176,14 +176,8 @@ class Faults(FaultLog):
             undone = int(event.get("from_step") or 0) - int(event["step"])
             self._share_loss(max(0.0, min(undone * self.usual_s, self.elapsed_s - self.lost_s)))
 
-    def restore_old(self, state: Mapping[str, Any]) -> None:
-        """Takes the names that an earlier release had in the ledger's state alone."""
-        self.leader = state["leader"]
-        workers = state["fleet"]["workers"].values()
-        self.processes = {w["worker_id"]: (w["pid"], w["host"]) for w in workers}
-
     def _died(self, event: Mapping[str, Any]) -> None:
-        if not event.get("t") or "cause" not in event:  # an earlier release wrote it
+        if "cause" not in event:  # a run file of an earlier release
             return
         t, cause = float(event["t"]), FaultCause(event["cause"])
         if cause in NO_FAULT:

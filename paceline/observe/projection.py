@@ -53,11 +53,6 @@ class Totals:
         self.coverage.restore(state)
         self.dropped.restore(state)
 
-    def restore_old(self, state: Mapping[str, Any]) -> None:
-        """Completes totals that an earlier release had in the ledger's state."""
-        self.coverage.restore_old(state)
-        self.faults.restore_old(state)
-
 
 class Projection:
     """``clean`` is applied to the words of events before they are kept. Not thread-safe."""

@@ -66,8 +66,8 @@ class SampleSpans:
                     if kind == "train" and self.traced(task_id):
                         life = self._lives.setdefault(task_id, _Life(t))
                         life.leases[int(attempt)] = (str(event["worker_id"]), t)
-            case EventType.GROUP_ACCEPTED if self.traced(event["task_id"]):
-                yield from self._accepted(t, event)
+            case EventType.GROUP_ACCEPTED if self.traced(event["group"]["task_id"]):
+                yield from self._accepted(t, str(event["worker_id"]), event["group"])
             case EventType.TASK_RELEASED:
                 task_id, attempt = event["task_id"], int(event["attempt"])
                 known = self._lives.get(task_id)
@@ -94,23 +94,23 @@ class SampleSpans:
                 if step and step["step"] == event["step"]:
                     yield from self._stepped(t, event, step)
 
-    def _accepted(self, t: float, event: Mapping[str, Any]) -> Iterator[Span]:
-        task_id, attempt = event["task_id"], int(event["attempt"])
+    def _accepted(self, t: float, worker_id: str, group: Mapping[str, Any]) -> Iterator[Span]:
+        task_id, attempt = group["task_id"], int(group["attempt"])
         # A lease of an earlier leader is known by its end alone.
-        begun = t - event["reward_s"] - event["generate_s"]
+        begun = t - group["reward_s"] - group["generate_s"]
         life = self._lives.setdefault(task_id, _Life(begun))
-        _, begun = life.leases.setdefault(attempt, (str(event["worker_id"]), begun))
-        scored = max(begun, t - float(event["reward_s"]))
-        generated = max(begun, scored - float(event["generate_s"]))
+        _, begun = life.leases.setdefault(attempt, (worker_id, begun))
+        scored = max(begun, t - float(group["reward_s"]))
+        generated = max(begun, scored - float(group["generate_s"]))
         about = {
-            "worker": event["worker_id"],
+            "worker": worker_id,
             "attempt": attempt,
-            "sequences": event["sequences"],
-            "tokens": event["tokens"],
-            "version.min": event["min_version"],
-            "version.max": event["max_version"],
+            "sequences": group["sequences"],
+            "tokens": group["tokens"],
+            "version.min": group["min_version"],
+            "version.max": group["max_version"],
         }
-        reward, lease = {"reward.mean": float(event["reward_mean"])}, f"lease/{attempt}"
+        reward, lease = {"reward.mean": float(group["reward_mean"])}, f"lease/{attempt}"
         key = f"generate/{attempt}"
         yield Span(task_id, key, "generate", generated, scored, about, parent=lease)
         yield Span(task_id, f"reward/{attempt}", "reward", scored, t, reward, parent=lease)

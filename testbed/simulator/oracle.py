@@ -357,7 +357,7 @@ class Oracle:
         if e.version in self.doubtful[step]:
             raise Violation(f"{e.task_id} counts with weights in doubt: {e}")
         of, _ = self._eval_row(e.task_id)
-        if e.row is None or e.row.samples != of.samples:
+        if e.row.samples != of.samples:
             raise Violation(f"{e.task_id} of {of.name} has not {of.samples} samples: {e}")
         self.scored.setdefault(step, []).append((of.name, e.version, e.row))
         self._end_lease(e.task_id, e.attempt, e.worker_id)
@@ -539,7 +539,7 @@ class Oracle:
             state = next_state(
                 self.states[opened.version],
                 frozenset(opened.groups),
-                opened.settings.lr if opened.settings else 0.0,
+                opened.settings.lr,
             )
             self.states[e.version] = state
             self.by_step[e.step :] = [state]

@@ -227,12 +227,11 @@ def accept(d: Decider, c: cmd.AcceptGroup, now: float) -> cmd.Verdict:
     if task.kind is Kind.EVAL:
         round_ = state.evals.rounds[task.eval_step]
         version = round_.counted_as(group.min_version, group.max_version)
-        what = (task.task_id, task.attempt, c.worker_id, group.reward_mean, version)
         solved_at = round_.place(task.ordinal)[0].solved_at
         rewards = group.rewards or (group.reward_mean,) * group.sequences
         lengths = group.lengths or (0,)
         row = row_score(rewards, group.answers, lengths, group.truncated, solved_at)
-        d.emit(ev.EvalTaskDone(*what, row))
+        d.emit(ev.EvalTaskDone(task.task_id, task.attempt, c.worker_id, version, row))
         d.settle_evals(now)
         return cmd.Verdict(VerdictCode.ACCEPTED)
     if found := too_old(state, group, state.next_step):

@@ -103,7 +103,7 @@ def _close_missed(d: Decider) -> None:
 
 def _recorded(s: State, round_: EvalRound) -> ev.EvalRecorded:
     version = round_.most_scored
-    sets = tuple(_result(round_, each, version) for each in round_.layout)
+    sets = tuple(_result(round_, each, version) for each in round_.sets)
     name, metric = s.run.judging
     asked = s.versions.version_of(round_.step)
     judging = next((each for each in sets if each.name == name), SetResult(name, 0, 0, {}))

@@ -53,8 +53,7 @@ def take_over_config(d: Decider, c: cmd.StartRun, now: float) -> None:
     if problem := problem_of(s, spec):
         raise cmd.CommandRefused(RefusalCode.INVALID, problem)
     edited = s.settings.edited(c.settings)
-    # A run of a release that journalled no settings begins with those of the first leader that
-    # does.
+    # A setting that the run does not know yet is new in this release, and has not been edited.
     known = {name: value for name, value in edited.items() if name in s.settings.values}
     if edited:
         _emit(d, "", s.settings.differing(known), edited, spec, now)

@@ -6,14 +6,14 @@ state (``apply``), the long polls it ``wakes``, whether it ``directs`` workers, 
 the names.
 
 In the journal an event is a JSON object with ``type`` and its fields; ``to_json`` and ``from_json``
-are exact inverses. The fields of a group are laid out flat. A ``record`` is the same object for
-readers of the run's files: if the event is listed, with ``severity`` and ``text``.
+are exact inverses. A ``record`` is the same object for readers of the run's files: if the event is
+listed, with ``severity`` and ``text``.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from controller.ledger.codec import decode, encode, stored_names
+from controller.ledger.codec import decode, encode
 from controller.ledger.events.event import TYPES as TYPES
 from controller.ledger.events.event import Event as Event
 from controller.ledger.events.event import Topic as Topic
@@ -22,18 +22,11 @@ from controller.ledger.events.fleet import *
 from controller.ledger.events.run import *
 from controller.ledger.events.steps import *
 from controller.ledger.events.tasks import *
-from controller.ledger.specs import GroupMeta
-from controller.ledger.state.settings import with_new_names
-
-_GROUP_FIELDS = stored_names(GroupMeta)
 
 
 def to_json(event: Event) -> dict[str, Any]:
     """The event as a JSON object: ``type`` and its fields."""
-    out = {"type": type(event).__name__, **encode(event)}
-    if isinstance(event, GroupAccepted):
-        out |= out.pop("group")
-    return out
+    return {"type": type(event).__name__, **encode(event)}
 
 
 def from_json(data: Mapping[str, Any]) -> Event:
@@ -42,10 +35,6 @@ def from_json(data: Mapping[str, Any]) -> Event:
     kind = TYPES.get(data["type"])
     if kind is None:
         raise ValueError(f"the journal has an event of unknown type {data['type']!r}")
-    if kind is GroupAccepted:
-        data = {**data, "group": {n: data[n] for n in _GROUP_FIELDS if n in data}}
-    if kind in (RunStarted, SettingsChanged):
-        data = with_new_names(data)
     return decode(kind, data)
 
 

@@ -49,7 +49,7 @@ class WorkerDied(Event):
     cause: FaultCause = FaultCause.UNATTRIBUTED
     host: str = ""
     silent_s: float = 0.0  # Since it was last heard of
-    t: float = 0.0  # 0: the release that wrote it did not record it
+    t: float = 0.0
 
     wakes = LEASES
 

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import field, replace
 from typing import Any
 
-from controller.ledger.codec import stored_as
 from controller.ledger.enums import Phase, SuspendStage
 from controller.ledger.events.event import LEASES, Event, Topic, counts_in_words, event
 from controller.ledger.specs import LiveSpec, RunSpec, values
@@ -19,7 +18,7 @@ STALENESS = ("max_staleness", "late_groups", "max_token_age")
 
 @event
 class RunStarted(Event):
-    spec: RunSpec = field(metadata=stored_as("facts"))
+    spec: RunSpec
     t: float
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings that may change, by dotted name; see Settings."""

@@ -141,7 +141,7 @@ class StepAborted(Event):
     rejected: str = ""  # Reason why a group leaves the step; empty if none does
     kept: bool = False
     """Its other groups stay reserved for the step, which opens again with the settings that it had.
-    Otherwise they are ready again, as in every journal of a release that had no field for it."""
+    Otherwise they are ready again."""
 
     wakes = LEASES | {Topic.VOTE}
 

@@ -10,7 +10,7 @@ from controller.ledger.state.evals import EvalRound
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import Task, TaskState
 from paceline.evaluation.reward_hacking import Exploited
-from paceline.evaluation.set_scores import RowScore, row_score
+from paceline.evaluation.set_scores import RowScore
 from paceline.ids import Step, TaskId, Version
 from paceline.observe.vocabulary import Severity
 
@@ -88,7 +88,7 @@ class GroupLost(Event):
     detail: str  # Who found it, and what
     worker_id: str
     lengths: tuple[int, ...] = ()
-    """Tokens of each sequence, prompt included. Empty: an earlier release wrote the event."""
+    """Tokens of each sequence, prompt included."""
 
     wakes = LEASES
     severity = Severity.WARNING
@@ -190,17 +190,17 @@ class EvalScheduled(Event):
     step: Step
     version: Version
     rows: int
-    sets: tuple[EvalSet, ...] = ()  # Empty: HELD_OUT alone
+    sets: tuple[EvalSet, ...]
 
     wakes = LEASES | {Topic.PLAN}
 
     def apply(self, s: State) -> None:
         if s.run.recorded:
             # One replica measures all rows at once: there is nothing to lease.
-            s.evals.begin(self.step, EvalRound(self.step, self.rows, open=1))
+            s.evals.begin(self.step, EvalRound(self.step, self.rows, self.sets, open=1))
             return
         pending = list(range(self.rows))
-        round_ = EvalRound(self.step, self.rows, pending, open=self.rows, sets=self.sets)
+        round_ = EvalRound(self.step, self.rows, self.sets, pending, open=self.rows)
         s.evals.begin(self.step, round_)
         for row in range(self.rows):
             task_id = TaskId(f"e{self.step}.{row}")
@@ -219,11 +219,9 @@ class EvalTaskDone(Event):
     task_id: TaskId
     attempt: int
     worker_id: str
-    reward_mean: float
-    version: Version = Version(0)
+    version: Version
     """Version of all tokens; MIXED if they are of several versions, or of one in doubt."""
-    row: RowScore | None = None
-    """None: written by a release that took one sample of a prompt and kept only its reward."""
+    row: RowScore
 
     wakes = frozenset({Topic.ISOLATED})
     directs = False
@@ -232,8 +230,7 @@ class EvalTaskDone(Event):
     def apply(self, s: State) -> None:
         task = s.tasks.records[self.task_id]
         s.fleet.workers[self.worker_id].held.pop(self.task_id, None)
-        row = self.row or row_score([self.reward_mean], [], [0], 0, 1.0)
-        s.evals.score(task.eval_step, task.ordinal, row, self.version)
+        s.evals.score(task.eval_step, task.ordinal, self.row, self.version)
         s.tasks.forget(task, VerdictCode.DUPLICATE)
 
 
@@ -252,16 +249,14 @@ class EvalRecorded(Event):
     loss: float | None = None  # Held-out loss of recorded data, which has no reward
     measured: Mapping[str, float] = field(default_factory=dict)
     """Recorded data: means over the rows, the loss among them."""
-    metric: str = ""  # SET/METRIC that ranks evaluations. Empty: ``reward_mean`` does, or the loss.
+    metric: str = ""  # SET/METRIC that ranks evaluations; empty: the loss does
     score: float | None = None  # Value of ``metric``
     sets: tuple[SetResult, ...] = ()
 
     @property
     def ranking(self) -> float | None:
         """Higher is better."""
-        if self.loss is not None:
-            return -self.loss
-        return self.score if self.metric else self.reward_mean
+        return self.score if self.loss is None else -self.loss
 
     def apply(self, s: State) -> None:
         s.evals.end(self.step, self.sets)

@@ -15,7 +15,7 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from controller.ledger.specs import HELD_OUT, EvalSet, SetResult
+from controller.ledger.specs import EvalSet, SetResult
 from paceline.evaluation.reward_hacking import Checked, Estimate, RewardSums
 from paceline.evaluation.set_scores import RowScore, SetScores
 from paceline.ids import Step, Version
@@ -34,6 +34,7 @@ class Score:
 class EvalRound:
     step: Step
     rows: int
+    sets: tuple[EvalSet, ...]  # In the order of their rows
     pending: list[int] = field(default_factory=list)  # Rows that wait for a lease, ascending
     open: int = 0  # Rows not yet scored or dropped
     version: Version | None = None
@@ -42,18 +43,12 @@ class EvalRound:
     """By the version of a row's tokens; MIXED for several versions, or one in doubt."""
     doubtful: list[Version] = field(default_factory=list)
     """Versions whose weights may be those of a replica that was outvoted."""
-    sets: tuple[EvalSet, ...] = ()  # Empty: HELD_OUT alone, with all rows
     training: Estimate | None = None
     """Training reward of the steps since the round before; None if there were none."""
 
-    @property
-    def layout(self) -> tuple[EvalSet, ...]:
-        """The sets, in the order of their rows."""
-        return self.sets or (EvalSet(HELD_OUT, self.rows),)
-
     def place(self, row: int) -> tuple[EvalSet, int]:
         """The set of ``row``, and the row's index in it."""
-        for each in self.layout:
+        for each in self.sets:
             if row < each.rows:
                 return each, row
             row -= each.rows
@@ -115,7 +110,7 @@ class Evals:
     def end(self, step: Step, results: Sequence[SetResult]) -> None:
         round_ = self.rounds.pop(step)
         self.done[step] = round_.rows
-        for of, result in zip(round_.layout, results, strict=False):
+        for of, result in zip(round_.sets, results, strict=False):
             if of.truth and "reward" in result.metrics:
                 truth = Estimate(result.metrics["reward"], result.metrics["reward_se"])
                 found = self.checked.setdefault(of.name, {})

@@ -9,7 +9,7 @@
 
 from dataclasses import dataclass, field
 
-from controller.ledger.codec import TRANSIENT, stored_as
+from controller.ledger.codec import TRANSIENT
 from controller.ledger.enums import Lifecycle, Role
 from controller.ledger.specs import LeasedTask, LinkSpec, Member, MeshSpec
 from paceline.ids import MeshEpoch, TaskId, Version
@@ -116,7 +116,7 @@ class Fleet:
     rebuild_due: bool = False
     parity_failures: int = 0  # Failures of all workers there ever were
     links: dict[str, LinkSpec] = field(default_factory=dict)
-    link_generation: int = field(default=0, metadata=stored_as("link_epoch"))
+    link_generation: int = 0
     tree: int = 0  # Number of the newest tree: the generation of its first link; 0 without relays
     tree_planted: tuple[int, Version] = (0, Version(-1))
     """Term and newest committed version when it was planted."""

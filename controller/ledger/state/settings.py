@@ -12,24 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.config.schema import RENAMED
 from paceline.ids import Step
 
 JsonValue = Any
 RUN_LENGTH = ("train.steps", "train.epochs", "train.max_samples")
 """Settings of which exactly one is set."""
-
-
-NAMED = ("settings", "values", "changes", "changed", "configured")
-"""Fields of events and of the state that are settings by dotted name."""
-
-
-def with_new_names(data: Mapping[str, Any]) -> dict[str, Any]:
-    """``data``, settings of an event or the state, with the names of this release."""
-    return {
-        name: {RENAMED.get(n, n): v for n, v in value.items()} if name in NAMED else value
-        for name, value in data.items()
-    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +40,7 @@ class Settings:
         """Values in ``file``, a leader's config, edited since a leader last brought one."""
         known = self.configured
         found = {n: v for n, v in file.items() if n not in known or known[n] != v}
-        if any(n in known and n in found for n in RUN_LENGTH):
+        if any(n in found for n in RUN_LENGTH):
             # One of them is set. A file that now sets another one also takes back what ``paceline
             # set`` has set.
             found |= {n: file[n] for n in RUN_LENGTH if n in file}

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from controller.ledger.codec import TRANSIENT, stored_as
+from controller.ledger.codec import TRANSIENT
 from controller.ledger.enums import PHASE_TRANSITIONS, Phase
 from controller.ledger.specs import RunSpec
 from controller.ledger.state.evals import Evals
@@ -19,7 +19,7 @@ _REQUESTS_KEPT = 256
 
 @dataclass(slots=True)
 class State:
-    run_spec: RunSpec | None = field(default=None, metadata=stored_as("facts"))
+    run_spec: RunSpec | None = None
     phase: Phase = Phase.NONE
     paused: bool = False
     reason: str = ""  # Reason why the run was asked to stop, or failed

@@ -7,7 +7,6 @@ cannot be trained leaves it for good, and the step opens again with the others."
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from controller.ledger.codec import stored_as
 from controller.ledger.specs import StatValue, StepSettings, StepSpec
 from paceline.ids import MeshEpoch, Step, TaskId, Version
 
@@ -60,7 +59,7 @@ class StepBook:
     """Newest commits in a row that changed no weight, as their gradient was not finite."""
     rejections: int = 0  # Attempts at a step that a group had to leave, since the last commit
     last_rejection: str = ""  # Reason of the newest of them
-    settings: dict[Step, StepSettings] = field(default_factory=dict, metadata=stored_as("terms"))
+    settings: dict[Step, StepSettings] = field(default_factory=dict)
     """Settings of the steps in ``history`` and ``replay``."""
     commits: list[Commit] = field(default_factory=list)  # The last few, oldest first
     last_commit_t: float = 0.0
@@ -88,8 +87,7 @@ class StepBook:
             self.suspects.pop(task_id, None)
         self.rejections = 0
         self.nonfinite = self.nonfinite + 1 if metrics.get("update_skipped", 0.0) > 0 else 0
-        if self.open.settings is not None:
-            self.settings[commit.step] = self.open.settings
+        self.settings[commit.step] = self.open.settings
         self.open = None
         self.commits.append(commit)
         del self.commits[:-_COMMITS_KEPT]
@@ -101,8 +99,7 @@ class StepBook:
     def reserve(self, step: OpenStep) -> None:
         """The attempt is over: the step opens again with the same groups and settings."""
         self.replay[step.step] = step.groups
-        if step.settings is not None:
-            self.settings[step.step] = step.settings
+        self.settings[step.step] = step.settings
 
     def missing(self, until: Step, size: int) -> int:
         """Groups that left the steps up to ``until``, of ``size`` each, which open again."""

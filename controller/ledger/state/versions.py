@@ -40,12 +40,11 @@ class Checkpoint:
     step: Step
     version: Version
     path: str
-    digest: str = ""
-    """Digest of the weights in it, as in votes. Empty: an earlier release wrote the record."""
-    worker_id: str = ""  # Replica that wrote it
+    digest: str  # Digest of the weights in it, as in votes; empty: the initial model
+    worker_id: str  # Replica that wrote it
 
 
-INITIAL = Checkpoint(Step(0), Version(0), "")
+INITIAL = Checkpoint(Step(0), Version(0), "", "", "")
 
 
 @dataclass(slots=True)

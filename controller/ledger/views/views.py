@@ -267,7 +267,7 @@ def plan(
         size=len(mesh.members),
         version_epochs=tuple(reversed(state.versions.epochs)),
         oldest_step=oldest_step(state, step.step),
-        lr=step.settings.lr if step.settings else state.run.lr.at(step.step, state.run.steps),
+        lr=step.settings.lr,
         checkpoint=step.step % state.run.checkpoint_every == 0,
     )
 

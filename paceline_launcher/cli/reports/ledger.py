@@ -101,11 +101,10 @@ def _print_coverage(coverage: CoverageReport) -> None:
         ">to come": [epoch.to_come for epoch in newest],
         ">skipped": [epoch.skipped for epoch in newest],
         ">twice": [epoch.twice for epoch in newest],
-        ">unrecorded": [epoch.unrecorded for epoch in newest],
         ">passed over": [epoch.passed_over for epoch in newest],
     }
-    rare = (">unrecorded", ">passed over")
-    columns = {t: cell for t, cell in cells.items() if cell and (t not in rare or any(cell))}
+    rare = ">passed over"
+    columns = {t: cell for t, cell in cells.items() if cell and (t != rare or any(cell))}
     console.print(table("|".join(columns), zip(*columns.values(), strict=True)))
     if coverage.compared:
         rows = [

@@ -3,16 +3,12 @@ to come."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from controller.ledger import Ledger
 from controller.ledger.state.state import State
 from controller.store.ledger_follower import coverage_of, totals_of
 from paceline.dataset.data_order import task_row
 from paceline.observe.coverage import add, contains, count
-from paceline.observe.projection import Totals
 from tests.fixtures.ledgers import Driven
 
 
@@ -98,45 +94,6 @@ def test_a_row_that_is_finished_twice_is_reported(run: Driven) -> None:
     run.totals.take(run.now, again)
     report = run.coverage()
     assert report.twice == 1 and report.repeated_rows == [task_row(1, 2, 10, True)]
-
-
-def test_rows_of_a_release_that_did_not_record_them_are_not_called_skipped(run: Driven) -> None:
-    run.train()
-    run.checkpoint(digest="")
-    state, totals = of_earlier_release(run)
-    report = coverage_of(totals, state)
-    assert (report.epochs[0].unrecorded, report.skipped) == (4, 0)
-
-
-def of_earlier_release(run: Driven, **tasks: int) -> tuple[State, Totals]:
-    """The state, and the totals that follow from it, of a release that did not record coverage."""
-    snapshot = run.snapshot()
-    totals = totals_of(replace(snapshot, observed=None))
-    raw = dict(snapshot.state)
-    raw["tasks"] = {**raw["tasks"], **tasks}
-    return Ledger.from_snapshot(raw).state, totals
-
-
-def test_rows_that_are_skipped_after_an_upgrade_are_reported(run: Driven) -> None:
-    run.train()
-    run.checkpoint(digest="")
-    state, totals = of_earlier_release(run)
-    state.tasks.cursor += 5
-    report = coverage_of(totals, state)
-    assert (report.epochs[0].unrecorded, report.skipped) == (4, 5)
-    assert report.skipped_rows == [task_row(1, ordinal, 10, True) for ordinal in range(4, 9)]
-
-
-def test_more_missing_rows_than_an_earlier_release_finished_are_reported(run: Driven) -> None:
-    run.train()
-    run.checkpoint(digest="")
-    state, totals = of_earlier_release(run, cursor=6)
-    totals.coverage.recorded_from = 6
-    report = coverage_of(totals, state)
-    assert (report.epochs[0].unrecorded, report.skipped) == (4, 2)
-    assert list(report.problems()) == [
-        "2 rows were skipped, under a release that did not record which"
-    ]
 
 
 def test_lengths_and_rewards_of_what_was_dropped_stand_beside_those_of_what_was_trained() -> None:

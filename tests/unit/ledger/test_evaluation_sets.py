@@ -9,9 +9,6 @@ import pytest
 from controller.ledger import events as ev
 from controller.ledger.enums import VerdictCode
 from controller.ledger.specs import EvalSet
-from controller.ledger.state.evals import EvalRound
-from paceline.evaluation.set_scores import RowScore
-from paceline.ids import Step
 from tests.fixtures.ledgers import Driven
 
 MATH = EvalSet("math", rows=2, samples=4)
@@ -161,19 +158,3 @@ def test_the_samples_of_a_prompt_have_the_same_random_numbers_in_every_round() -
                 run.answer(lease, (1.0,) * (4 if lease.eval_set == "math" else 1))
         run.train()
     assert seeds[0] == seeds[1] and len(set(seeds[0].values())) == 2
-
-
-def test_events_of_a_release_with_one_set_are_read_as_a_round_of_it() -> None:
-    scheduled = ev.to_json(ev.EvalScheduled(Step(0), 0, 8))
-    done = ev.to_json(ev.EvalTaskDone("e0.0", 1, "r0", 1.0))
-    recorded = ev.to_json(ev.EvalRecorded(Step(0), 0, 0.75, 8))
-    for event, names in ((scheduled, ["sets"]), (done, ["row"]), (recorded, ["metric", "sets"])):
-        for name in names:
-            del event[name]
-    del recorded["score"]
-    assert ev.from_json(recorded).ranking == 0.75
-    assert ev.from_json(done).row is None and ev.from_json(scheduled).sets == ()
-    round_ = EvalRound(Step(0), 8, open=8)
-    assert round_.place(7) == (EvalSet("held_out", 8), 7)
-    round_.add(7, RowScore(1.0, solved=1), 0)
-    assert round_.scored("held_out") == 1

@@ -6,10 +6,6 @@ That every kind has words and survives the journal is tested on simulated runs:
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
-from typing import Any
-
 import pytest
 
 from controller.ledger import events as ev
@@ -51,23 +47,6 @@ def test_losses_are_warnings_and_a_failed_run_is_an_error(
     event: ev.Event, severity: Severity
 ) -> None:
     assert event.severity is severity
-
-
-@pytest.mark.parametrize(
-    ("event", "newer", "read"),
-    [
-        (ACCEPTED, "lengths", ACCEPTED),
-        (DROPPED, "group", DROPPED),
-        (LOST, "lengths", replace(LOST, lengths=())),
-        (RECORDED, "digest", replace(RECORDED, digest="")),
-    ],
-)
-def test_an_event_of_an_earlier_release_lacks_newer_fields_and_is_read(
-    event: ev.Event, newer: str, read: ev.Event
-) -> None:
-    written: dict[str, Any] = json.loads(json.dumps(ev.to_json(event)))
-    del written[newer]
-    assert ev.from_json(written) == read
 
 
 def test_the_journal_of_a_later_release_is_refused_and_not_guessed() -> None:

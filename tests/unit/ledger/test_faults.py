@@ -362,12 +362,3 @@ def test_the_word_of_a_launcher_goes_before_that_of_a_late_leader() -> None:
     late(run, first)
     stopped(run, first, 5)
     assert causes(run) == {"stopped": 1}
-
-
-def test_a_death_that_an_earlier_release_recorded_is_read_and_has_no_cause() -> None:
-    old = {"type": "WorkerDied", "worker_id": "r0", "incarnation": 7, "how": "exit", "detail": "x"}
-    assert ev.from_json(old) == ev.WorkerDied("r0", 7, DeathCause.EXIT, "x")
-    run = Driven()
-    who = join(run, "r0")
-    run.ledger.apply(ev.from_json({**old, "incarnation": who}))
-    assert run.totals.faults.count == 0 and not run.state.fleet.workers["r0"].alive

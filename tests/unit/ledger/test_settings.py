@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -257,24 +256,6 @@ def test_a_run_that_has_ended_refuses_a_change(run: Driven) -> None:
         set_lr(run, 1.0)
 
 
-def test_the_journal_of_an_earlier_release_goes_on_with_the_settings_of_the_file(
-    run: Driven,
-) -> None:
-    """Its first event has neither settings nor a learning rate."""
-    first = next(e for e in run.journal if e["type"] == "RunStarted")
-    del first["settings"], first["facts"]["lr"]
-    old = Ledger(checked=True)
-    for event in [e for e in run.journal if e["type"] != "SettingsChanged"]:
-        old.apply(ev.from_json(json.loads(json.dumps(event))))
-    run.ledger = old
-    run.do(cmd.BeginTerm(2, "controller-1"))
-    run.do(cmd.StartRun(replace(run.state.run, lr=LearningRate(1e-3)), FILE))
-    assert run.event(ev.SettingsChanged).changes == {}
-    assert run.state.run.lr.peak == 1e-3 and run.state.settings.values == FILE
-    set_lr(run, 5e-4)
-    assert run.state.settings.changed["train.optimizer.lr"].old == 1e-3
-
-
 def test_a_file_that_sets_another_length_takes_back_the_one_that_was_set_meanwhile() -> None:
     """Of steps, epochs and samples one is set. A file whose steps are edited must not leave two of
     them in force."""
@@ -284,22 +265,3 @@ def test_a_file_that_sets_another_length_takes_back_the_one_that_was_set_meanwhi
     assert known.edited(dict(known.configured)) == {}
     file = dict(zip(lengths, (200, None, None), strict=True))
     assert known.edited(file) == file
-    # A release that knew only steps: what paceline set has changed of them stays.
-    older = Settings(configured={"train.steps": 100}, values={"train.steps": 70})
-    assert "train.steps" not in older.edited({**file, "train.steps": 100})
-
-
-def test_settings_of_an_earlier_release_are_read_with_their_names_now(run: Driven) -> None:
-    """[train] had no tables: train.lr is train.optimizer.lr."""
-    set_lr(run, 5e-4)
-    started = ev.to_json(ev.RunStarted(run.state.run, 1.0, FILE))
-    started["settings"] = {"train.lr": 1e-3, "train.steps": 10}
-    event = ev.from_json(started)
-    assert isinstance(event, ev.RunStarted)
-    assert event.settings == {"train.optimizer.lr": 1e-3, "train.steps": 10}
-    snapshot = json.loads(
-        json.dumps(run.ledger.to_snapshot()).replace("train.optimizer.lr", "train.lr")
-    )
-    settings = Ledger.from_snapshot(snapshot).state.settings
-    assert settings.values["train.optimizer.lr"] == 5e-4
-    assert settings.changed["train.optimizer.lr"].old == 1e-3

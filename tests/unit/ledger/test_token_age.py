@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from typing import Any
 
@@ -11,10 +10,10 @@ import pytest
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from controller.ledger.codec import decode, encode
-from controller.ledger.specs import GroupMeta, RunSpec
+from controller.ledger.specs import RunSpec
 from controller.ledger.views import views
 from paceline.ids import TaskId
-from tests.fixtures.ledgers import Driven, group, run_spec
+from tests.fixtures.ledgers import Driven, run_spec
 
 
 def fleet(**changes: Any) -> Driven:
@@ -245,23 +244,6 @@ def test_after_a_rollback_a_newer_version_may_be_the_older_state() -> None:
     assert run.submit("r1", late, 3, **mixed).code == "accepted"
     run.fill("r0", 1)
     assert plan(run).oldest_step == 1 and plan(run).total_tokens == 20 + 5, "5 is the initial state"
-
-
-def test_a_journal_of_a_release_without_late_groups_is_read_as_one_that_drops_them() -> None:
-    spec = encode(run_spec())
-    del spec["late_groups"], spec["max_token_age"]
-    read = decode(RunSpec, spec)
-    assert not read.trains_late and read.token_age == read.max_staleness
-    (lease,) = fleet().lease("r0").leases
-    accepted = {**encode(group(lease, 3)), "version_sum": 60.0}
-    del accepted["token_versions"]
-    assert decode(GroupMeta, accepted).by_version == ((3, 20),)
-    dropped = ev.to_json(ev.TaskDropped(TaskId("t1"), 1, "stale", "old"))
-    del dropped["group"]
-    assert ev.from_json(json.loads(json.dumps(dropped))).group is None
-    written = ev.to_json(ev.GroupAccepted("r0", group(lease, 3)))
-    del written["token_versions"], written["sequence_versions"]
-    assert ev.from_json(written) == ev.GroupAccepted("r0", group(lease, 3))
 
 
 def test_a_field_without_a_default_is_still_missed() -> None:

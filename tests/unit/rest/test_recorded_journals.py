@@ -65,15 +65,15 @@ class RecordedJournal:
 
 
 def config_of(entries: list[Entry]) -> Config:
-    facts = entries[0].events[0]["facts"]
+    spec = entries[0].events[0]["spec"]
     return Config.model_validate(
         {
             "run": {"name": "sim"},
             "model": {"path": "/"},
             "data": {"path": "rows"},
             "redis": {"url": "redis://recorded"},
-            "rollout": {"group_size": facts["group_size"]},
-            "train": {"steps": facts["steps"], "checkpoint_every": facts["checkpoint_every"]},
+            "rollout": {"group_size": spec["group_size"]},
+            "train": {"steps": spec["steps"], "checkpoint_every": spec["checkpoint_every"]},
         }
     )
 

@@ -28,8 +28,8 @@ def leased(*task_ids: str) -> dict[str, Any]:
 def accepted(task_id: str) -> dict[str, Any]:
     facts = {"sequences": 8, "tokens": 90, "reward_mean": 0.25, "reward_std": 0.4}
     more = {"reward_max": 1.0, "min_version": 3, "max_version": 4, "attempt": 1}
-    head = {"type": "GroupAccepted", "worker_id": "rollout-1", "task_id": task_id}
-    return {**head, **facts, **more}
+    group = {"task_id": task_id, **facts, **more}
+    return {"type": "GroupAccepted", "worker_id": "rollout-1", "group": group}
 
 
 def dropped(task_id: str, reason: str, detail: str = "") -> dict[str, Any]:
