@@ -98,7 +98,7 @@ class LedgerFollower:
         self.ledger.take_garbage()
 
 
-def encoded(totals: Totals) -> Mapping[str, Any] | None:
+def encoded(totals: Totals) -> Mapping[str, Any]:
     """Without what the ledger's own state in the snapshot tells of tasks under way."""
     return encode(totals)
 
