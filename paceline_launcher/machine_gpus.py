@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -38,18 +39,24 @@ class MachineGpus:
     def __init__(self, config: Config, names: Sequence[str]) -> None:
         self._config = config
         self._names = names
+        self.shared = gpus_needed(config) > len(names)
+        """True if [fleet] needs more GPUs than there are: workers are then dealt round."""
         self._held: dict[str, tuple[str, ...]] = {}
 
     def take(self, worker: str, running: Collection[str]) -> tuple[str, ...] | None:
         """GPUs that it had before, if nobody has them, or else the first free ones; None if too few
-        are free. ``running``: names of the workers that run or are about to. What others had is
+        are free. If GPUs are shared: those that it had before, or else those with the fewest
+        workers. ``running``: names of the workers that run or are about to. What others had is
         free."""
         others = (self._held.get(name, ()) for name in running if name != worker)
         taken = {gpu for gpus in others for gpu in gpus}
-        if worker not in self._held or taken.intersection(self._held[worker]):
-            free = [name for name in self._names if name not in taken]
+        if worker not in self._held or (not self.shared and taken.intersection(self._held[worker])):
             need = gpus_of_worker(self._config, pool_of_worker(worker))
-            if need > len(free):
+            free = [name for name in self._names if name not in taken]
+            if self.shared:
+                load = Counter(gpu for n in running if n != worker for gpu in self._held.get(n, ()))
+                free = sorted(self._names, key=lambda name: load[name])
+            elif need > len(free):
                 return None
             self._held[worker] = tuple(free[:need])
         return self._held[worker]
@@ -62,9 +69,9 @@ class MachineGpus:
 
 
 def machine_gpus(config: Config, environ: Mapping[str, str]) -> MachineGpus | None:
-    """GPUs of this machine; None if [fleet] needs more of them, so that all workers share them."""
+    """GPUs of this machine; None if workers compute on none."""
     names = gpus_for(config.model.device, environ)
-    return MachineGpus(config, names) if names and gpus_needed(config) <= len(names) else None
+    return MachineGpus(config, names) if names else None
 
 
 def shown(gpus: Sequence[str]) -> dict[str, str]:

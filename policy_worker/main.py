@@ -41,6 +41,7 @@ from paceline.config.schema import Config
 from paceline.ids import MeshEpoch, Step, Version
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError
 from paceline.process import structured_log as logs
+from paceline.process.compute_device import pick_device
 from paceline.process.structured_log import event
 from paceline.process.torchrun_environment import TorchrunPlace
 from paceline.process.waits import WaitKind, loading_model, messages, waiting
@@ -51,7 +52,6 @@ from paceline.v1 import common_pb2, policy_pb2, worker_pb2
 from policy_worker.after_commit import AfterCommit
 from policy_worker.control_plane import BlockingControlPlane, RefusalLimit
 from policy_worker.held_out_evaluation import HeldOutEvaluation
-from policy_worker.model.policy_model import local_device
 from policy_worker.ranks.outside_ranks import OutsideRank
 from policy_worker.ranks.rank_group import start_ranks
 from policy_worker.rows.group_reading import StorePlace
@@ -136,7 +136,7 @@ class PolicyWorker:
             tensor_host=self.host,
             run_dir=run_dir,
         )
-        device = local_device(config, place.local_rank if place is not None else 0)
+        device = pick_device(config.model.device, place.local_rank if place is not None else 0)
         if place is not None and place.size > 1:
             replica: Replica
             replica, _ = OutsideRank(place, config, worker_id, self.host).join(device.type)

@@ -42,6 +42,7 @@ from paceline.config.schema import Config
 from paceline.dataset.recorded_encoding import RowEncoder
 from paceline.payloads.open_store import open_payloads
 from paceline.process import structured_log as logs
+from paceline.process.compute_device import pick_device
 from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, loading_model, waiting
 from paceline.prompt_tokenizer import PromptTokenizer
@@ -52,7 +53,6 @@ from paceline.rpc.side_channel import SideChannel
 from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
 from rollout_worker.engine import make_engine
 from rollout_worker.engine.base import EngineError, NoEngine
-from rollout_worker.engine.model import pick_device
 from rollout_worker.held_tasks import HeldTasks
 from rollout_worker.lifecycle import WorkerLifecycle
 from rollout_worker.rewards.scoring import Scorer

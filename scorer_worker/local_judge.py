@@ -12,7 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from paceline.config.schema import Config
-from scorer_worker.model_scorers import dtype_of, from_pretrained, frozen, pick_device
+from paceline.process.compute_device import compute_dtype, pick_device
+from scorer_worker.model_scorers import from_pretrained, frozen
 from scorer_worker.scorer import BatchedScorer, Item, NoScore, Score
 from scorer_worker.url_judge import request_about, score_in
 
@@ -28,11 +29,10 @@ class LocalJudge(BatchedScorer):
         self.rows = 1 << 31
 
     def load(self) -> None:
-        self._device = pick_device(self._config)
-        dtype = dtype_of(self._config, self._scorer)
-        model = from_pretrained(
-            AutoModelForCausalLM.from_pretrained, self._config, self._name, dtype=dtype
-        )
+        self._device = pick_device(self._config.model.device)
+        dtype = compute_dtype(self._config.model, self._device.type, self._scorer.dtype)
+        load = AutoModelForCausalLM.from_pretrained
+        model = from_pretrained(load, self._config, self._name, dtype=getattr(torch, dtype))
         self._tokenizer: Any = from_pretrained(
             AutoTokenizer.from_pretrained, self._config, self._name, padding_side="left"
         )

@@ -21,18 +21,8 @@ from transformers.utils import logging as transformers_logging
 from paceline.config.schema import Config
 from paceline.config.sections.scorers import ScorerConfig
 from paceline.errors import one_line
+from paceline.process.compute_device import compute_dtype, pick_device
 from scorer_worker.scorer import BatchedScorer, Item, NoScore, Score, ScorerError
-
-
-def pick_device(config: Config) -> torch.device:
-    desired = config.model.device
-    if desired == "cuda" and not torch.cuda.is_available():
-        raise ScorerError(
-            "model.device = 'cuda', but torch finds no CUDA device: use 'auto' or 'cpu'"
-        )
-    if desired == "cpu" or not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", torch.cuda.current_device())
 
 
 def from_pretrained(load: Callable[..., Any], config: Config, name: str, **arguments: Any) -> Any:
@@ -48,12 +38,6 @@ def from_pretrained(load: Callable[..., Any], config: Config, name: str, **argum
             f"scorers.{name}.path = {path!r} cannot be loaded ({why}): name a model's directory "
             "or a hub name"
         ) from error
-
-
-def dtype_of(config: Config, scorer: ScorerConfig) -> torch.dtype:
-    name = config.model.dtype if scorer.dtype == "auto" else scorer.dtype
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
 
 
 def frozen(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
@@ -135,12 +119,12 @@ class ModelScorer(BatchedScorer):
         right."""
 
     def from_pretrained(self, model_class: Any, **arguments: Any) -> Any:
-        dtype = dtype_of(self._config, self._scorer)
-        load = model_class.from_pretrained
-        return from_pretrained(load, self._config, self._name, dtype=dtype, **arguments)
+        dtype = compute_dtype(self._config.model, self._device.type, self._scorer.dtype)
+        arguments["dtype"] = getattr(torch, dtype)
+        return from_pretrained(model_class.from_pretrained, self._config, self._name, **arguments)
 
     def load(self) -> None:
-        self._device = pick_device(self._config)
+        self._device = pick_device(self._config.model.device)
         model = self.open_model()
         check_tokenizer(self._config, self._name, model)
         self.limit = longest(self._scorer, model)

@@ -124,14 +124,20 @@ def _remedies(config: Config, frozen: bool) -> Iterator[str]:
             not train.memory.offload_optimizer
         ),
         "train.memory.tokens_per_microbatch: fewer tokens in a row": True,
-        'model.dtype = "bfloat16": about half of the activations': model.dtype == "float32",
+        'model.dtype = "bfloat16": about half of the activations': trainer_dtype(config)
+        == "float32",
     }
     return (remedy for remedy, helps in remedies.items() if helps)
 
 
+def trainer_dtype(config: Config) -> str:
+    """The precision of the trainer on a GPU, for which the plan is made."""
+    return "bfloat16" if config.model.dtype == "auto" else config.model.dtype
+
+
 def _gathered_bytes(config: Config, shape: ModelShape, trained: int) -> int:
     """Whole weights, and whole gradients of one block, of a rank of a sharded replica."""
-    width = 2 if config.model.dtype == "bfloat16" else 4
+    width = 2 if trainer_dtype(config) == "bfloat16" else 4
     # Embeddings and head stay whole from a model's forward to its backward.
     roots = trained * shape.root_parameters
     gradients = 4 * (shape.block_parameters + roots)
@@ -156,7 +162,7 @@ def _block_input_bytes(config: Config, shape: ModelShape) -> int:
 
 
 def _engine_width(config: Config) -> int:
-    dtype = config.model.dtype if config.rollout.dtype == "auto" else config.rollout.dtype
+    dtype = trainer_dtype(config) if config.rollout.dtype == "auto" else config.rollout.dtype
     return 2 if dtype == "bfloat16" else 4
 
 

@@ -3,7 +3,9 @@
 Invariants:
 
 - Every wait ends within one slice (20 ms) of ``cancelled()`` turning true, whatever the peers do.
-- abandon() never blocks, and reaches the peers: their operations of this epoch fail as well.
+- abandon() never blocks, and reaches the peers: their operations of this epoch fail as well. The
+  same holds if a member's process ends. NCCL's own operations would wait for it for ever, so a mesh
+  watches the connections of its gloo side.
 - When an operation or wait() raises, the buffers handed to the mesh hold garbage: reduce a scratch
   copy. Nothing writes to them any more, unless ``settled`` is false: then an operation could not be
   ended, and the mesh keeps its memory for good.
@@ -34,6 +36,9 @@ __all__ = ["EpochCancelled", "Handle", "MeshError", "ProcessMesh"]
 
 _log = logging.getLogger(__name__)
 
+_NCCL_SETTLE_S = 10.0
+"""Aborting NCCL communicators takes seconds (2.5 s for four on an H200)."""
+
 _SETTLE_S = 1.0
 """A severed operation ends within milliseconds or never: gloo fails those that wait for a message,
 and forgets one whose message is being received or sent at that moment. This happens when a stopped
@@ -58,6 +63,7 @@ class ProcessMesh:
     def __post_init__(self) -> None:
         self._abandoned = threading.Event()
         self._running: list[Handle] = []
+        self._settle_s = _SETTLE_S if self.device_side is None else _NCCL_SETTLE_S
         self.settled = True
         """False if an operation of this mesh, now abandoned, did not end: the owner of a buffer
         that was handed to it must drop the buffer and allocate another. The mesh keeps it alive."""
@@ -75,6 +81,7 @@ class ProcessMesh:
         cancelled: Callable[[], bool],
         timeout_s: float = 60.0,
         host: str | None = None,
+        transfers_only: bool = False,
     ) -> ProcessMesh:
         """Meets the other members under the Redis key ``key`` and connects to them.
 
@@ -82,15 +89,19 @@ class ProcessMesh:
         ``device``: where this member computes; CUDA buffers go over NCCL if every member has a
         CUDA device of its own, else through host memory over gloo. ``host``: address at which the
         others reach this member; default: the one on the way to Redis. An explicit
-        GLOO_SOCKET_IFNAME in the environment goes first. A mesh of size 1 has no rendezvous.
+        GLOO_SOCKET_IFNAME in the environment goes first. ``transfers_only``: the members will send
+        and receive, and not reduce; NCCL then takes little memory. A mesh of size 1 has no
+        rendezvous.
 
         Raises EpochCancelled, or MeshError when members are missing after ``timeout_s`` seconds.
         """
         if not 0 <= rank < size:
             raise ValueError(f"rank {rank} is not within a mesh of {size}")
+        if device.type == "cuda" and device.index is None:
+            raise ValueError("a CUDA device of a mesh needs an index: NCCL finds no buffer without")
         if size == 1:
             return cls(rank, size, device, cancelled)
-        member = MeshMember(rank, size, device, host or "", timeout_s)
+        member = MeshMember(rank, size, device, host or "", timeout_s, transfers_only)
         return cls(rank, size, device, cancelled, *Forming(url, key, member).result(cancelled))
 
     @property
@@ -130,12 +141,19 @@ class ProcessMesh:
                 self.abandon()
                 self._settle()
                 raise EpochCancelled("cancelled during an operation")
+            if self._lost_peer():
+                raise self._failed(MeshError("the process of another member has ended"))
         try:
             handle.result()
         except Exception as error:
             raise self._failed(error) from error
         if handle in self._running:
             self._running.remove(handle)
+
+    def _lost_peer(self) -> bool:
+        # Over NVLink and shared memory no error comes from NCCL: its kernel waits for ever.
+        host_side = self.host_side
+        return self.device_side is not None and host_side is not None and host_side.lost_peer()
 
     def abandon(self) -> None:
         """Ends the epoch for this member: operations fail, peers notice. Never blocks."""
@@ -192,7 +210,7 @@ class ProcessMesh:
 
     def _settle(self) -> None:
         """Waits until no operation runs any more, or until it is clear that one never ends."""
-        deadline = time.monotonic() + _SETTLE_S
+        deadline = time.monotonic() + self._settle_s
         for handle in self._running:
             while self.settled and not handle.poll(SLICE_S):
                 self.settled = time.monotonic() < deadline

@@ -83,6 +83,10 @@ class GlooBackend:
     def recv(self, buffer: Tensor, peer: int) -> Handle:
         return self._receives.start(lambda: self._group.recv([buffer], peer, 0))
 
+    def lost_peer(self) -> bool:
+        """True if a member's process has ended or has abandoned the group. Never blocks."""
+        return severable_sockets.any_closed(self._sockets)
+
     def sever(self) -> None:
         """Ends every operation with an error, here and at the peers. Never blocks."""
         self._severed.set()

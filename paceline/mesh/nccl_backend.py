@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +23,10 @@ from paceline.mesh.gloo_backend import ABANDONED, FOREVER, Handle
 from paceline.mesh.rendezvous import MeshError, MeshMember, Rendezvous
 from paceline.mesh.tcp_store import host_store
 from paceline.process import threads
+from paceline.process.compute_device import set_up_cuda
+
+_LOOK_S = 0.05
+_LINK_CHANNELS = 4
 
 
 class NcclBackend:
@@ -36,8 +40,7 @@ class NcclBackend:
         self._group: Any = None
         self.severed = threading.Event()
         made(self)
-        # By default torch's watchdog ends the whole process when a peer dies.
-        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+        set_up_cuda()
         os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(max(1, int(member.timeout_s))))
         size, timeout = member.size, timedelta(seconds=member.timeout_s)
         if member.rank == 0:
@@ -51,11 +54,39 @@ class NcclBackend:
         options = dist.ProcessGroupNCCL.Options()
         options.config.blocking = 0
         options._timeout = FOREVER
+        if member.transfers_only:
+            # Each channel takes memory of the device and a multiprocessor while it works.
+            options.config.max_ctas = _LINK_CHANNELS
         self._group = dist.ProcessGroupNCCL(self._store, member.rank, size, options)
         if self.severed.is_set():
             raise MeshError(ABANDONED)
-        # Connect now, in the forming thread, so that no later operation blocks its caller.
+        if member.device.type == "cuda":
+            torch.cuda.set_device(member.device)
+        # This returns before the communicator is connected, and the first operation would wait for
+        # that, in C++ and out of reach of sever(). So the first ones are here, in the forming
+        # thread.
         self._group.eager_connect_single_device(member.device)
+        self._connect(member)
+
+    def _connect(self, member: MeshMember) -> None:
+        """Returns once every member takes part: then no later operation blocks its caller."""
+        element = torch.zeros(1, device=member.device)
+        if member.transfers_only and member.size == 2:
+            # Each direction has a connection of its own.
+            first, second = (self.send, self.recv) if member.rank == 0 else (self.recv, self.send)
+            starts = [partial(first, element, 1 - member.rank)]
+            starts.append(partial(second, element, 1 - member.rank))
+        else:
+            starts = [partial(self.all_reduce, element)]
+        deadline = time.monotonic() + member.timeout_s
+        for start in starts:
+            handle = start()
+            while not handle.poll(_LOOK_S):
+                if self.severed.is_set():
+                    raise MeshError(ABANDONED)
+                if time.monotonic() >= deadline:
+                    raise MeshError("NCCL did not connect the members in time")
+            handle.result()
 
     def all_reduce(self, buffer: Tensor) -> Handle:
         return _NcclWork(self, self._group.allreduce([buffer]), buffer)
@@ -103,9 +134,8 @@ def agree_on_nccl(meeting: Rendezvous, member: MeshMember) -> bool:
     identity, device = "", member.device
     if device.type == "cuda" and dist.is_nccl_available():
         properties = torch.cuda.get_device_properties(device)
-        identity = (
-            f"{socket.gethostname()}/{member.host}/{getattr(properties, 'uuid', device.index)}"
-        )
+        # By uuid alone: two containers on one GPU have different host names.
+        identity = str(properties.uuid)
     said = identity.encode()
     everyone: Sequence[bytes] = meeting.exchange("device", member.rank, said, member.size)
     return all(everyone) and len(set(everyone)) == member.size

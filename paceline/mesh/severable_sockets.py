@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import stat
 from collections.abc import Collection
@@ -54,6 +55,22 @@ def shut(sockets: Collection[SocketId]) -> None:
             if os.fstat(end.fileno()).st_ino == wanted.inode:
                 with contextlib.suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)
+
+
+def any_closed(sockets: Collection[SocketId]) -> bool:
+    """True if the other end of one of these connections has gone. Never blocks."""
+    poll = select.poll()
+    for connection in sockets:
+        poll.register(connection.descriptor, select.POLLRDHUP)
+    ended = {descriptor for descriptor, _ in poll.poll(0)}
+    return bool(ended) or any(not _is_open(connection) for connection in sockets)
+
+
+def _is_open(wanted: SocketId) -> bool:
+    try:
+        return os.fstat(wanted.descriptor).st_ino == wanted.inode
+    except OSError:
+        return False
 
 
 def _tcp_sockets() -> list[tuple[SocketId, bool, Address, Address | None]]:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from paceline.mesh.elastic_mesh import EpochCancelled, ProcessMesh
+from paceline.process.compute_device import stream_of_its_own
 from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, waiting
 from paceline.v1 import worker_pb2
@@ -66,6 +67,10 @@ class SendingEnd(LinkEnd):
         self._converge(desired)
 
     def transfer(self, link: WeightLink, mesh: ProcessMesh) -> NoReturn:
+        with stream_of_its_own(self.device):
+            self._transfer(link, mesh)
+
+    def _transfer(self, link: WeightLink, mesh: ProcessMesh) -> NoReturn:
         if self.share.source:
             self._answer(link, mesh)
         has = await_hello(mesh, self.share.sources)

@@ -150,6 +150,7 @@ class LinkEnd(ABC):
             cancelled=lambda: self._over(link),
             timeout_s=self.form_s,
             host=self.host,
+            transfers_only=True,
         )
 
     def _serve(self, link: WeightLink) -> None:

@@ -50,7 +50,13 @@ def memory(
     """
     from paceline.config.load import load_config
     from paceline.memory_plan.gpus import GIB, found_gpu, named_gpu
-    from paceline.memory_plan.memory_plan import RESERVE, kv_sequences, memory_plan, problems
+    from paceline.memory_plan.memory_plan import (
+        RESERVE,
+        kv_sequences,
+        memory_plan,
+        problems,
+        trainer_dtype,
+    )
     from paceline.memory_plan.model_shape import read_shape
     from paceline_launcher.preflight.models import check_model_config
 
@@ -58,7 +64,8 @@ def memory(
     device = named_gpu(gpu) if gpu is not None else found_gpu()
     model = resolved.model
     check_model_config(model.path)
-    shape = read_shape(model.path, model.dtype, trust_remote_code=model.trust_remote_code)
+    dtype, trusted = trainer_dtype(resolved), model.trust_remote_code
+    shape = read_shape(model.path, dtype, trust_remote_code=trusted)
     plans = memory_plan(resolved, shape)
     sequences = None
     try:

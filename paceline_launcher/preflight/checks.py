@@ -39,6 +39,7 @@ _M, _A, _C, _W = Place
 CHECKS = (
     Check("python", _M, lambda start: machine.packages()),
     Check("devices", _M, lambda start: machine.devices(start.given)),
+    Check("C compiler", _M | _W, lambda start: machine.compiler(start.given)),
     Check("shared memory", _M, lambda start: machine.shared_memory()),
     Check("open files", _M, lambda start: machine.open_files()),
     Check("memory", _M, lambda start: machine.memory()),

@@ -8,7 +8,7 @@ from paceline.config.schema import Config
 from paceline.errors import BadInput
 from paceline.memory_plan.gpus import Gpu
 from paceline.worker_pools import desired_workers, worker_name
-from paceline_launcher.machine_gpus import gpus_for, machine_gpus
+from paceline_launcher.machine_gpus import machine_gpus
 from paceline_launcher.node_placement import gpus_needed
 from paceline_launcher.preflight.findings import Findings, Start, fail, ok, skip, warn
 
@@ -28,12 +28,12 @@ def gpu_memory(config: Config, gpu: Gpu | None = None) -> Findings:
         gpu = found_gpu()
     if gpu is None:
         return
-    from paceline.memory_plan.memory_plan import memory_plan, problems
+    from paceline.memory_plan.memory_plan import memory_plan, problems, trainer_dtype
     from paceline.memory_plan.model_shape import read_shape
 
     try:
         shape = read_shape(
-            str(local), config.model.dtype, trust_remote_code=config.model.trust_remote_code
+            str(local), trainer_dtype(config), trust_remote_code=config.model.trust_remote_code
         )
     except BadInput as error:
         yield skip(str(error))
@@ -47,21 +47,20 @@ def gpu_memory(config: Config, gpu: Gpu | None = None) -> Findings:
 def gpu_placement(start: Start, environ: Mapping[str, str] = os.environ) -> Findings:
     """Checks whether each worker of a fleet here has GPUs that no other has."""
     config = start.config
-    seen = gpus_for(config.model.device, environ) if start.here and not start.placed else ()
-    if not seen or config.fleet.provider != "local":
-        return
-    gpus = machine_gpus(config, environ)
-    if gpus is None:
-        yield warn(
-            f"the workers of [fleet] need {gpus_needed(config)} GPUs, and this machine has "
-            f"{len(seen)}: all of them share what there is",
-            "Their memory must fit together: take fewer workers, lower vLLM's share "
-            "(gpu_memory_utilization in [rollout.vllm]), or start the run on several machines with "
-            "`paceline node`",
-        )
+    gpus = machine_gpus(config, environ) if start.here and not start.placed else None
+    if gpus is None or config.fleet.provider != "local":
         return
     counts = desired_workers(config)
     names = [worker_name(pool, index) for pool in counts for index in range(counts[pool])]
     given = {name: gpus.take(name, names) or () for name in names}
     numbers = "; ".join(f"{name} {','.join(some)}" for name, some in given.items() if some)
+    if gpus.shared:
+        yield warn(
+            f"the workers of [fleet] need {gpus_needed(config)} GPUs, and this machine has fewer. "
+            f"GPUs by worker: {numbers}",
+            "The memory of workers that share a GPU must fit together: take fewer workers, lower "
+            "vLLM's share (gpu_memory_utilization in [rollout.vllm]), or start the run on several "
+            "machines with `paceline node`",
+        )
+        return
     yield ok(f"GPUs by worker: {numbers}")

@@ -74,7 +74,9 @@ def devices(config: Config | None) -> Findings:
         for index in range(torch.cuda.device_count()):
             one = torch.cuda.get_device_properties(index)
             found.append(f"{one.name} ({one.total_memory / GIB:.0f} GiB)")
-        yield ok(f"CUDA {torch.version.cuda}: {', '.join(found)}")
+        auto = config is not None and config.model.dtype == "auto" and device != "cpu"
+        precision = "; model.dtype auto is bfloat16 here" if auto else ""
+        yield ok(f"CUDA {torch.version.cuda}: {', '.join(found)}{precision}")
         return
     driver = shutil.which("nvidia-smi")
     if torch.version.cuda is None and driver:
@@ -115,6 +117,24 @@ def vllm(config: Config | None) -> Findings:
         yield fail("rollout.engine: vllm is not installed", remedy)
     else:
         yield ok("not installed; the transformers engine does not need it")
+
+
+def compiler(config: Config | None) -> Findings:
+    """Triton compiles a stub in C when it first meets the driver."""
+    needs = {
+        'rollout.engine = "vllm"': config is not None and config.rollout.engine == "vllm",
+        "model.compile": config is not None and config.model.compile,
+        'model.attention = "flex"': config is not None and config.model.attention == "flex",
+    }
+    users = " and ".join(setting for setting, needed in needs.items() if needed)
+    names = (os.environ.get("CC"), "cc", "gcc", "clang")
+    if found := next((path for name in names if name and (path := shutil.which(name))), None):
+        yield ok(found)
+    elif users:
+        remedy = "Install one (apt-get install gcc libc6-dev), or name yours in CC"
+        yield fail(f"{users}: Triton needs a C compiler, and there is no cc, gcc or clang", remedy)
+    else:
+        yield ok("none; nothing here needs it")
 
 
 def shared_memory() -> Findings:

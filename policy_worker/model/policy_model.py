@@ -28,28 +28,6 @@ class ModelError(BadInput):
     """A model that cannot be read or trained. The message names the field and the remedy."""
 
 
-def local_device(config: Config, number: int) -> torch.device:
-    """The device of the rank with that number on its host; of CUDA devices it becomes the current
-    one."""
-    device = pick_device(config.model.device)
-    if device.type == "cuda" and number < torch.cuda.device_count():
-        device = torch.device("cuda", number)
-        torch.cuda.set_device(device)
-    return device
-
-
-def pick_device(desired: str) -> torch.device:
-    """The device of ``model.device``. ``auto``: the current CUDA device if torch finds one, else
-    the CPU."""
-    if desired == "cuda" and not torch.cuda.is_available():
-        raise ModelError(
-            "model.device = 'cuda', but torch finds no CUDA device; use 'auto' or 'cpu'"
-        )
-    if desired == "cpu" or not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", torch.cuda.current_device())
-
-
 def load_part(
     part: Part, config: Config, device: torch.device, *, trainable: bool = True
 ) -> nn.Module:

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from paceline.ids import Version
+from paceline.process.compute_device import compute_dtype
 from paceline.v1 import worker_pb2
 from paceline.weights.sending_end import SendingEnd
 from paceline.weights.weight_link import WeightLink
@@ -254,8 +255,11 @@ def wire_dtype(state: TrainState) -> WireDtype:
     """The engine's type. Some models keep a few tensors in float32 beside bfloat16 (a router's
     bias)."""
     config, policy = state.config, state.parts.get(POLICY)
-    dtype = config.model.dtype if config.rollout.dtype == "auto" else config.rollout.dtype
-    if policy is None or dtype == "float32":
+    if policy is None:
+        return WireDtype()
+    device = next(policy.parameters()).device.type
+    dtype = compute_dtype(config.model, device, config.rollout.dtype)
+    if dtype == "float32":
         return WireDtype()
     kept = getattr(policy, "_keep_in_fp32_modules_strict", None) or ()
     choice = "|".join(rf"(?:^|\.)(?:{module})(?:$|\.)" for module in sorted(kept)) or "$^"

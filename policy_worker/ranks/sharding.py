@@ -30,6 +30,7 @@ from torch.distributed.fsdp import (
 from paceline.config.model_files import difference
 from paceline.config.schema import Config
 from paceline.ids import Step
+from paceline.process.compute_device import compute_dtype
 from paceline.process.structured_log import event, first_line
 from policy_worker.model.heads import HEAD
 from policy_worker.model.host_memory import buffers_to, keep_on_host
@@ -113,7 +114,7 @@ def load_sharded(
     shard = partial(
         shard_model,
         mesh=replica.mesh,
-        mixed=config.model.dtype == "bfloat16",
+        mixed=compute_dtype(config.model, device.type) == "bfloat16",
         # Of a frozen part no backward comes that would let go of what a forward keeps.
         reshard_after_forward=config.train.memory.reshard_after_forward or not trainable,
         offload=CPUOffloadPolicy(pin_memory=device.type == "cuda") if on_host else _STAYS,

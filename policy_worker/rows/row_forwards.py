@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from paceline.process.compute_device import compute_dtype
 from policy_worker.model.attention import MicroBatch
 from policy_worker.model.heads import score, values
 from policy_worker.model.host_memory import activations_on_host
@@ -95,11 +96,10 @@ class RowForwards:
     def _precision(self, micro: MicroBatch) -> AbstractContextManager[object]:
         # Autocast rather than a second copy in bf16: one set of weights to transfer, reduce and
         # checkpoint, and gradients arrive in float32. Its price is a cast per row.
-        if self.state.config.model.dtype != "bfloat16":
+        device = micro.input_ids.device.type
+        if compute_dtype(self.state.config.model, device) != "bfloat16":
             return nullcontext()
-        mixed: AbstractContextManager[object] = torch.autocast(
-            micro.input_ids.device.type, torch.bfloat16
-        )
+        mixed: AbstractContextManager[object] = torch.autocast(device, torch.bfloat16)
         return mixed
 
 

@@ -10,20 +10,13 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from paceline.config.schema import Config
+from paceline.process.compute_device import compute_dtype, pick_device
 from paceline.process.structured_log import first_line
 from rollout_worker.engine.base import EngineError, WeightMismatch
 from rollout_worker.engine.parameter_parity import ParameterPart, some
 
 _CACHE_SHARE = 0.5  # Part of the memory free after loading that the key-value cache may grow into
 _T = TypeVar("_T")
-
-
-def pick_device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise EngineError('model.device is "cuda", but torch finds no CUDA device')
-    return torch.device(name)
 
 
 def model_path(config: Config) -> str:
@@ -44,14 +37,10 @@ def from_pretrained(load: Callable[..., _T], config: Config, **arguments: Any) -
         raise EngineError(f"model.path: cannot load {path}: {first_line(error)}") from error
 
 
-def compute_dtype(config: Config) -> str:
-    return config.model.dtype if config.rollout.dtype == "auto" else config.rollout.dtype
-
-
 def load_model(config: Config) -> PreTrainedModel:
     """The model in evaluation mode on its device. Raises EngineError."""
     device = pick_device(config.model.device)
-    dtype = getattr(torch, compute_dtype(config))
+    dtype = getattr(torch, compute_dtype(config.model, device.type, config.rollout.dtype))
     model = from_pretrained(AutoModelForCausalLM.from_pretrained, config, dtype=dtype)
     return model.to(device).eval().requires_grad_(False)
 

@@ -115,7 +115,7 @@ def pace(
     """
     from paceline.config.load import load_config
     from paceline.memory_plan.gpus import named_gpu
-    from paceline.memory_plan.memory_plan import memory_plan, problems
+    from paceline.memory_plan.memory_plan import memory_plan, problems, trainer_dtype
     from paceline.memory_plan.model_shape import read_shape
     from paceline_launcher.preflight.models import check_model_config
     from testbed.planner.sizes import NoSplit, best_size
@@ -131,7 +131,8 @@ def pace(
     model, device = resolved.model, named_gpu(gpu)
     given = _given(resolved, device, times, from_run or [], mean_tokens)
     check_model_config(model.path)
-    shape = read_shape(model.path, model.dtype, trust_remote_code=model.trust_remote_code)
+    dtype, trusted = trainer_dtype(resolved), model.trust_remote_code
+    shape = read_shape(model.path, dtype, trust_remote_code=trusted)
     known = _calibrated(resolved, shape, device, given, max(sizes))
     found: list[SizePlan] = []
     notes = [

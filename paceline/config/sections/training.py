@@ -74,8 +74,9 @@ class ModelConfig(Section):
         LocalPath | None, Fixed("groups in flight are token ids of this tokenizer")
     ] = None
     """Directory or hub name of the tokenizer. Default: `model.path`."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the trainer's compute. Weights and optimizer state are always float32."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of the trainer's compute. auto: bfloat16 on CUDA, float32 on the CPU. Weights and
+    optimizer state are always float32."""
     gradient_checkpointing: Annotated[bool, AT_START] = False
     """Recompute activations in the backward pass: less memory, a third more compute."""
     attention: Annotated[Literal["sdpa", "flex"], AT_START] = "sdpa"

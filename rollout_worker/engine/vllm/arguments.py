@@ -10,9 +10,10 @@ import torch
 from transformers import PretrainedConfig
 
 from paceline.config.schema import Config
+from paceline.process.compute_device import compute_dtype
 from paceline.process.spawned_children import VLLM_MARK
 from rollout_worker.engine.base import EngineError
-from rollout_worker.engine.model import cache_budget, compute_dtype, context_limit, model_path
+from rollout_worker.engine.model import cache_budget, context_limit, model_path
 
 _SET_BY = {
     "model": "model.path",
@@ -59,7 +60,7 @@ def engine_arguments(config: Config, model: PretrainedConfig, *, cpu: bool) -> d
         "model": model_path(config),
         "tokenizer": config.model.tokenizer,
         "trust_remote_code": config.model.trust_remote_code,
-        "dtype": compute_dtype(config),
+        "dtype": compute_dtype(config.model, "cpu" if cpu else "cuda", rollout.dtype),
         "max_model_len": context,
         "max_num_seqs": rollout.max_sequences,
         "tensor_parallel_size": rollout.tensor_parallel,

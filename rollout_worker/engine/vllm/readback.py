@@ -150,25 +150,17 @@ class Readback(TorchFunctionMode):
         """The copies that load the next version; None if loading is more than copying. It is only
         copying if every recorded copy went into a parameter in use, and all other elements are zero
         (padding) or belong to parameters that are not in ``loaded``."""
-        live, loaded = _storages(model), set(loaded)
-        masks: dict[int, Tensor] = {}
-        for memory in self._views.values():
-            storage_at = memory.untyped_storage().data_ptr()
-            if storage_at not in live:
-                return None
-            mask = masks.setdefault(storage_at, _mask_of(memory))
-            mask.as_strided(memory.shape, memory.stride(), memory.storage_offset()).fill_(False)
-        for name, parameter in model.named_parameters():
-            unwritten = masks.get(parameter.untyped_storage().data_ptr())
-            if unwritten is None:
-                if name in loaded:
-                    return None
-                continue
-            rest = unwritten.as_strided(
-                parameter.shape, parameter.stride(), parameter.storage_offset()
-            )
-            if bool(parameter.detach()[rest].count_nonzero()):
-                return None
+        written = _by_storage(self._views.values())
+        if not written.keys() <= _storages(model):
+            return None
+        parameters, loaded = dict(model.named_parameters()), set(loaded)
+        if any(_storage_of(parameters[n]) not in written for n in loaded & parameters.keys()):
+            return None
+        in_use = _by_storage(parameter.detach() for parameter in parameters.values())
+        # A mask has a byte for each element. A GPU that the engine fills has room for one storage's
+        # at a time, not for the whole model's.
+        if any(_has_more(in_use.get(at, []), memories) for at, memories in written.items()):
+            return None
         return CopyPlan(self._views)
 
 
@@ -203,13 +195,30 @@ class CopyPlan:
 
 
 def _storages(model: nn.Module) -> set[int]:
-    return {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+    return {_storage_of(t) for t in (*model.parameters(), *model.buffers())}
 
 
-def _mask_of(memory: Tensor) -> Tensor:
-    """True for each element of the storage."""
-    count = memory.untyped_storage().nbytes() // memory.element_size()
-    return torch.ones(count, dtype=torch.bool, device=memory.device)
+def _storage_of(tensor: Tensor) -> int:
+    place: int = tensor.untyped_storage().data_ptr()
+    return place
+
+
+def _by_storage(tensors: Iterable[Tensor]) -> dict[int, list[Tensor]]:
+    groups: dict[int, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(_storage_of(tensor), []).append(tensor)
+    return groups
+
+
+def _has_more(parameters: Iterable[Tensor], written: Sequence[Tensor]) -> bool:
+    """True if ``parameters`` have an element other than zero outside the views ``written``. All are
+    of one storage."""
+    count = written[0].untyped_storage().nbytes() // written[0].element_size()
+    unwritten = torch.ones(count, dtype=torch.bool, device=written[0].device)
+    for view in written:
+        unwritten.as_strided(view.shape, view.stride(), view.storage_offset()).fill_(False)
+    rests = ((p, unwritten.as_strided(p.shape, p.stride(), p.storage_offset())) for p in parameters)
+    return any(bool(p[rest].count_nonzero()) for p, rest in rests)
 
 
 def compare(ranks: Iterable[Iterable[ParameterSlice]], weights: Mapping[str, Tensor]) -> Proof:

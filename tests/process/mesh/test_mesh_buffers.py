@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
+from tests.fixtures.weight_links import until
 
 CPU = torch.device("cpu")
 LARGE = 4_000_000
@@ -54,6 +55,13 @@ def test_buckets_reduce_in_the_order_they_were_started(pair: Pair) -> None:
     other.join()
     assert torch.equal(buffers[0], torch.arange(10_000.0) + 1)
     assert torch.equal(buffers[1], buffers[0])
+
+
+def test_a_member_sees_at_once_that_another_has_left(pair: Pair) -> None:
+    side = pair.meshes[0].host_side
+    assert side is not None and not side.lost_peer()
+    pair.meshes[1].abandon()
+    until(side.lost_peer)
 
 
 def test_a_cancelled_wait_leaves_no_operation_that_writes(pair: Pair) -> None:

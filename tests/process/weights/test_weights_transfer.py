@@ -307,6 +307,8 @@ def test_a_delta_of_absurd_size_is_refused(
 
 
 class LyingSize:
+    device = torch.device("cpu")
+
     def __init__(self, size: int) -> None:
         self._size = size
 

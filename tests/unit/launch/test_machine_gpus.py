@@ -44,11 +44,20 @@ def test_workers_that_run_already_keep_what_they_see() -> None:
     assert gpus.take("rollout-1", ["policy-0", "rollout-0"]) == ("2",)
 
 
+def test_workers_are_dealt_round_if_there_are_fewer_gpus() -> None:
+    gpus = MachineGpus(config_of(policy=2, rollout=3), ("0", "1"))
+    running = ["policy-0", "policy-1", "rollout-0", "rollout-1", "rollout-2"]
+    dealt = {name: gpus.take(name, running) for name in running}
+    assert sorted(dealt.values()) == [("0",)] * 3 + [("1",)] * 2
+    assert gpus.take("policy-1", running) == dealt["policy-1"], "it keeps its GPU over a restart"
+    assert gpus.take("rollout-3", [*running, "rollout-3"]) == ("1",)
+
+
 @pytest.mark.parametrize(
     ("device", "seen", "given"),
-    [("auto", "0,1", False), ("auto", "0,1,2", True), ("cpu", "0,1,2", False), ("auto", "", False)],
+    [("auto", "0,1", True), ("auto", "0,1,2", True), ("cpu", "0,1,2", False), ("auto", "", False)],
 )
-def test_gpus_are_given_out_if_there_are_enough(device: str, seen: str, given: bool) -> None:
+def test_gpus_are_given_out_if_workers_compute_on_them(device: str, seen: str, given: bool) -> None:
     config = config_of()
     config = config.model_copy(update={"model": config.model.model_copy(update={"device": device})})
     assert (machine_gpus(config, {"CUDA_VISIBLE_DEVICES": seen}) is not None) == given

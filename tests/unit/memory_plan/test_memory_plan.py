@@ -45,7 +45,7 @@ QWEN25_72B = {
 
 
 def settings(**sections):
-    base = {"model": {"path": "unused"}, "data": {"path": "unused"}}
+    base = {"model": {"path": "unused", "dtype": "float32"}, "data": {"path": "unused"}}
     return Config.model_validate(
         with_new_names(
             {name: {**base.get(name, {}), **sections.get(name, {})} for name in {*base, *sections}}

@@ -1,10 +1,10 @@
-"""The NCCL transport against a process group that behaves as NCCL's does, without a GPU."""
+"""The NCCL transport against an imitation that refuses what NCCL refuses, without a GPU."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -13,82 +13,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from paceline.mesh import elastic_mesh as mesh_module
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
 from paceline.mesh.gloo_backend import FOREVER
 from paceline.mesh.nccl_backend import NcclBackend, agree_on_nccl
 from paceline.mesh.rendezvous import MeshMember
+from tests.fakes import nccl
 
-META = torch.device("meta")
-"""Stands for a device: what is not on the host goes over the device's side."""
 DEADLINE_S = 60.0
-
-
-class Work:
-    """An operation on a device: it can be asked, not awaited."""
-
-    def __init__(self, group: Group) -> None:
-        self.group = group
-        self.ended = threading.Event()
-        self.error = ""
-        self.waited = False
-
-    def is_completed(self) -> bool:
-        return self.ended.is_set()
-
-    def wait(self) -> None:
-        self.waited = True
-        if self.error:
-            raise RuntimeError(self.error)
-
-
-class Group:
-    """ProcessGroupNCCL, with a communicator that ends its operations if it is aborted."""
-
-    class Options:
-        def __init__(self) -> None:
-            self.config = SimpleNamespace(blocking=1)
-            self._timeout: Any = None
-
-    made: list[Group]
-    on_made: Callable[[], None]
-
-    def __init__(self, store: Any, rank: int, size: int, options: Any) -> None:
-        self.store, self.rank, self.size, self.options = store, rank, size, options
-        self.connected: list[torch.device] = []
-        self.works: list[tuple[str, Work]] = []
-        self.aborting = threading.Event()
-        self.may_abort = threading.Event()
-        self.may_abort.set()
-        self.aborted = threading.Event()
-        Group.made.append(self)
-        Group.on_made()
-
-    def eager_connect_single_device(self, device: torch.device) -> None:
-        self.connected.append(device)
-
-    def _start(self, operation: str) -> Work:
-        if self.aborted.is_set():
-            raise RuntimeError("NCCL communicator was aborted on rank 0.")
-        self.works.append((operation, Work(self)))
-        return self.works[-1][1]
-
-    def allreduce(self, buffers: list[Tensor]) -> Work:
-        return self._start("allreduce")
-
-    def send(self, buffers: list[Tensor], peer: int, tag: int) -> Work:
-        return self._start(f"send {peer}")
-
-    def recv(self, buffers: list[Tensor], peer: int, tag: int) -> Work:
-        return self._start(f"recv {peer}")
-
-    def abort(self) -> None:
-        self.aborting.set()
-        assert self.may_abort.wait(DEADLINE_S)
-        self.aborted.set()
-        for _, work in self.works:
-            work.ended.set()
 
 
 @dataclass
@@ -96,118 +30,274 @@ class Meeting:
     """A rendezvous of members in one process."""
 
     values: dict[str, bytes] = field(default_factory=dict)
+    said: threading.Condition = field(default_factory=threading.Condition)
 
     def put(self, name: str, value: bytes) -> None:
-        self.values[name] = value
+        with self.said:
+            self.values[name] = value
+            self.said.notify_all()
 
     def get(self, names: Iterable[str]) -> list[bytes]:
+        with self.said:
+            assert self.said.wait_for(lambda: all(n in self.values for n in names), DEADLINE_S)
         return [self.values[name] for name in names]
 
 
 @pytest.fixture(autouse=True)
-def fake_nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    Group.made, Group.on_made = [], lambda: None
-    monkeypatch.setattr(dist, "ProcessGroupNCCL", Group, raising=False)
-    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[nccl.Machine]:
+    gpus = nccl.Machine()
+    monkeypatch.setattr(nccl.Group, "machine", gpus, raising=False)
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", nccl.Group, raising=False)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", lambda on: None)
     monkeypatch.delenv("TORCH_NCCL_NONBLOCKING_TIMEOUT", raising=False)
-    yield
-    for group in Group.made:
+    for name in [n for n in os.environ if n.startswith("TORCH_NCCL_")]:
+        monkeypatch.delenv(name)
+    yield gpus
+    for group in gpus.groups:
         group.may_abort.set()
+        group.abort()
 
 
-def member(rank: int = 0, size: int = 2) -> MeshMember:
-    return MeshMember(rank, size, META, "127.0.0.1", timeout_s=DEADLINE_S)
+def gpu(rank: int) -> torch.device:
+    return torch.device("cuda", rank)
 
 
-def backend() -> NcclBackend:
-    return NcclBackend(Meeting(), member(), lambda side: None)  # type: ignore[arg-type]
+def member(rank: int = 0, size: int = 2, **fields: Any) -> MeshMember:
+    defaults = {"device": gpu(rank), "host": "127.0.0.1", "timeout_s": DEADLINE_S}
+    return MeshMember(rank, size, **(defaults | fields))
 
 
-@dataclass
-class Member:
-    """A formed mesh of two, and what is behind it."""
+@dataclass(eq=False)
+class Forming:
+    """A member that forms its side in a thread of its own."""
 
-    over: threading.Event = field(default_factory=threading.Event)
+    meeting: Any
+    member: MeshMember
+    made: list[NcclBackend] = field(default_factory=list)
+    error: Exception | None = None
 
     def __post_init__(self) -> None:
-        self.side = backend()
-        self.group = Group.made[-1]
-        self.mesh = ProcessMesh(0, 2, META, self.over.is_set, device_side=self.side)
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
 
-    def buffer(self) -> Tensor:
-        return torch.empty(8, device=META)
+    def _run(self) -> None:
+        try:
+            with FakeTensorMode():
+                NcclBackend(self.meeting, self.member, self.made.append)
+        except Exception as error:
+            self.error = error
+
+    def result(self) -> NcclBackend:
+        self.thread.join(DEADLINE_S)
+        assert not self.thread.is_alive()
+        if self.error is not None:
+            raise self.error
+        return self.made[0]
 
 
-def test_the_communicator_does_not_block_and_connects_while_it_forms() -> None:
-    side = backend()
-    (group,) = Group.made
-    assert group.options.config.blocking == 0
-    assert group.options._timeout == FOREVER, "the mesh decides how long it waits"
-    assert group.connected == [META]
-    assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0", "the watchdog ends processes"
-    assert os.environ["TORCH_NCCL_NONBLOCKING_TIMEOUT"] == "60"
-    side.sever()
-
-
-def test_members_meet_at_the_store_of_rank_0() -> None:
+def formed(**fields: Any) -> tuple[NcclBackend, ...]:
+    """The sides of two members."""
     meeting = Meeting()
-    first = NcclBackend(meeting, member(0), lambda side: None)  # type: ignore[arg-type]
-    second = NcclBackend(meeting, member(1), lambda side: None)  # type: ignore[arg-type]
-    ports = {group.store.port for group in Group.made}
-    assert len(ports) == 1 and [group.rank for group in Group.made] == [0, 1]
-    first.sever()
-    second.sever()
+    members = [Forming(meeting, member(rank, **fields)) for rank in (0, 1)]
+    return tuple(each_member.result() for each_member in members)
 
 
-def test_an_operation_ends_when_the_device_says_so() -> None:
-    here = Member()
-    handle = here.mesh.all_reduce_async(here.buffer())
+class Pair:
+    """Member 0 of a formed mesh of two, its side and the side of member 1."""
+
+    def __init__(self, machine: nccl.Machine, **fields: Any) -> None:
+        self.over = threading.Event()
+        self.side, self.other = formed(**fields)
+        self.group, self.other_group = sorted(machine.groups, key=lambda group: group.rank)
+        self.host = Host()
+        self.mesh = ProcessMesh(0, 2, gpu(0), self.over.is_set, self.host, self.side)  # type: ignore[arg-type]
+        self.first = len(self.group.works)
+
+    @property
+    def works(self) -> list[tuple[str, nccl.Work]]:
+        return self.group.works[self.first :]
+
+
+class Host:
+    """The gloo side, which sees when a peer's process ends."""
+
+    def __init__(self) -> None:
+        self.gone = threading.Event()
+
+    def lost_peer(self) -> bool:
+        return self.gone.is_set()
+
+    def sever(self) -> None:
+        self.gone.set()
+
+
+@pytest.fixture
+def here(machine: nccl.Machine) -> Iterator[Pair]:
+    pair = Pair(machine)
+    yield pair
+    pair.mesh.abandon()
+    pair.other.sever()
+
+
+def buffer(rank: int = 0) -> Tensor:
+    with FakeTensorMode():
+        return torch.empty(8, device=gpu(rank))
+
+
+def test_the_communicator_does_not_block_and_is_connected_when_the_mesh_has_formed(
+    machine: nccl.Machine,
+) -> None:
+    sides = formed()
+    for group in machine.groups:
+        assert group.options.config.blocking == 0
+        assert group.options._timeout == FOREVER, "the mesh decides how long it waits"
+        assert group.works and all(work.waited for _, work in group.works)
+    assert os.environ["TORCH_NCCL_NONBLOCKING_TIMEOUT"] == "60"
+    for side in sides:
+        side.sever()
+
+
+def test_neither_watchdog_nor_monitor_ends_a_survivor() -> None:
+    for side in formed():
+        side.sever()
+    for name in ("ASYNC_ERROR_HANDLING", "ENABLE_MONITORING", "DUMP_ON_TIMEOUT", "PROPAGATE_ERROR"):
+        assert os.environ[f"TORCH_NCCL_{name}"] == "0"
+
+
+def test_members_meet_at_the_store_of_rank_0(machine: nccl.Machine) -> None:
+    sides = formed()
+    assert len({group.store.port for group in machine.groups}) == 1
+    for side in sides:
+        side.sever()
+
+
+def test_a_link_connects_both_ways_and_takes_few_channels(machine: nccl.Machine) -> None:
+    sides = formed(transfers_only=True)
+    first, second = sorted(machine.groups, key=lambda group: group.rank)
+    assert first.options.config.max_ctas < nccl.Options().config.max_ctas
+    assert [name for name, _ in first.works] == ["send 1", "recv 1"]
+    assert [name for name, _ in second.works] == ["recv 0", "send 0"]
+    for side in sides:
+        side.sever()
+
+
+def test_a_device_without_index_is_refused() -> None:
+    with pytest.raises(ValueError, match="needs an index"):
+        ProcessMesh.form(
+            url="redis://127.0.0.1:1",
+            key="k",
+            rank=0,
+            size=2,
+            device=torch.device("cuda"),
+            cancelled=lambda: False,
+        )
+
+
+@pytest.mark.parametrize(("memory_mb", "second"), [(600, 1), (80_000, 0)])
+def test_a_communicator_that_the_machine_refuses_is_an_error(
+    machine: nccl.Machine, memory_mb: int, second: int
+) -> None:
+    machine.free_mb = memory_mb
+    meeting = Meeting()
+    members = [
+        Forming(meeting, member(0, timeout_s=1)),
+        Forming(meeting, member(1, device=gpu(second), timeout_s=1)),
+    ]
+    for forming in members:
+        forming.thread.join(0.1)
+    for side in [side for forming in members for side in forming.made]:
+        side.sever()
+    for forming in members:
+        with pytest.raises((MeshError, RuntimeError)):
+            forming.result()
+
+
+def test_a_peer_that_never_connects_leaves_who_forms_free_to_give_up() -> None:
+    meeting = Meeting()
+    alone = Forming(meeting, member(0))
+    while not (nccl.Group.machine.groups and nccl.Group.machine.groups[0].device):
+        alone.thread.join(0.005)
+    alone.made[0].sever()
+    with pytest.raises((MeshError, RuntimeError)):
+        alone.result()
+
+
+def test_an_operation_ends_when_the_device_says_so(here: Pair) -> None:
+    handle = here.mesh.all_reduce_async(buffer())
     assert not handle.poll(0.0)
-    ((_, work),) = here.group.works
-    work.ended.set()
+    with FakeTensorMode():
+        here.other.all_reduce(buffer(1))
     here.mesh.wait(handle)
+    ((_, work),) = here.works
     assert work.waited, "the caller's stream is made to wait for the result"
-    here.mesh.abandon()
 
 
-def test_operations_go_to_the_peer_that_was_named() -> None:
-    here = Member()
-    here.mesh.send_async(here.buffer(), 1)
-    here.mesh.recv_async(here.buffer(), 1)
-    assert [name for name, _ in here.group.works] == ["send 1", "recv 1"]
-    here.mesh.abandon()
+def test_operations_go_to_the_peer_that_was_named(here: Pair) -> None:
+    here.mesh.send_async(buffer(), 1)
+    here.mesh.recv_async(buffer(), 1)
+    assert [name for name, _ in here.works] == ["send 1", "recv 1"]
 
 
-def test_a_wait_is_aborted_when_the_epoch_ends() -> None:
-    here = Member()
-    handle = here.mesh.all_reduce_async(here.buffer())
+def test_a_buffer_of_another_device_ends_the_epoch(here: Pair) -> None:
+    with pytest.raises(MeshError, match="Parent communicator missing"):
+        here.mesh.all_reduce_async(buffer(1))
+
+
+def test_a_peer_whose_process_ends_ends_the_wait_although_nccl_says_nothing(here: Pair) -> None:
+    handle = here.mesh.all_reduce_async(buffer())
+    here.host.gone.set()
+    with pytest.raises(MeshError, match="has ended"):
+        here.mesh.wait(handle)
+    assert here.group.aborted.wait(DEADLINE_S) and here.mesh.settled
+
+
+def test_a_wait_is_aborted_when_the_epoch_ends(here: Pair) -> None:
+    handle = here.mesh.all_reduce_async(buffer())
     here.over.set()
     with pytest.raises(EpochCancelled):
         here.mesh.wait(handle)
     assert here.group.aborted.wait(DEADLINE_S)
     assert here.mesh.settled, "the aborted operation has ended, and its buffer is free"
     with pytest.raises(EpochCancelled):
-        here.mesh.all_reduce_async(here.buffer())
-    assert len(here.group.works) == 1
+        here.mesh.all_reduce_async(buffer())
+    assert len(here.works) == 1
+
+
+def test_an_abort_that_takes_longer_than_gloo_may_is_waited_for(
+    machine: nccl.Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mesh_module, "_SETTLE_S", 0.0)
+    here = Pair(machine)
+    here.group.may_abort.clear()
+    handle = here.mesh.all_reduce_async(buffer())
+    here.over.set()
+    threading.Thread(
+        target=lambda: (here.group.aborting.wait(DEADLINE_S), here.group.may_abort.set())
+    ).start()
+    with pytest.raises(EpochCancelled):
+        here.mesh.wait(handle)
+    assert here.mesh.settled, "scratch is not made anew while the old one lives"
+    here.other.sever()
 
 
 def test_an_abort_that_waits_for_the_device_holds_nobody_up(
-    monkeypatch: pytest.MonkeyPatch,
+    machine: nccl.Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mesh_module, "_SETTLE_S", 0.05)
-    here = Member()
+    monkeypatch.setattr(mesh_module, "_NCCL_SETTLE_S", 0.05)
+    here = Pair(machine)
     here.group.may_abort.clear()
-    handle = here.mesh.all_reduce_async(here.buffer())
+    handle = here.mesh.all_reduce_async(buffer())
     here.over.set()
     with pytest.raises(EpochCancelled):
         here.mesh.wait(handle)
     assert here.group.aborting.wait(DEADLINE_S) and not here.group.aborted.is_set()
     assert not here.mesh.settled, "the device may still write to the buffer"
+    here.other.sever()
 
 
-def test_any_thread_may_abandon_while_another_waits() -> None:
-    here = Member()
-    handle = here.mesh.all_reduce_async(here.buffer())
+def test_any_thread_may_abandon_while_another_waits(here: Pair) -> None:
+    handle = here.mesh.all_reduce_async(buffer())
     thread = threading.Thread(target=here.mesh.abandon)
     thread.start()
     with pytest.raises(EpochCancelled):
@@ -216,8 +306,7 @@ def test_any_thread_may_abandon_while_another_waits() -> None:
     assert here.group.aborted.wait(DEADLINE_S)
 
 
-def test_an_epoch_is_aborted_once() -> None:
-    here = Member()
+def test_an_epoch_is_aborted_once(here: Pair) -> None:
     here.mesh.abandon()
     assert here.group.aborted.wait(DEADLINE_S)
     here.group.aborting.clear()
@@ -226,10 +315,9 @@ def test_an_epoch_is_aborted_once() -> None:
     assert not here.group.aborting.is_set()
 
 
-def test_a_failed_operation_ends_the_epoch_with_its_reason() -> None:
-    here = Member()
-    handle = here.mesh.all_reduce_async(here.buffer())
-    ((_, work),) = here.group.works
+def test_a_failed_operation_ends_the_epoch_with_its_reason(here: Pair) -> None:
+    handle = here.mesh.all_reduce_async(buffer())
+    ((_, work),) = here.works
     work.error = "NCCL error: remote process exited\nmore of it"
     work.ended.set()
     with pytest.raises(MeshError, match=r"remote process exited$"):
@@ -237,19 +325,18 @@ def test_a_failed_operation_ends_the_epoch_with_its_reason() -> None:
     assert here.group.aborted.wait(DEADLINE_S)
 
 
-def test_an_operation_that_cannot_begin_ends_the_epoch() -> None:
-    here = Member()
+def test_an_operation_that_cannot_begin_ends_the_epoch(here: Pair) -> None:
     here.group.abort()
     with pytest.raises(MeshError, match="aborted"):
-        here.mesh.all_reduce_async(here.buffer())
+        here.mesh.all_reduce_async(buffer())
 
 
-def test_a_group_that_is_given_up_while_it_is_made_never_connects() -> None:
+def test_a_group_that_is_given_up_while_it_is_made_never_connects(machine: nccl.Machine) -> None:
     sides: list[NcclBackend] = []
-    Group.on_made = lambda: sides[0].sever()
+    machine.on_made = lambda: sides[0].sever()
     with pytest.raises(MeshError):
         NcclBackend(Meeting(), member(), sides.append)  # type: ignore[arg-type]
-    assert Group.made[0].connected == []
+    assert machine.groups[0].device is None
 
 
 DEVICES = [

@@ -1,0 +1,72 @@
+"""Compute device of a policy, rollout or scorer process, and the precision that goes with it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import torch
+
+from paceline.config.sections.training import ModelConfig
+from paceline.errors import BadInput
+
+_NCCL_ENVIRONMENT = {
+    # torch's watchdog and its monitor end the process when a peer dies: the mesh outlives it.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_PROPAGATE_ERROR": "0",
+}
+
+
+def device_type(desired: str) -> str:
+    """``cuda`` or ``cpu``, by ``model.device``. It makes no CUDA context. Raises BadInput."""
+    available = torch.cuda.is_available()
+    if desired == "cuda" and not available:
+        raise BadInput("model.device = 'cuda', but torch finds no CUDA device: use 'auto' or 'cpu'")
+    return "cuda" if available and desired != "cpu" else "cpu"
+
+
+def pick_device(desired: str, number: int | None = None) -> torch.device:
+    """The device of ``model.device``; a CUDA device has an index, and becomes the current one.
+    ``number``: index of the CUDA device if there are so many, as of a rank on its host; default:
+    the current one. Raises BadInput."""
+    if device_type(desired) == "cpu":
+        return torch.device("cpu")
+    set_up_cuda()
+    # Set before anything makes a context: it would be on the first GPU, of every process.
+    if number is not None and number < torch.cuda.device_count():
+        torch.cuda.set_device(number)
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def set_up_cuda() -> None:
+    """Makes torch's settings for CUDA. NCCL's are read when the process makes its first group."""
+    os.environ.update(_NCCL_ENVIRONMENT)
+    # cuDNN's attention makes a plan for every new shape, 400 ms each on an H200, and rows have new
+    # shapes nearly every time. The flash kernel has no plans.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+@contextlib.contextmanager
+def stream_of_its_own(device: torch.device) -> Iterator[None]:
+    """Puts what this thread does on a CUDA ``device`` beside what others do there. A thread begins
+    on the first GPU and on the stream that trains: a copy to the host would wait for all that is
+    queued there."""
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.set_device(device)
+    with torch.cuda.stream(torch.cuda.Stream(device)):
+        yield
+
+
+def compute_dtype(model: ModelConfig, device: str, chosen: str = "auto") -> str:
+    """The precision to compute in, float32 or bfloat16. ``device``: cuda or cpu. ``chosen``: a
+    setting of the role's own, which goes before ``model.dtype``. If both are auto: bfloat16 on
+    CUDA, where float32 selects the slowest attention and doubles memory, and float32 on the CPU."""
+    name = model.dtype if chosen == "auto" else chosen
+    if name == "auto":
+        return "bfloat16" if device == "cuda" else "float32"
+    return name

@@ -1,0 +1,66 @@
+"""The device that a process computes on and its precision, on machines with and without GPUs."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.config.sections.training import ModelConfig
+from paceline.errors import BadInput
+from paceline.process.compute_device import compute_dtype, pick_device
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Two GPUs, and what torch was told of them."""
+    seen: dict[str, Any] = {"current": 0}
+    cuda = torch.cuda
+    monkeypatch.setattr(cuda, "is_available", lambda: True)
+    monkeypatch.setattr(cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(cuda, "current_device", lambda: seen["current"])
+    monkeypatch.setattr(cuda, "set_device", lambda device: seen.update(current=device))
+    monkeypatch.setattr(
+        torch.backends.cuda, "enable_cudnn_sdp", lambda on: seen.update(cudnn_attention=on)
+    )
+    for name in ("ASYNC_ERROR_HANDLING", "ENABLE_MONITORING", "DUMP_ON_TIMEOUT", "PROPAGATE_ERROR"):
+        monkeypatch.setenv(f"TORCH_NCCL_{name}", "1")
+    return seen
+
+
+@pytest.mark.parametrize("desired", ["auto", "cuda"])
+@pytest.mark.parametrize(("number", "index"), [(None, 0), (1, 1), (5, 0)])
+def test_a_cuda_device_has_an_index(
+    gpus: dict[str, Any], desired: str, number: int | None, index: int
+) -> None:
+    assert pick_device(desired, number) == torch.device("cuda", index)
+    assert gpus["current"] == index
+    assert gpus["cudnn_attention"] is False
+    assert os.environ["TORCH_NCCL_ENABLE_MONITORING"] == "0"
+
+
+def test_the_cpu_is_taken_if_it_is_asked_for(gpus: dict[str, Any]) -> None:
+    assert pick_device("cpu", 1) == torch.device("cpu")
+    assert gpus == {"current": 0}
+
+
+def test_cuda_is_refused_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(BadInput, match="no CUDA device"):
+        pick_device("cuda")
+    assert pick_device("auto").type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("model", "chosen", "device", "dtype"),
+    [
+        ("auto", "auto", "cuda", "bfloat16"),
+        ("auto", "auto", "cpu", "float32"),
+        ("float32", "auto", "cuda", "float32"),
+        ("float32", "bfloat16", "cpu", "bfloat16"),
+    ],
+)
+def test_precision(model: str, chosen: str, device: str, dtype: str) -> None:
+    assert compute_dtype(ModelConfig(path="m", dtype=model), device, chosen) == dtype  # type: ignore[arg-type]
