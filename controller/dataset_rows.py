@@ -14,7 +14,7 @@ from paceline.config.sections.evaluation import EvalSetConfig
 from paceline.config.sections.training import DataConfig
 from paceline.dataset.data_order import DataSource
 from paceline.dataset.recorded_rows import check_run_rows
-from paceline.dataset.row_source import DataError
+from paceline.dataset.row_source import DataError, Row
 from paceline.dataset.rows import RowSource, check_rows, load_rows
 from paceline.dataset.training_rows import open_training_rows
 from paceline.process.threads import in_daemon_thread
@@ -85,17 +85,21 @@ class DatasetRows:
     def eval_rows(self, name: str) -> int:
         return len(self._sets[name])
 
-    async def of(self, leases: Sequence[LeasedTask]) -> list[str]:
-        """Each task's row as a JSON object, in order."""
+    async def of(self, leases: Sequence[LeasedTask]) -> list[str | Exception]:
+        """Each task's row as a JSON object, in order; or why that row cannot be given."""
         return await self._of([(lease.kind, lease.eval_set, lease.index) for lease in leases])
 
     async def held_out(self, first: int, end: int) -> list[str]:
-        """Held-out rows as JSON objects, in order: those from ``first`` to before ``end``."""
-        return await self._of([(Kind.EVAL, "", index) for index in range(first, end)])
+        """Held-out rows as JSON objects, in order: those from ``first`` to before ``end``. One that
+        cannot be given is empty: who reads it leaves out what is malformed."""
+        rows = await self._of([(Kind.EVAL, "", index) for index in range(first, end)])
+        return ["{}" if isinstance(row, Exception) else row for row in rows]
 
-    async def _of(self, keys: Sequence[_Key]) -> list[str]:
+    async def _of(self, keys: Sequence[_Key]) -> list[str | Exception]:
         # Copied before the wait: meanwhile other requests may evict these rows from the cache.
-        rows = {key: self._cache[key] for key in keys if key in self._cache}
+        rows: dict[_Key, str | Exception] = {
+            key: self._cache[key] for key in keys if key in self._cache
+        }
         for key in rows:
             self._cache.move_to_end(key)
         missing = set(keys) - rows.keys()
@@ -105,16 +109,22 @@ class DatasetRows:
                 async with self._reading:
                     found = await in_daemon_thread(lambda: self._read(missing), "rows")
             for key, row in found.items():
-                self._remember(key, row)
+                if isinstance(row, str):
+                    self._remember(key, row)
             rows |= found
         return [rows[key] for key in keys]
 
-    def _read(self, keys: set[_Key]) -> dict[_Key, str]:
-        found = {}
+    def _read(self, keys: set[_Key]) -> dict[_Key, str | Exception]:
+        found: dict[_Key, str | Exception] = {}
         for kind, name, index in keys:
             source = self._sources[kind, name]
             assert source is not None
-            found[kind, name, index] = json.dumps(source[index], ensure_ascii=False)
+            # Whatever one row holds, or has become since it was scanned, fails that row alone.
+            try:
+                found[kind, name, index] = _as_json(source[index])
+            except Exception as error:
+                error.add_note(f"row {index} of {source.where}")
+                found[kind, name, index] = error
         return found
 
     def _remember(self, key: _Key, row: str) -> None:
@@ -124,6 +134,12 @@ class DatasetRows:
         while len(self._cache) > CACHED_ROWS or self._cached_bytes > CACHED_BYTES:
             _, old = self._cache.popitem(last=False)
             self._cached_bytes -= len(old)
+
+
+def _as_json(row: Row) -> str:
+    text = json.dumps(row, ensure_ascii=False)
+    text.encode()  # A message cannot carry a text that has no encoding
+    return text
 
 
 def _open_set(name: str, of: EvalSetConfig, data: DataConfig) -> RowSource:

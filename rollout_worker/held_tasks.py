@@ -12,6 +12,7 @@ from typing import Any
 
 from paceline.config.schema import Config
 from paceline.config.sections.evaluation import EvalSetConfig
+from paceline.errors import one_line
 from paceline.groups.limits import task_settings
 from paceline.v1 import common_pb2, rollout_pb2
 from rollout_worker.engine.base import Completion, Request, SamplingParams
@@ -112,8 +113,8 @@ def row_of(lease: rollout_pb2.Lease) -> dict[str, Any]:
     """Raises AttemptFailed."""
     try:
         row = json.loads(lease.row_json)
-    except json.JSONDecodeError as error:
-        raise AttemptFailed("malformed_row", str(error)) from error
+    except (ValueError, RecursionError) as error:
+        raise AttemptFailed("malformed_row", one_line(error)) from error
     if not isinstance(row, dict):
         raise AttemptFailed("malformed_row", "the row is not a JSON object")
     return row
@@ -168,4 +169,6 @@ def returned(
     detail: str = "",
     kind: rollout_pb2.ReturnKind = rollout_pb2.RETURN_KIND_FAILED,
 ) -> rollout_pb2.ReturnedTask:
-    return rollout_pb2.ReturnedTask(task=task, kind=kind, reason=reason, detail=detail[:1000])
+    # What a user's code raises may hold text that has no encoding.
+    detail = detail[:1000].encode(errors="backslashreplace").decode()
+    return rollout_pb2.ReturnedTask(task=task, kind=kind, reason=reason, detail=detail)

@@ -16,6 +16,7 @@ from controller.services.validation import (
     check_meta,
     check_wait,
 )
+from paceline.errors import one_line
 from paceline.groups.invalid import Invalid, check_task, check_text
 from paceline.groups.limits import task_settings
 from paceline.ids import Version
@@ -107,11 +108,17 @@ async def _fitting(
     leader: Leader, caller: tuple[str, int], leases: Sequence[cmd.LeasedTask], room: int
 ) -> tuple[list[cmd.LeasedTask], list[str]]:
     """The first leases, with their rows, whose rows have at most ``room`` bytes together; the
-    others are handed back. A row that is larger alone is dropped: no reply could carry it."""
+    others are handed back. A row that is larger alone is dropped: no reply could carry it. So is
+    one that cannot be given; a failed read of the disk counts as a failed attempt."""
     tasks, rows, left = [], [], room
     for lease, row in zip(leases, await leader.rows.of(leases), strict=True):
-        size = len(row) if row.isascii() else len(row.encode())
         held = (*caller, lease.task_id, lease.attempt)
+        if isinstance(row, Exception):
+            kind = ReturnKind.FAILED if isinstance(row, OSError) else ReturnKind.DROP
+            detail = f"{row.__notes__[0]}: {one_line(row)}"
+            leader.decide(cmd.ReturnTask(*held, kind, "malformed_row", ascii(detail)[1:-1]))
+            continue
+        size = len(row) if row.isascii() else len(row.encode())
         if size > room:
             limit = leader.context.config.controller.max_message_mb
             detail = f"its row has {size:,} bytes, and controller.max_message_mb = {limit}"

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.request import getproxies
 
 from paceline.dataset.row_source import DataError, Row, RowSource
+from paceline.errors import one_line
 
 SAMPLED_ROWS = 4096
 
@@ -32,9 +33,16 @@ class ArrowRows(RowSource):
         return int(self._dataset.num_rows)
 
     def _read(self, index: int) -> Row:
-        row = self._dataset[index].to_pylist()[0]
+        # A damaged page, a text that is not UTF-8, a time that Python has no value for.
+        try:
+            row = self._dataset[index].to_pylist()[0]
+            text = json.dumps(row, default=_json_value)
+        except Exception as error:
+            raise DataError(
+                f"{self.where}: row {index} cannot be read: {one_line(error)}"
+            ) from None
         # NaN and infinity have no JSON form and become null.
-        plain: Row = json.loads(json.dumps(row, default=_json_value), parse_constant=lambda _: None)
+        plain: Row = json.loads(text, parse_constant=lambda _: None)
         return plain
 
     def _sampled_digest(self) -> str:

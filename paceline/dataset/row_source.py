@@ -4,6 +4,7 @@ without pyarrow: its import would slow down a controller's start."""
 import hashlib
 import json
 import os
+import re
 from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_right
@@ -71,6 +72,41 @@ class Concatenated(RowSource):
         return next((place for place in places if place is not None), None)
 
 
+HALF_PAIR = (
+    "it holds half a surrogate pair (as \\ud83d alone), which is no character and cannot be "
+    "encoded. Remove it, or write the whole pair (\\ud83d\\ude00)"
+)
+_HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
+"""What may be half of a pair, as an escape or in bytes. Only such rows are looked at: it costs
+time."""
+
+
+def unencodable(value: Any, place: str = "") -> str | None:
+    """The field in ``value``, of JSON, whose name or text cannot be encoded; None if all can."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            at = f"{place}.{name}" if place else f"field {name}"
+            if not _encodable(name):
+                return f"the name of {at!a}"
+            if (found := unencodable(inner, at)) is not None:
+                return found
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            if (found := unencodable(inner, f"{place}[{number}]")) is not None:
+                return found
+    elif isinstance(value, str) and not _encodable(value):
+        return place
+    return None
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 class JsonLines(RowSource):
     """One JSON object per line. Opening parses all lines, so that a bad one fails the start of a
     run; then only the offsets of rows are held."""
@@ -111,10 +147,15 @@ class JsonLines(RowSource):
     def _parse(self, line: bytes, number: int) -> Row:
         try:
             row = json.loads(line)
+            half = unencodable(row) if _HALF_PAIR.search(line) else None
         except (ValueError, RecursionError) as error:
-            reason = error.msg if isinstance(error, json.JSONDecodeError) else "not UTF-8 text"
+            reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+            if isinstance(error, UnicodeDecodeError):
+                reason = "not UTF-8 text"
             hint = "; one JSON object per line is expected" if number == 1 else ""
             raise DataError(f"{self.where}:{number}: bad JSON: {reason}{hint}") from None
+        if half is not None:
+            raise DataError(f"{self.where}:{number}: {half}: {HALF_PAIR}")
         if not isinstance(row, dict):
             raise DataError(f"{self.where}:{number}: not a JSON object; one per line is expected")
         return row

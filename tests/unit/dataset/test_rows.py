@@ -140,6 +140,31 @@ def test_bad_json_is_refused_at_the_start_with_its_line_number(tmp_path):
         assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("row", "field"),
+    [
+        (rb'"unused": "\ud83d"', "field unused"),
+        (rb'"unused": "ok \uD83D\ude00 \uDE00"', "field unused"),
+        (b'"unused": "\xed\xa0\xbd"', "field unused"),
+        (rb'"info": {"tags": [1, {"name": "\udc00"}]}', "field info.tags[1].name"),
+        (rb'"info": {"\udc00": 1}', "the name of 'field info.\\udc00'"),
+    ],
+)
+def test_text_that_cannot_be_encoded_is_named_with_line_and_field(tmp_path, row, field):
+    """Every rollout worker ended on it, and so did the run, at each start anew."""
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"prompt": "x"}\n{"prompt": "y", ' + row + b"}\n")
+    with pytest.raises(DataError) as error:
+        load_rows(path)
+    assert str(error.value).startswith(f"{path}:2: {field}: it holds half a surrogate pair")
+
+
+def test_escaped_pairs_are_text(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(rb'{"prompt": "\ud83d\ude00", "answer": "\uD83D\uDE00"}' + b"\n")
+    assert load_rows(path)[0] == {"prompt": "\U0001f600", "answer": "\U0001f600"}
+
+
 def test_a_pretty_printed_json_array_is_refused_with_the_remedy(tmp_path):
     path = tmp_path / "rows.json"
     path.write_text(json.dumps(ROWS[:2], indent=2))

@@ -1,13 +1,23 @@
-"""The controller's cache of rows, under requests that overlap."""
+"""The controller's cache of rows, under requests that overlap; and rows that cannot be given."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 from controller.dataset_rows import DatasetRows
+from controller.ledger import commands as cmd
 from controller.ledger.commands import Kind
+from controller.ledger.enums import ReturnKind
+from controller.services.rollout import _fitting
+from paceline.dataset.row_source import Row, RowSource
 from paceline.dataset.rows import load_rows
 
 
@@ -33,3 +43,75 @@ async def test_a_row_pushed_out_of_the_cache_while_a_lease_waits_is_still_handed
             assert [json.loads(text)["n"] for text in texts] == indices
 
     await asyncio.gather(*(ask(17 * n) for n in range(8)))
+
+
+class Odd(RowSource):
+    """Three rows, of which the second one is what no message can carry, or cannot be read."""
+
+    digest, fields, where = "0" * 32, ("prompt",), "odd.jsonl"
+
+    def __init__(self, second: Any) -> None:
+        self.second = second
+
+    def __len__(self) -> int:
+        return 3
+
+    def _read(self, index: int) -> Row:
+        if index == 1 and isinstance(self.second, Exception):
+            raise self.second
+        return {"prompt": "p", "extra": self.second if index == 1 else 0}
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("second", "kind"),
+    [
+        ("\ud83d", ReturnKind.DROP),
+        ({"\ude00": 1}, ReturnKind.DROP),
+        (nested(100_000), ReturnKind.DROP),
+        ({1, 2}, ReturnKind.DROP),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad \ud800"), ReturnKind.DROP),
+        (OSError(5, "Input/output error"), ReturnKind.FAILED),
+    ],
+    ids=["half a pair", "in a name", "deep", "no JSON", "raises", "disk"],
+)
+async def test_a_row_that_cannot_be_given_ends_its_own_task_and_nothing_else(
+    second: Any, kind: ReturnKind
+) -> None:
+    """LeaseTasks raised: every rollout worker ended, and the run failed at each start anew."""
+    decided: list[cmd.ReturnTask] = []
+
+    async def durable() -> None:
+        pass
+
+    leader: Any = SimpleNamespace(
+        rows=DatasetRows(Odd(second), None),
+        decide=decided.append,
+        group_commit=SimpleNamespace(durable=durable),
+    )
+    leases: Any = [
+        SimpleNamespace(kind=Kind.TRAIN, eval_set="", index=n, task_id=f"t{n}", attempt=1)
+        for n in range(3)
+    ]
+    tasks, rows = await _fitting(leader, ("r0", 1), leases, 1 << 20)
+    assert [lease.task_id for lease in tasks] == ["t0", "t2"] and len(rows) == 2
+    (returned,) = decided
+    assert (returned.task_id, returned.kind, returned.reason) == ("t1", kind, "malformed_row")
+    assert returned.detail.startswith("row 1 of odd.jsonl: ") and returned.detail.isascii()
+
+
+def test_a_row_that_changed_since_the_scan_fails_alone(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    rows = DatasetRows(load_rows(path), None)
+    with path.open("r+b") as file:
+        os.pwrite(file.fileno(), b"\xff" * 8, 16)
+    leases: Any = [Leased(Kind.TRAIN, 0), Leased(Kind.TRAIN, 1)]
+    first, second = asyncio.run(rows.of(leases))
+    assert first == '{"prompt": "a"}' and "changed" in str(second)
