@@ -22,6 +22,9 @@ from testbed.patience import Patience, patient, until
 from testbed.tiny_model import make_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
+SLOWLY = {"functions": ["testbed.rewards:digit_first_later"]}
+"""A reward with which a run makes some two steps a second: what a test does to it comes before its
+end."""
 
 
 def write_run(where: Path, *, rows: int = 64, **sections: dict[str, Any]) -> Path:
@@ -111,8 +114,90 @@ class RunFiles:
                 os.killpg(one.pid, signal.SIGKILL)
 
 
-class Up(RunFiles):
-    """``paceline up`` as a child process; ``close`` leaves nothing of it behind."""
+class Commands(RunFiles):
+    """Commands that a test starts for one run, each in a session and with an output file of its
+    own; ``close`` leaves nothing of them behind."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        run_dir.parent.mkdir(parents=True, exist_ok=True)
+        self.started: dict[str, subprocess.Popen[bytes]] = {}
+
+    def launch(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        cwd: Path = ROOT,
+    ) -> subprocess.Popen[bytes]:
+        """``environment``: all of it; None: that of the test."""
+        with self.output_of(name).open("ab") as out:
+            self.started[name] = subprocess.Popen(
+                command, stdout=out, stderr=out, cwd=cwd, env=environment, start_new_session=True
+            )
+        return self.started[name]
+
+    def output_of(self, name: str) -> Path:
+        return self.run_dir.parent / f"{name}.out"
+
+    def ended(self, name: str, limit_s: float = 240.0) -> int:
+        """Exit status, once it has ended; what was printed is in the failure if it takes too
+        long."""
+        patience = Patience(limit_s)
+        while True:
+            try:
+                return self.started[name].wait(1.0)
+            except subprocess.TimeoutExpired:
+                assert patience.left(), f"{name} does not end in {limit_s} s:\n{self.said()}"
+
+    def said(self) -> str:
+        """Outputs of the commands, and the ends of all logs."""
+        outputs = [self.output_of(name) for name in self.started]
+        text = "".join(f"\n--- {p.name}\n{p.read_text(errors='replace')}" for p in outputs)
+        return text + self.logs()
+
+    def until(self, true: Callable[[], object], limit_s: float = 180.0) -> None:
+        """Polls until ``true()``; fails if a command ends or the time runs out first."""
+        until(true, limit_s, goes_on=self._check, said=self.said)
+
+    def steps(self, more: int) -> None:
+        """Waits for so many more steps."""
+        goal = self.step() + more
+        self.until(lambda: self.step() >= goal)
+
+    def command(self, *arguments: str) -> str:
+        """What a command of ``paceline`` about the run prints; it succeeds."""
+        done = paceline(*arguments, "--run-dir", str(self.run_dir))
+        assert done.returncode == 0, done.stdout + done.stderr + self.said()
+        return done.stdout
+
+    def _check(self) -> None:
+        running = [p for p in self.started.values() if p.returncode is None]
+        assert all(p.poll() is None for p in running), f"a command ended:\n{self.said()}"
+
+    def assert_sound(self, status: str = "finished", steps: int | None = None) -> dict[str, Any]:
+        """The run has ended, every sample is accounted for, and nothing is left running; its
+        summary. A finished run has exported its model."""
+        summary = self.summary()
+        assert summary["status"] == status, self.said()
+        assert steps in (None, summary["steps"])
+        assert summary["ledger_ok"] is True, summary["ledger_problems"]
+        assert summary["samples_lost"] == summary["samples_duplicated"] == 0
+        assert status != "finished" or (Path(summary["export"]) / "config.json").is_file()
+        assert self.alive() == []
+        return summary
+
+    def close(self) -> None:
+        for process in self.started.values():
+            # What a shell has started is in its group.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        self.end_all()
+
+
+class Up(Commands):
+    """``paceline up`` as a child process."""
 
     def __init__(
         self,
@@ -123,45 +208,17 @@ class Up(RunFiles):
         python: Sequence[str] = (sys.executable,),
         cwd: Path = ROOT,
     ) -> None:
-        self.run_dir = run_dir
-        run_dir.parent.mkdir(parents=True, exist_ok=True)
-        self.output = run_dir.parent / f"{run_dir.name}.out"
-        with self.output.open("ab") as out:
-            self.process = subprocess.Popen(
-                [
-                    *(*python, "-m", "paceline_launcher", "up", str(config)),
-                    *("--run-dir", str(run_dir), *options),
-                ],
-                stdout=out,
-                stderr=out,
-                cwd=cwd,
-                env=environment,
-                start_new_session=True,
-            )
+        super().__init__(run_dir)
+        command = [*python, "-m", "paceline_launcher", "up", str(config), "--run-dir", str(run_dir)]
+        self.process = self.launch(run_dir.name, [*command, *options], environment, cwd)
+        self.output = self.output_of(run_dir.name)
 
     def wait(self, limit_s: float = 240.0) -> int:
-        """Exit status; what was printed is in the failure if it takes too long."""
-        patience = Patience(limit_s)
-        while True:
-            try:
-                return self.process.wait(1.0)
-            except subprocess.TimeoutExpired:
-                assert patience.left(), f"no end within {limit_s} s:\n{self.said()}"
-
-    def said(self) -> str:
-        return self.output.read_text(errors="replace") + self.logs()
-
-    def until(self, true: Callable[[], object], limit_s: float = 150.0) -> None:
-        """Polls until ``true()``; fails if the run ends or the time runs out first."""
-        until(true, limit_s, goes_on=self._check, said=self.said)
-
-    def _check(self) -> None:
-        assert self.process.poll() is None, f"the run ended:\n{self.said()}"
+        """Exit status of the command."""
+        return self.ended(self.run_dir.name, limit_s)
 
     def status(self) -> dict[str, Any]:
-        shown = paceline("status", "--json", "--run-dir", str(self.run_dir))
-        assert shown.returncode == 0, shown.stderr + self.said()
-        value: dict[str, Any] = json.loads(shown.stdout)
+        value: dict[str, Any] = json.loads(self.command("status", "--json"))
         return value
 
     def pid(self, name: str) -> int:
@@ -176,12 +233,6 @@ class Up(RunFiles):
     def leader(self) -> str:
         """Name of the controller that leads."""
         return str(self.events(EventType.TERM_BEGUN)[-1]["controller_id"])
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        self.end_all()
 
 
 def paceline(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:

@@ -6,9 +6,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paceline.errors import BadInput
@@ -18,12 +17,11 @@ from paceline.rpc.ports import free_ports
 from paceline.v1 import admin_pb2
 from paceline_launcher.cli.common import Target
 from testbed.faults.network_namespaces import Hosts
-from testbed.fleets.local_run import ROOT, RunFiles, paceline
-from testbed.patience import patient, until
+from testbed.fleets.local_run import Commands
 
 
-class NodeProcesses(RunFiles):
-    """Runs ``where/run.toml`` in ``where/run``. ``close`` leaves nothing of it behind."""
+class NodeProcesses(Commands):
+    """Runs ``where/run.toml`` in ``where/run``."""
 
     def __init__(
         self,
@@ -33,12 +31,12 @@ class NodeProcesses(RunFiles):
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """``environment``: more variables of every node."""
-        self.where, self.run_dir = where, where / "run"
+        super().__init__(where / "run")
+        self.where = where
         self._more = dict(environment or {})
         self._nodes, self._master = nodes, master
         # Controllers take the ports from this one on, then Redis.
         (self._port,) = free_ports("", 1)
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self, rank: int, *options: str) -> None:
         environment = {
@@ -48,15 +46,8 @@ class NodeProcesses(RunFiles):
             "MASTER_PORT": str(self._port),
         }
         command = [sys.executable, "-m", "paceline_launcher", "node", str(self.where / "run.toml")]
-        with (self.where / f"node-{rank}.out").open("ab") as out:
-            self._processes[rank] = subprocess.Popen(
-                self.on(rank, [*command, "--run-dir", str(self.run_dir), *options]),
-                stdout=out,
-                stderr=out,
-                cwd=ROOT,
-                env=os.environ | self._more | environment,
-                start_new_session=True,
-            )
+        command += ["--run-dir", str(self.run_dir), *options]
+        self.launch(f"node-{rank}", self.on(rank, command), os.environ | self._more | environment)
 
     def on(self, rank: int, command: Sequence[str]) -> list[str]:
         """The command, as it is started on that node."""
@@ -64,35 +55,19 @@ class NodeProcesses(RunFiles):
 
     def wait(self, rank: int, limit_s: float = 240.0) -> int:
         """Exit status of the node."""
-        try:
-            return self._processes[rank].wait(patient(limit_s))
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"node {rank} does not end:\n{self.said()}") from None
+        return self.ended(f"node-{rank}", limit_s)
 
     def send(self, rank: int, number: signal.Signals) -> None:
         """To the command itself."""
-        self._processes[rank].send_signal(number)
+        self.started[f"node-{rank}"].send_signal(number)
 
     def kill_all_of(self, rank: int) -> None:
         """The node loses power: the command and every process that it started."""
-        self._processes[rank].kill()
-        self._processes[rank].wait()
+        self.started[f"node-{rank}"].kill()
+        self.started[f"node-{rank}"].wait()
         for one in self._started_by(rank):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(one.pid, signal.SIGKILL)
-
-    def until(self, true: Callable[[], object], limit_s: float = 180.0) -> None:
-        """Polls until ``true()``; fails if a node ends or the time runs out first."""
-        until(true, limit_s, goes_on=self._check, said=self.said)
-
-    def _check(self) -> None:
-        running = [p for p in self._processes.values() if p.returncode is None]
-        assert all(process.poll() is None for process in running), self.said()
-
-    def steps(self, more: int) -> None:
-        """Waits for so many more steps."""
-        goal = self.step() + more
-        self.until(lambda: self.step() >= goal)
 
     def has_leader(self) -> bool:
         return self._status() is not None
@@ -102,11 +77,6 @@ class NodeProcesses(RunFiles):
         status = self._status()
         found = status.workers if status is not None else ()
         return {w.worker_id for w in found if w.state == "running"}
-
-    def command(self, *arguments: str) -> None:
-        """A command of ``paceline`` about the run, which succeeds."""
-        done = paceline(*arguments, "--run-dir", str(self.run_dir))
-        assert done.returncode == 0, done.stderr + self.said()
 
     def workers_of(self, rank: int) -> set[str]:
         record = self._record(rank)
@@ -118,21 +88,8 @@ class NodeProcesses(RunFiles):
         assert record is not None
         return next(p for p in record.processes if p.name == name).ids[-1].pid
 
-    def said(self, rank: int | None = None) -> str:
-        """Output of the nodes, and without ``rank`` the ends of all logs."""
-        if rank is not None:
-            return (self.where / f"node-{rank}.out").read_text(errors="replace")
-        text = "".join(f"\n--- {p.name}\n{p.read_text()}" for p in self.where.glob("node-*.out"))
-        return text + self.logs()
-
     def homes(self) -> list[Path]:
         return [self._home(rank) for rank in range(self._nodes)]
-
-    def close(self) -> None:
-        for process in self._processes.values():
-            process.kill()
-            process.wait()
-        self.end_all()
 
     def _started_by(self, rank: int) -> list[ProcessId]:
         record = self._record(rank)

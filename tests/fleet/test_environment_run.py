@@ -21,7 +21,6 @@ from rollout_worker.engine.base import Finish
 from rollout_worker.environments.base import EnvironmentTask, Sample
 from rollout_worker.main import RolloutWorker
 from testbed.fleets.controllers import addresses, config_of, running_controllers, until
-from testbed.fleets.local_run import Up, write_run
 from testbed.groups_in_hand import add as add_groups
 from testbed.workers.fake_workers import FakePolicy
 from tests.fixtures.chat_model import make_chat_model
@@ -158,36 +157,3 @@ async def test_groups_with_masks_are_accepted_and_trained_on(tmp_path: Path) -> 
     _, counted, largest = stats.entries["logprob_gap"]
     assert counted == batch.trained.sum() and largest < 1e-3
     trainer.close()
-
-
-@pytest.mark.e2e
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_fleet_trains_an_agent_that_speaks_openais_interface(tmp_path: Path) -> None:
-    pytest.importorskip("openai")
-    config = write_run(
-        tmp_path,
-        run={"name": "agent"},
-        data={"chat": True, "max_prompt_tokens": 64},
-        train={"steps": 3, "checkpoint_every": 3, "eval_every": 3, "kl_coef": 0.01},
-        rollout={
-            "environment": "tests.fixtures.agents:openai_agent",
-            "openai": True,
-            "max_tokens": 8,
-            "max_context": 128,
-        },
-        fleet={"controllers": 1, "policy": 2, "rollout": 2},
-    )
-    make_chat_model(tmp_path / "model")
-    up = Up(config, tmp_path / "run")
-    try:
-        assert up.wait() == 0, up.said()
-        summary = up.summary()
-        assert summary["status"] == "finished" and summary["ledger_ok"] is True
-        assert summary["samples_lost"] == summary["samples_duplicated"] == 0
-        assert summary["samples_trained"] == 3 * 4 * 4
-        steps = [row for row in up.metrics() if row["kind"] == "step"]
-        assert all(row["tokens"] <= row["samples"] * 2 * 8 for row in steps)
-        assert all(row["logprob_gap_mean"] < 0.05 for row in steps)
-    finally:
-        up.close()

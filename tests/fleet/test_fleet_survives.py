@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from testbed.fleets.launched_fleet import Event, LaunchedFleet
-from testbed.fleets.local_run import Up, paceline
+from testbed.fleets.local_run import SLOWLY, Up, paceline
 from tests.fixtures.shared import Shared
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -31,10 +31,7 @@ SLACK_S = 3.0
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared[LaunchedFleet]]:
     def start() -> LaunchedFleet:
         where = tmp_path_factory.mktemp("fleet")
-        # Some two steps a second: it runs for minutes, and all it trains meanwhile costs the
-        # others.
-        reward = {"functions": ["testbed.rewards:digit_first_later"]}
-        return LaunchedFleet(where, controller={"snapshot_every": 300}, reward=reward)
+        return LaunchedFleet(where, controller={"snapshot_every": 300}, reward=SLOWLY)
 
     fleet = Shared(start)
     yield fleet
@@ -258,25 +255,9 @@ def test_a_worker_starved_to_a_tenth_is_not_evicted(fleet: LaunchedFleet, victim
 @pytest.mark.parametrize("minutes", [0.3, pytest.param(5.0, marks=pytest.mark.slow)])
 @pytest.mark.timeout(600)
 def test_seeded_chaos_breaks_no_promise(fleet: LaunchedFleet, minutes: float) -> None:
-    done = subprocess.run(
-        [
-            *(
-                sys.executable,
-                "-m",
-                "testbed.faults.chaos",
-                "--run-dir",
-                str(fleet.run_dir),
-                "--json",
-            ),
-            "--seed",
-            "11",
-            "--minutes",
-            str(minutes),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=minutes * 60 + 200,
-    )
+    command = [sys.executable, "-m", "testbed.faults.chaos", "--run-dir", str(fleet.run_dir)]
+    command += ["--json", "--seed", "11", "--minutes", str(minutes)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=minutes * 60 + 200)
     verdict = json.loads(done.stdout)
     assert done.returncode == 0, verdict
     assert verdict["faults"] and verdict["votes_compared"] > 0
@@ -312,9 +293,5 @@ def test_a_killed_supervisor_is_replaced_without_touching_the_fleet(fleet: Launc
 def test_at_the_end_it_stops_as_if_nothing_had_happened(fleet: LaunchedFleet) -> None:
     fleet.up.process.send_signal(signal.SIGINT)
     assert fleet.up.wait(90) == 130, fleet.up.said()
-    assert fleet.up.alive() == []
-    summary = fleet.up.summary()
-    assert summary["ledger_ok"] is True, summary["ledger_problems"]
-    assert summary["samples_lost"] == summary["samples_duplicated"] == 0
-    verified = paceline("ledger", "verify", "--run-dir", str(fleet.run_dir))
-    assert verified.returncode == 0, verified.stdout + verified.stderr
+    fleet.up.assert_sound("interrupted")
+    fleet.up.command("ledger", "verify")

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,43 +14,20 @@ from paceline.observe.fleet_file import FleetRecord
 from paceline.rpc.auth import own_token
 from paceline.rpc.client import ControlPlane
 from paceline.v1 import admin_pb2
-from testbed.fleets.local_run import Up, paceline, write_run
+from testbed.fleets.local_run import Up, write_run
+from tests.fleet.conftest import Start
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-Start = Callable[..., Up]
 SMALL = {"policy": 1, "rollout": 1}
 """Some two steps a second: what a test does to the run comes before its end."""
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    running: list[Up] = []
-
-    def begin(*options: str, **sections: dict) -> Up:
-        config = tmp_path / "run.toml"
-        if not config.exists():
-            config = write_run(tmp_path, **sections)
-        running.append(Up(config, tmp_path / "run", *options))
-        return running[-1]
-
-    yield begin
-    for up in running:
-        up.close()
-
-
-def assert_sound(up: Up, steps: int) -> None:
-    """The run finished, every sample is accounted for, and nothing is left running."""
-    summary = up.summary()
-    assert summary["status"] == "finished", up.said()
-    assert summary["steps"] == steps
-    assert summary["samples_lost"] == 0
-    assert summary["samples_duplicated"] == 0
-    assert summary["ledger_ok"] is True, summary["ledger_problems"]
-    assert summary["samples_trained"] == steps * 4 * 4
-    steps_seen = [row["step"] for row in up.metrics() if row["kind"] == "step"]
-    assert sorted(set(steps_seen)) == list(range(1, steps + 1))
-    assert up.alive() == []
+def assert_trained(up: Up, steps: int) -> None:
+    """The run finished, and each step was trained once."""
+    assert up.assert_sound(steps=steps)["samples_trained"] == steps * 4 * 4
+    seen = {row["step"] for row in up.metrics() if row["kind"] == "step"}
+    assert seen == set(range(1, steps + 1))
 
 
 def hold_until_they_have_joined(up: Up, workers: set[str]) -> None:
@@ -72,11 +48,6 @@ def hold_until_they_have_joined(up: Up, workers: set[str]) -> None:
     up.until(lambda: {e["worker_id"] for e in up.events("WorkerRegistered")} == workers)
 
 
-def resume(up: Up) -> None:
-    resumed = paceline("resume", "--run-dir", str(up.run_dir))
-    assert resumed.returncode == 0, resumed.stderr
-
-
 def test_a_run_from_start_to_exported_model_scaled_while_it_is_paused(
     start: Start, tmp_path: Path
 ) -> None:
@@ -89,14 +60,13 @@ def test_a_run_from_start_to_exported_model_scaled_while_it_is_paused(
     assert status["term"] > 0 and status["phase"] == "paused"
     assert {c["state"] for c in status["controllers"]} == {"leader", "standby"}
     assert {w["worker_id"] for w in status["workers"]} == workers
-    where = ("--run-dir", str(up.run_dir))
-    assert paceline("scale", "rollout=2", *where).returncode == 0
+    up.command("scale", "rollout=2")
     up.until(lambda: any(e["worker_id"] == "rollout-1" for e in up.events("WorkerRegistered")))
-    assert paceline("scale", "rollout=1", *where).returncode == 0
+    up.command("scale", "rollout=1")
     up.until(lambda: any(e["worker_id"] == "rollout-1" for e in up.events("WorkerChanged")))
-    resume(up)
+    up.command("resume")
     assert up.wait() == 0, up.said()
-    assert_sound(up, steps=6)
+    assert_trained(up, steps=6)
     record = FleetRecord.read(up.run_dir)
     assert record is not None
     surplus = next(p for p in record.processes if p.name == "rollout-1")
@@ -111,8 +81,7 @@ def test_a_run_from_start_to_exported_model_scaled_while_it_is_paused(
     assert {event["metric"] for event in chosen} <= {"sampled/pass@4"}
     sets = up.summary()["eval_sets"]
     assert set(sets) == {"held_out", "sampled"} and sets["sampled"]["step"] == 6
-    verified = paceline("ledger", "verify", "--run-dir", str(up.run_dir))
-    assert verified.returncode == 0, verified.stdout + verified.stderr
+    up.command("ledger", "verify")
     assert up.alive() == [], "the Redis started for the check was stopped"
 
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -142,7 +111,7 @@ def test_everything_killed_at_once_goes_on_with_exact_accounting(start: Start) -
 
     again = start()
     assert again.wait() == 0, again.said()
-    assert_sound(again, steps=12)
+    assert_trained(again, steps=12)
 
 
 def test_a_worker_that_cannot_start_ends_the_run_with_its_line(

@@ -10,36 +10,30 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from testbed.fleets.local_run import Up, write_run
+from tests.fleet.conftest import Start
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 
 @pytest.mark.long
-def test_online_dpo_trains_pairs_of_sampled_groups_on_two_replicas(tmp_path: Path) -> None:
-    config = write_run(
-        tmp_path,
+def test_online_dpo_trains_pairs_of_sampled_groups_on_two_replicas(start: Start) -> None:
+    up = start(
         train={"algorithm": "online_dpo", "eval_every": 6},
         objective={"beta": 0.5, "pairs": "all"},
         fleet={"controllers": 1, "rollout": 1},
     )
-    up = Up(config, tmp_path / "run")
-    try:
-        assert up.wait() == 0, up.said()
-        steps = [row for row in up.metrics() if row["kind"] == "step"]
-        assert len(steps) == 6
-        paired = [row for row in steps if "pair_accuracy" in row]
-        assert paired, "no group had unequal rewards"
-        for row in paired:
-            assert 0 <= row["pair_accuracy"] <= 1
-            assert row["reward_margin"] == pytest.approx(
-                row["chosen_reward"] - row["rejected_reward"], abs=1e-6
-            )
-        summary = json.loads((up.run_dir / "summary.json").read_text())
-        assert summary["ledger_ok"] and summary["samples_duplicated"] == 0
-        assert (Path(summary["export"]) / "model.safetensors").is_file()
-    finally:
-        up.close()
+    assert up.wait() == 0, up.said()
+    steps = [row for row in up.metrics() if row["kind"] == "step"]
+    assert len(steps) == 6
+    paired = [row for row in steps if "pair_accuracy" in row]
+    assert paired, "no group had unequal rewards"
+    for row in paired:
+        assert 0 <= row["pair_accuracy"] <= 1
+        assert row["reward_margin"] == pytest.approx(
+            row["chosen_reward"] - row["rejected_reward"], abs=1e-6
+        )
+    summary = up.assert_sound()
+    assert (Path(summary["export"]) / "model.safetensors").is_file()
 
 
 def write_pairs(path: Path, count: int = 48, seed: int = 0) -> Path:
@@ -59,11 +53,10 @@ def write_pairs(path: Path, count: int = 48, seed: int = 0) -> Path:
 @pytest.mark.long
 @pytest.mark.parametrize("algorithm", ["dpo", "reward_model"])
 def test_recorded_pairs_train_exactly_once_and_are_told_apart(
-    algorithm: str, tmp_path: Path
+    start: Start, algorithm: str, tmp_path: Path
 ) -> None:
     """Four passes over 48 pairs."""
-    config = write_run(
-        tmp_path,
+    up = start(
         data={
             "path": str(write_pairs(tmp_path / "pairs.jsonl")),
             "chosen_field": "chosen",
@@ -81,23 +74,18 @@ def test_recorded_pairs_train_exactly_once_and_are_told_apart(
         rollout={"source": "recorded", "group_size": 2},
         fleet={"controllers": 1, "policy": 1, "rollout": 1},
     )
-    up = Up(config, tmp_path / "run")
-    try:
-        assert up.wait() == 0, up.said()
-        steps = [row for row in up.metrics() if row["kind"] == "step"]
-        assert len(steps) == 12
-        # Both completions of a pair have one score before the first update.
-        assert steps[0]["pair_accuracy"] == pytest.approx(0.5)
-        assert steps[0]["loss"] == pytest.approx(math.log(2), abs=1e-4)
-        assert sum(row["pair_accuracy"] for row in steps[-3:]) / 3 > 0.7
-        before, after = [row for row in up.metrics() if row["kind"] == "eval"]
-        assert (before["eval_pair_accuracy"], before["eval_count"]) == (pytest.approx(0.5), 16)
-        assert after["eval_pair_accuracy"] > 0.7 and after["eval_loss"] < before["eval_loss"]
-        summary = up.summary()
-        assert summary["ledger_ok"] and summary["samples_duplicated"] == 0
-        assert summary["samples_trained"] == 12 * 16 * 2
-        kind = {"dpo": AutoModelForCausalLM, "reward_model": AutoModelForSequenceClassification}
-        exported = kind[algorithm].from_pretrained(summary["export"])
-        assert type(exported).__name__ in exported.config.architectures
-    finally:
-        up.close()
+    assert up.wait() == 0, up.said()
+    steps = [row for row in up.metrics() if row["kind"] == "step"]
+    assert len(steps) == 12
+    # Both completions of a pair have one score before the first update.
+    assert steps[0]["pair_accuracy"] == pytest.approx(0.5)
+    assert steps[0]["loss"] == pytest.approx(math.log(2), abs=1e-4)
+    assert sum(row["pair_accuracy"] for row in steps[-3:]) / 3 > 0.7
+    before, after = [row for row in up.metrics() if row["kind"] == "eval"]
+    assert (before["eval_pair_accuracy"], before["eval_count"]) == (pytest.approx(0.5), 16)
+    assert after["eval_pair_accuracy"] > 0.7 and after["eval_loss"] < before["eval_loss"]
+    summary = up.assert_sound()
+    assert summary["samples_trained"] == 12 * 16 * 2
+    kind = {"dpo": AutoModelForCausalLM, "reward_model": AutoModelForSequenceClassification}
+    exported = kind[algorithm].from_pretrained(summary["export"])
+    assert type(exported).__name__ in exported.config.architectures

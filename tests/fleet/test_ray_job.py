@@ -3,21 +3,18 @@ the loss of the head."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import os
-import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from paceline.rpc.ports import free_ports
-from testbed.fleets.local_run import RunFiles, write_run
-from testbed.patience import Patience, patient
+from testbed.fleets.local_run import SLOWLY, Commands, write_run
+from testbed.patience import patient
 from tests.fixtures.ray_head import RayHead
 from tests.fixtures.rendered import base_environment, render
 
@@ -30,60 +27,27 @@ pytestmark = [
         reason="Ray is not installed, or not its job server: pip install 'paceline[ray]'",
     ),
 ]
-SLOWLY = {"functions": ["testbed.rewards:digit_first_later"]}
 
 
-class Job(RunFiles):
-    """``submit.sh`` of a run. ``close`` leaves nothing of it behind."""
-
-    def __init__(self, where: Path, head: RayHead, steps: int) -> None:
-        self.where, self.run_dir = where, where / "run"
-        config = write_run(
-            where,
-            run={"name": f"job-{os.getpid()}"},
-            reward=SLOWLY,
-            train={"steps": steps, "checkpoint_every": 5, "eval_every": 100},
-            fleet={"controllers": 1, "policy": 1, "rollout": 1},
-        )
-        controller, rest = free_ports("", 2)
-        options = ("--set", f"controller.port={controller}", "--set", f"rest.port={rest}")
-        self.folder = where / "job"
-        self.folder.mkdir()
-        for name, text in render(config, "ray", "--run-dir", str(self.run_dir), *options).items():
-            (self.folder / name).write_text(text)
-        with (where / "submit.out").open("ab") as out:
-            self.process = subprocess.Popen(
-                ["bash", str(self.folder / "submit.sh")],
-                stdout=out,
-                stderr=out,
-                env={
-                    **os.environ,
-                    **base_environment(where),
-                    "RAY_API_SERVER_ADDRESS": head.job_server,
-                },
-                start_new_session=True,
-            )
-
-    def steps(self, goal: int, limit_s: float = 240.0) -> None:
-        patience = Patience(limit_s)
-        while self.step() < goal:
-            assert self.process.poll() is None and patience.left(), self.said()
-            time.sleep(0.1)
-
-    def wait(self, limit_s: float = 300.0) -> int:
-        try:
-            return self.process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"it does not end:\n{self.said()}") from None
-
-    def said(self) -> str:
-        return (self.where / "submit.out").read_text(errors="replace") + self.logs()
-
-    def close(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        self.end_all()
+def submitted(where: Path, head: RayHead, steps: int) -> Commands:
+    """``submit.sh`` of a run in ``where/run``."""
+    job = Commands(where / "run")
+    config = write_run(
+        where,
+        run={"name": f"job-{os.getpid()}"},
+        reward=SLOWLY,
+        train={"steps": steps, "checkpoint_every": 5, "eval_every": 100},
+        fleet={"controllers": 1, "policy": 1, "rollout": 1},
+    )
+    controller, rest = free_ports("", 2)
+    options = ("--set", f"controller.port={controller}", "--set", f"rest.port={rest}")
+    folder = where / "job"
+    folder.mkdir()
+    for name, text in render(config, "ray", "--run-dir", str(job.run_dir), *options).items():
+        (folder / name).write_text(text)
+    environment = {**base_environment(where), "RAY_API_SERVER_ADDRESS": head.job_server}
+    job.launch("submit", ["bash", str(folder / "submit.sh")], {**os.environ, **environment})
+    return job
 
 
 @pytest.fixture
@@ -97,17 +61,14 @@ def head(tmp_path: Path) -> Iterator[RayHead]:
 
 
 def test_a_job_trains_to_its_end_although_the_head_is_lost(head: RayHead, tmp_path: Path) -> None:
-    job = Job(tmp_path, head, steps=16)
+    job = submitted(tmp_path, head, steps=16)
     try:
         job.steps(3)
         head.lose()
         head.start()
-        assert job.wait() == 0, job.said()
-        summary = job.summary()
-        assert summary["status"] == "finished" and summary["steps"] == 16, job.said()
-        assert summary["samples_lost"] == summary["samples_duplicated"] == 0
-        assert (Path(summary["export"]) / "config.json").is_file()
-        assert "it is submitted again" in (tmp_path / "submit.out").read_text()
+        assert job.ended("submit", 300.0) == 0, job.said()
+        job.assert_sound(steps=16)
+        assert "it is submitted again" in job.output_of("submit").read_text()
         assert places_left(head, tmp_path) == [], "resources of the run are given back"
     finally:
         job.close()

@@ -3,13 +3,12 @@ that falls."""
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 
 import pytest
 
-from testbed.fleets.local_run import Up, paceline, write_run
+from testbed.fleets.local_run import write_run
+from tests.fleet.conftest import Start
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -17,7 +16,7 @@ STEPS = 80
 
 
 def test_supervised_fine_tuning_survives_the_deaths_of_both_kinds_of_workers(
-    tmp_path: Path,
+    start: Start, tmp_path: Path
 ) -> None:
     config = write_run(
         tmp_path,
@@ -36,27 +35,18 @@ def test_supervised_fine_tuning_survives_the_deaths_of_both_kinds_of_workers(
     )
     text = config.read_text().replace("group_size = 4\n", "")
     config.write_text(text)
-    up = Up(config, tmp_path / "run")
-    try:
-        # A worker that dies before it has registered is nobody's death.
-        up.until(
-            lambda: (
-                {"policy-0", "rollout-0"} <= {e["worker_id"] for e in up.events("WorkerRegistered")}
-            )
-        )
-        up.until(lambda: up.step() >= 10)
-        for name in ("policy-0", "rollout-0"):
-            os.kill(up.pid(name), signal.SIGKILL)
-        assert up.wait() == 0, up.said()
-    finally:
-        up.close()
-    summary = up.summary()
-    assert (summary["status"], summary["steps"]) == ("finished", STEPS)
-    assert summary["samples_trained"] == STEPS * 4
-    assert (summary["samples_lost"], summary["samples_duplicated"]) == (0, 0)
+    up = start()
+    # A worker that dies before it has registered is nobody's death.
+    up.until(
+        lambda: {"policy-0", "rollout-0"} <= {e["worker_id"] for e in up.events("WorkerRegistered")}
+    )
+    up.until(lambda: up.step() >= 10)
+    for name in ("policy-0", "rollout-0"):
+        up.kill(name)
+    assert up.wait() == 0, up.said()
+    assert up.assert_sound(steps=STEPS)["samples_trained"] == STEPS * 4
     assert {e["worker_id"] for e in up.events("WorkerDied")} == {"policy-0", "rollout-0"}
-    verified = paceline("ledger", "verify", "--run-dir", str(up.run_dir))
-    assert verified.returncode == 0, verified.stdout + verified.stderr
+    up.command("ledger", "verify")
 
     evals = [row for row in up.metrics() if row["kind"] == "eval"]
     assert [row["step"] for row in evals] == list(range(0, STEPS + 1, 20))

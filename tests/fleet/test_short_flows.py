@@ -7,37 +7,28 @@ test_preference_runs.py, and an objective of a user in test_user_files_named_lik
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoModelForCausalLM
 
-from testbed.fleets.local_run import Up, write_run
+from testbed.fleets.local_run import Up
 from testbed.tiny_model import make_tiny_model, make_tiny_reward_model
+from tests.fleet.conftest import Start
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(300)]
 
 FLEET = {"controllers": 1, "policy": 1, "rollout": 1}
 
 
-@contextmanager
-def finished(config: Path, run_dir: Path) -> Iterator[list[Mapping[str, Any]]]:
-    """The metrics of a run to its end, once the ledger shows that every sample was trained exactly
-    once."""
-    up = Up(config, run_dir)
-    try:
-        assert up.wait() == 0, up.said()
-        summary = up.summary()
-        assert summary["ledger_ok"]
-        assert (summary["samples_lost"], summary["samples_duplicated"]) == (0, 0)
-        exported = AutoModelForCausalLM.from_pretrained(summary["export"])
-        assert type(exported).__name__ in exported.config.architectures
-        yield up.metrics()
-    finally:
-        up.close()
+def finished(up: Up) -> list[Mapping[str, Any]]:
+    """The metrics of a run to its end."""
+    assert up.wait() == 0, up.said()
+    exported = AutoModelForCausalLM.from_pretrained(up.assert_sound()["export"])
+    assert type(exported).__name__ in exported.config.architectures
+    return up.metrics()
 
 
 def of_kind(rows: Sequence[Mapping[str, Any]], kind: str) -> list[Mapping[str, Any]]:
@@ -48,13 +39,12 @@ def mean(rows: Sequence[Mapping[str, Any]], name: str) -> float:
     return sum(row[name] for row in rows) / len(rows)
 
 
-def test_ppo_learns_what_a_reward_model_scores(tmp_path: Path) -> None:
+def test_ppo_learns_what_a_reward_model_scores(start: Start, tmp_path: Path) -> None:
     """A completion alone of its prompt: its advantage is the critic's, and its reward a scorer's
     less the KL."""
     model = make_tiny_model(tmp_path / "model", hidden=32)
     make_tiny_reward_model(tmp_path / "rm", model)
-    config = write_run(
-        tmp_path,
+    up = start(
         rows=512,
         reward={"functions": {"scorer:helpful": 10.0}, "processes": 0},
         scorers={"helpful": {"kind": "reward_model", "path": str(tmp_path / "rm")}},
@@ -71,23 +61,24 @@ def test_ppo_learns_what_a_reward_model_scores(tmp_path: Path) -> None:
         rollout={"group_size": 1},
         fleet={**FLEET, "scorers": 1},
     )
-    with finished(config, tmp_path / "run") as rows:
-        steps, evaluated = of_kind(rows, "step"), of_kind(rows, "eval")
-        assert len(steps) == 24
-        assert all(step["grad_norm_critic"] > 0 and step["tokens"] > 0 for step in steps)
-        assert (steps[0]["kl"], steps[0]["value_mean"]) == (pytest.approx(0, abs=1e-5), 0)
-        assert evaluated[-1]["eval_reward_mean"] > evaluated[0]["eval_reward_mean"] + 0.5
-        assert mean(steps[-6:], "kl") > 0.01
-        value, returned = mean(steps[-6:], "value_mean"), mean(steps[-6:], "return_mean")
-        assert value > 0.5 * returned > 0
+    rows = finished(up)
+    steps, evaluated = of_kind(rows, "step"), of_kind(rows, "eval")
+    assert len(steps) == 24
+    assert all(step["grad_norm_critic"] > 0 and step["tokens"] > 0 for step in steps)
+    assert (steps[0]["kl"], steps[0]["value_mean"]) == (pytest.approx(0, abs=1e-5), 0)
+    assert evaluated[-1]["eval_reward_mean"] > evaluated[0]["eval_reward_mean"] + 0.5
+    assert mean(steps[-6:], "kl") > 0.01
+    value, returned = mean(steps[-6:], "value_mean"), mean(steps[-6:], "return_mean")
+    assert value > 0.5 * returned > 0
 
 
-def test_a_policy_is_distilled_from_a_teacher_that_is_a_scorer(tmp_path: Path) -> None:
+def test_a_policy_is_distilled_from_a_teacher_that_is_a_scorer(
+    start: Start, tmp_path: Path
+) -> None:
     """The rewards say nothing; only the teacher's log-probs are trained."""
     make_tiny_model(tmp_path / "model", hidden=32)
     teacher = make_tiny_model(tmp_path / "teacher", hidden=64)
-    config = write_run(
-        tmp_path,
+    up = start(
         rows=512,
         scorers={"teacher": {"kind": "logprobs", "path": str(teacher)}},
         train={
@@ -101,7 +92,7 @@ def test_a_policy_is_distilled_from_a_teacher_that_is_a_scorer(tmp_path: Path) -
         objective={"teacher": "teacher"},
         fleet={**FLEET, "scorers": 1},
     )
-    with finished(config, tmp_path / "run") as rows:
-        steps = of_kind(rows, "step")
-        assert len(steps) == 24
-        assert mean(steps[-6:], "teacher_kl") < mean(steps[:3], "teacher_kl")
+    rows = finished(up)
+    steps = of_kind(rows, "step")
+    assert len(steps) == 24
+    assert mean(steps[-6:], "teacher_kl") < mean(steps[:3], "teacher_kl")

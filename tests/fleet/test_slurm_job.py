@@ -7,14 +7,11 @@ the job.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import signal
-import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,8 +20,7 @@ from paceline.config.sections.services import RedisConfig
 from paceline.observe.fleet_file import FleetRecord
 from paceline.redis.server import ensure_redis, stop_redis
 from paceline.rpc.ports import free_ports
-from testbed.fleets.local_run import ROOT, RunFiles, paceline, write_run
-from testbed.patience import Patience, patient, until
+from testbed.fleets.local_run import ROOT, SLOWLY, Commands, paceline, write_run
 from tests.fixtures.rendered import base_environment, render
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -46,14 +42,14 @@ SCONTROL = """\
 echo "$@" >> "$CALLS"
 case $1 in show) for node in $SLURM_NNODES; do echo 127.0.0.1; done ;; esac
 """
-SLOWLY = {"functions": ["testbed.rewards:digit_first_later"]}
 
 
-class SlurmJob(RunFiles):
-    """``sbatch`` of a run on two nodes. ``close`` leaves nothing of it behind."""
+class SlurmJob(Commands):
+    """``sbatch`` of a run on two nodes."""
 
     def __init__(self, where: Path, config: Path, job_id: int = 4711) -> None:
-        self.where, self.run_dir = where, where / "run"
+        super().__init__(where / "run")
+        self.where = where
         files = render(config, "slurm", "--nodes", "2", "--run-dir", str(self.run_dir))
         self.script = where / "job.sbatch"
         self.script.write_text(files["job.sbatch"])
@@ -72,36 +68,13 @@ class SlurmJob(RunFiles):
             "CALLS": str(where / "calls"),
             "STEP": str(where / "step"),
         }
-        self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, **more: str) -> None:
-        with (self.where / "out").open("ab") as out:
-            self.process = subprocess.Popen(
-                ["bash", str(self.script)],
-                stdout=out,
-                stderr=out,
-                cwd=self.where,
-                env={**self.environment, **more},
-                start_new_session=True,
-            )
+        command = ["bash", str(self.script)]
+        self.launch("job", command, {**self.environment, **more}, cwd=self.where)
 
-    def wait(self, limit_s: float = 240.0) -> int:
-        assert self.process is not None
-        try:
-            return self.process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"the job does not end:\n{self.said()}") from None
-
-    def until(self, true: Callable[[], object]) -> None:
-        """Polls until ``true()``; fails if the job ends or the time runs out first."""
-        until(true, 180.0, goes_on=self._check, said=self.said)
-
-    def _check(self) -> None:
-        assert self.process is not None and self.process.poll() is None, self.said()
-
-    def steps(self, goal: int) -> None:
-        """Waits for so many steps."""
-        self.until(lambda: self.step() >= goal)
+    def wait(self) -> int:
+        return self.ended("job")
 
     def nodes(self) -> list[int]:
         """Process ids of the nodes' shells, in the order of their ranks."""
@@ -122,20 +95,8 @@ class SlurmJob(RunFiles):
         path = self.where / "calls"
         return path.read_text().splitlines() if path.exists() else []
 
-    def said(self) -> str:
-        return (self.where / "out").read_text(errors="replace") + self.logs()
-
     def homes(self) -> list[Path]:
         return [self.run_dir, *(self.run_dir / "nodes").glob("node-*")]
-
-    def close(self) -> None:
-        if self.process is not None:
-            # Nothing in the group outlives the job: srun's stand-in and the nodes' shells are in
-            # it.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-        self.end_all()
 
 
 @pytest.fixture
@@ -168,7 +129,7 @@ def test_a_job_goes_on_when_a_node_is_killed_and_when_it_is_queued_again_at_its_
     os.kill(job.command_of(0), signal.SIGKILL)
     # Until the command is back, what it had started goes on.
     job.until(lambda: job.pid("policy-0") not in (0, killed))
-    job.steps(job.step() + 2)
+    job.steps(2)
 
     # What `--signal=TERM` does: every process of the step gets it, and the script none.
     for rank, shell in enumerate(job.nodes()):
@@ -181,11 +142,7 @@ def test_a_job_goes_on_when_a_node_is_killed_and_when_it_is_queued_again_at_its_
 
     job.start(SLURM_RESTART_COUNT="1")
     assert job.wait() == 0, job.said()
-    summary = job.summary()
-    assert summary["status"] == "finished" and summary["steps"] == 24, job.said()
-    assert summary["samples_lost"] == summary["samples_duplicated"] == 0
-    assert (Path(summary["export"]) / "config.json").is_file()
-    assert job.alive() == [], "controllers and Redis end with the run"
+    job.assert_sound(steps=24)
     started = "show hostnames node[0-1]"
     assert job.calls() == [started, "requeue 4711", started], "a finished run is not queued again"
     assert (job.run_dir / "token").stat().st_mode & 0o77 == 0
@@ -227,30 +184,19 @@ def test_roles_in_jobs_of_their_own_end_with_the_run(tmp_path: Path) -> None:
         controllers = controllers.replace(f":{before}", f":{port}")
     controllers = controllers.replace("$(hostname -f)", "127.0.0.1")
     environment = {**os.environ, **base_environment(tmp_path), "PYTHONPATH": str(ROOT)}
-    jobs: list[subprocess.Popen[bytes]] = []
+    jobs = Commands(run_dir)
 
-    def submit(script: str) -> None:
-        with (tmp_path / "out").open("ab") as out:
-            jobs.append(
-                subprocess.Popen(
-                    ["bash", "-c", script],
-                    stdout=out,
-                    stderr=out,
-                    cwd=tmp_path,
-                    env={**environment, "run_dir": str(run_dir), "SLURM_ARRAY_TASK_ID": "0"},
-                    start_new_session=True,
-                )
-            )
+    def submit(name: str, script: str) -> None:
+        more = {"run_dir": str(run_dir), "SLURM_ARRAY_TASK_ID": "0"}
+        jobs.launch(name, ["bash", "-c", script], environment | more, cwd=tmp_path)
 
     try:
-        submit(controllers)
-        patience = Patience(60)
-        while not (run_dir / "addresses").exists():
-            assert patience.left(), (tmp_path / "out").read_text()
-            time.sleep(0.1)
-        submit(worker)
-        submit(worker.replace("paceline rollout", "paceline policy").replace("rollout-", "policy-"))
-        assert [job.wait(patient(240)) for job in jobs] == [0, 0, 0], (tmp_path / "out").read_text()
+        submit("controllers", controllers)
+        jobs.until((run_dir / "addresses").exists, 60)
+        submit("rollout", worker)
+        policy = worker.replace("paceline rollout", "paceline policy")
+        submit("policy", policy.replace("rollout-", "policy-"))
+        assert [jobs.ended(name) for name in jobs.started] == [0, 0, 0], jobs.said()
         summary = json.loads((run_dir / "summary.json").read_text())
         assert (summary["status"], summary["steps"]) == ("finished", 6)
         assert (Path(summary["export"]) / "config.json").is_file()
@@ -265,8 +211,5 @@ def test_roles_in_jobs_of_their_own_end_with_the_run(tmp_path: Path) -> None:
         shown = paceline("ledger", "verify", "--redis-url", url, "--run", "tiny")
         assert shown.returncode == 0, shown.stdout + shown.stderr
     finally:
-        for job in jobs:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(job.pid, signal.SIGKILL)
-            job.wait()
+        jobs.close()
         stop_redis(run_dir)

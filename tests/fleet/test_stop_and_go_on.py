@@ -28,10 +28,9 @@ def stopped(config: Path) -> int:
         up.until(lambda: up.step() >= 3)
         up.process.send_signal(signal.SIGTERM)
         assert up.wait(120) == 130, up.said()
-        assert up.alive() == []
         faults = [e["text"] for e in up.events() if e.get("severity") in ("warning", "error")]
         assert faults == []
-        assert up.summary()["status"] == "interrupted"
+        up.assert_sound("interrupted")
         stopped_at = int(up.events("StepCommitted")[-1]["step"])
         assert [e["step"] for e in up.events("CheckpointRecorded")] == [stopped_at]
     finally:
@@ -45,16 +44,12 @@ def finished(config: Path, run_dir: Path, steps: int, *options: str) -> Up:
     up = Up(config, run_dir, "--set", f"train.steps={steps}", *options)
     try:
         assert up.wait() == 0, up.said()
-        assert up.alive() == []
     finally:
         up.close()
     committed = [event["step"] for event in up.events("StepCommitted")]
     assert committed == list(range(1, steps + 1)), "each step was trained once"
     assert up.events("RolledBack") == []
-    summary = up.summary()
-    assert (summary["status"], summary["steps"]) == ("finished", steps)
-    assert summary["ledger_ok"] is True, summary["ledger_problems"]
-    assert summary["samples_lost"] == summary["samples_duplicated"] == 0
+    summary = up.assert_sound(steps=steps)
     assert summary["samples_trained"] == steps * 4 * 4
     assert summary["controller_failovers"] == 0, "all had stopped"
     return up

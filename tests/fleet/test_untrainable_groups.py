@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 
 import pytest
 
-from testbed.fleets.local_run import ROOT, Up, write_run
+from testbed.fleets.local_run import ROOT
+from tests.fleet.conftest import Start
 
 pytestmark = [pytest.mark.long, pytest.mark.e2e, pytest.mark.timeout(400)]
 
@@ -25,26 +25,19 @@ def doomed(fates: dict[str, str]) -> dict[str, str]:
 
 
 def test_groups_that_kill_trainers_or_exceed_their_memory_leave_and_the_run_ends_well(
-    tmp_path: Path,
+    start: Start,
 ) -> None:
     fleet = {"controllers": 1, "policy": 2, "rollout": 1, "max_attempts": 2}
-    config = write_run(tmp_path, fleet=fleet)
-    up = Up(config, tmp_path / "run", environment=doomed({"t2": "kill", "t9": "memory"}))
-    try:
-        assert up.wait(360) == 0, up.said()
-        summary = up.summary()
-        assert summary["status"] == "finished" and summary["steps"] == 6
-        assert summary["ledger_ok"] is True, summary["ledger_problems"]
-        assert summary["samples_lost"] == summary["samples_duplicated"] == 0
-        dropped = {e["task_id"]: e for e in up.events("TaskDropped")}
-        assert {t: e["reason"] for t, e in dropped.items()} == {
-            "t2": "killed_trainers",
-            "t9": "out_of_memory",
-        }
-        lengths = [e["group"]["lengths"] for e in dropped.values()]
-        assert all(len(each) == 4 and min(each) >= 1 for each in lengths)
-        assert "80.00 GiB" in dropped["t9"]["detail"]
-        died = [e["worker_id"] for e in up.events("WorkerDied")]
-        assert len(died) == 2 and set(died) <= {"policy-0", "policy-1"}, "fleet.max_attempts deaths"
-    finally:
-        up.close()
+    up = start(environment=doomed({"t2": "kill", "t9": "memory"}), fleet=fleet)
+    assert up.wait(360) == 0, up.said()
+    up.assert_sound(steps=6)
+    dropped = {e["task_id"]: e for e in up.events("TaskDropped")}
+    assert {t: e["reason"] for t, e in dropped.items()} == {
+        "t2": "killed_trainers",
+        "t9": "out_of_memory",
+    }
+    lengths = [e["group"]["lengths"] for e in dropped.values()]
+    assert all(len(each) == 4 and min(each) >= 1 for each in lengths)
+    assert "80.00 GiB" in dropped["t9"]["detail"]
+    died = [e["worker_id"] for e in up.events("WorkerDied")]
+    assert len(died) == 2 and set(died) <= {"policy-0", "policy-1"}, "fleet.max_attempts deaths"

@@ -30,7 +30,6 @@ MODULES = (
     ),
 )
 """Those of our processes that answer --help."""
-"""Those that only a process of ours can start."""
 REWARD = """
 import pathlib, sys
 def digits(completion):
@@ -140,9 +139,8 @@ def test_a_whole_run_uses_our_roles_and_the_users_reward_objective_and_engine(
         assert up.wait() == 0, up.said()
     finally:
         up.close()
-    assert up.summary()["status"] == "finished"
+    up.assert_sound()
     assert (start_directory / "note").read_text() == "made"
     # What it measures: three times the reward, which is 0 or 1 here.
     steps = [row for row in up.metrics() if row["kind"] == "step"]
     assert all(0 <= row["mine"] <= 3 for row in steps) and any(row["mine"] > 0 for row in steps)
-    assert (start_directory / "run" / "export" / "config.json").is_file()

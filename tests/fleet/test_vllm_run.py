@@ -34,14 +34,11 @@ def test_a_short_run_on_vllm(tmp_path: Path) -> None:
     up = Up(ROOT / "examples" / "digit_sort" / "digit_sort.toml", tmp_path / "run", *options)
     try:
         assert up.wait(limit_s=500) == 0, up.said()
-        summary = up.summary()
-        assert summary["status"] == "finished", up.said()
-        assert (summary["steps"], summary["samples_lost"]) == (STEPS, 0)
-        steps = [row for row in up.metrics() if row["kind"] == "step"]
-        assert all(row["logprob_gap_mean"] < 0.05 for row in steps), steps
-        fresh = [row for row in steps if row["staleness_max"] == 0]
-        assert fresh and all(row["logprob_gap_mean"] < 1e-3 for row in fresh), steps
-        assert summary["eval_last"] > 0.3, summary
-        assert up.alive() == []
     finally:
         up.close()
+    summary = up.assert_sound(steps=STEPS)
+    steps = [row for row in up.metrics() if row["kind"] == "step"]
+    assert all(row["logprob_gap_mean"] < 0.05 for row in steps), steps
+    fresh = [row for row in steps if row["staleness_max"] == 0]
+    assert fresh and all(row["logprob_gap_mean"] < 1e-3 for row in fresh), steps
+    assert summary["eval_last"] > 0.3, summary
