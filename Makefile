@@ -131,7 +131,6 @@ deploy: $(VENV)/.stamp-run
 bench: $(VENV)/.stamp-vllm
 	$(PIP) install -c constraints.txt -e '.[bench]'
 	$(BIN)/python -m benchmarks.control_plane --groups-total 100000
-	$(BIN)/python -m benchmarks.failover
 	$(BIN)/python -m benchmarks.mesh
 	$(BIN)/python -m benchmarks.weights
 	$(BIN)/python -m benchmarks.engine

@@ -1,4 +1,4 @@
-"""The tensor plane on gloo: forming, reducing, rebuilding after a fault, sending weights, leaks.
+"""The tensor plane on gloo: forming, reducing, rebuilding after a fault, leaks.
 
     python -m benchmarks.mesh [--trials 20] [--out FILE]
 
@@ -22,14 +22,11 @@ from typing import Any
 import torch
 
 from benchmarks import runs
-from benchmarks.weights import Links
 from testbed.redis.redis_process import throwaway_redis
 from testbed.workers.mesh_member import Crew, Member, crew_on
 
 MB = 1_000_000
 REDUCED_MB = (1, 8, 32)
-WEIGHTS_MB = (1, 16, 128, 512)
-TRANSFERS = 8
 REBUILDS = 200
 
 
@@ -42,15 +39,12 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory(prefix="paceline-mesh-") as name,
         throwaway_redis(Path(name)) as url,
+        crew_on(url) as crew,
     ):
-        with crew_on(url) as crew:
-            result["form_ms"] = form(crew, args.trials)
-            result["reduce"] = reduce(crew, args.trials)
-            result["fault_ms"] = [killed(crew, args.trials), stopped(crew, args.trials)]
-            result["leaks"] = leaks(crew)
-        result["weights"] = [
-            weights(url, size_mb, receivers) for size_mb in WEIGHTS_MB for receivers in (1, 2)
-        ]
+        result["form_ms"] = form(crew, args.trials)
+        result["reduce"] = reduce(crew, args.trials)
+        result["fault_ms"] = [killed(crew, args.trials), stopped(crew, args.trials)]
+        result["leaks"] = leaks(crew)
     runs.write(args.out, result)
 
 
@@ -165,24 +159,6 @@ def leaks(crew: Crew) -> list[dict[str, Any]]:
                 }
             )
     return rows
-
-
-def weights(url: str, size_mb: int, receivers: int) -> dict[str, Any]:
-    # About the number of tensors of a small model.
-    tensors = {f"t{i}": torch.randn(size_mb * MB // 4 // 100) for i in range(100)}
-    with Links(url, f"weights-{size_mb}-{receivers}", receivers) as links:
-        for version in range(TRANSFERS):
-            links.publish(version, tensors)
-    # The first transfer pays for fresh memory at both ends.
-    transfer_s = statistics.median(links.transfer_s[1:])
-    return {
-        "MB": size_mb,
-        "receivers": receivers,
-        "publish_ms": statistics.median(links.publish_s[2:]) * 1e3,
-        "publish_first_ms": links.publish_s[0] * 1e3,
-        "transfer_ms": transfer_s * 1e3,
-        "MB/s each": size_mb / transfer_s,
-    }
 
 
 def start_reducing(members: Sequence[Member], megabytes: int) -> None:

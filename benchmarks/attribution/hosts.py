@@ -27,7 +27,7 @@ from paceline.rpc.auth import own_token
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from testbed.faults import failpoints
 from testbed.fleets.fleet import RUN, Fleet
-from testbed.fleets.local_run import write_run
+from testbed.fleets.local_run import SLOWLY, write_run
 from testbed.fleets.node_job import NamespacedNodes
 
 WORKERS = {"policy-0": 0, "rollout-0": 0, "policy-1": 1, "rollout-1": 1}
@@ -52,7 +52,7 @@ class TwoHosts(Fleet):
         self.armed = where / "armed"
         write_run(
             where,
-            reward={"functions": ["testbed.rewards:digit_first_later"]},
+            reward=SLOWLY,
             train={
                 "steps": ENDLESS,
                 "checkpoint_every": 10,

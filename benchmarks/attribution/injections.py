@@ -52,6 +52,12 @@ class Scene:
     def worker(self) -> str:
         return self.draw.choice(list(WORKERS))
 
+    def controller(self) -> str:
+        return self.draw.choice(CONTROLLERS)
+
+    def leader(self) -> str:
+        return self.fleet.leader()
+
     def signal(self, name: str, number: signal.Signals, cause: FaultCause) -> Expected:
         identity = self.fleet.process(name)
         os.kill(identity.pid, number)
@@ -76,12 +82,11 @@ class Scene:
         return {(fault.name, fault.pid) for fault in faults if fault.t >= self.since}
 
 
-def kill_worker(scene: Scene) -> list[Expected]:
-    return [scene.signal(scene.worker(), signal.SIGKILL, FaultCause.KILLED)]
-
-
-def crash_worker(scene: Scene) -> list[Expected]:
-    return [scene.signal(scene.worker(), signal.SIGSEGV, FaultCause.CRASHED)]
+def signalled(
+    victim: Callable[[Scene], str], number: signal.Signals, cause: FaultCause
+) -> Injection:
+    """A process gets a signal that ends it."""
+    return lambda scene: [scene.signal(victim(scene), number, cause)]
 
 
 def exit_with_error(scene: Scene) -> list[Expected]:
@@ -117,25 +122,13 @@ def kill_before_registration(scene: Scene) -> list[Expected]:
     return [first, scene.signal(first.name, signal.SIGKILL, FaultCause.KILLED)]
 
 
-def kill_controller(scene: Scene) -> list[Expected]:
-    return [scene.signal(scene.draw.choice(CONTROLLERS), signal.SIGKILL, FaultCause.KILLED)]
-
-
-def kill_leader(scene: Scene) -> list[Expected]:
-    return [scene.signal(scene.fleet.leader(), signal.SIGKILL, FaultCause.KILLED)]
-
-
 def stop_leader(scene: Scene) -> list[Expected]:
-    expected = [scene.signal(scene.fleet.leader(), signal.SIGSTOP, FaultCause.STOPPED)]
+    expected = [scene.signal(scene.leader(), signal.SIGSTOP, FaultCause.STOPPED)]
     try:
         scene.noticed(expected)
     finally:
         os.kill(expected[0].pid, signal.SIGCONT)
     return expected
-
-
-def kill_redis(scene: Scene) -> list[Expected]:
-    return [scene.signal(REDIS, signal.SIGKILL, FaultCause.KILLED)]
 
 
 def stop_redis(scene: Scene) -> list[Expected]:
@@ -195,16 +188,16 @@ def _until_dead(scene: Scene, name: str) -> None:
 
 
 KINDS: dict[str, Injection] = {
-    "worker: SIGKILL": kill_worker,
-    "worker: SIGSEGV": crash_worker,
+    "worker: SIGKILL": signalled(Scene.worker, signal.SIGKILL, FaultCause.KILLED),
+    "worker: SIGSEGV": signalled(Scene.worker, signal.SIGSEGV, FaultCause.CRASHED),
     "worker: error exit": exit_with_error,
     "worker: SIGSTOP": stop_worker,
     "worker: out of memory": lack_memory,
     "worker: SIGKILL, again before it registers": kill_before_registration,
-    "controller: SIGKILL": kill_controller,
-    "leader: SIGKILL": kill_leader,
+    "controller: SIGKILL": signalled(Scene.controller, signal.SIGKILL, FaultCause.KILLED),
+    "leader: SIGKILL": signalled(Scene.leader, signal.SIGKILL, FaultCause.KILLED),
     "leader: SIGSTOP": stop_leader,
-    "Redis: SIGKILL": kill_redis,
+    "Redis: SIGKILL": signalled(lambda scene: REDIS, signal.SIGKILL, FaultCause.KILLED),
     "Redis: SIGSTOP": stop_redis,
     "host: cable pulled": cut_network,
     "host: lost": lose_host,

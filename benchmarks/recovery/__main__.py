@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import runs
-from benchmarks.recovery import controllers, policies, redis_servers, rollouts, supervisors
+from benchmarks.recovery import controllers, policies, redis_servers, rollouts
 from benchmarks.recovery.case import Trial
 from benchmarks.recovery.fleet_fixtures import GROUNDS, HOSTS
 from testbed.faults.network_namespaces import why_not
@@ -33,7 +33,6 @@ TRIALS: dict[str, Callable[[Any], Trial]] = {
     **redis_servers.TRIALS,
     **policies.TRIALS,
     **rollouts.TRIALS,
-    **supervisors.TRIALS,
 }
 FAULTS = tomllib.loads(Path(__file__).with_name("faults.toml").read_text())
 PRINTED = ("trials", "detect_median_s", "recover_median_s", "recover_p99_s", "repeated")

@@ -1,13 +1,14 @@
-"""Faults of controllers and of their network."""
+"""Faults of controllers, of their network and of ``paceline up``, and power cuts."""
 
 from __future__ import annotations
 
 import signal
 import time
 
-from benchmarks.recovery.case import Trial, kind
+from benchmarks.recovery.case import SERVE_LIMIT_S, Trial, commit_after, kind
 from testbed.faults.network_namespaces import HUB
 from testbed.fleets.launched_fleet import LaunchedFleet
+from testbed.fleets.local_run import Up
 from testbed.fleets.namespaced_fleet import NamespacedFleet
 
 
@@ -58,10 +59,33 @@ def all_controllers_killed(fleet: LaunchedFleet) -> Trial:
     return Trial(detected - t0, served - t0)
 
 
+def supervisor_killed(fleet: LaunchedFleet) -> Trial:
+    fleet.up.process.kill()
+    fleet.up.process.wait()
+    t0 = time.time()
+    fleet.up = Up(fleet.config, fleet.run_dir, "--attach", environment=fleet.environment)
+    pid = fleet.up.process.pid
+    fleet.until(lambda: fleet.record().supervisor.pid == pid)
+    return Trial(None, time.time() - t0)
+
+
+def power_cut(fleet: LaunchedFleet) -> Trial:
+    t0 = time.time()
+    fleet.kill_everything()
+    killed = time.time()
+    fleet.start_again()
+    committed, at = commit_after(fleet, killed, 0, SERVE_LIMIT_S)
+    rolled = [e for t, e in fleet.tail.events[:at] if e["type"] == "RolledBack" and t > t0]
+    steps = sum(e["from_step"] - e["step"] for e in rolled)
+    return Trial(None, committed - killed, f"{steps} steps since the checkpoint")
+
+
 TRIALS = {
     "leader-kill": lambda fleet: leader_falls(fleet, signal.SIGKILL),
     "leader-stop": lambda fleet: leader_falls(fleet, signal.SIGSTOP),
     "leader-cut": leader_cut_off,
     "standby-kill": standby_killed,
     "controllers-kill": all_controllers_killed,
+    "supervisor-kill": supervisor_killed,
+    "power-cut": power_cut,
 }

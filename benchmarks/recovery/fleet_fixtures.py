@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +23,7 @@ Ground = Callable[[Path], AbstractContextManager[Any]]
 
 def usual(**fleet: int) -> Ground:
     """``paceline up`` with its embedded Redis; ``fleet``: what is not as by default."""
-
-    @contextmanager
-    def opened(where: Path) -> Iterator[LaunchedFleet]:
-        made = LaunchedFleet(where, fleet=fleet)
-        try:
-            yield made
-        finally:
-            made.close()
-
-    return opened
+    return lambda where: closing(LaunchedFleet(where, fleet=fleet))
 
 
 class ForeignRedis(LaunchedFleet):
@@ -50,15 +41,6 @@ class ForeignRedis(LaunchedFleet):
         self.server.kill()
 
 
-@contextmanager
-def _foreign(where: Path) -> Iterator[ForeignRedis]:
-    fleet = ForeignRedis(where)
-    try:
-        yield fleet
-    finally:
-        fleet.close()
-
-
 class WatchedByThree(LaunchedFleet):
     """A fleet on a master with one replica, behind three Sentinels."""
 
@@ -71,17 +53,7 @@ class WatchedByThree(LaunchedFleet):
         self.sentinels.close()
 
 
-@contextmanager
-def _sentinels(where: Path) -> Iterator[WatchedByThree]:
-    fleet = WatchedByThree(where)
-    try:
-        yield fleet
-    finally:
-        fleet.close()
-
-
-@contextmanager
-def _poisoned(where: Path) -> Iterator[LaunchedFleet]:
+def _poisoned(where: Path) -> AbstractContextManager[LaunchedFleet]:
     """A fleet in which one of sixteen prompts kills the process that scores it."""
     path = where / "poisoned.jsonl"
     rows = ({"prompt": f"s{i}=", "answer": str(i)} for i in range(10, 138))
@@ -91,20 +63,7 @@ def _poisoned(where: Path) -> Iterator[LaunchedFleet]:
     ]
     path.write_text("\n".join(lines) + "\n")
     reward = {"functions": ["testbed.rewards:poison"], "processes": 2}
-    fleet = LaunchedFleet(where, data={"path": str(path)}, reward=reward)
-    try:
-        yield fleet
-    finally:
-        fleet.close()
-
-
-@contextmanager
-def _hosts(where: Path) -> Iterator[NamespacedFleet]:
-    cluster = NamespacedFleet(where)
-    try:
-        yield cluster
-    finally:
-        cluster.close()
+    return closing(LaunchedFleet(where, data={"path": str(path)}, reward=reward))
 
 
 HOSTS = "hosts"
@@ -114,8 +73,8 @@ GROUNDS: dict[str, Ground] = {
     "one": usual(policy=1),
     "three": usual(policy=3),
     "ranks": usual(policy_ranks=2),
-    "foreign_redis": _foreign,
-    "sentinels": _sentinels,
+    "foreign_redis": lambda where: closing(ForeignRedis(where)),
+    "sentinels": lambda where: closing(WatchedByThree(where)),
     "poisoned": _poisoned,
-    HOSTS: _hosts,
+    HOSTS: lambda where: closing(NamespacedFleet(where)),
 }

@@ -7,9 +7,9 @@ its directives, then the report of every rollout worker that it has loaded the v
 answer to each, and the journal's JSON of all events.
 
 ``snapshots`` are the longest pauses of an event loop while a snapshot of many uncovered groups is
-taken and saved, ``meshes`` the Redis commands with which the members of a mesh meet.
+taken and saved.
 
-    python -m benchmarks.scale [--parts operations snapshots meshes] [--label after]
+    python -m benchmarks.scale [--parts operations snapshots] [--label after]
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks import runs
-from benchmarks.scale import mesh_forming, snapshot
+from benchmarks.scale import snapshot
 from controller.fleet.liveness import Liveness
 from controller.fleet.sessions import ServerSession, Sessions
 from controller.ledger import Ledger
@@ -41,7 +41,6 @@ from paceline.v1 import common_pb2, worker_pb2
 EIGHTHS = (1, 2, 4, 8)
 """Sizes: eighths of 1,000 rollout workers and 64 policy replicas."""
 SNAPSHOT_GROUPS = (20_000, 1_000_000)
-MESH_MEMBERS = (4, 16, 64)
 GROUPS = 64
 REPEATS = 5
 
@@ -213,7 +212,6 @@ def _median(work: Callable[[], Any]) -> float:
 PARTS: dict[str, Callable[[], list[Any]]] = {
     "operations": lambda: [measure(125 * eighths, 8 * eighths) for eighths in EIGHTHS],
     "snapshots": lambda: [asyncio.run(snapshot.measure(groups)) for groups in SNAPSHOT_GROUPS],
-    "meshes": lambda: [mesh_forming.measure(members) for members in MESH_MEMBERS],
 }
 
 

@@ -14,7 +14,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import grpc.aio
+import grpc
 import numpy as np
 
 from paceline.config.sections.training import TrainConfig
@@ -22,11 +22,8 @@ from paceline.groups.payload import encode
 from paceline.payloads.redis_payloads import payload_key
 from paceline.process.threads import BackgroundLoop
 from paceline.redis.client import connect_sync
-from paceline.v1 import policy_pb2, rollout_pb2, worker_pb2, worker_pb2_grpc
-from paceline.v1.policy_pb2_grpc import (
-    PolicyServiceServicer,
-    add_PolicyServiceServicer_to_server,
-)
+from paceline.v1 import policy_pb2, rollout_pb2, worker_pb2
+from tests.fakes.peer import Peer
 from tests.fixtures.group_meta import submitted
 
 
@@ -93,7 +90,7 @@ class OpenStep:
     votes: dict[str, str] = field(default_factory=dict)
 
 
-class SmallController(PolicyServiceServicer, worker_pb2_grpc.WorkerServiceServicer):
+class SmallController(Peer):
     """``steps``: the groups of step 1, 2, ... ``at_start``: members the first epoch waits for."""
 
     def __init__(
@@ -127,16 +124,8 @@ class SmallController(PolicyServiceServicer, worker_pb2_grpc.WorkerServiceServic
         self._committed: dict[tuple[int, int, int], int] = {}
         self._seq = 0
         self._background = BackgroundLoop("small-controller")
-        self.address = self._background.run(self._serve())
-
-    async def _serve(self) -> str:
         self._changed = asyncio.Condition()
-        self._server = grpc.aio.server()
-        add_PolicyServiceServicer_to_server(self, self._server)
-        worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, self._server)
-        port = self._server.add_insecure_port("127.0.0.1:0")
-        await self._server.start()
-        return f"127.0.0.1:{port}"
+        self.address = self._background.run(self.start())
 
     # -- for the test -------------------------------------------------------------------------
 
@@ -171,9 +160,9 @@ class SmallController(PolicyServiceServicer, worker_pb2_grpc.WorkerServiceServic
         """Task ids of the payloads that each worker has read so far."""
         return self.payloads.read()
 
-    def close(self) -> None:
+    def end(self) -> None:
         self.payloads.close()
-        self._background.run(self._server.stop(None))
+        self._background.run(self.close())
         self._background.close()
 
     # -- membership -----------------------------------------------------------------------------

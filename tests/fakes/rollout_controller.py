@@ -8,26 +8,19 @@ import json
 import tempfile
 from typing import Any
 
-import grpc.aio
+import grpc
 
 from paceline.groups.payload import decode, payload_digest
 from paceline.ids import TaskId
 from paceline.payloads.open_store import open_payloads
 from paceline.payloads.store import partial_ref
-from paceline.v1 import (
-    common_pb2,
-    rollout_pb2,
-    rollout_pb2_grpc,
-    worker_pb2,
-    worker_pb2_grpc,
-)
+from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
+from tests.fakes.peer import Peer
 
 Key = tuple[str, int]
 
 
-class RolloutController(
-    rollout_pb2_grpc.RolloutServiceServicer, worker_pb2_grpc.WorkerServiceServicer
-):
+class RolloutController(Peer):
     """``lifecycle`` and ``cancelled`` go out with the next directive: there is one for each
     report."""
 
@@ -66,17 +59,9 @@ class RolloutController(
         self._changed = asyncio.Event()
         self._seq = 0
 
-    async def start(self) -> str:
-        self._server = grpc.aio.server()
-        rollout_pb2_grpc.add_RolloutServiceServicer_to_server(self, self._server)
-        worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, self._server)
-        port = self._server.add_insecure_port("127.0.0.1:0")
-        await self._server.start()
-        return f"127.0.0.1:{port}"
-
     async def close(self) -> None:
         self.acknowledging.set()
-        await self._server.stop(0.2)
+        await super().close()
         self._directory.cleanup()
 
     # ---- for the test

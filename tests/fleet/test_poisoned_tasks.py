@@ -31,7 +31,7 @@ def poisoned(
         train={"steps": steps},
         data={"shuffle": False, "eval_path": str(tmp_path / "held_out.jsonl")},
         reward={
-            "functions": ["testbed.rewards:scored"],
+            "functions": ["testbed.rewards:poison"],
             "processes": processes,
             "timeout_s": 1.0,
         },

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -29,27 +26,28 @@ from paceline_launcher.launch.job import (
 )
 from paceline_launcher.launch.meeting import Meeting
 from paceline_launcher.launch.node_environment import NodePlace
-from testbed.fleets.local_run import ROOT, write_run
-from testbed.patience import patient
+from testbed.fleets.local_run import write_run
 
 SECOND = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+Node = Callable[..., Any]
 JOB = NodeJob("s", "tiny", 2, 0, {}, "digest", ("127.0.0.1:1",))
 
 
-def node(config: Path, *options: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    place = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "PACELINE_TOKEN", "CUDA_VISIBLE_DEVICES")
-    clean = {name: value for name, value in os.environ.items() if name not in place}
-    return subprocess.run(
-        [sys.executable, "-m", "paceline_launcher", "node", str(config), *options],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=clean | environ,
-        timeout=patient(120),
-    )
+@pytest.fixture
+def node(paceline: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Runs `paceline node` to its end: (config, options, environment of the node)."""
+
+    def run(config: Path, *options: str, **environ: str) -> Any:
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "PACELINE_TOKEN", "CUDA_VISIBLE_DEVICES"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        return paceline("node", str(config), *options)
+
+    return run
 
 
-def test_every_node_says_what_it_would_start(tmp_path: Path) -> None:
+def test_every_node_says_what_it_would_start(node: Node, tmp_path: Path) -> None:
     config = write_run(
         tmp_path,
         model={"device": "auto"},
@@ -79,7 +77,7 @@ def test_every_node_says_what_it_would_start(tmp_path: Path) -> None:
     ],
 )
 def test_a_contradiction_is_refused_before_anything_starts(
-    options: tuple[str, ...], environ: dict[str, str], said: str, tmp_path: Path
+    node: Node, options: tuple[str, ...], environ: dict[str, str], said: str, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
     done = node(write_run(tmp_path), "--run-dir", str(run_dir), *options, **environ)
@@ -88,7 +86,7 @@ def test_a_contradiction_is_refused_before_anything_starts(
     assert not run_dir.exists()
 
 
-def test_a_node_without_node_0_says_so_and_ends(tmp_path: Path) -> None:
+def test_a_node_without_node_0_says_so_and_ends(node: Node, tmp_path: Path) -> None:
     (port,) = free_ports("127.0.0.1", 1)
     here = SECOND | {"MASTER_PORT": str(port)}
     done = node(write_run(tmp_path), "--run-dir", str(tmp_path / "run"), "--wait", "0.5", **here)
@@ -191,7 +189,7 @@ def test_the_outcome_of_an_earlier_session_is_gone_once_node_0_starts(tmp_path: 
 
 @pytest.mark.parametrize("provider", ["ray", "none"])
 def test_a_node_whose_workers_others_start_has_the_controllers_alone(
-    tmp_path: Path, provider: str
+    node: Node, tmp_path: Path, provider: str
 ) -> None:
     # The GPUs are on other machines.
     config = write_run(tmp_path, model={"device": "cuda"}, fleet={"provider": provider})
@@ -207,7 +205,7 @@ def test_a_node_whose_workers_others_start_has_the_controllers_alone(
     assert "Start it on one node" in done.stderr
 
 
-def test_pods_that_kubernetes_scales_are_not_a_nodes(tmp_path: Path) -> None:
+def test_pods_that_kubernetes_scales_are_not_a_nodes(node: Node, tmp_path: Path) -> None:
     done = node(write_run(tmp_path, fleet={"provider": "kubernetes"}), "--dry-run")
     assert done.returncode == 2
     assert 'Set fleet.provider = "local"' in done.stderr

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +31,8 @@ from paceline.redis.leader_lease import LeaderIdentity, living_leader, release_d
 from paceline_launcher.launch.run_dir import check_no_leader, clear
 from testbed.fleets.controllers import until
 from testbed.redis.full_redis import full_redis
-from testbed.redis.redis_process import throwaway_redis
 
 KEYS = Keys("r")
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with throwaway_redis(tmp_path_factory.mktemp("redis")) as found:
-        yield found
 
 
 @pytest.fixture

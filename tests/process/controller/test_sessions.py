@@ -20,7 +20,6 @@ from paceline.config.load import load_config
 from paceline.process.threads import BackgroundLoop
 from paceline.rpc import session as session_module
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
-from paceline.rpc.grpc_channel import METHODS
 from paceline.rpc.session import WorkerSession
 from paceline.v1 import admin_pb2, common_pb2, worker_pb2
 from testbed.fleets.controller_processes import write_config
@@ -34,6 +33,7 @@ from testbed.fleets.controllers import (
     working_fleet,
 )
 from testbed.workers.fake_workers import FakeRollout
+from tests.fakes.peer import answering
 
 
 async def directive_of(
@@ -145,36 +145,6 @@ async def test_the_last_report_says_the_final_lifecycle_even_if_another_is_under
 # ---- the client side against a controller made for the purpose ------------------------------
 
 
-@asynccontextmanager
-async def scripted_leader(
-    handlers: dict[str, Any], port: int = 0
-) -> AsyncIterator[tuple[str, grpc.aio.Server]]:
-    """A gRPC server that answers as the test says. ``handlers``: method name to coroutine function
-    (unary) or async generator function (stream)."""
-    server = grpc.aio.server()
-    found = {}
-    for name, handler in handlers.items():
-        method = METHODS[name]
-        make = (
-            grpc.stream_stream_rpc_method_handler
-            if method.client_streaming
-            else grpc.unary_unary_rpc_method_handler
-        )
-        found.setdefault(method.path.split("/")[1], {})[method.name] = make(
-            handler,
-            request_deserializer=method.request.FromString,
-            response_serializer=method.reply.SerializeToString,
-        )
-    for service, methods in found.items():
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
-    bound = server.add_insecure_port(f"127.0.0.1:{port}")
-    await server.start()
-    try:
-        yield f"127.0.0.1:{bound}", server
-    finally:
-        await server.stop(None)
-
-
 async def test_late_repeated_and_reordered_directives_do_no_harm(tmp_path: Path) -> None:
     order = [(5, 1), (5, 3), (5, 2), (5, 3), (4, 99), (5, 4), (7, 1), (5, 9), (7, 2)]
 
@@ -189,7 +159,7 @@ async def test_late_repeated_and_reordered_directives_do_no_harm(tmp_path: Path)
 
     config = load_config(write_config(tmp_path), [])
     seen: list[tuple[int, int]] = []
-    async with scripted_leader({"WorkerService.Session": session}) as (address, _):
+    async with answering({"WorkerService.Session": session}) as address:
         control = ControlPlane([address])
         worker = WorkerSession(
             control,
@@ -236,7 +206,7 @@ async def hung_leader(term: int) -> AsyncIterator[str]:
         await asyncio.sleep(600)
 
     handlers = {"WorkerService.Session": session, "AdminService.GetStatus": hangs}
-    async with scripted_leader(handlers) as (address, _):
+    async with answering(handlers) as address:
         yield address
 
 
@@ -259,7 +229,7 @@ async def other_controller(term: int) -> AsyncIterator[tuple[str, list[str]]]:
         return status
 
     handlers = {"WorkerService.Session": session, "AdminService.GetStatus": leads}
-    async with scripted_leader(handlers) as (address, _):
+    async with answering(handlers) as address:
         yield address, asked
 
 
@@ -299,7 +269,7 @@ async def test_refusals_are_raised_and_outages_time_out() -> None:
     async def refuses(request: Any, context: Any) -> None:
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "register anew")
 
-    async with scripted_leader({"AdminService.GetStatus": refuses}) as (address, _):
+    async with answering({"AdminService.GetStatus": refuses}) as address:
         control = ControlPlane([address])
         with pytest.raises(RequestRefused) as refusal:
             await status(control)

@@ -78,7 +78,7 @@ def test_a_worker_refused_for_good_ends_instead_of_joining_for_ever(tmp_path) ->
                 timeout=patient(170),
             )
         finally:
-            controller.close()
+            controller.end()
     assert done.returncode == 1, done.stderr
     assert controller.votes == 3
     assert done.stderr.splitlines()[-1].startswith(

@@ -127,7 +127,7 @@ def start_fleet(config, steps, url, tmp_path):
             controller = SmallController(
                 url, str(tmp_path), script or steps, at_start, (changed or config).train
             )
-            stack.callback(controller.close)
+            stack.callback(controller.end)
             fleet = Fleet(changed or config, controller, tmp_path)
             stack.callback(lambda: [p.kill() for p in fleet.processes.values()])
             return fleet, controller

@@ -210,7 +210,7 @@ def test_death_of_one_rank_costs_its_replica_and_not_the_step(folder, config, ru
 
         controller.on_vote = kill
         assert workers[0].wait(patient(150)) == 0
-        controller.close()
+        controller.end()
     assert len(victims) == 1
     assert not victims[0].is_running()
     assert seconds[0] < 3

@@ -7,13 +7,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
-import grpc.aio
 import pytest
 
 from paceline.observe.event_follower import follow_events
 from paceline.rpc.client import ControlPlane
 from paceline.v1 import admin_pb2
-from paceline.v1.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
+from tests.fakes.peer import Peer
 
 # Entries of two, four and one events: all but an entry's last carry the position before it. The
 # follower asks anew when the run has ended, here in the middle of an entry.
@@ -28,7 +27,7 @@ RECORDS = [
 ]
 
 
-class Torn(AdminServiceServicer):
+class Torn(Peer):
     """Serves the journal; its streams break after so many records, the last one never."""
 
     def __init__(self, breaks: list[int]) -> None:
@@ -55,17 +54,13 @@ class Torn(AdminServiceServicer):
 
 async def followed(breaks: list[int]) -> tuple[list[str], list[str]]:
     """Types of the events that a follower gets, and the positions that were asked from."""
-    server = grpc.aio.server()
     torn = Torn(breaks)
-    add_AdminServiceServicer_to_server(torn, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    control = ControlPlane([f"127.0.0.1:{port}"])
+    control = ControlPlane([await torn.start()])
     try:
         seen = [e["type"] async for _, e in follow_events(control, gone_s=0.3)]
     finally:
         await control.close()
-        await server.stop(None)
+        await torn.close()
     return seen, torn.asked
 
 
