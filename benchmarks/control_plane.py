@@ -19,8 +19,6 @@ share of one core; ``groups_per_cpu_s`` is the rate that it would reach with a c
 and leader share the machine's cores.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

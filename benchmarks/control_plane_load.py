@@ -10,8 +10,6 @@ It works from its start, and takes orders from standard input, one a line:
 It prints ``ready`` once every client is registered and the time for warming up is over.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

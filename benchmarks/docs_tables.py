@@ -7,8 +7,6 @@ Pages are docs/ and README.md. The table of a mark is ``benchmarks/tables/MARK.j
 ``benchmarks/results/MARK.json`` or the file that the template names with ``results``.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

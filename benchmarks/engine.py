@@ -17,8 +17,6 @@ completions end after 4 to 13 tokens. The 0.8 M model has random weights, so nea
 occur.
 """
 
-from __future__ import annotations
-
 import os
 
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"

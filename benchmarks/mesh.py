@@ -8,8 +8,6 @@ can notice, so the epoch is ended by hand, as the controller does after the leas
 from the fault, or from the end of the epoch, until both survivors hold the next epoch's sum.
 """
 
-from __future__ import annotations
-
 import queue
 import signal
 import statistics

@@ -11,8 +11,6 @@
     with late groups dropped (train.late_groups = "drop"), for comparison.
 """
 
-from __future__ import annotations
-
 import statistics
 from pathlib import Path
 from typing import Any

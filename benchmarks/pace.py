@@ -7,8 +7,6 @@ worker, in one checkout and then in the other, on the same cores: the machine's 
 The other checkout needs a ``.venv``, and takes this one's checkpoint. Ratios are this / other.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Rewards of benchmarks: one that costs nothing, and two that wait before they answer."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import math

@@ -21,8 +21,6 @@ round has as many samples as a step of the demo, so a swap a round is a swap a s
 measured in a process of its own; the time from process start to first token includes its imports.
 """
 
-from __future__ import annotations
-
 import os
 
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"

@@ -5,8 +5,6 @@ holds from the first import on. Set up to be as fast as TRL goes here: no gradie
 logging inside the measured stretch, one generation batch an optimizer step, float32 on the CPU.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

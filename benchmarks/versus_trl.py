@@ -17,8 +17,6 @@ default it skips samples whose gradient is exactly zero (groups of equal rewards
 computes them. The two rows show this part of the ratio.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 from functools import partial

@@ -13,8 +13,6 @@ intact. The trainers' bytes are those that the limit, or the network device, has
 are 1/128 of the version: a model of 16 GB has 1,000 of the usual 16 MiB.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import itertools

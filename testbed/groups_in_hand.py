@@ -1,7 +1,5 @@
 """Groups in hand: given to a trainer as if a payload store had them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from paceline.groups.payload import encode

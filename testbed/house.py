@@ -3,8 +3,6 @@
 python -m testbed.house [CHECKOUT]
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -4,8 +4,6 @@ Such a limit ends a test that hangs. A machine with ten times as much to do as i
 ten times as long, and that is no fault of what is tested.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A tiny causal language model and its tokenizer, made from scratch for each test."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -10,8 +10,6 @@ the ledger then has is counted, also those that nobody has injected. Needs root,
 util-linux.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import os

@@ -5,8 +5,6 @@ Host 0 has Redis, two controllers, a policy replica and a rollout worker, host 1
 rollout worker.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ inject ──► the ledger has a fault of that very process ──► undo ─�
 its pace
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,8 +1,6 @@
 """Training that takes its time, as on devices that are full: its steps leave the cores of this
 machine to others."""
 
-from __future__ import annotations
-
 import sys
 import time
 

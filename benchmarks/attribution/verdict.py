@@ -1,7 +1,5 @@
 """Comparison of the faults that the ledger has with those that were injected."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

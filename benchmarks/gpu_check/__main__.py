@@ -9,8 +9,6 @@ Paceline, and is left out, with their names, if they are missing. Without a GPU 
 the CPU with a toy model. Exit status 1 if a part fails.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """Short run of a fleet with kill -9 of a rollout worker and of a policy replica."""
 
-from __future__ import annotations
-
 import importlib.util
 import tempfile
 import time

@@ -1,7 +1,5 @@
 """Models and groups of the GPU check, made on the spot: nothing is read from a hub."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Parity of devices and types: log-probs and gradients of one row, against float32 on the CPU."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

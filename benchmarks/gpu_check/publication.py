@@ -1,8 +1,6 @@
 """Publication of weights: what it takes from training, and the rate at which buckets reach the
 host."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from typing import Any

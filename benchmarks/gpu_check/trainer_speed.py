@@ -1,8 +1,6 @@
 """Speed and memory of the trainer on one device: tokens per second, MFU, and peak memory against
 the plan."""
 
-from __future__ import annotations
-
 import gc
 import time
 from typing import Any

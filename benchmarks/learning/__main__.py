@@ -12,8 +12,6 @@ last three evaluations or checkpoints: single ones swing by 0.05 to 0.10. Rows a
 benchmarks/results/MEASUREMENT.json as they come; one that is measured again replaces the old one.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

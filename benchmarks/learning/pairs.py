@@ -3,8 +3,6 @@
 Each prompt has one right and one wrong answer; examples/rlhf/preferences.py draws them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -9,8 +9,6 @@ benchmarks/results/mutation.json. ``--check`` runs no test: it only looks for th
 guard, which must be there to be removed. The guards stand in guards.toml.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -8,8 +8,6 @@ control is right.
     python -m benchmarks.planner
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Published runs of published.toml: synchronous steps, and gains of asynchronous runs."""
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path

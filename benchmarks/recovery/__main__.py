@@ -10,8 +10,6 @@ own, from the fault to the event that shows detection and to the event that show
 Results of faults that are not measured this time are kept; ``make docs`` writes their table.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Outcome of one trial of a fault, and readings of the journal that trials share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise

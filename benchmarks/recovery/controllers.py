@@ -1,7 +1,5 @@
 """Faults of controllers, of their network and of ``paceline up``, and power cuts."""
 
-from __future__ import annotations
-
 import signal
 import time
 

@@ -1,7 +1,5 @@
 """Fleets for the trials. Cases with equal settings share a fleet, one after the other."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing

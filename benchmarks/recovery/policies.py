@@ -1,7 +1,5 @@
 """Faults of policy replicas and of their network."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Callable

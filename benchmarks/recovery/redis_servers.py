@@ -1,7 +1,5 @@
 """Faults of Redis: killed, stopped, full, slow, unreachable."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

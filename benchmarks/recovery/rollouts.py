@@ -1,7 +1,5 @@
 """Faults of rollout workers: killed, starved, cut off, or given a poisoned task."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Callable

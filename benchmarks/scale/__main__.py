@@ -12,8 +12,6 @@ taken and saved.
     python -m benchmarks.scale [--parts operations snapshots] [--label after]
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import statistics

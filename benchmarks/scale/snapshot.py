@@ -1,7 +1,5 @@
 """Longest pause of an event loop while a snapshot of many uncovered groups is taken and saved."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import tempfile

@@ -9,8 +9,6 @@ emulated GPUs, so that the machine's cores are not the bound. A run with n rollo
 trainer of n GPUs; the baseline is given all 2n. Runs are added to those in the results.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import itertools

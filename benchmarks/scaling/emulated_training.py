@@ -1,8 +1,6 @@
 """Training that takes the time of emulated GPUs: the gradients are real, what is left of the time
 is waited for."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import Any

@@ -1,8 +1,6 @@
 """Throughput of a real fleet with emulated devices: controller, Redis, gRPC and every worker are
 processes."""
 
-from __future__ import annotations
-
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path

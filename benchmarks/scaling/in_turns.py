@@ -6,8 +6,6 @@ no scheduler can beat (any engine with a free slot takes the next sequence). A f
 with better than a real baseline.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import time

@@ -1,7 +1,5 @@
 """Rows of the scaling table, from its results."""
 
-from __future__ import annotations
-
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping

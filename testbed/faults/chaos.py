@@ -3,8 +3,6 @@
 python -m testbed.faults.chaos --run-dir runs/demo --seed 7 --minutes 5
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator

@@ -7,8 +7,6 @@ store-and-forward network, at a grain of one bucket of weights. ``PACELINE_EGRES
 effect on a process that does not call ``limit_from_environment()``.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import threading

@@ -16,8 +16,6 @@ time and sends itself the signal. Instants:
               receive         a bucket of new weights on its way
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -10,8 +10,6 @@
 - Killed processes are restarted by the run's supervisor, as ever; chaos starts nothing.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,8 +1,6 @@
 """A control group with a limit of memory, for processes under test that the kernel shall kill.
 Needs root."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Needs root and iproute2; ``why_not`` says what is missing. Everything is gone after ``close``.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

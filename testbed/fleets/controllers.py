@@ -1,7 +1,5 @@
 """Small fleets of real controllers and protocol-only workers, and how to await their state."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager

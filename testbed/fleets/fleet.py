@@ -3,8 +3,6 @@
 Times are those of the journal: Unix seconds at which the leader appended an event.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from typing import Any

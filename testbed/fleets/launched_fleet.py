@@ -1,7 +1,5 @@
 """A fleet under ``paceline up``, with signals and failpoints to inject faults."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """A run of a tiny model under ``paceline up``, started as a user starts it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

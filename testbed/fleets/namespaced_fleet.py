@@ -1,7 +1,5 @@
 """A fleet of one network namespace a process, for partitions; Redis is at the hub."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Mapping

@@ -1,8 +1,6 @@
 """A job of several nodes on one machine: each is a process of ``paceline node`` with the
 environment of a PyTorchJob."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

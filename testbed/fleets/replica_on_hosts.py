@@ -1,8 +1,6 @@
 """A fleet on recorded data with one policy replica whose ranks are on two hosts, and one of as many
 ranks on a third."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

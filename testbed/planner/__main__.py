@@ -3,8 +3,6 @@
 python -m testbed.planner run.toml --gpus 16,32,64,128 --gpu h100
 """
 
-from __future__ import annotations
-
 import sys
 
 import typer

@@ -6,8 +6,6 @@ measured at one number of GPUs, the share of it that more GPUs do not divide is 
 variants span what published runs have.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

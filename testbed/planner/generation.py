@@ -3,8 +3,6 @@
 A tick's end is rounded to no sequence: the time at which each one ends within the tick is kept.
 """
 
-from __future__ import annotations
-
 from collections import deque
 
 import numpy as np

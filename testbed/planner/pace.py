@@ -6,8 +6,6 @@ ready ones train, late ones are kept, and engines go on with their running seque
 weights.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass
 from heapq import heappop, heappush

@@ -1,8 +1,6 @@
 """Best division of so many GPUs between policy and rollout, and the least staleness that is as
 fast."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """External Redis servers: a standalone one, and a master and replica behind Sentinels."""
 
-from __future__ import annotations
-
 import subprocess
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Filling of a Redis server to its memory limit, with the rights of a controller."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

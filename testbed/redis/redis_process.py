@@ -1,7 +1,5 @@
 """A throwaway Redis server in a directory of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

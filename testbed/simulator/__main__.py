@@ -5,8 +5,6 @@
 --crash-points --seeds 200        1,000 crash-and-resume points: in each run every role once
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

@@ -3,8 +3,6 @@
 Written without the ledger's code, from the run's settings and the books of the oracle.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 

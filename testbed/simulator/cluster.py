@@ -1,7 +1,5 @@
 """Surroundings of the simulated processes: time, network, Redis, shared disk and observers."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

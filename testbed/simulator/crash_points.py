@@ -6,8 +6,6 @@ spread over everything the journal records. The oracle then accounts for every r
 none trained twice.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Fault schedules: what a seed makes of the fleet, and everything that goes wrong in it."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import replace

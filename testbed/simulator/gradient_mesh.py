@@ -5,8 +5,6 @@ a member is lost the first of the others gets an error; the rest may wait for ev
 does), until their epoch is called off.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field

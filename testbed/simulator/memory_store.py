@@ -5,8 +5,6 @@ the simulated network, so an operation whose reply was lost has still happened. 
 process, as an append-only file does; a failover to a replica that lags loses the newest part of it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from bisect import bisect_right

@@ -5,8 +5,6 @@ checked ledger that applies the same events. What a client was told is compared 
 told before.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter

@@ -10,8 +10,6 @@ Weights are a hash of everything they were trained on, so that a group lost, dou
 only some of the replicas shows at once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Leases, generation, submission and weight loading.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from random import Random

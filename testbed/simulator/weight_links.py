@@ -1,8 +1,6 @@
 """Simulated sending end of weights links, of policy replicas and of rollout workers that hand
 weights on."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from paceline.v1 import worker_pb2

@@ -1,7 +1,5 @@
 """Simulated world: one run, put together from a seed and driven to its end."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import Callable

@@ -5,8 +5,6 @@ Real sessions and requests as in ``fake_workers``; what would compute only sleep
 of a run (trainers, engines, rewards, staleness, the controller, weights) can be set and lifted.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

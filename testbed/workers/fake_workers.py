@@ -7,8 +7,6 @@ measured is the controller.
     policy:   directive ──► plan ──► vote ──► checkpoint when wanted
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Sequence

@@ -6,8 +6,6 @@ thread is blocked in. ``reduce`` answers twice: once its operation is under way,
 result.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import queue

@@ -7,8 +7,6 @@ half-source is a rank above 0 (``--share SOURCE SOURCES``) that sends its first 
 shared_weights(1) and the record of the next one, then hangs.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,8 +1,6 @@
 """An engine without a model: a function makes the completions, the test says when they are
 ready."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping
 

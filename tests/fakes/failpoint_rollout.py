@@ -6,8 +6,6 @@ engine is the config's, because tests compare its tokens with an undisturbed run
 engine halts at exactly that token, vLLM is stopped as soon as it has that many.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -6,8 +6,6 @@ dead, and nobody applies a step before all members of the epoch have voted for i
 evidence here: a member that only hangs is dead once the test calls ``declare_dead``.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import secrets

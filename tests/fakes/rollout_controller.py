@@ -1,8 +1,6 @@
 """A controller of one rollout worker, in the test's event loop. The test chooses the instant of
 each lease, directive and verdict; requests are recorded."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import tempfile

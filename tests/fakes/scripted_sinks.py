@@ -1,7 +1,5 @@
 """Fake metric sinks, named in a run's config or made in the test."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

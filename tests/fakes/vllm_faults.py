@@ -1,7 +1,5 @@
 """A vLLM rank with faulty swaps: the file that FAULT names contains the kind of fault."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """A rank whose kernels compute with the parameters themselves, as on a GPU. Imported by vLLM's
 worker, before it loads a model; never by a test."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Reward functions for a rollout worker in the test's own process."""
 
-from __future__ import annotations
-
 import asyncio
 
 gate = asyncio.Event()
