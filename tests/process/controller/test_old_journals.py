@@ -4,11 +4,9 @@ never written to."""
 from __future__ import annotations
 
 import asyncio
-import copy
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -83,58 +81,6 @@ async def test_a_journal_and_a_snapshot_of_this_release_are_read(redis: Any) -> 
     await redis.set(KEYS.snapshot, json.dumps(stored))
     with pytest.raises(ForeignFormat):
         await LedgerFollower.load(journal)
-
-
-OLD = json.loads((Path(__file__).parents[2] / "fixtures/journal_of_format_2.json").read_text())
-"""Written by commit 4275f0b, before the journal recorded coverage and digests of checkpoints.
-Steps, a stale and a long group that were dropped, two checkpoints, a step that was aborted, and a
-rollback."""
-
-
-async def store_old(redis: Any, state: dict[str, Any], *, trimmed: bool = False) -> None:
-    await redis.flushdb()
-    await redis.set(KEYS.term, 1)
-    journal = Journal(redis, KEYS)
-    at = Position()
-    for number, events in enumerate(OLD["entries"], 1):
-        batch = f"batch-{number}"
-        at = await journal.append(at, term=1, batch=batch, t=1e3, events=events)
-        if number == OLD["snapshot"]["entries"]:
-            trim = at.entry if trimmed else ""
-            await journal.save_snapshot(LedgerSnapshot(at, state, 1e3), term=1, trim_before=trim)
-
-
-@pytest.mark.parametrize("trimmed", [False, True])
-async def test_a_journal_of_the_release_before_is_verified_without_alarm(
-    redis: Any, url: str, trimmed: bool
-) -> None:
-    await store_old(redis, OLD["snapshot"]["state"], trimmed=trimmed)
-    report = await asyncio.to_thread(verify, url, "load")
-    assert report.ok, report.problems
-    assert (report.counts["steps"], report.counts["trained"]) == (5, 10)
-    assert report.counts["dropped"] == {"stale": 1, "prompt_too_long": 1}
-    assert report.coverage.skipped == 0 and (report.coverage.epochs[0].unrecorded > 0) is trimmed
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda state: state["tasks"].update(cursor=state["tasks"]["cursor"] + 1),
-        lambda state: state["tasks"]["outcomes"].popitem(),
-        lambda state: state["tasks"]["dropped"].popitem(),
-        lambda state: state["steps"]["history"].pop(),
-        lambda state: state["versions"]["checkpoints"][0].__setitem__(2, "elsewhere"),
-        lambda state: state["versions"]["checkpoints"].clear(),
-    ],
-)
-async def test_a_wrong_snapshot_of_the_release_before_is_still_noticed(
-    redis: Any, url: str, spoil: Callable[[Any], object]
-) -> None:
-    state = copy.deepcopy(OLD["snapshot"]["state"])
-    spoil(state)
-    await store_old(redis, state)
-    report = await asyncio.to_thread(verify, url, "load")
-    assert any("the snapshot differs" in line for line in report.problems), report.problems
 
 
 async def test_verify_says_so_with_exit_status_2(redis: Any, url: str, tmp_path: Path) -> None:
