@@ -36,6 +36,7 @@ class Glance:
 
     steps: Sequence[Mapping[str, Any]] = ()  # Rows of the newest committed steps, oldest first
     faults: FaultReport | None = None
+    reward_trouble: str = ""
 
 
 class Projector:
@@ -90,11 +91,7 @@ class Projector:
     async def look(self) -> Glance:
         """A fresh glance, or the last one if that takes long."""
         if self._glancing is None or self._glancing.done():
-            self._glancing = asyncio.create_task(
-                self.ask(
-                    lambda run: Glance(run.newest_steps(RATE_STEPS), run.totals.faults.report())
-                )
-            )
+            self._glancing = asyncio.create_task(self.ask(_glance_at))
         asked = self._glancing
         await asyncio.wait({asked}, timeout=PATIENCE_S)
         if asked.done() and not asked.cancelled() and asked.exception() is None:
@@ -114,6 +111,11 @@ class Projector:
         except Exception as error:
             done.set_exception(error)
         return done
+
+
+def _glance_at(run: Projection) -> Glance:
+    steps, faults = run.newest_steps(RATE_STEPS), run.totals.faults.report()
+    return Glance(steps, faults, run.held_out.trouble)
 
 
 async def answer_of(asked: Future[T]) -> T:

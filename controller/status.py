@@ -68,6 +68,7 @@ def status_view(controller: Controller) -> views.StatusView:
         run_name=config.run.name,
         phase=view.phase if controller.state.ended or not trouble else trouble,
         total_steps=view.total_steps or config.train.steps or 0,
+        reward_trouble=controller.context.projector.glance.reward_trouble,
     )
 
 

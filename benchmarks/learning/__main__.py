@@ -28,6 +28,7 @@ from benchmarks import runs
 from benchmarks.learning import pairs
 from examples.digit_sort.make_data import draw_distinct
 from examples.rlhf.preferences import of_the_demo, write_rows
+from paceline.observe.held_out import HeldOut
 from policy_worker.checkpoint.export import export
 
 MEASUREMENTS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("arms.toml").read_text())
@@ -131,8 +132,11 @@ class RewardModelRl(Measurement):
         curve = curve_of(fleet.run_dir)
         truths = [point["truth"] for point in curve]
         best = max(curve, key=lambda point: float(point["truth"]))
-        events = map(json.loads, (fleet.run_dir / "events.jsonl").read_text().splitlines())
-        warnings = (int(e["step"]) for e in events if e["type"] == "RewardHackingSuspected")
+        held_out, warnings = HeldOut(), []
+        for line in (fleet.run_dir / "events.jsonl").read_text().splitlines():
+            event = json.loads(line)
+            found = held_out.take(event["type"], event)
+            warnings += [warned.step for warned in found if warned.kind == "reward_hacking"]
         return {
             "before": truths[0],
             "after": statistics.fmean(truths[-LAST:]),
@@ -141,7 +145,7 @@ class RewardModelRl(Measurement):
             "score_first": curve[1]["score"],
             "score_last": statistics.fmean(point["score"] for point in curve[-LAST:]),
             "kl_last": curve[-1]["kl"],
-            "warned_at": next(warnings, None),
+            "warned_at": next(iter(warnings), None),
             "curve": curve,
         }
 

@@ -48,7 +48,7 @@ class EvalSet:
     solved_at: float = 1.0  # Reward from which a completion counts as solved
     truth: bool = False
     """Its reward is none of the scorers that the training is rewarded by: see
-    paceline.evaluation.reward_hacking."""
+    paceline.observe.held_out."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ _STAGES = {
 async def get_status(
     controller: Controller, request: admin_pb2.StatusRequest
 ) -> admin_pb2.StatusReply:
+    await controller.context.projector.look()
     return status_of(controller)
 
 

@@ -21,18 +21,12 @@ from typing import Any
 
 from paceline.config.sections.services import AlertKind, AlertsConfig
 from paceline.observe.event_history import ENDS
+from paceline.observe.held_out import HeldOut
 from paceline.observe.vocabulary import EventType
 
 QUIET_S = 300.0
 WINDOW = 10  # steps whose mean reward is compared
 TIMEOUT_S = 10.0
-
-_KINDS: dict[str, AlertKind] = {
-    **dict.fromkeys(ENDS, "end"),
-    EventType.HELD_OUT_FELL: "held_out",
-    EventType.REWARD_HACKING_SUSPECTED: "reward_hacking",
-}
-"""By type of event; others are faults by their severity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +62,17 @@ class AlertRules:
     _rewards: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     _best: float = -math.inf
     _collapsed: bool = False
+    _held_out: HeldOut = field(default_factory=HeldOut)
 
     def of_event(self, event: Mapping[str, Any]) -> Iterator[Alert]:
         """``event``: a line of events.jsonl, which has null for what is not finite."""
         key, t = f"{event.get('position')}/{event.get('n')}", float(event.get("t", 0.0))
         step, text = int(event.get("step") or 0), str(event.get("text", ""))
         kind, fault = event.get("type", ""), event.get("severity") in ("warning", "error")
-        if kind in _KINDS or fault:
-            yield from self.tell(Alert(_KINDS.get(kind, "fault"), key, text, t, step))
+        if kind in ENDS or fault:
+            yield from self.tell(Alert("end" if kind in ENDS else "fault", key, text, t, step))
+        for warned in self._held_out.take(kind, event):
+            yield from self.tell(Alert(warned.kind, key, warned.text, t, warned.step))
         metrics = event.get("metrics") if kind == EventType.STEP_COMMITTED else None
         if not metrics:
             return

@@ -27,6 +27,7 @@ from paceline.observe.curves import MetricStore
 from paceline.observe.dropped_groups import DroppedGroups
 from paceline.observe.event_history import EventHistory, is_listed, position_key
 from paceline.observe.faults import Faults
+from paceline.observe.held_out import HeldOut
 from paceline.observe.json_lines import DamagedFile, finite, metrics_row, read_lines
 from paceline.observe.vocabulary import EventType
 
@@ -63,6 +64,7 @@ class Projection:
         self.evals: list[dict[str, Any]] = []
         """step, version, t, eval_reward_mean, eval_count and eval_SET/METRIC of each evaluation, by
         step."""
+        self.held_out = HeldOut()
         self.totals = Totals()
         self._counted: tuple[int, ...] = ()  # Journal position of the newest entry in ``totals``
 
@@ -105,6 +107,7 @@ class Projection:
         """Takes a line of events.jsonl. One that is known already changes nothing."""
         if not self.history.add(line):
             return
+        self.held_out.take(line.get("type", ""), line)
         if line.get("type") == EventType.ROLLED_BACK:
             self.metrics.cut(int(line["step"]))
         elif (row := metrics_row(line)) is not None:

@@ -20,7 +20,7 @@ from controller.ledger.specs import EvalSet, LiveSpec, SetResult, values
 from controller.ledger.state.evals import MIXED
 from controller.ledger.state.tasks import SUSPECT_DEATHS
 from controller.store.ledger_follower import LedgerFollower, coverage_of, encoded
-from paceline.evaluation.set_scores import RowScore
+from paceline.evaluation import RowScore
 from paceline.observe.coverage import EpochCoverage
 from paceline.observe.projection import Totals
 from paceline.payloads.store import Ref

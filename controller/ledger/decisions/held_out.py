@@ -1,10 +1,8 @@
 """Decisions that follow from evaluations, by the metric that ranks them, or by the held-out loss of
-recorded data: the best checkpoint, the warnings, early stopping. Only an evaluation of a
+recorded data: the best checkpoint, early stopping. Only an evaluation of a
 checkpoint's own step says how good that checkpoint is. A step that is trained again after a
 rollback trains the same groups, and keeps its score. A score of weights that the other replicas
 outvoted is dropped, and that step is not evaluated again."""
-
-from collections.abc import Collection
 
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
@@ -12,8 +10,7 @@ from controller.ledger.decisions.decider import Decider, decides
 from controller.ledger.enums import Phase
 from controller.ledger.state.state import State
 from controller.ledger.state.versions import Checkpoint
-from controller.ledger.views.held_out import due_for, exploited_by_set
-from paceline.ids import Step
+from controller.ledger.views.views import due_for
 
 EARLY_STOP = "early-stopping"  # Request id of the stop
 
@@ -26,25 +23,20 @@ def record(d: Decider, c: cmd.RecordHeldOut, now: float) -> None:
     # A repeated request, or one about a state that was rolled back since, changes nothing.
     if due_for(s, c.worker_id, c.incarnation, c.version) != c.step:
         return
-    had_fallen = s.evals.fallen
     recorded = ev.EvalRecorded(
         c.step, c.version, None, c.rows, c.left_out, loss=c.loss, measured=dict(c.measured)
     )
     d.emit(recorded)
     if recorded.ranking is not None:
-        judge(d, had_fallen=had_fallen)
+        judge(d)
     d.settle_fleet(now)
 
 
-def judge(d: Decider, *, had_fallen: bool) -> None:
-    """After an evaluation with a reward. ``had_fallen``: the one before was far below the best."""
+def judge(d: Decider) -> None:
+    """After an evaluation with a reward."""
     s = d.state
     evals, patience = s.evals, s.run.early_stop_evals
-    step = max(evals.scores)
     best = evals.scores[evals.best]
-    if evals.fallen and not had_fallen:
-        fell = (step, evals.scores[step], evals.best, best)
-        d.emit(ev.HeldOutFell(*fell, is_loss=s.run.recorded, metric=s.run.best_metric))
     if patience and evals.since_best >= patience and s.phase is Phase.OPEN:
         moved, shown = f"{s.run.best_metric or 'the held-out reward'} has not risen", f"{best:.3f}"
         if s.run.recorded:
@@ -54,23 +46,6 @@ def judge(d: Decider, *, had_fallen: bool) -> None:
             f"the best was {shown} after step {evals.best}"
         )
         d.emit(ev.StopRequested(EARLY_STOP, why))
-
-
-def warn_of_hacking(d: Decider, known: Collection[str]) -> None:
-    """After an evaluation. ``known``: sets of which this was so before it."""
-    for name, found in exploited_by_set(d.state).items():
-        if name not in known:
-            d.emit(
-                ev.RewardHackingSuspected(
-                    Step(found.step),
-                    f"{name}/reward",
-                    found.truth,
-                    Step(found.best_step),
-                    found.best_truth,
-                    found.score,
-                    found.best_score,
-                )
-            )
 
 
 def settle_best(d: Decider) -> None:

@@ -38,7 +38,7 @@ from controller.ledger.state.tasks import Task, TaskState
 from controller.ledger.state.token_ages import too_old
 from paceline.dataset.data_order import task_seed
 from paceline.errors import RefusalCode
-from paceline.evaluation.set_scores import row_score
+from paceline.evaluation import row_score
 from paceline.ids import Step, TaskId, Version
 
 MOST_PASSED = 100

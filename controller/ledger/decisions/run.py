@@ -6,7 +6,7 @@ from dataclasses import asdict, fields
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider, decides
-from controller.ledger.decisions.held_out import judge, settle_best, warn_of_hacking
+from controller.ledger.decisions.held_out import judge, settle_best
 from controller.ledger.decisions.leases import drop
 from controller.ledger.decisions.mesh import leave_step, roll_back
 from controller.ledger.decisions.rejections import MOST_REJECTIONS
@@ -17,7 +17,6 @@ from controller.ledger.specs import EvalSet, LiveSpec, SetResult
 from controller.ledger.state.evals import EvalRound
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import TaskState
-from controller.ledger.views.held_out import exploited_by_set
 from paceline.errors import RefusalCode
 from paceline.ids import Step, Version
 from paceline.observe.vocabulary import MeshEnd
@@ -83,12 +82,10 @@ def settle_evals(d: Decider, now: float) -> None:
     if run.recorded:
         _close_missed(d)
     for round_ in [r for r in s.evals.rounds.values() if r.open == 0]:
-        had_fallen, known = s.evals.fallen, exploited_by_set(s)
         recorded = _recorded(s, round_)
         d.emit(recorded)
         if recorded.ranking is not None:
-            judge(d, had_fallen=had_fallen)
-        warn_of_hacking(d, known)
+            judge(d)
     settle_best(d)
 
 

@@ -78,9 +78,6 @@ class StepCommitted(Event):
         members = tuple((m.worker_id, m.incarnation) for m in mesh.members)
         commit = Commit(self.step, self.version, step.mesh_epoch, members)
         s.steps.commit(commit, self.t, self.metrics)
-        if (reward := self.metrics.get("reward_mean")) is not None:
-            deviation = self.metrics.get("reward_std", 0.0)
-            s.evals.training.add(reward, deviation, len(step.groups))
         s.tasks.dropped_groups.clear()
         s.versions.step, s.versions.version = self.step, self.version
         s.fleet.forgive(self.version)
@@ -228,7 +225,7 @@ class CheckpointVoided(Event):
 
     def apply(self, s: State) -> None:
         s.versions.void(self.path)
-        s.evals.disown(self.step, self.version, s.run.eval_drop)
+        s.evals.disown(self.step, self.version)
 
     def text(self) -> str:
         return (

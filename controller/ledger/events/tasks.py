@@ -9,8 +9,7 @@ from controller.ledger.specs import HELD_OUT, EvalSet, GroupMeta, LeasedTask, Se
 from controller.ledger.state.evals import EvalRound
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import Task, TaskState
-from paceline.evaluation.reward_hacking import Exploited
-from paceline.evaluation.set_scores import RowScore
+from paceline.evaluation import RowScore
 from paceline.ids import Step, TaskId, Version
 from paceline.observe.vocabulary import Severity
 
@@ -197,11 +196,11 @@ class EvalScheduled(Event):
     def apply(self, s: State) -> None:
         if s.run.recorded:
             # One replica measures all rows at once: there is nothing to lease.
-            s.evals.begin(self.step, EvalRound(self.step, self.rows, self.sets, open=1))
+            s.evals.rounds[self.step] = EvalRound(self.step, self.rows, self.sets, open=1)
             return
         pending = list(range(self.rows))
         round_ = EvalRound(self.step, self.rows, self.sets, pending, open=self.rows)
-        s.evals.begin(self.step, round_)
+        s.evals.rounds[self.step] = round_
         for row in range(self.rows):
             task_id = TaskId(f"e{self.step}.{row}")
             s.tasks.records[task_id] = Task(
@@ -259,9 +258,7 @@ class EvalRecorded(Event):
         return self.score if self.loss is None else -self.loss
 
     def apply(self, s: State) -> None:
-        s.evals.end(self.step, self.sets)
-        if self.ranking is not None:
-            s.evals.record(self.step, self.ranking, s.run.eval_drop)
+        s.evals.end(self.step, self.ranking)
 
     def text(self) -> str:
         if self.loss is not None:
@@ -287,71 +284,3 @@ def _set_in_words(result: SetResult, judging: str) -> str:
     shown = dict.fromkeys([metric, "reward"] if of == result.name else ["reward"])
     values = ", ".join(f"{name} {result.metrics[name]:.3f}" for name in shown)
     return f"{result.name}: {values} over {result.count} prompts"
-
-
-@event
-class HeldOutFell(Event):
-    """The score that ranks evaluations has fallen far below the best one."""
-
-    step: Step
-    reward_mean: float
-    best_step: Step
-    best_reward: float
-    is_loss: bool = False  # Recorded data: both rewards are losses with the sign changed
-    metric: str = ""  # SET/METRIC of both; empty: the held-out reward
-
-    directs = False
-    severity = Severity.WARNING
-
-    def apply(self, s: State) -> None:
-        """The evaluation's own event has changed the state."""
-
-    def text(self) -> str:
-        if self.is_loss:
-            return (
-                f"held-out loss rose to {-self.reward_mean:.4f} after step {self.step}; it was "
-                f"{-self.best_reward:.4f} after step {self.best_step}"
-            )
-        return (
-            f"{self.metric or 'held-out reward'} fell to {self.reward_mean:.3f} after step "
-            f"{self.step}; it was {self.best_reward:.3f} after step {self.best_step}"
-        )
-
-
-@event
-class RewardHackingSuspected(Event):
-    """The training reward, a scorer's, has risen while an evaluation set by another reward has
-    fallen, and that was not so at the evaluation before."""
-
-    step: Step
-    metric: str  # SET/reward, of which the next three are steps and values
-    truth: float
-    best_step: Step
-    best_truth: float
-    score: float  # Training reward before the newest evaluations
-    best_score: float  # Before the best one
-
-    directs = False
-    severity = Severity.WARNING
-
-    def apply(self, s: State) -> None:
-        """The evaluation's own event has changed the state."""
-
-    def text(self) -> str:
-        return hacking_in_words(self.metric, self.values)
-
-    @property
-    def values(self) -> Exploited:
-        return Exploited(
-            self.step, self.truth, self.best_step, self.best_truth, self.score, self.best_score
-        )
-
-
-def hacking_in_words(metric: str, found: Exploited) -> str:
-    """The measurement, its meaning, and the remedy, in words."""
-    return (
-        f"the training score rises ({found.best_score:.3f} to {found.score:.3f}) while {metric} "
-        f"falls ({found.best_truth:.3f} after step {found.best_step}, {found.truth:.3f} after step "
-        f"{found.step}): the learned reward is probably being exploited; begin again with a larger "
-        f"train.loss.kl_coef, or stop at step {found.best_step}"
-    )

@@ -12,12 +12,10 @@ round never waits for a version that is no more.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from controller.ledger.specs import EvalSet, SetResult
-from paceline.evaluation.reward_hacking import Checked, Estimate, RewardSums
-from paceline.evaluation.set_scores import RowScore, SetScores
+from controller.ledger.specs import EvalSet
+from paceline.evaluation import RowScore, SetScores
 from paceline.ids import Step, Version
 
 MIXED = Version(-1)  # In the place of a row's version: it has tokens of several
@@ -43,8 +41,6 @@ class EvalRound:
     """By the version of a row's tokens; MIXED for several versions, or one in doubt."""
     doubtful: list[Version] = field(default_factory=list)
     """Versions whose weights may be those of a replica that was outvoted."""
-    training: Estimate | None = None
-    """Training reward of the steps since the round before; None if there were none."""
 
     def place(self, row: int) -> tuple[EvalSet, int]:
         """The set of ``row``, and the row's index in it."""
@@ -97,49 +93,26 @@ class Evals:
     """The value that ranks a round (RunSpec.judging), of every finished round that has it."""
     best: Step = Step(-1)  # Round with the highest score, the first of equals; -1: none
     since_best: int = 0  # Rounds with a score since then
-    fallen: bool = False  # The newest score is far below the best one: see RunSpec.eval_drop
-    training: RewardSums = field(default_factory=RewardSums)
-    """Scores of the steps since the newest round was scheduled."""
-    checked: dict[str, dict[Step, Checked]] = field(default_factory=dict)
-    """Finished rounds of the sets that measure the truth, by set and step."""
 
-    def begin(self, step: Step, round_: EvalRound) -> None:
-        self.rounds[step] = round_
-        round_.training, self.training = self.training.estimate, RewardSums()
+    def end(self, step: Step, score: float | None) -> None:
+        """``score``: None if nothing ranks the round."""
+        self.done[step] = self.rounds.pop(step).rows
+        if score is not None:
+            self.scores[step] = score
+            self._rank()
 
-    def end(self, step: Step, results: Sequence[SetResult]) -> None:
-        round_ = self.rounds.pop(step)
-        self.done[step] = round_.rows
-        for of, result in zip(round_.sets, results, strict=False):
-            if of.truth and "reward" in result.metrics:
-                truth = Estimate(result.metrics["reward"], result.metrics["reward_se"])
-                found = self.checked.setdefault(of.name, {})
-                found[step] = Checked(step, truth, round_.training)
-
-    def record(self, step: Step, score: float, drop: float) -> None:
-        """``drop``: share of the best score from which a smaller one counts as fallen; 0: never."""
-        self.scores[step] = score
-        self._rank(drop)
-
-    def disown(self, step: Step, version: Version, drop: float) -> None:
+    def disown(self, step: Step, version: Version) -> None:
         """``version``, the weights after ``step``, may have been scored on an outvoted replica."""
         for round_ in self.rounds.values():  # one of an earlier step may go on with these weights
             round_.doubt(version)
-        for found in self.checked.values():
-            found.pop(step, None)
         if self.scores.pop(step, None) is not None:
-            self._rank(drop)
+            self._rank()
 
-    def _rank(self, drop: float) -> None:
+    def _rank(self) -> None:
         """By step: a round of many rows may end after the one of a later step."""
         steps = sorted(self.scores)
-        if not steps:
-            self.best, self.since_best, self.fallen = Step(-1), 0, False
-            return
-        self.best = max(steps, key=self.scores.__getitem__)
-        self.since_best = len(steps) - 1 - steps.index(self.best)
-        best = self.scores[self.best]
-        self.fallen = drop > 0 and best - self.scores[steps[-1]] > drop * abs(best)
+        self.best = max(steps, key=self.scores.__getitem__, default=Step(-1))
+        self.since_best = len(steps) - 1 - steps.index(self.best) if steps else 0
 
     def knows(self, step: Step, row: int) -> bool:
         """True if ``e<step>.<row>`` was ever a task."""

@@ -13,7 +13,6 @@ from controller.ledger.state.tasks import TaskState
 from controller.ledger.state.token_ages import oldest_step, trained_sequences, trained_tokens
 from controller.ledger.state.versions import VersionEpoch
 from controller.ledger.views.group_views import reward_totals
-from controller.ledger.views.held_out import due_for, reward_trouble
 from paceline.ids import MeshEpoch, Step, TaskId, Version
 
 Ref = tuple[TaskId, int]  # (task id, attempt)
@@ -115,8 +114,8 @@ class StatusView:
     checkpoint_step: Step
     samples_trained: int
     tokens_trained: int
-    reward_trouble: str
-    """Trouble with the training reward, and the remedy; empty: nothing is known."""
+    reward_trouble: str = ""
+    """Held-out rewards fall, or the training reward is exploited; with the remedy. Empty: no."""
 
 
 def directive(
@@ -222,6 +221,18 @@ def _end(worker: Worker) -> Member:
     return Member(worker.worker_id, worker.incarnation, worker.tensor_host, False)
 
 
+def due_for(s: State, worker_id: str, incarnation: int, version: Version) -> Step | None:
+    """The step whose held-out rows this replica is to measure with its state of ``version``; None:
+    no step's. Rank 0 of the mesh does it before its next vote, so that the state is still there. If
+    it dies, the next one does."""
+    mesh, step = s.fleet.whole_mesh, s.versions.step
+    if s.run_spec is None or not s.run.recorded or s.ended or step not in s.evals.rounds:
+        return None
+    if mesh is None or mesh.rank(worker_id, incarnation) != 0 or version != s.versions.version:
+        return None
+    return step
+
+
 def plan(
     state: State, worker_id: str, incarnation: int, mesh_epoch: MeshEpoch, state_version: Version
 ) -> tuple[PlanState, PlanView | None]:
@@ -318,7 +329,6 @@ def status(state: State) -> StatusView:
         checkpoint_step=state.versions.checkpoint.step,
         samples_trained=state.steps.samples_trained,
         tokens_trained=state.steps.tokens_trained,
-        reward_trouble=reward_trouble(state),
     )
 
 

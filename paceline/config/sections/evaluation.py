@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from paceline.config.fields import Fixed, LocalPath, Positive, Section
 from paceline.config.sections.scorers import named_scorer
 from paceline.config.sections.training import BUILT_IN_REWARDS, DataConfig, RewardConfig
-from paceline.evaluation.set_scores import judging_metrics
+from paceline.evaluation import judging_metrics
 
 HELD_OUT = "held_out"
 """Name of the set of data.eval_path."""

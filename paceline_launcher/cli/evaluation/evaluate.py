@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 from paceline.config.schema import Config
 from paceline.dataset.data_order import task_seed
 from paceline.dataset.rows import RowSource
-from paceline.evaluation.set_scores import RowScore, row_score
+from paceline.evaluation import RowScore, row_score
 from paceline.ids import TaskId
 from paceline.process.user_code import search_start_directory_last
 from paceline.prompt_tokenizer import PromptTokenizer

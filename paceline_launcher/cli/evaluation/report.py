@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from paceline.errors import BadInput
-from paceline.evaluation.set_scores import RowScore, SetScores, pass_at_k, reported_ks
+from paceline.evaluation import RowScore, SetScores, pass_at_k, reported_ks
 from paceline.observe.json_lines import finite
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from typer.testing import CliRunner, Result
 
 from paceline.config.load import load_config
 from paceline.errors import UserError
-from paceline.evaluation.set_scores import pass_at_k
+from paceline.evaluation import pass_at_k
 from paceline_launcher.cli import app
 from policy_worker.checkpoint.checkpoint import Checkpointer
 from testbed.fleets.local_run import ROOT, write_run

@@ -42,12 +42,12 @@ def test_faults_falls_and_the_end_are_alerts_and_what_goes_as_planned_is_none() 
     records = [
         line("StepCommitted", 1, severity="info"),
         line("WorkerDied", 2, severity="warning"),
-        line("HeldOutFell", 3, severity="warning"),
-        line("RewardHackingSuspected", 4, severity="warning"),
-        line("RunFailed", 5, severity="error"),
+        line("RunStarted", 3, spec={"eval_drop": 0.1}),
+        line("EvalRecorded", 4, step=4, score=0.5),
+        line("EvalRecorded", 5, step=5, score=0.1),
+        line("RunFailed", 6, severity="error"),
     ]
-    found = kinds(rules_of(), records)
-    assert found == ["fault", "held_out", "reward_hacking", "end"]
+    assert kinds(rules_of(), records) == ["fault", "held_out", "end"]
     assert kinds(rules_of(on=["end"]), records) == ["end"]
 
 

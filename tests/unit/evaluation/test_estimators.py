@@ -9,7 +9,7 @@ from itertools import combinations
 
 import pytest
 
-from paceline.evaluation.set_scores import (
+from paceline.evaluation import (
     SetScores,
     judging_metrics,
     majority_answer,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from paceline.evaluation.reward_hacking import Checked, Estimate, RewardSums, exploited
+from paceline.observe.held_out import Checked, Estimate, RewardSums, exploited
 
 DROP = 0.1
 ERROR = 0.03

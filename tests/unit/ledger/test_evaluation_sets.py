@@ -100,8 +100,6 @@ def test_the_named_metric_ranks_checkpoints_and_stops_the_run() -> None:
         run.evaluate(math, rest=0.9)
     best = [event for event in run.journal if event["type"] == "BestCheckpointChosen"]
     assert [(e["step"], e["metric"], e["reward_mean"]) for e in best] == [(1, "math/pass@4", 1.0)]
-    fell = [event for event in run.journal if event["type"] == "HeldOutFell"]
-    assert all(event["metric"] == "math/pass@4" for event in fell)
     (stop,) = [event for event in run.journal if event["type"] == "StopRequested"]
     assert "math/pass@4 has not risen for 2 evaluations" in stop["reason"]
 

@@ -1,13 +1,12 @@
-"""Held-out rewards: the best checkpoint stays, a fall is a warning, and a run may stop early."""
+"""Held-out rewards: the best checkpoint stays, and a run may stop early."""
 
 from __future__ import annotations
 
 import pytest
 
 from controller.ledger import Ledger
-from controller.ledger import events as ev
 from controller.ledger.decisions.held_out import spared
-from controller.ledger.state.evals import Evals
+from controller.ledger.state.evals import EvalRound, Evals
 from controller.ledger.views import views
 from paceline.ids import Step, Version
 from tests.fixtures.ledgers import Driven
@@ -74,25 +73,29 @@ def test_a_checkpoint_that_is_voided_is_not_the_best_any_more() -> None:
     assert (run.state.evals.since_best, list(run.state.evals.scores)) == (0, [0, 1, 2])
 
 
-def test_rounds_are_ranked_by_step_however_late_they_end() -> None:
+def evaluated(*scores: tuple[int, float]) -> Evals:
     evals = Evals()
-    for step, reward in ((0, 0.5), (20, 0.9), (10, 0.6)):
-        evals.record(Step(step), reward, 0.1)
-    assert (evals.best, evals.since_best, evals.fallen) == (20, 0, False)
-    evals.record(Step(30), 0.7, 0.1)
-    assert (evals.best, evals.since_best, evals.fallen) == (20, 1, True)
+    for step, score in scores:
+        evals.rounds[Step(step)] = EvalRound(Step(step), 1, ())
+        evals.end(Step(step), score)
+    return evals
+
+
+def test_rounds_are_ranked_by_step_however_late_they_end() -> None:
+    evals = evaluated((0, 0.5), (20, 0.9), (10, 0.6))
+    assert (evals.best, evals.since_best) == (20, 0)
+    evals = evaluated((0, 0.5), (20, 0.9), (10, 0.6), (30, 0.7))
+    assert (evals.best, evals.since_best) == (20, 1)
 
 
 def test_without_the_score_of_a_voided_step_the_others_are_ranked_again() -> None:
-    evals = Evals()
-    for step, reward in ((0, 0.9), (10, 0.8), (20, 0.5)):
-        evals.record(Step(step), reward, 0.2)
-    assert (evals.since_best, evals.fallen) == (2, True)
-    evals.disown(Step(20), Version(20), 0.2)
-    assert (evals.best, evals.since_best, evals.fallen) == (0, 1, False)
+    evals = evaluated((0, 0.9), (10, 0.8), (20, 0.5))
+    assert evals.since_best == 2
+    evals.disown(Step(20), Version(20))
+    assert (evals.best, evals.since_best) == (0, 1)
     for step in (0, 10):
-        evals.disown(Step(step), Version(step), 0.2)
-    assert (evals.best, evals.since_best, evals.fallen) == (-1, 0, False)
+        evals.disown(Step(step), Version(step))
+    assert (evals.best, evals.since_best) == (-1, 0)
 
 
 def test_a_checkpoint_whose_evaluation_is_under_way_is_spared_too() -> None:
@@ -114,17 +117,6 @@ def test_the_best_checkpoint_is_remembered_however_many_follow() -> None:
     assert kept(run) == [1]
     state = Ledger.from_snapshot(run.ledger.to_snapshot()).state
     assert state.versions.checkpoint.step == 71 and state.versions.best == 1
-
-
-def test_a_fall_is_a_warning_once_until_the_reward_is_back() -> None:
-    run = Evaluated(eval_drop=0.1)
-    assert "HeldOutFell" not in run.step(0.5)
-    assert "HeldOutFell" not in run.step(0.46), "less than 10 % below the best"
-    assert "HeldOutFell" in run.step(0.4)
-    assert run.event(ev.HeldOutFell).best_step == 1
-    assert "HeldOutFell" not in run.step(0.3), "it is known"
-    assert "HeldOutFell" not in run.step(0.5)
-    assert "HeldOutFell" in run.step(0.4)
 
 
 @pytest.mark.parametrize("patience", [0, 2])

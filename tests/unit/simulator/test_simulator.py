@@ -18,7 +18,6 @@ import pytest
 from controller.ledger import Ledger
 from controller.ledger import events as ev
 from controller.ledger.events import Topic
-from paceline.ids import Step
 from paceline.observe.vocabulary import FaultCause
 from testbed.simulator.crash_points import run_crash_points
 from testbed.simulator.faults import (
@@ -134,7 +133,6 @@ def test_every_event_survives_the_journals_json_exactly() -> None:
         ev.WeightsNotLoaded("r0", 1, 1, "out of memory"),
         ev.CheckpointVoided("p0", 5, 5, "checkpoints/step-5"),
         ev.WeightsWithdrawn("p0", 5, ("r0", "r1")),
-        ev.RewardHackingSuspected(Step(9), "held_out/reward", 0.4, Step(3), 0.8, 2.5, 1.0),
         ev.ProcessFault("e", "redis", "h0", 7, FaultCause.OUT_OF_MEMORY, "by the kernel", 2.5),
         ev.HostBlamed("h0", 3, ("p0", "r0"), 600.0, 2.5),
     ]

@@ -1,5 +1,4 @@
-"""Reward hacking in the ledger: a warning once, in status as long as it lasts, and the same after a
-failover."""
+"""Warnings from evaluations, from the journal of a run: each once, and told as long as it holds."""
 
 from __future__ import annotations
 
@@ -7,13 +6,10 @@ from typing import Any
 
 import pytest
 
-from controller.ledger import events as ev
 from controller.ledger.specs import EvalSet
-from controller.ledger.views import views
 from paceline.config.schema import Config
 from paceline.config.sections.evaluation import measures_truth
-from paceline.evaluation.reward_hacking import Estimate
-from paceline.ids import Step
+from paceline.observe.held_out import Estimate, HeldOut, Warned
 from tests.fixtures.ledgers import Driven
 
 ROWS = 64
@@ -40,12 +36,19 @@ class Scored(Driven):
         self.train(reward_mean=score)
         self.measure(truth)
 
-    def warnings(self) -> list[dict[str, Any]]:
-        return [e for e in self.journal if e["type"] == "RewardHackingSuspected"]
+    def folded(self) -> tuple[HeldOut, list[Warned]]:
+        """Evaluations so far, and every warning that they have given."""
+        held_out, warned = HeldOut(), []
+        for event in self.journal:
+            warned += held_out.take(event["type"], event)
+        return held_out, warned
+
+    def warnings(self, kind: str = "reward_hacking") -> list[Warned]:
+        return [warned for warned in self.folded()[1] if warned.kind == kind]
 
     @property
     def trouble(self) -> str:
-        return views.status(self.state).reward_trouble
+        return self.folded()[0].trouble
 
 
 def hacked() -> Scored:
@@ -58,14 +61,12 @@ def hacked() -> Scored:
 
 def test_a_score_that_rises_while_the_truth_falls_is_a_warning_once() -> None:
     run = hacked()
-    (event,) = run.warnings()
-    assert (event["metric"], event["step"], event["best_step"]) == ("truth/reward", 4, 1)
-    assert (event["best_truth"], event["truth"]) == (58 / ROWS, 26 / ROWS)
-    assert (event["best_score"], event["score"]) == (1.0, 3.5)
+    (warned,) = run.warnings()
+    assert warned.step == 4
+    assert "1.000 to 3.500" in warned.text and "truth/reward" in warned.text
     assert "stop at step 1" in run.trouble and "train.loss.kl_coef" in run.trouble
     run.step(5.0, 0.2)
     assert len(run.warnings()) == 1, "it is known"
-    run.failover()
     assert "0.203 after step 5" in run.trouble
 
 
@@ -83,16 +84,32 @@ def test_a_set_that_scorers_judge_too_and_a_warning_that_is_off_say_nothing() ->
         run.measure(0.9)
         for score in (1.0, 2.0, 3.0):
             run.step(score, 0.1)
-        assert run.warnings() == [] and run.trouble == ""
+        assert run.warnings() == [] and "exploited" not in run.trouble
 
 
 def test_a_score_in_doubt_says_nothing() -> None:
     """The newest evaluation was of weights that the other replicas outvoted."""
     run = hacked()
-    evals = run.state.evals
     assert run.trouble
-    evals.disown(Step(4), run.state.versions.version, 0.1)
-    assert sorted(evals.checked["truth"]) == [0, 1, 2, 3] and run.trouble == ""
+    run.journal.append({"type": "CheckpointVoided", "step": 4})
+    held_out, _ = run.folded()
+    assert sorted(held_out.checked["truth"]) == [0, 1, 2, 3]
+    assert "exploited" not in held_out.trouble
+
+
+def test_a_fall_is_a_warning_once_until_the_reward_is_back() -> None:
+    run = Scored(EvalSet("any", rows=ROWS))
+    for truth in (0.1, 0.5, 0.46, 0.4):
+        run.step(1.0, truth) if run.journal[-1]["type"] == "EvalRecorded" else run.measure(truth)
+    (fell,) = run.warnings("held_out")
+    assert (fell.kind, fell.step) == ("held_out", 3)
+    assert fell.text.endswith("it was 0.500 after step 1")
+    run.step(1.0, 0.3)
+    assert len(run.warnings("held_out")) == 1, "it is known"
+    run.step(1.0, 0.5)
+    assert run.trouble == ""
+    run.step(1.0, 0.4)
+    assert len(run.warnings("held_out")) == 2 and run.trouble
 
 
 def test_the_score_of_a_round_is_that_of_the_steps_since_the_round_before() -> None:
@@ -101,11 +118,10 @@ def test_the_score_of_a_round_is_that_of_the_steps_since_the_round_before() -> N
     for score in (1.0, 2.0, 6.0):
         run.train(reward_mean=score)
     run.measure(0.5)
-    found = run.state.evals.checked["truth"]
-    assert found[Step(0)].score is None
-    score = found[Step(3)].score
+    found = run.folded()[0].checked["truth"]
+    assert found[0].score is None
+    score = found[3].score
     assert isinstance(score, Estimate) and score.mean == pytest.approx(3.0)
-    assert isinstance(run.event(ev.EvalRecorded), ev.EvalRecorded)
 
 
 @pytest.mark.parametrize(
