@@ -28,6 +28,11 @@ LATE_S = 0.1  # Below it a late commit is jitter
 CALM = 2  # Commits in a row at the usual pace after which a fault is over
 SAME_S = 30.0  # Two reports about one process within it are about the same fault
 SHOWN = 100
+BLAME_WINDOW_S = 600.0
+BLAME_FAULTS = 3
+BLAME_WORKERS = 2
+"""A host is suspected after so many faults of so many of its processes within the window, if these
+are more than half of all faults in it and the fleet has another host."""
 
 
 @dataclass(slots=True)
@@ -44,89 +49,13 @@ class Fault:
 
 
 @dataclass(slots=True)
-class FaultLog:
-    """The newest faults, each process's once, with the best evidence of its cause."""
-
-    recent: list[Fault] = field(default_factory=list)  # Oldest first
-    blamed: dict[str, float] = field(default_factory=dict)
-    """Suspected hosts, and when each was named last. Unix seconds."""
-
-    def add(self, fault: Fault) -> None:
-        """Takes a report about a process; of a recent fault in the log only the cause is new."""
-        before = self.last_of(fault.name, fault.t)
-        if before is not None and self._same(before, fault):
-            self._rename(before, fault.cause)
-            if not before.host:
-                before.host = fault.host
-                self._host_found(fault.host)
-            before.pid = fault.pid or before.pid
-            before.incarnation = fault.incarnation or before.incarnation
-            return
-        self.recent.append(fault)
-        del self.recent[:-KEPT]
-        self._added(fault)
-
-    @staticmethod
-    def _same(before: Fault, fault: Fault) -> bool:
-        """A process that is stopped dies of its lease; a leader that was killed is succeeded at
-        once."""
-        if before.pid and fault.pid and before.pid != fault.pid:
-            return False
-        if fault.incarnation and not before.incarnation and before.cause != FaultCause.STOPPED:
-            return bool(before.pid)  # it had ended when its registration came
-        if before.cause not in ATTRIBUTED:
-            return True
-        if before.cause == FaultCause.LATE and fault.cause == FaultCause.STOPPED:
-            return True  # it has taken its stop for a slow machine, and its launcher knows better
-        return before.cause == fault.cause == FaultCause.STOPPED and fault.incarnation > 0
-
-    def last_of(self, name: str, now: float) -> Fault | None:
-        """The newest fault of the process of that name, if it is recent."""
-        for fault in reversed(self.recent):
-            if now - fault.t > SAME_S:
-                return None
-            if fault.name == name:
-                return fault
-        return None
-
-    def of_process(self, name: str, host: str, pid: int) -> Fault | None:
-        """The newest fault of that very process."""
-        for fault in reversed(self.recent):
-            if (fault.name, fault.host, fault.pid) == (name, host, pid):
-                return fault
-        return None
-
-    def fail_over(self, t: float, leader: str) -> None:
-        """Another controller leads than ``leader``. Its launcher may tell why, before or after."""
-        if self.last_of(leader, t) is None:
-            self.add(Fault(t, leader, "", 0, FaultCause.UNATTRIBUTED))
-
-    def explain(self, name: str, incarnation: int, cause: FaultCause) -> None:
-        """Takes later evidence about the death of a worker."""
-        for fault in reversed(self.recent):
-            if (fault.name, fault.incarnation) == (name, incarnation):
-                self._rename(fault, cause)
-                return
-
-    def _rename(self, fault: Fault, cause: FaultCause) -> None:
-        if cause in ATTRIBUTED and cause != fault.cause:
-            before, fault.cause = fault.cause, cause
-            self._renamed(fault, before)
-
-    def _added(self, fault: Fault) -> None:
-        """``fault`` is new."""
-
-    def _renamed(self, fault: Fault, before: FaultCause) -> None:
-        """``fault`` has another cause than ``before``."""
-
-    def _host_found(self, host: str) -> None:
-        """A fault without a host turned out to be of this one."""
-
-
-@dataclass(slots=True)
-class Faults(FaultLog):
+class Faults:
     """All faults of a run, with what they have cost, from its listed events."""
 
+    recent: list[Fault] = field(default_factory=list)
+    """The newest ones, oldest first, each process's once, with the best evidence of its cause."""
+    blamed: dict[str, float] = field(default_factory=dict)
+    """Suspected hosts, and when each was named last. Unix seconds."""
     by_cause: dict[str, int] = field(default_factory=dict)
     lost_by_cause: dict[str, float] = field(default_factory=dict)  # Seconds
     by_host: dict[str, int] = field(default_factory=dict)
@@ -155,20 +84,17 @@ class Faults(FaultLog):
         elif kind == EventType.WORKER_DIED:
             self._died(event)
         elif kind == EventType.PROCESS_FAULT:
-            cause = FaultCause(event["cause"])
-            if cause not in NO_FAULT:
-                who = (str(event["name"]), str(event["host"]), int(event["pid"]))
-                self.add(Fault(float(event["t"]), *who, cause))
+            self._process_fault(event)
         elif kind == EventType.FAULT_EXPLAINED:
             who_died = (str(event["worker_id"]), int(event["incarnation"]))
             self.explain(*who_died, FaultCause(event["cause"]))
-        elif kind == EventType.HOST_BLAMED:
-            self.blamed[str(event["host"])] = float(event["t"])
         elif kind == EventType.TERM_BEGUN:
-            if event.get("failover"):
-                self.fail_over(float(event["t"]), self.leader)
-            else:
+            t = float(event["t"])
+            if not event.get("failover"):
                 self.commit_t = 0.0
+            elif self._last_of(self.leader, t) is None:
+                # Its launcher may tell why, before or after.
+                self.add(Fault(t, self.leader, "", 0, FaultCause.UNATTRIBUTED))
             self.leader = str(event.get("controller_id") or "")
         elif kind == EventType.RUN_CONTINUED:
             self.commit_t = 0.0
@@ -186,6 +112,91 @@ class Faults(FaultLog):
         pid, host = self.processes.get(worker_id, (0, ""))
         host = str(event.get("host") or host)
         self.add(Fault(t, worker_id, host, pid, cause, int(event["incarnation"])))
+
+    def _process_fault(self, event: Mapping[str, Any]) -> None:
+        t, cause = float(event["t"]), FaultCause(event["cause"])
+        name, host, pid = str(event["name"]), str(event["host"]), int(event["pid"])
+        if cause in NO_FAULT:
+            return
+        if cause == FaultCause.LATE:
+            seen = self._last_of(name, t)
+            if seen is None or seen.cause in ATTRIBUTED:
+                return  # nobody has missed it, or its launcher has said more
+        of_it = [f for f in self.recent if (f.name, f.host, f.pid) == (name, host, pid)]
+        if event.get("over") and of_it:
+            # The end of a process whose fault is known is no second one.
+            if of_it[-1].cause not in ATTRIBUTED:
+                self._rename(of_it[-1], cause)
+            return
+        self.add(Fault(t, name, host, pid, cause))
+
+    def add(self, fault: Fault) -> None:
+        """Takes a report about a process; of a recent fault of it only the cause is new."""
+        before = self._last_of(fault.name, fault.t)
+        if before is not None and self._same(before, fault):
+            self._rename(before, fault.cause)
+            if not before.host:
+                before.host = fault.host
+                self._host_found(fault.host)
+            before.pid = fault.pid or before.pid
+            before.incarnation = fault.incarnation or before.incarnation
+            return
+        self.recent.append(fault)
+        del self.recent[:-KEPT]
+        self._count(fault.cause, 1)
+        self._host_found(fault.host)
+        self.calm = 0
+        self._suspect(fault.host, fault.t)
+
+    @staticmethod
+    def _same(before: Fault, fault: Fault) -> bool:
+        """A process that is stopped dies of its lease; a leader that was killed is succeeded at
+        once."""
+        if before.pid and fault.pid and before.pid != fault.pid:
+            return False
+        if fault.incarnation and not before.incarnation and before.cause != FaultCause.STOPPED:
+            return bool(before.pid)  # it had ended when its registration came
+        if before.cause not in ATTRIBUTED:
+            return True
+        if before.cause == FaultCause.LATE and fault.cause == FaultCause.STOPPED:
+            return True  # it has taken its stop for a slow machine, and its launcher knows better
+        return before.cause == fault.cause == FaultCause.STOPPED and fault.incarnation > 0
+
+    def _last_of(self, name: str, now: float) -> Fault | None:
+        """The newest fault of the process of that name, if it is recent."""
+        for fault in reversed(self.recent):
+            if now - fault.t > SAME_S:
+                return None
+            if fault.name == name:
+                return fault
+        return None
+
+    def _suspect(self, host: str, now: float) -> None:
+        """A host is suspected, rather than its processes, if several of them have failed."""
+        others = any(other != host for _, other in self.processes.values())
+        if not host or not others or now - self.blamed.get(host, -BLAME_WINDOW_S) < BLAME_WINDOW_S:
+            return
+        recent = [fault for fault in self.recent if now - fault.t < BLAME_WINDOW_S]
+        here = [fault.name for fault in recent if fault.host == host]
+        several = len(here) >= BLAME_FAULTS and len(set(here)) >= BLAME_WORKERS
+        if several and 2 * len(here) > len(recent):
+            self.blamed[host] = now
+
+    def explain(self, name: str, incarnation: int, cause: FaultCause) -> None:
+        """Takes later evidence about the death of a worker."""
+        for fault in reversed(self.recent):
+            if (fault.name, fault.incarnation) == (name, incarnation):
+                self._rename(fault, cause)
+                return
+
+    def _rename(self, fault: Fault, cause: FaultCause) -> None:
+        if cause not in ATTRIBUTED or cause == fault.cause:
+            return
+        before, fault.cause = fault.cause, cause
+        self._count(before, -1)
+        self._count(cause, 1)
+        self._lose(before, -fault.lost_s)
+        self._lose(cause, fault.lost_s)
 
     @property
     def count(self) -> int:
@@ -206,17 +217,6 @@ class Faults(FaultLog):
         """Median time between commits; 0: not known yet."""
         ranked = sorted(self.intervals)
         return ranked[len(ranked) // 2] if len(ranked) >= PACE_LEAST else 0.0
-
-    def _added(self, fault: Fault) -> None:
-        self._count(fault.cause, 1)
-        self._host_found(fault.host)
-        self.calm = 0
-
-    def _renamed(self, fault: Fault, before: FaultCause) -> None:
-        self._count(before, -1)
-        self._count(fault.cause, 1)
-        self._lose(before, -fault.lost_s)
-        self._lose(fault.cause, fault.lost_s)
 
     def _count(self, cause: FaultCause, by: int) -> None:
         self.by_cause[cause] = self.by_cause.get(cause, 0) + by

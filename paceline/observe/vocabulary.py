@@ -22,7 +22,6 @@ class EventType(StrEnum):
     GROUP_LOST = "GroupLost"
     GROUP_TRIED = "GroupTried"
     GROUPS_BLAMED = "GroupsBlamed"
-    HOST_BLAMED = "HostBlamed"
     LINK_ASSIGNED = "LinkAssigned"
     MESH_BROKEN = "MeshBroken"
     MESH_FORMED = "MeshFormed"

@@ -8,7 +8,6 @@ from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider, decides
 from controller.ledger.decisions.faults import (
-    blame_host,
     cause_of_death,
     explain,
     explain_by_return,
@@ -91,7 +90,7 @@ def declare_dead(d: Decider, c: cmd.DeclareDead, now: float) -> None:
         if dead is not None and dead.incarnation == c.incarnation and c.how is DeathCause.EXIT:
             explain(d, dead, c.cause, c.detail)
         return
-    cause = cause_of_death(d, worker, c, now)
+    cause = cause_of_death(worker, c, now)
     event: ev.WorkerDied | ev.WorkerChanged = ev.WorkerDied(
         c.worker_id, c.incarnation, c.how, c.detail, cause, worker.host, c.silent_s, now
     )
@@ -101,7 +100,6 @@ def declare_dead(d: Decider, c: cmd.DeclareDead, now: float) -> None:
             c.worker_id, c.incarnation, Lifecycle.STOPPED, Version(-1), Version(-1)
         )
     _depart(d, worker, event, now)
-    blame_host(d, worker.host, now)
     d.settle_fleet(now)
 
 

@@ -1,8 +1,7 @@
-"""Events about faults: of processes, causes found later, suspected hosts."""
+"""Events about faults: of processes, and causes found later."""
 
 from controller.ledger.events.event import Event, event, reason_in_words
 from controller.ledger.state.state import State
-from paceline.observe.faults import Fault
 from paceline.observe.vocabulary import NO_FAULT, FaultCause, Severity
 
 
@@ -17,6 +16,7 @@ class ProcessFault(Event):
     cause: FaultCause
     detail: str
     t: float
+    over: bool = False  # The process has ended
 
     directs = False
 
@@ -25,8 +25,9 @@ class ProcessFault(Event):
         return Severity.INFO if self.cause in NO_FAULT else Severity.WARNING
 
     def apply(self, s: State) -> None:
-        if self.cause not in NO_FAULT:
-            s.faults.add(Fault(self.t, self.name, self.host, self.pid, self.cause))
+        worker = s.fleet.workers.get(self.name)
+        if worker is not None and worker.pid == self.pid and self.cause is FaultCause.STOPPED:
+            worker.stopped_t = self.t
         s.remember(self.request_id, self.text())
 
     def text(self) -> str:
@@ -46,7 +47,6 @@ class FaultExplained(Event):
     directs = False
 
     def apply(self, s: State) -> None:
-        s.faults.explain(self.worker_id, self.incarnation, self.cause)
         worker = s.fleet.workers.get(self.worker_id)
         if worker is not None and worker.incarnation == self.incarnation:
             worker.death = self.cause
@@ -54,26 +54,3 @@ class FaultExplained(Event):
     def text(self) -> str:
         reason = reason_in_words(self.cause, self.detail)
         return f"the death of {self.worker_id} is explained ({reason})"
-
-
-@event
-class HostBlamed(Event):
-    """Several processes of one host have failed: the host is suspected, not they."""
-
-    host: str
-    faults: int
-    names: tuple[str, ...]
-    window_s: float
-    t: float
-
-    directs = False
-    severity = Severity.WARNING
-
-    def apply(self, s: State) -> None:
-        s.faults.blamed[self.host] = self.t
-
-    def text(self) -> str:
-        return (
-            f"host {self.host} is suspected: {self.faults} of its processes' faults within "
-            f"{self.window_s / 60:.0f} min ({', '.join(self.names)})"
-        )

@@ -16,10 +16,8 @@ from controller.ledger.specs import LinkSpec, MeshSpec, WorkerSpec, values
 from controller.ledger.state.fleet import Failures, Mesh, Worker
 from controller.ledger.state.state import State
 from paceline.ids import MeshEpoch, Version
-from paceline.observe.faults import Fault
 from paceline.observe.vocabulary import (
     ATTRIBUTED,
-    NO_FAULT,
     DeathCause,
     FaultCause,
     MeshEnd,
@@ -61,10 +59,6 @@ class WorkerDied(Event):
         worker = s.fleet.workers[self.worker_id]
         s.fleet.leave(worker, Lifecycle.DEAD)
         worker.death, worker.silent_s = self.cause, self.silent_s
-        if self.t and self.cause not in NO_FAULT:
-            host = self.host or worker.host
-            fault = Fault(self.t, self.worker_id, host, worker.pid, self.cause, self.incarnation)
-            s.faults.add(fault)
 
     def text(self) -> str:
         words = reason_in_words(self.how, self.detail)

@@ -53,8 +53,6 @@ class TermBegun(Event):
         return Severity.WARNING if self.failover else Severity.INFO
 
     def apply(self, s: State) -> None:
-        if self.failover:
-            s.faults.fail_over(self.t, s.leader)
         s.term = self.term
         s.leader = self.controller_id
         s.terms += 1

@@ -77,6 +77,7 @@ class Worker:
     cgroup: str = ""
     memory_kills: int = -1
     """When it registered: processes that the kernel had killed in its control group."""
+    stopped_t: float = 0.0  # Time at which its launcher saw it stopped; 0: never. Unix seconds.
     death: FaultCause | None = None
     """Cause of its death, as far as it is known; None: it has not died."""
     silent_s: float = 0.0  # When it died: since when it had not been heard of, in seconds

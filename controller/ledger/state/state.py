@@ -12,7 +12,6 @@ from controller.ledger.state.steps import StepBook
 from controller.ledger.state.tasks import TaskBook
 from controller.ledger.state.versions import Versions
 from paceline.ids import Step, TaskId, Version
-from paceline.observe.faults import FaultLog
 
 _REQUESTS_KEPT = 256
 
@@ -40,8 +39,6 @@ class State:
     versions: Versions = field(default_factory=Versions)
     evals: Evals = field(default_factory=Evals)
     settings: Settings = field(default_factory=Settings)
-    faults: FaultLog = field(default_factory=FaultLog)
-    """Evidence about the next causes; what faults have cost is no part of the ledger."""
     staleness_changed: bool = False
     """max_staleness or token_age has changed: groups of before may be in steps."""
     garbage: list[tuple[TaskId, int]] = field(default_factory=list, metadata=TRANSIENT)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from controller.ledger import Ledger
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
+from controller.store.ledger_follower import totals_of
 from paceline.observe.faults import Fault, Faults
 from paceline.observe.vocabulary import DeathCause, FaultCause
 from tests.fixtures.ledgers import Driven
@@ -56,7 +56,7 @@ def test_a_launchers_word_is_the_cause_and_survives_a_failover() -> None:
     assert run.event(ev.WorkerDied).cause is FaultCause.OUT_OF_MEMORY
     run.failover()
     assert causes(run) == {"out_of_memory": 1}
-    assert Ledger.from_snapshot(run.ledger.to_snapshot()).state.faults == run.state.faults
+    assert totals_of(run.snapshot()).faults == run.totals.faults
 
 
 def test_a_worker_that_was_asked_to_leave_is_no_fault() -> None:
@@ -198,7 +198,7 @@ def test_a_registration_that_arrives_after_the_end_of_its_process_is_no_second_f
     run.now += 10.0
     die(run, "r0")
     assert causes(run) == {"killed": 1}
-    assert run.state.faults.recent[0].incarnation == run.current["r0"]
+    assert run.totals.faults.recent[0].incarnation == run.current["r0"]
 
 
 def test_the_word_about_the_very_process_of_the_ledger_declares_it_dead() -> None:
@@ -227,11 +227,11 @@ def test_several_faults_of_different_workers_name_their_host_once() -> None:
     join(run, "r0", host="a")
     join(run, "r1", host="b"), join(run, "r2", host="b")
     three_faults_on_b(run)
-    blamed = run.event(ev.HostBlamed)
-    assert (blamed.host, blamed.faults, blamed.names) == ("b", 3, ("r1", "r2"))
+    assert run.totals.faults.blamed == {"b": run.now}
+    run.now += 1.0
     join(run, "r1", host="b", pid=50)
     die(run, "r1", "exit", FaultCause.KILLED)
-    assert "HostBlamed" not in run.names()
+    assert run.totals.faults.blamed == {"b": run.now - 1.0}
     report = run.totals.faults.report()
     assert report.suspected_hosts == ["b"] and "host b is suspected (4 faults)" in report.sentence
 
@@ -240,7 +240,7 @@ def test_the_only_host_of_a_fleet_is_never_named() -> None:
     run = Driven()
     join(run, "r1", host="b"), join(run, "r2", host="b")
     three_faults_on_b(run)
-    assert run.state.faults.blamed == {}
+    assert run.totals.faults.blamed == {}
 
 
 def test_faults_of_one_worker_are_its_own_and_not_its_hosts() -> None:
@@ -249,7 +249,7 @@ def test_faults_of_one_worker_are_its_own_and_not_its_hosts() -> None:
     for pid in range(2, 6):
         die(run, "r1", "exit", FaultCause.KILLED)
         join(run, "r1", host="b", pid=pid)
-    assert run.state.faults.blamed == {}
+    assert run.totals.faults.blamed == {}
 
 
 def test_faults_that_are_old_or_spread_over_hosts_name_none() -> None:
@@ -261,7 +261,7 @@ def test_faults_that_are_old_or_spread_over_hosts_name_none() -> None:
     run.now += 700.0
     join(run, "r1", host="b", pid=5)
     die(run, "r1", "exit", FaultCause.KILLED)
-    assert run.state.faults.blamed == {}
+    assert run.totals.faults.blamed == {}
 
 
 # ---- the pace -------------------------------------------------------------------------------

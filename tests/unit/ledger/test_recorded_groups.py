@@ -122,7 +122,6 @@ def test_the_lowest_loss_is_the_best_checkpoint_and_a_rise_stops_the_run() -> No
         run.measure("p0", loss)
         seen += [ev.from_json(event).text() for event in run.journal[before:]]
     assert run.state.versions.best == 1
-    assert "held-out loss rose to 2.5000 after step 2; it was 2.0000 after step 1" in seen
     assert any("the held-out loss has not fallen for 2 evaluations" in text for text in seen)
 
 

@@ -134,7 +134,6 @@ def test_every_event_survives_the_journals_json_exactly() -> None:
         ev.CheckpointVoided("p0", 5, 5, "checkpoints/step-5"),
         ev.WeightsWithdrawn("p0", 5, ("r0", "r1")),
         ev.ProcessFault("e", "redis", "h0", 7, FaultCause.OUT_OF_MEMORY, "by the kernel", 2.5),
-        ev.HostBlamed("h0", 3, ("p0", "r0"), 600.0, 2.5),
     ]
     # Their settings change, and they are extended.
     for seed in (10, 13):
