@@ -33,7 +33,7 @@ from paceline.redis.server import find_server
 from paceline.rpc.ports import free_ports
 from paceline.v1 import worker_pb2
 from paceline.weights.weight_snapshot import WireDtype
-from policy_worker.publishing.publisher import WeightPublisher
+from policy_worker.publisher import WeightPublisher
 from rollout_worker.weight_receiver import WeightReceiver
 from testbed.faults.egress_limit import VARIABLE, limit_from_environment
 from testbed.faults.network_namespaces import HUB, Hosts, why_not

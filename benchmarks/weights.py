@@ -23,7 +23,7 @@ from torch import Tensor
 from benchmarks import runs
 from paceline.v1 import worker_pb2
 from paceline.weights.weight_snapshot import WireDtype
-from policy_worker.publishing.publisher import WeightPublisher
+from policy_worker.publisher import WeightPublisher
 from testbed.redis.redis_process import throwaway_redis
 from testbed.workers import weight_link_peer
 

@@ -27,7 +27,7 @@ from paceline.v1 import policy_pb2, worker_pb2
 from policy_worker.checkpoint.checkpoint import CheckpointInfo
 from policy_worker.control_plane import BlockingControlPlane
 from policy_worker.model.train_state import NO_VERSION
-from policy_worker.publishing.publisher import PublishingPlace
+from policy_worker.publisher import PublishingPlace
 from policy_worker.trainer import Trainer
 
 RETRY_S = 10.0

@@ -21,11 +21,10 @@ from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, waiting
 from paceline.prompt_tokenizer import BadPrompt, PromptTokenizer
 from paceline.v1 import common_pb2, policy_pb2, rollout_pb2
-from policy_worker.control_plane import BlockingControlPlane
+from policy_worker.control_plane import BlockingControlPlane, PolicyReport
 from policy_worker.objectives.batch import BadGroup
 from policy_worker.step.stats import Stats
 from policy_worker.trainer import Trainer
-from policy_worker.worker_report import PolicyReport
 
 log = logging.getLogger(__name__)
 

@@ -50,7 +50,13 @@ from paceline.rpc.client import RequestRefused
 from paceline.rpc.side_channel import SideChannel
 from paceline.v1 import common_pb2, policy_pb2, worker_pb2
 from policy_worker.after_commit import AfterCommit
-from policy_worker.control_plane import BlockingControlPlane, RefusalLimit
+from policy_worker.control_plane import (
+    BlockingControlPlane,
+    EpochState,
+    PolicyReport,
+    RefusalLimit,
+    StuckRanks,
+)
 from policy_worker.held_out_evaluation import HeldOutEvaluation
 from policy_worker.ranks.outside_ranks import OutsideRank
 from policy_worker.ranks.rank_group import start_ranks
@@ -59,7 +65,6 @@ from policy_worker.rows.replica import Replica
 from policy_worker.shard_gradients import ShardGradients
 from policy_worker.step.stats import Stats
 from policy_worker.trainer import EpochMesh, Trainer
-from policy_worker.worker_report import EpochState, PolicyReport, StuckRanks
 
 log = logging.getLogger(__name__)
 

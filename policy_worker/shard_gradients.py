@@ -20,12 +20,11 @@ from dataclasses import dataclass, field
 from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, waiting
 from paceline.v1 import common_pb2, policy_pb2
-from policy_worker.control_plane import BlockingControlPlane
+from policy_worker.control_plane import BlockingControlPlane, PolicyReport
 from policy_worker.objectives.batch import BadGroup, GroupKey, StepTotals
 from policy_worker.rows.group_reading import AcceptedGroup
 from policy_worker.step.gradients import RowOutOfMemory
 from policy_worker.trainer import Taken, Trainer
-from policy_worker.worker_report import PolicyReport
 
 log = logging.getLogger(__name__)
 

@@ -93,7 +93,7 @@ def _toy_model(part: Part) -> nn.Module:
     kind: Any = AutoModelForCausalLM if part.head == "lm" else AutoModelForSequenceClassification
     config = AutoConfig.for_model("qwen3", **SHAPE)
     config.num_labels = 1
-    model: nn.Module = kind.from_config(config, attn_implementation=attention.NAME)
+    model: nn.Module = kind.from_config(config, attn_implementation=attention.BLOCKS)
     for parameter in model.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
     (make_scorer if part.head == "lm" else make_value_head)(model)

@@ -36,7 +36,7 @@ from policy_worker.model.train_state import NO_VERSION, TrainState
 from policy_worker.objectives.batch import BadGroup, GroupKey, StepTotals
 from policy_worker.objectives.load import load_objective
 from policy_worker.objectives.objective import POLICY
-from policy_worker.publishing.publisher import PublishingPlace, ReplicaPublisher
+from policy_worker.publisher import PublishingPlace, ReplicaPublisher
 from policy_worker.ranks.operations import follow as follow_operations
 from policy_worker.ranks.operations import on_every_rank
 from policy_worker.ranks.rank_group import RankGroup

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from paceline.config.schema import Config
 from paceline.v1 import common_pb2, rollout_pb2
-from policy_worker.model import attention, flex_attention
+from policy_worker.model import attention
 from policy_worker.model.heads import make_scorer
 from policy_worker.model.policy_model import blocks_of, compile_blocks
 from policy_worker.model.train_state import TrainState
@@ -81,15 +81,15 @@ def make_model(shape: Shape, device: torch.device) -> nn.Module:
     with torch.device("cpu" if shape is TOY else device):
         model = AutoModelForCausalLM.from_config(shape.config, dtype=torch.float32)
     model = model.to(device)
-    model.set_attn_implementation(attention.NAME)
+    model.set_attn_implementation(attention.BLOCKS)
     make_scorer(model)
     return model
 
 
 def make_gradients(model: nn.Module, config: Config, device: torch.device) -> Gradients:
     if config.model.attention == "flex":
-        flex_attention.register()
-        model.set_attn_implementation(flex_attention.NAME)  # type: ignore[operator]
+        attention.register()
+        model.set_attn_implementation(attention.FLEX)  # type: ignore[operator]
     if config.model.compile:
         compile_blocks(model, blocks_of(model))
     if config.model.gradient_checkpointing:

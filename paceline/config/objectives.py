@@ -150,9 +150,9 @@ BUILT_IN: dict[str, BuiltIn] = {
         samples=False,
         ignores=_SUPERVISED,
     ),
-    "dpo": _preference("dpo:Dpo", DpoOptions, reference=True),
-    "online_dpo": _preference("dpo:Dpo", DpoOptions, forms=(), reference=True),
-    "ipo": _preference("dpo:Ipo", IpoOptions, reference=True),
+    "dpo": _preference("preferences:Dpo", DpoOptions, reference=True),
+    "online_dpo": _preference("preferences:Dpo", DpoOptions, forms=(), reference=True),
+    "ipo": _preference("preferences:Ipo", IpoOptions, reference=True),
     "orpo": _preference("preferences:Orpo", OrpoOptions),
     "kto": _preference(
         "preferences:Kto", KtoOptions, forms=(RowForm.LABELLED, RowForm.PAIR), reference=True

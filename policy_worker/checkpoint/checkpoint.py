@@ -57,18 +57,16 @@ from policy_worker.checkpoint.atomic_directory import (
     remove_unfinished,
     unrecorded,
 )
-from policy_worker.checkpoint.saved_state import (
-    named_tensors,
-    random_file,
-    random_states,
-    set_random_states,
-    shared_weights,
-)
 from policy_worker.checkpoint.shards import (
     StateSnapshot,
     files_of,
     first_gap,
+    named_tensors,
+    random_file,
+    random_states,
     read_shards,
+    set_random_states,
+    shared_weights,
     slices_of,
     stored_tensors,
     write_shards,

@@ -29,8 +29,7 @@ from paceline.errors import BadInput
 from paceline.process.structured_log import first_line
 from policy_worker.checkpoint.atomic_directory import locked_directory, put_in_place
 from policy_worker.checkpoint.checkpoint import CheckpointError, read_meta
-from policy_worker.checkpoint.saved_state import weights_of_part
-from policy_worker.checkpoint.shards import read_shards, stored_tensors
+from policy_worker.checkpoint.shards import read_shards, stored_tensors, weights_of_part
 
 MARKER = "paceline.json"
 """File that names an export's checkpoint. An existing directory is replaced only if it has one."""

@@ -19,7 +19,7 @@ from paceline.config.schema import Config
 from paceline.config.sections.training import ModelConfig
 from paceline.errors import BadInput
 from paceline.process.structured_log import first_line
-from policy_worker.model import attention, flex_attention
+from policy_worker.model import attention
 from policy_worker.model.heads import HEAD, make_scorer, make_value_head
 from policy_worker.objectives.objective import Part
 
@@ -153,15 +153,14 @@ def _quiet() -> Iterator[None]:
         transformers_logging.set_verbosity(before)
 
 
-_ATTENTION = {"sdpa": attention, "flex": flex_attention}
+_ATTENTION = {"sdpa": attention.BLOCKS, "flex": attention.FLEX}
 
 
 def _reading(config: ModelConfig) -> dict[str, Any]:
-    chosen = _ATTENTION[config.attention]
-    chosen.register()
+    attention.register()
     return {
         "dtype": torch.float32,
-        "attn_implementation": chosen.NAME,
+        "attn_implementation": _ATTENTION[config.attention],
         "trust_remote_code": config.trust_remote_code,
     }
 

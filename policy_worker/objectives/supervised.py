@@ -23,8 +23,7 @@ from torch import Tensor
 from paceline.config.sections.objective_options import DistillOptions
 from policy_worker.objectives.batch import StepTotals, TokenBatch, scored_by
 from policy_worker.objectives.columns import TokenColumns, TokenScores
-from policy_worker.objectives.grpo import grpo_loss
-from policy_worker.objectives.importance_ratio import ratio
+from policy_worker.objectives.grpo import grpo_loss, ratio
 from policy_worker.objectives.objective import Loss, Objective
 
 

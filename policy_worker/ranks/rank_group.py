@@ -171,7 +171,7 @@ def start_ranks(
     config_json: str = "{}",
     threads: int = 1,
     device_type: str = "cpu",
-    worker: Sequence[str] = ("policy_worker.follower",),
+    worker: Sequence[str] = ("policy_worker",),
 ) -> Replica:
     """Starts a replica of ``size`` ranks with the caller as rank 0; call it from the main thread.
     ``config_json`` reaches the other ranks as ``join_ranks()``'s second result. ``worker`` is the

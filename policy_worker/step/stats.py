@@ -11,8 +11,7 @@ from torch import Tensor
 
 from paceline.v1 import common_pb2
 from policy_worker.objectives.columns import TokenColumns, TokenScores
-from policy_worker.objectives.grpo import token_kl
-from policy_worker.objectives.importance_ratio import ratio
+from policy_worker.objectives.grpo import ratio, token_kl
 from policy_worker.objectives.objective import Loss
 
 Entry = tuple[float, float, float]

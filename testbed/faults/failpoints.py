@@ -206,7 +206,7 @@ class Trap:
 
             return send_buckets
 
-        _module("policy_worker.publishing.publisher")
+        _module("policy_worker.publisher")
         self._replace(_module("paceline.weights.weight_sending"), "_send_buckets", make)
 
     # -- rollout worker -----------------------------------------------------------------------

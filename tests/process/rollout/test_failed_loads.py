@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from controller.store.redis_keys import Keys
 from paceline.redis.client import connect_sync
 from paceline.v1 import admin_pb2, worker_pb2
-from policy_worker.publishing.publisher import WeightPublisher
+from policy_worker.publisher import WeightPublisher
 from rollout_worker import weight_receiver
 from rollout_worker.lifecycle import EngineFailed
 from rollout_worker.main import RolloutWorker

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from paceline.mesh import severable_sockets
-from policy_worker.publishing.publisher import WeightPublisher
+from policy_worker.publisher import WeightPublisher
 from testbed.patience import patient
 from testbed.workers import weight_link_peer
 from tests.fixtures.weight_links import CPU, ReceivingEnd, link

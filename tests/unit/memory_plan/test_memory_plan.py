@@ -81,7 +81,7 @@ def test_activations_are_within_a_tenth_of_what_a_backward_pass_keeps(family, dt
     tokens = 256
     attention.register()
     stored = random_config(family)
-    model = AutoModelForCausalLM.from_config(stored, attn_implementation=attention.NAME)
+    model = AutoModelForCausalLM.from_config(stored, attn_implementation=attention.BLOCKS)
     model.train()
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept = {}

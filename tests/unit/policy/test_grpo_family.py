@@ -20,10 +20,9 @@ from torch import Tensor
 
 from paceline.config.objectives import FAMILY
 from paceline.config.sections.training import LossConfig, TrainConfig
-from policy_worker.objectives.advantages import EPSILON, advantages_of
+from policy_worker.objectives.advantages import EPSILON, advantages_of, chosen_tokens
 from policy_worker.objectives.batch import StepTotals, decode
 from policy_worker.objectives.columns import TokenColumns, token_weights
-from policy_worker.objectives.covariance import chosen_tokens
 from policy_worker.objectives.grpo import grpo_loss
 from tests.fixtures.policy_models import make_config, make_group
 

@@ -38,7 +38,7 @@ def network(family: str):
         **({"attn_logit_softcapping": None} if family == "gemma2" else {}),
     )
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention.BLOCKS)
     make_scorer(model)
     return model
 

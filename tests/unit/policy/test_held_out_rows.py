@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from paceline.v1 import common_pb2, policy_pb2
+from policy_worker.control_plane import PolicyReport
 from policy_worker.held_out_evaluation import HeldOutEvaluation
 from policy_worker.rows.row_forwards import RowForwards
 from policy_worker.trainer import Trainer
-from policy_worker.worker_report import PolicyReport
 from testbed.tiny_model import make_tiny_model
 from tests.fixtures.policy_models import make_config
 from tests.fixtures.training_steps import CPU, form_alone

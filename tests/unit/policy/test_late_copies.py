@@ -16,9 +16,9 @@ from torch import Tensor
 from paceline.weights import weight_snapshot
 from policy_worker.checkpoint import shards
 from policy_worker.checkpoint.checkpoint import Checkpointer
-from policy_worker.checkpoint.saved_state import named_tensors
+from policy_worker.checkpoint.shards import named_tensors
 from policy_worker.model import host_memory as device_copies
-from policy_worker.publishing.publisher import PublishingPlace, ReplicaPublisher
+from policy_worker.publisher import PublishingPlace, ReplicaPublisher
 from policy_worker.rows.replica import Replica
 from policy_worker.trainer import Trainer
 from testbed.tiny_model import make_tiny_model

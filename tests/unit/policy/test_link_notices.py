@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from paceline.mesh.tcp_store import host_store
 from paceline.v1 import worker_pb2
-from policy_worker.publishing.link_notices import LinkNotices
+from policy_worker.publisher import LinkNotices
 from tests.process.weights.test_weights_links import until
 
 SIZE = 3

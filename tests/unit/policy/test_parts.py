@@ -17,7 +17,7 @@ from policy_worker.model.policy_model import ModelError, load_scalar
 from policy_worker.objectives.batch import decode
 from policy_worker.objectives.load import ObjectiveError, load_objective
 from policy_worker.objectives.objective import Objective, Part
-from policy_worker.publishing.publisher import PublishingPlace
+from policy_worker.publisher import PublishingPlace
 from policy_worker.ranks.sharding import load_sharded_state
 from policy_worker.ranks.state_transfer import state_tensors
 from policy_worker.rows.packing import pack

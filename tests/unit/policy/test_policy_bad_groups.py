@@ -9,11 +9,11 @@ import torch
 
 from paceline.groups.payload import encode
 from paceline.v1 import common_pb2, policy_pb2, rollout_pb2
+from policy_worker.control_plane import PolicyReport
 from policy_worker.objectives.grpo import Grpo
 from policy_worker.rows.row_forwards import RowForwards
 from policy_worker.shard_gradients import ShardGradients
 from policy_worker.trainer import Trainer
-from policy_worker.worker_report import PolicyReport
 from testbed.tiny_model import make_tiny_model
 from tests.fixtures.group_meta import submitted
 from tests.fixtures.policy_models import make_config, random_groups

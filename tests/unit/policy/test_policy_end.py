@@ -6,8 +6,8 @@ import threading
 from types import SimpleNamespace
 
 from paceline.v1 import policy_pb2, worker_pb2
+from policy_worker.control_plane import PolicyReport
 from policy_worker.main import PolicyWorker
-from policy_worker.worker_report import PolicyReport
 
 
 class StoppedWhileAsking:

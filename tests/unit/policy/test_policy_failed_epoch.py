@@ -10,8 +10,8 @@ import pytest
 from paceline.mesh.elastic_mesh import MeshError
 from paceline.v1 import common_pb2, worker_pb2
 from policy_worker import main
+from policy_worker.control_plane import PolicyReport
 from policy_worker.main import PolicyWorker
-from policy_worker.worker_report import PolicyReport
 
 
 class Deaf:

@@ -16,8 +16,7 @@ from policy_worker.conformance import conformance
 from policy_worker.objectives.batch import StepTotals, decode
 from policy_worker.objectives.columns import TokenColumns, TokenScores, token_weights
 from policy_worker.objectives.load import load_objective
-from policy_worker.objectives.ppo import Ppo
-from policy_worker.objectives.value_estimates import RunningMoments, adapted, gae
+from policy_worker.objectives.ppo import Ppo, RunningMoments, adapted, gae
 from policy_worker.trainer import Trainer
 from testbed.tiny_model import make_tiny_model
 from tests.fixtures.policy_models import make_config, make_group, nested, random_groups

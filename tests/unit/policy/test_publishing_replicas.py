@@ -14,7 +14,7 @@ import torch
 from paceline.v1 import common_pb2, worker_pb2
 from policy_worker.after_commit import AfterCommit
 from policy_worker.objectives.objective import POLICY
-from policy_worker.publishing.publisher import PublishingPlace, ReplicaPublisher
+from policy_worker.publisher import PublishingPlace, ReplicaPublisher
 from policy_worker.rows.replica import Replica as OneRank
 from tests.fixtures.policy_models import make_config
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.weights.weight_snapshot import WeightSnapshot, WireDtype
 from paceline.weights.wire.weight_manifest import Manifest, WeightShare
-from policy_worker.publishing.share_exchange import Extent, ShareExchange
+from policy_worker.ranks.share_exchange import Extent, ShareExchange
 
 SIZES = (1, 2, 3, 4, 7)
 BUCKET_BYTES = 1000

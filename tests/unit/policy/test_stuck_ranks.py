@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from paceline.process.kernel_state import kernel_state
 from paceline.process.waits import WaitKind
-from policy_worker.worker_report import StuckRanks
+from policy_worker.control_plane import StuckRanks
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from policy_worker.model import flex_attention
+from policy_worker.model import attention
 from policy_worker.model.heads import score
 from policy_worker.model.host_memory import activations_on_host
 from policy_worker.model.policy_model import load_model
@@ -37,8 +37,8 @@ def row(seed=5, groups=4):
 def test_flex_attention_scores_as_attention_by_blocks(family):
     model, micro = tiny_network(family), row()
     wanted = measured(model, micro)
-    flex_attention.register()
-    model.set_attn_implementation(flex_attention.NAME)
+    attention.register()
+    model.set_attn_implementation(attention.FLEX)
     torch.testing.assert_close(measured(model, micro), wanted, atol=2e-5, rtol=1e-4)
     with torch.no_grad():  # by flex attention itself, which has no backward pass on a CPU
         alone = score(model, micro, 0.7).logprobs
@@ -47,8 +47,8 @@ def test_flex_attention_scores_as_attention_by_blocks(family):
 
 def test_flex_attention_makes_one_mask_for_layers_of_one_window():
     model, micro = tiny_network("gemma2"), row()
-    flex_attention.register()
-    model.set_attn_implementation(flex_attention.NAME)
+    attention.register()
+    model.set_attn_implementation(attention.FLEX)
     score(model, micro, 1.0)
     assert set(micro.packing.pattern.masks) == {(None, True), (8, True)}
 
@@ -56,8 +56,8 @@ def test_flex_attention_makes_one_mask_for_layers_of_one_window():
 def test_flex_attention_computes_in_the_type_of_autocast():
     model, micro = tiny_network("qwen3"), row()
     found = []
-    for name in (model.config._attn_implementation, flex_attention.NAME):
-        flex_attention.register()
+    for name in (model.config._attn_implementation, attention.FLEX):
+        attention.register()
         model.set_attn_implementation(name)
         with torch.autocast("cpu", torch.bfloat16):
             found.append(score(model, micro, 1.0).logprobs.detach())

@@ -7,7 +7,7 @@ import torch
 
 from paceline.v1 import worker_pb2
 from paceline.weights.weight_link import LinkEnd
-from policy_worker.publishing.publisher import WeightPublisher
+from policy_worker.publisher import WeightPublisher
 
 
 def link(epoch: int, incarnation: int) -> worker_pb2.WeightsLink:

@@ -3,14 +3,20 @@ background.
 
     commit ─► publish_state ─► slices ─► share_exchange ─► share of each rank ─► newest snapshot
        └──────── on a stream of its own ───────┘                                      │
-    directive ─► rank 0 ─► link_notices ─► the same links on every rank ─► link threads ─► receivers
+    directive ─► rank 0 ─► LinkNotices ─► the same links on every rank ─► link threads ─► receivers
 
 Each rank of a replica keeps a share of the buckets and is a source of its links.
+
+Training threads may be in a collective for minutes. So notices of links go through the ranks'
+key-value store, with threads and connections of their own. Each is the whole present list; the last
+rank that has read one deletes it.
 """
 
 from __future__ import annotations
 
+import logging
 import re
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,11 +24,14 @@ from functools import cached_property
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from paceline.ids import Version
+from paceline.process import threads
 from paceline.process.compute_device import compute_dtype
+from paceline.process.structured_log import event, first_line
 from paceline.v1 import worker_pb2
 from paceline.weights.sending_end import SendingEnd
 from paceline.weights.weight_link import WeightLink
@@ -31,9 +40,9 @@ from paceline.weights.wire.weight_manifest import WHOLE_SHARE, Manifest, WeightS
 from policy_worker.model.host_memory import DeviceCopies
 from policy_worker.model.train_state import TrainState
 from policy_worker.objectives.objective import POLICY
-from policy_worker.publishing.link_notices import LinkNotices
-from policy_worker.publishing.share_exchange import Extent, ShareExchange
 from policy_worker.ranks.operations import on_every_rank
+from policy_worker.ranks.rank_group import FOREVER
+from policy_worker.ranks.share_exchange import Extent, ShareExchange
 from policy_worker.ranks.sliced_weights import local_slice
 from policy_worker.rows.replica import Replica
 
@@ -265,3 +274,79 @@ def wire_dtype(state: TrainState) -> WireDtype:
     choice = "|".join(rf"(?:^|\.)(?:{module})(?:$|\.)" for module in sorted(kept)) or "$^"
     names = [name for name, _ in state.weights_of(POLICY) if re.search(choice, name)]
     return WireDtype(getattr(torch, dtype), frozenset(names))
+
+
+log = logging.getLogger(__name__)
+
+_END = b"-"
+
+
+class LinkNotices:
+    """One rank's end of the notices."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int) -> None:
+        self._rank, self._readers = rank, size - 1
+        # A clone has its own connection: a blocking get would hold up every other user of it.
+        self._store = store.clone()
+        self._store.set_timeout(FOREVER)
+        self._changed = threading.Condition()
+        self._newest: Sequence[worker_pb2.WeightsLink] = []
+        self._links: Sequence[worker_pb2.WeightsLink] | None = None
+        self._closed = False
+
+    def tell(self, links: Sequence[worker_pb2.WeightsLink]) -> None:
+        """Rank 0: from now on there are these links. Does not block; of several lists the newest
+        counts."""
+        with self._changed:
+            # A directive that concerns something else names the links again.
+            if (told := list(links)) != self._newest:
+                self._links = self._newest = told
+                self._changed.notify_all()
+
+    def start(self, set_links: Callable[[Sequence[worker_pb2.WeightsLink]], None]) -> None:
+        """Ranks above 0 call ``set_links`` with each notice, from one thread."""
+        if self._rank == 0:
+            threads.on_exit(self.close)
+            threads.start(self._send, "link-notices")
+        else:
+            threads.start(self._read, "link-notices", [set_links])
+
+    def close(self) -> None:
+        """Rank 0: the others read no further."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _send(self) -> None:
+        number = 0
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._links is not None)
+                links, self._links = self._links, None
+            packed = worker_pb2.Directive(links=links or ()).SerializeToString()
+            try:
+                self._store.set(f"links/{number}", _END if links is None else packed)
+            except RuntimeError as error:  # the store's server has ended, and soon this replica
+                why = first_line(error)
+                event(log, "links not sent to the other ranks", logging.WARNING, why=why)
+                return
+            if links is None:
+                return
+            number += 1
+
+    def _read(self, set_links: Callable[[Sequence[worker_pb2.WeightsLink]], None]) -> None:
+        number = 0
+        while True:
+            try:
+                key = f"links/{number}"
+                packed = self._store.get(key)
+                if self._store.add(f"{key}/read", 1) == self._readers:
+                    self._store.delete_key(key)
+                    self._store.delete_key(f"{key}/read")
+            except RuntimeError as error:
+                event(log, "link notices ended", logging.INFO, why=first_line(error))
+                return
+            if packed == _END:
+                return
+            set_links(worker_pb2.Directive.FromString(packed).links)
+            number += 1

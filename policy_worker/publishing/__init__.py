@@ -1,1 +1,0 @@
-"""Publishing of the policy's weights by the ranks of a replica."""
