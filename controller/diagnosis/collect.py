@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from controller.diagnosis.bottleneck import bottleneck_of
+from controller.diagnosis.bottleneck import Bottleneck, bottleneck_of
 from controller.diagnosis.diagnose import diagnose
 from controller.diagnosis.evidence import (
     REPLIED,
@@ -25,6 +26,8 @@ from controller.ledger.state.fleet import Worker
 from controller.proto_encoding import ROLES
 from controller.replicated_controller import Controller
 from controller.status import trouble_of
+from paceline.config.objectives import FAMILY
+from paceline.config.schema import Config
 from paceline.process import waits
 from paceline.process.kernel_state import KernelState, kernel_state
 from paceline.process.waits import Wait, WaitKind
@@ -33,14 +36,15 @@ from paceline.redis.server import embedded_pid
 from paceline.v1 import admin_pb2, worker_pb2
 from paceline.worker_pools import desired_workers
 
+FEWEST_STEPS = 3
+UNLEARNED = 0.9  # A run learns next to nothing from this share of groups whose rewards are equal
+REWARDLESS = ("distill", "kto")  # Objectives that learn from equal rewards, or from none
 KERNEL_AFTER_S = 1.0  # the kernel is asked about processes that are silent for so long
 _ROLE_OF = {value: role for role, value in ROLES.items()}
 
 
 def why_of(controller: Controller) -> admin_pb2.WhyReply:
-    leader, pace = controller.leader, None
-    if leader is not None and controller.state.steps.metrics:
-        pace = bottleneck_of(pace_of(leader))
+    leader, pace = controller.leader, _pace(controller)
     found = diagnose(evidence_of(controller, pace.sentence if pace is not None else ""))
     faults, culprit = controller.context.projector.glance.faults, found.culprit
     return admin_pb2.WhyReply(
@@ -96,7 +100,44 @@ def evidence_of(controller: Controller, pace: str = "") -> Evidence:
         usual_step_s=state.steps.metrics.get("step_s", 0.0),
         provider_trouble=leader.provider_trouble if leader is not None else "",
         pace=pace,
+        unlearned=unlearned(config, controller.context.projector.glance.steps),
+        run_dir=str(controller.run_dir),
         desired=dict(state.desired) or desired_workers(config),
+    )
+
+
+def headline(controller: Controller) -> str:
+    """What limits the run, or what it waits for, in a sentence."""
+    pace = _pace(controller)
+    found = diagnose(evidence_of(controller))
+    if pace is not None and found.at_work:
+        return pace.sentence
+    return f"{found.sentence[:1].upper()}{found.sentence[1:]}."
+
+
+def _pace(controller: Controller) -> Bottleneck | None:
+    """None before the first step; only the leader hears of slots, rewards and weights."""
+    leader = controller.leader
+    if leader is None or not controller.state.steps.metrics:
+        return None
+    return bottleneck_of(pace_of(leader))
+
+
+def unlearned(config: Config, steps: Sequence[Mapping[str, Any]]) -> str:
+    """Why these steps, oldest first, taught nothing; empty if they did, or if too few are known.
+    Groups of equal rewards have no advantage, unless it is relative to the whole step."""
+    rows = [row for row in steps if row.get("zero_variance_share") is not None]
+    if len(rows) < FEWEST_STEPS or config.train.algorithm in REWARDLESS:
+        return ""
+    share = sum(row["zero_variance_share"] for row in rows) / len(rows)
+    relative = config.train.algorithm in FAMILY and config.train.loss.advantage != "step"
+    alike = all(not row.get("reward_std") for row in rows)
+    if share < UNLEARNED or not (alike or relative or config.train.algorithm == "online_dpo"):
+        return ""
+    mean = sum(row.get("reward_mean") or 0.0 for row in rows) / len(rows)
+    return (
+        f"learns next to nothing: the rewards within {share:.0%} of the groups of the last "
+        f"{len(rows)} steps are all equal (zero_variance_share), their mean is {mean:.3g}"
     )
 
 

@@ -4,6 +4,7 @@ diagnosis: what waits, since when, for whom, why, what follows, and the remedy. 
 from __future__ import annotations
 
 import math
+import shlex
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -58,6 +59,12 @@ class Diagnosis:
     next: str = ""
     remedy: str = ""  # advice for the user; empty: nothing is needed
     severity: Severity = Severity.INFO
+    lost: bool = False  # The run goes on without the culprit
+
+    @property
+    def at_work(self) -> bool:
+        """The run waits for nobody, and nothing is wrong with it."""
+        return self.culprit.kind is CulpritKind.NONE and self.severity is Severity.INFO
 
     @property
     def sentence(self) -> str:
@@ -68,7 +75,8 @@ class Diagnosis:
         else:
             since = f" {seconds(self.since_s)}" if self.since_s >= 0.05 else ""
             because = f", {self.because}" if self.because else ""
-            text = f"{self.subject} waits{since} for {self.culprit.words}{because}"
+            verb = "has lost" if self.lost else f"waits{since} for"
+            text = f"{self.subject} {verb} {self.culprit.words}{because}"
         return f"{text}; {self.next}" if self.next else text
 
 
@@ -83,9 +91,10 @@ def finding(
     late: bool,
     severity: Severity = Severity.WARNING,
 ) -> Diagnosis:
-    """A wait that is usual until it is ``late``: only then has it a remedy and a ``severity``."""
+    """A wait that is usual until it is ``late``: only then has it a remedy, a ``severity``, and
+    something that follows. What would follow a fault alarms people whose run is well."""
     if not late:
-        remedy, severity = "", Severity.INFO
+        following, remedy, severity = "", "", Severity.INFO
     return Diagnosis(subject, culprit, because, since_s, following, remedy, severity)
 
 
@@ -173,6 +182,8 @@ class Evidence:
     usual_step_s: float = 0.0  # 0: unknown
     provider_trouble: str = ""
     pace: str = ""
+    unlearned: str = ""  # Why the last steps taught the policy nothing; empty: they did
+    run_dir: str = ""  # Run directory as commands name it
     desired: dict[str, int] = field(default_factory=dict)
 
     def silent(self, worker: WorkerEvidence) -> bool:
@@ -187,6 +198,10 @@ class Evidence:
             if process.worker_id == worker_id:
                 return next((w for w in process.waits if w.kind is WaitKind.EVENT_LOOP), None)
         return None
+
+    def command(self, words: str) -> str:
+        """``paceline`` and ``words``, as a user can type it."""
+        return f"paceline {words} --run-dir {shlex.quote(self.run_dir)}"
 
     def own_wait(self, kind: WaitKind) -> Wait | None:
         return next((wait for wait in self.own_waits if wait.kind is kind), None)

@@ -65,7 +65,9 @@ def _no_weights(e: Evidence, subject: str, workers: list[WorkerEvidence]) -> Dia
     age_s = wait.age_s if wait is not None else 0.0
     because = wait.what if wait is not None else f"which has no weights yet from {sender}"
     following = "it generates as soon as its engine has loaded them"
-    remedy = f"See what both do: paceline stacks {sender}, paceline stacks {first.worker_id}"
+    asked = [w for w in (source, first) if w is not None]
+    both = ", ".join(e.command(f"stacks {w.worker_id}") for w in asked)
+    remedy = f"See what they do: {both}"
     late = age_s > e.late_s
     return finding(subject, first.culprit, because, age_s, following, remedy, late=late)
 
@@ -86,7 +88,7 @@ def _user_code(e: Evidence, subject: str, worker: WorkerEvidence, wait: Wait) ->
         f"called by {worker.culprit.words} for one group{others}",
         wait.age_s,
         following,
-        f"See its stacks: paceline stacks {worker.worker_id}; {hint.format(setting)}",
+        f"See its stacks: {e.command(f'stacks {worker.worker_id}')}; {hint.format(setting)}",
         late=wait.age_s > e.late_s,
     )
 
@@ -101,7 +103,7 @@ def _worker(e: Evidence, subject: str, worker: WorkerEvidence, wait: Wait) -> Di
         because = f"whose engine has made no token for {seconds(age_s)}"
         if worker.wedged_in_s is not None:
             following = f"it is declared dead in {seconds(worker.wedged_in_s)}"
-    remedy = f"See what it does: paceline stacks {worker.worker_id}"
+    remedy = f"See what it does: {e.command(f'stacks {worker.worker_id}')}"
     return finding(subject, worker.culprit, because, age_s, following, remedy, late=late)
 
 
@@ -112,11 +114,13 @@ def _scorer(e: Evidence, subject: str, wait: Wait) -> Diagnosis:
     workers = [w for w in e.workers if w.worker_id in known and known[w.worker_id].pool == pool]
     first, late = worker_name(pool, 0), wait.age_s > e.late_s
     because = wait.what.removeprefix(f"waiting for scorer {wait.of}").strip(": ")
-    remedy = f"See what it does: paceline stacks {first}, or add workers: paceline scale {pool}=N"
+    alive = len(e.state.fleet.living_in(pool))
+    more = e.command(f"scale {pool}={alive + 1}")
+    remedy = f"See what it does: {e.command(f'stacks {first}')}, or add workers: {more}"
     severity = Severity.WARNING
-    if not e.state.fleet.living_in(pool):
+    if not alive:
         because, severity = "none is alive", Severity.ERROR
-        remedy = f"See why: paceline logs --run-dir DIR {first}"
+        remedy = f"See why: {e.command(f'logs {first}')}"
         starting = [p for p in e.sessionless if p.worker_id.startswith(first[:-1]) and p.waits]
         if starting:
             because += f", and {starting[0].worker_id} is {starting[0].waits[0].what}"
@@ -141,7 +145,7 @@ def loads(e: Evidence) -> Diagnosis | None:
     worst = max(failing, key=lambda worker: worker.load_failures)
     evidence = e.of(worst.worker_id)
     assert evidence is not None
-    remedy = f"See its log: paceline logs --run-dir DIR {worst.worker_id}"
+    remedy = f"See its log: {e.command(f'logs {worst.worker_id}')}"
     if "out of memory" in worst.load_trouble:
         remedy = (
             "Give its host or GPU more memory, or let its engine take less of it: "

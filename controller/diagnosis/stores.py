@@ -37,8 +37,8 @@ def redis(e: Evidence) -> Diagnosis | None:
     else:
         how = e.trouble.rpartition("(")[2].rstrip(")") if "(" in e.trouble else ""
         because = "which does not answer" + (f" ({how})" if how else "")
-        remedy = (
-            "Check that the server runs and can be reached; a run's own server: paceline status"
+        remedy = "Check that the server runs and can be reached; a run's own server: " + e.command(
+            "status"
         )
     culprit, since_s = Culprit(CulpritKind.REDIS, e.redis), max(e.trouble_s, slow_s)
     return Diagnosis("the run", culprit, because, since_s, following, remedy, Severity.ERROR)

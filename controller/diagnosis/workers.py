@@ -18,9 +18,11 @@ from controller.diagnosis.evidence import (
 )
 from controller.ledger.enums import Lifecycle, Role
 from controller.ledger.role_traits import TRAITS
-from paceline.observe.vocabulary import Severity
+from controller.ledger.state.fleet import Worker
+from paceline.observe.vocabulary import ATTRIBUTED, NO_FAULT, FaultCause, Severity
 from paceline.process.kernel_state import KernelState
 from paceline.process.waits import Wait, WaitKind
+from paceline.worker_pools import role_of, scorer_of
 
 _SHARED = (WaitKind.COLLECTIVE, WaitKind.VOTES, WaitKind.PEERS, WaitKind.STATE)
 """Waits in which a member may be because of another member."""
@@ -48,8 +50,8 @@ def silent_worker(
         left_s = min(left_s, worker.wedged_in_s)
     following = f"it is declared dead in {seconds(left_s)}" + (f", {then}" if then else "")
     remedy = (
-        f"Look at what it does: paceline stacks {worker.worker_id}, "
-        f"paceline logs {worker.worker_id}; check the network to {worker.host or 'its host'}"
+        f"Look at what it does: {e.command(f'stacks {worker.worker_id}')}, "
+        f"{e.command(f'logs {worker.worker_id}')}; check the network to {worker.host or 'its host'}"
     )
     if worker.kernel is not None and worker.kernel.stopped:
         remedy = f"Continue it: kill -CONT {worker.pid} on {worker.host}"
@@ -93,18 +95,21 @@ def slow_worker(
     e: Evidence, worker: WorkerEvidence, subject: str, wait: Wait | None, waited_s: float
 ) -> Diagnosis:
     """A worker that reports and that others wait for."""
-    doing = wait.what if wait is not None else f'at "{worker.activity}"'
+    doing = wait.what if wait is not None else f'at "{worker.activity or worker.lifecycle}"'
     still = f", without progress for {seconds(worker.still_s)}" if worker.still_s >= 1.0 else ""
     following = ""
     if wait is not None and wait.left_s is not None:
         following = f"it gives up in {seconds(wait.left_s)}"
     elif worker.wedged_in_s is not None:
         following = f"if it makes no progress it is declared dead in {seconds(worker.wedged_in_s)}"
-    remedy, late = f"See what it does: paceline stacks {worker.worker_id}", waited_s > e.late_s
+    remedy = f"See what it does: {e.command(f'stacks {worker.worker_id}')}"
+    late = waited_s > e.late_s
     return finding(subject, worker.culprit, doing + still, waited_s, following, remedy, late=late)
 
 
+DEATHS = frozenset(FaultCause) - NO_FAULT
 START_S = 20.0  # importing torch and transformers takes seconds
+LOAD_S = 180.0
 _FAULTS = {
     WaitKind.HUB: (
         CulpritKind.HUB,
@@ -113,7 +118,7 @@ _FAULTS = {
     WaitKind.MODEL: (CulpritKind.MODEL, "Check the disk or mount behind model.path"),
     WaitKind.REWARD: (
         CulpritKind.REWARD,
-        "See what its import does: paceline stacks {name}; reward.functions names it",
+        "See what its import does; reward.functions names it",
     ),
     WaitKind.DATASET: (CulpritKind.DATASET, ""),
 }
@@ -125,13 +130,13 @@ def _absent(role: Role, e: Evidence) -> Diagnosis | None:
         return None
     worker = f"a {TRAITS[role].words}"
     if not e.desired.get(role, 1):
-        user, remedy = Culprit(CulpritKind.USER, worker), f"paceline scale {role}=1"
+        user, remedy = Culprit(CulpritKind.USER, worker), e.command(f"scale {role}=1")
         because, since_s = f"because the desired number is 0 (fleet.{role})", e.since_commit_s
         return Diagnosis("the run", user, because, since_s, "", remedy, Severity.ERROR)
     starting = [p for p in e.sessionless if p.role is role and p.waits]
     if starting:
         # The one that is nearest to its end may be any; the oldest wait is the likeliest fault.
-        return _starts(max(starting, key=lambda p: p.waits[0].age_s))
+        return _starts(e, max(starting, key=lambda p: p.waits[0].age_s))
     if any(w.kind in _FAULTS for p in e.sessionless for w in p.waits):
         # More is known of the other role, and the cause may be the same.
         return None
@@ -148,29 +153,33 @@ absent_policy = partial(_absent, Role.POLICY)
 absent_rollout = partial(_absent, Role.ROLLOUT)
 
 
-def _starts(process: SessionlessEvidence) -> Diagnosis:
+def _starts(e: Evidence, process: SessionlessEvidence) -> Diagnosis:
     """The run waits for a process that starts, or for what that process waits for."""
     # The most telling wait: loading a model marks the whole start, what blocks inside it is newer.
     wait = next((w for w in process.waits if w.kind in _FAULTS), process.waits[0])
     name = process.worker_id
     culprit = Culprit(CulpritKind.STARTING_WORKER, name, process.host, process.pid)
-    because, remedy = wait.what, f"See what it does: paceline stacks {name}"
+    because, remedy = wait.what, f"See what it does: {e.command(f'stacks {name}')}"
     if wait.kind in _FAULTS:
-        kind, remedy = _FAULTS[wait.kind]
+        kind, advice = _FAULTS[wait.kind]
+        remedy = f"{advice}. {remedy}" if advice else remedy
         if wait.kind is not WaitKind.MODEL:
             culprit, because = Culprit(kind, wait.of), f"{culprit.words} is {wait.what}"
     following = f"{name} joins the run once that is done, or ends with an error that names it"
     if wait.left_s is not None:
         following = f"{name} gives up in {seconds(wait.left_s)}"
-    remedy, late, stuck = remedy.format(name=name), wait.age_s > START_S, Severity.ERROR
+    # A large model takes minutes to load; a hub answers, or it does not.
+    late_s = START_S if wait.kind is WaitKind.HUB else LOAD_S
+    severity = Severity.ERROR if wait.age_s > LOAD_S else Severity.WARNING
+    late = wait.age_s > late_s
     return finding(
-        "the run", culprit, because, wait.age_s, following, remedy, late=late, severity=stuck
+        "the run", culprit, because, wait.age_s, following, remedy, late=late, severity=severity
     )
 
 
 def _none_registered(e: Evidence, role: Role, worker: str) -> Diagnosis:
     dead = [w for w in e.state.fleet.workers.values() if w.role is role and not w.alive]
-    culprit, name = Culprit(CulpritKind.WORKER, worker), f"{role}-0"
+    culprit, name = Culprit(CulpritKind.STARTING_WORKER, worker), f"{role}-0"
     because, following = "none has registered", "the run begins with the first"
     if dead:
         last = dead[-1]
@@ -182,11 +191,47 @@ def _none_registered(e: Evidence, role: Role, worker: str) -> Diagnosis:
         following = "its launcher starts it again"
     if e.provider_trouble:
         following = f"the provider reports: {e.provider_trouble}"
-    remedy, severity = "", Severity.WARNING
+    remedy = (
+        f"{e.command(f'logs {name}')} shows why it is not up; paceline {role} starts one by hand"
+    )
+    late, severity = bool(dead) or e.since_commit_s > START_S, Severity.WARNING
     if e.since_commit_s > START_S:
         severity = Severity.ERROR
-        remedy = (
-            f"paceline logs --run-dir DIR {name} shows why it is not up; "
-            f"paceline {role} starts one by hand"
-        )
-    return Diagnosis("the run", culprit, because, e.since_commit_s, following, remedy, severity)
+    return finding(
+        "the run",
+        culprit,
+        because,
+        e.since_commit_s,
+        following,
+        remedy,
+        late=late,
+        severity=severity,
+    )
+
+
+def lost(e: Evidence) -> Diagnosis | None:
+    """The run goes on with fewer workers than it should have, because some died."""
+    dead: list[Worker] = []
+    at_work = []
+    for pool, wanted in e.desired.items():
+        alive = len(e.state.fleet.living_in(pool))
+        gone = [w for w in e.state.fleet.workers.values() if w.pool == pool and w.death in DEATHS]
+        at_work.append(f"{min(alive, wanted)} of {wanted} {_words(pool)}")
+        dead += gone[: max(0, wanted - alive)]
+    if not dead:
+        return None
+    first, *others = dead
+    because = str(first.death).replace("_", " ") if first.death in ATTRIBUTED else "cause unknown"
+    if others:
+        because += f", and {', '.join(w.worker_id for w in others[:5])}"
+    following = f"{' and '.join(at_work)} go on, and a launcher starts it again"
+    if e.provider_trouble:
+        following += f"; the provider reports: {e.provider_trouble}"
+    culprit = Culprit(CulpritKind.WORKER, first.worker_id, first.host, first.pid)
+    remedy, severity = f"See why: {e.command(f'logs {first.worker_id}')}", Severity.WARNING
+    return Diagnosis("the run", culprit, because, 0.0, following, remedy, severity, lost=True)
+
+
+def _words(pool: str) -> str:
+    """Workers of a pool: "policy replicas", "scorers helpful"."""
+    return f"{TRAITS[Role(role_of(pool))].words}s {scorer_of(pool)}".rstrip()

@@ -7,18 +7,16 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from controller.diagnosis.bottleneck import bottleneck_of
-from controller.diagnosis.flow_measurement import pace_of
+from controller.diagnosis.collect import headline
 from controller.ledger.commands import Role
-from controller.ledger.role_traits import TRAITS
 from controller.ledger.state.state import State
 from controller.ledger.views import views
 from controller.ledger.views.age_metrics import RESPONSE_TOKENS, token_ages_of
 from controller.ledger.views.group_views import staleness_of
 from controller.replicated_controller import Controller
 from controller.rest.schemas import AgesReply, FlowReply
-from controller.status import trouble_of
 from paceline.observe.progress import seconds_left
+from paceline.observe.redaction import Redactor
 from paceline.observe.summary import TIME_SPLIT
 from paceline.worker_pools import in_order
 
@@ -69,7 +67,7 @@ class StepRate:
         return [row["step_s"] for row in self._rows() if row.get("step_s") is not None]
 
 
-def flow(controller: Controller, stalled_s: float) -> FlowReply:
+def flow(controller: Controller, redactor: Redactor, stalled_s: float) -> FlowReply:
     state = controller.state
     metrics = state.steps.metrics
     waiting = list(state.tasks.ready)
@@ -86,7 +84,7 @@ def flow(controller: Controller, stalled_s: float) -> FlowReply:
         else (config.train.max_staleness, config.train.late_groups, config.train.token_age)
     )
     return FlowReply(
-        bottleneck=bottleneck(controller, stalled_s),
+        bottleneck=redactor.text(headline(controller)),
         stalled_s=round(stalled_s, 3),
         tasks=views.counts(state),
         staleness={str(age): ages[age] for age in sorted(ages)},
@@ -123,57 +121,3 @@ def ages_of_step(metrics: Mapping[str, float]) -> AgesReply:
         token_ages=token_ages_of(metrics),
         ess=metrics.get("ess"),
     )
-
-
-def bottleneck(controller: Controller, stalled_s: float) -> str:
-    """The role that waits for another, and what would help, in a sentence. ``stalled_s``: time
-    since the last commit if that is far longer than a step, else 0."""
-    leader, state = controller.leader, controller.state
-    trouble, phase = trouble_of(controller), views.phase(state)
-    if state.ended:
-        return f"The run has {phase}."
-    if trouble:
-        return f"The run has stopped making progress: {trouble}."
-    if phase == "paused":
-        return "The run is paused: no new task is leased."
-    if phase == "suspending":
-        return "The run stops for now: it finishes the open step and writes a checkpoint."
-    if phase == "suspended":
-        return "The run has stopped for now. `paceline up` with its configuration continues it."
-    if phase == "stopping":
-        return "The run is stopping: it finishes the open step."
-    trainers, generators = (len(state.fleet.living(r)) for r in (Role.POLICY, Role.ROLLOUT))
-    if not trainers:
-        return "No policy replica is up: groups wait to be trained."
-    if not generators:
-        return "No rollout worker is up: trainers have nothing to train on."
-    for role in (Role.POLICY, Role.ROLLOUT):
-        if leader is not None and all(
-            leader.liveness.suspect(w.worker_id, w.incarnation) for w in state.fleet.living(role)
-        ):
-            return f"No {TRAITS[role].words} reports: their connections broke."
-    mesh = state.fleet.mesh
-    if mesh is None or mesh.broken:
-        return "The trainers' mesh is being formed. Rollout workers go on."
-    if stalled_s > 0:
-        return f"No commit for {stalled_s:.0f} s: {_awaited(state)}."
-    return _pace(controller, state)
-
-
-def _awaited(state: State) -> str:
-    step, mesh = state.steps.open, state.fleet.mesh
-    if step is None or mesh is None:
-        ready, batch = state.ready_for_next_step, state.run.groups_per_step
-        return f"the next step waits for groups, {ready} of {batch} are ready"
-    late = [m.worker_id for m in mesh.members if m.worker_id not in step.votes]
-    shown = ", ".join(late[:5]) + (f" and {len(late) - 5} more" if len(late) > 5 else "")
-    return f"step {step.step} waits for {shown or 'its commit'}"
-
-
-def _pace(controller: Controller, state: State) -> str:
-    if not state.steps.metrics:
-        return "The first step is running."
-    if controller.leader is None:
-        # Only the leader hears of slots, rewards and weights.
-        return "Only the leader knows what limits the pace: ask it."
-    return bottleneck_of(pace_of(controller.leader)).sentence

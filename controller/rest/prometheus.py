@@ -65,6 +65,7 @@ OF_STEP = {
     "late_share": "Share of its groups that were older than max_staleness",
     "masked_share": "Share of its tokens that were masked for their age",
     "dropped_share": "Share of generated groups dropped for their age, since the step before",
+    "zero_variance_share": "Share of generated groups whose rewards are all equal",
     "uninformative_share": "Share of generated groups dropped for equal rewards",
     "prompts_truncated": "Its prompts that were truncated",
     "prompts_too_long": "Prompts dropped for their length since the run began",

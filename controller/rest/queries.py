@@ -12,16 +12,14 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Path, Query
 from starlette.responses import Response
 
-from controller.diagnosis.collect import why_of
-from controller.ledger.state.state import State
+from controller.diagnosis.collect import headline, why_of
 from controller.ledger.views import views
 from controller.replicated_controller import Controller
 from controller.rest import samples, schemas
-from controller.rest.data_flow import StepRate, bottleneck, flow
+from controller.rest.data_flow import StepRate, flow, workers_by_pool
 from controller.rest.samples import MOST_STEP, ArchivedGroups, SearchText, StepNumber, WholeNumber
 from controller.rest.schemas import Problem, documented
 from controller.status import controllers_of, status_of, status_view
-from paceline.ids import Version
 from paceline.observe.event_history import Key, position_key
 from paceline.observe.faults import FaultReport
 from paceline.observe.projection import Projection
@@ -139,7 +137,7 @@ def router(controller: Controller, rate: StepRate) -> APIRouter:
     @routes.get("/flow", summary="Rates, staleness and the bottleneck", tags=["flow"])
     async def flow_now() -> schemas.FlowReply:
         await rate.refresh()
-        return flow(controller, rate.stalled_s)
+        return flow(controller, redactor, rate.stalled_s)
 
     @routes.get("/groups", summary="Recent groups of samples", tags=["samples"])
     async def groups(
@@ -220,10 +218,6 @@ def router(controller: Controller, rate: StepRate) -> APIRouter:
         shown = controller.config.model_dump(mode="json")
         return {section: redactor.value(fields) for section, fields in shown.items()}
 
-    @routes.get("/versions", summary="Workers by the weights they hold", tags=["fleet"])
-    async def versions() -> list[schemas.VersionReply]:
-        return versions_of(controller.state)
-
     @routes.get("/checkpoints", summary="Checkpoints on disk, newest first", tags=["run"])
     async def checkpoints() -> schemas.CheckpointsReply:
         keep = controller.settings.config.train.keep_checkpoints
@@ -255,12 +249,13 @@ def run_of(controller: Controller, redactor: Redactor, rate: StepRate) -> schema
         ended_t=state.ended_t,
         controllers=[schemas.ControllerReply(**seen) for seen in controllers_of(controller)],
         served_by=controller.identity.controller_id,
-        bottleneck=bottleneck(controller, rate.stalled_s),
+        bottleneck=redactor.text(headline(controller)),
         time_left_s=rate.time_left_s,
         stalled_s=round(rate.stalled_s, 3),
         proposed=proposal.desired if proposal is not None else {},
         proposed_why=proposal.why if proposal is not None else "",
         provider_trouble=provider_trouble_of(controller, redactor),
+        workers=workers_by_pool(state),
         sinks=[
             schemas.SinkReply(**{**sink, "trouble": redactor.text(sink["trouble"])[:500]})
             for sink in controller.sink_states()
@@ -285,17 +280,4 @@ def workers_of(controller: Controller, redactor: Redactor) -> list[schemas.Worke
             }
         )
         for w in sorted(status_of(controller).workers, key=lambda w: w.worker_id)
-    ]
-
-
-def versions_of(state: State) -> list[schemas.VersionReply]:
-    """Holders of each version, the newest version first."""
-    holders: dict[Version, list[str]] = {state.versions.version: []}
-    for worker in state.fleet.workers.values():
-        held = max(worker.state_version, worker.loaded_version)
-        if worker.alive and held >= 0:
-            holders.setdefault(held, []).append(worker.worker_id)
-    return [
-        schemas.VersionReply(version=v, step=state.versions.step_of(v), workers=sorted(holders[v]))
-        for v in sorted(holders, reverse=True)
     ]

@@ -109,7 +109,7 @@ class RunReply(StatusView):
     served_by: str
     """The controller that answers."""
     bottleneck: str
-    """The role that waits for another, in a sentence."""
+    """What limits the run or what it waits for, in a sentence."""
     time_left_s: float | None
     """Estimate by the median of the newest 20 steps; null if unknown or if the run is over."""
     stalled_s: float
@@ -117,6 +117,8 @@ class RunReply(StatusView):
     proposed: dict[str, int]
     """Worker counts that the autoscaler proposes; empty: the desired counts."""
     proposed_why: str
+    workers: dict[str, int]
+    """Living workers of each pool."""
     provider_trouble: str
     """Reason for which the fleet differs from the desired counts; only the leader knows."""
     sinks: list[SinkReply]
@@ -256,7 +258,7 @@ class AgesReply(Reply):
 
 class FlowReply(Reply):
     bottleneck: str
-    """The role that waits for another, in a sentence."""
+    """What limits the run or what it waits for, in a sentence."""
     stalled_s: float
     """Time since the last commit if that is far longer than a step: the rates are old then."""
     tasks: TaskCounts
@@ -279,13 +281,6 @@ class FlowReply(Reply):
     step_s: float
     workers: dict[str, int]
     """Living workers by role."""
-
-
-class VersionReply(Reply):
-    version: int
-    step: int
-    workers: list[str]
-    """Workers that hold or serve it."""
 
 
 class CulpritReply(Reply):

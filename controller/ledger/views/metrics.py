@@ -3,10 +3,11 @@
 import math
 from collections.abc import Iterable, Sequence
 
+from controller.ledger.enums import DropReason
 from controller.ledger.specs import GroupMeta, StatValue
 from controller.ledger.state.state import State
 from controller.ledger.state.steps import Vote
-from controller.ledger.state.tasks import ordinal_of
+from controller.ledger.state.tasks import GroupSizes, ordinal_of
 from controller.ledger.state.token_ages import trained_tokens
 from controller.ledger.views.age_metrics import age_metrics
 
@@ -76,7 +77,7 @@ def step_metrics(
     metrics = {
         "step": float(step.step),
         "version": float(state.versions.version + 1),
-        **({} if state.run.recorded else _rewards(groups, sequences)),
+        **({} if state.run.recorded else _rewards(state, groups, sequences)),
         **_merge(votes),
         **age_metrics(state, groups, step.step),
         **data_metrics(state, groups),
@@ -96,11 +97,18 @@ def step_metrics(
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
-def _rewards(groups: Sequence[GroupMeta], sequences: int) -> dict[str, float]:
-    """Metrics of samples: the reward of a recorded row says nothing of the policy."""
+def _rewards(state: State, groups: Sequence[GroupMeta], sequences: int) -> dict[str, float]:
+    """Metrics of samples: the reward of a recorded row says nothing of the policy.
+    ``zero_variance_share`` counts groups whose rewards are all equal, those that were dropped for
+    it included; a group of one has no variance to speak of."""
     mean = sum(g.reward_mean * g.sequences for g in groups) / sequences
     second = sum((g.reward_std**2 + g.reward_mean**2) * g.sequences for g in groups) / sequences
-    return {"reward_mean": mean, "reward_std": math.sqrt(max(0.0, second - mean**2))}
+    found = {"reward_mean": mean, "reward_std": math.sqrt(max(0.0, second - mean**2))}
+    if state.run.group_size > 1:
+        dull = state.tasks.dropped_groups.get(DropReason.UNINFORMATIVE, GroupSizes()).groups
+        equal = dull + sum(group.reward_std == 0.0 for group in groups)
+        found["zero_variance_share"] = equal / (dull + len(groups))
+    return found
 
 
 def _merge(votes: Sequence[Vote]) -> dict[str, float]:

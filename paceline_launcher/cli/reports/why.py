@@ -34,15 +34,22 @@ def why(target: Target, as_json: JsonOption = False) -> None:
     """Say what the run waits for: since when, whose fault it is, what happens next, what to do.
 
     Every controller is asked. The leader's answer counts; without a leader, each that answers is
-    shown. Exit status 0 if nothing is late, 1 if something is slow or stuck, 3 if no controller
-    answers.
+    shown. A run that has ended is answered for by its files. Exit status 0 if nothing is late, 1 if
+    something is slow or stuck or the run has failed, 3 if no controller answers.
 
     Example: paceline why --run-dir runs/demo
     """
-    answers, silent = target.ask(_ask_all)
+    from paceline.rpc.client import ControlPlaneUnavailable
+
+    try:
+        answers, silent = target.ask(_ask_all)
+    except (BadInput, ControlPlaneUnavailable):
+        _tell_end(target.run_dir, as_json=as_json)
+        raise
     leading = [reply for reply in answers if reply.leads]
     shown = leading[:1] or answers
     if not shown:
+        _tell_end(target.run_dir, as_json=as_json)
         raise Unreachable(_nobody(target.run_dir, silent))
     if as_json:
         print_json({"answers": [as_dict(reply) for reply in shown], "silent": silent})
@@ -80,6 +87,29 @@ def stacks(
         typer.echo(f"{process} (host {host}, pid {pid})")
         typer.echo(printable(found.text or found.note))
     raise typer.Exit(0 if found.text else 1)
+
+
+def _tell_end(run_dir: Path | None, *, as_json: bool) -> None:
+    """Tells how the run ended, by its files, and exits; returns if it has not."""
+    from paceline.observe.runs import is_run, read_run
+
+    if run_dir is None or not is_run(run_dir):
+        return
+    run = read_run(run_dir)
+    if run.state == "running":
+        return
+    words = {"interrupted": "was interrupted", "ended": "has ended"}.get(
+        run.state, f"has {run.state}"
+    )
+    sentence = f"the run {words} after step {run.steps}" + (f": {run.reason}" if run.reason else "")
+    failed = run.state == "failed"
+    if as_json:
+        severity = "stuck" if failed else "ok"
+        print_json({"answers": [{"sentence": sentence, "severity": severity}], "silent": {}})
+    else:
+        typer.echo(printable(sentence))
+        typer.echo(f"  look at it: paceline open {run_dir}")
+    raise typer.Exit(1 if failed else 0)
 
 
 async def _ask_all(control: ControlPlane) -> tuple[list[admin_pb2.WhyReply], dict[str, str]]:

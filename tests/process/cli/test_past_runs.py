@@ -149,3 +149,20 @@ def test_an_export_goes_on_to_the_checkpoint_that_a_running_run_has_written_mean
     done = invoke("export", str(run_dir), "--out", str(here / "out"))
     assert done.exit_code == 0, done.exception
     assert written[1:] == ["step-20"]
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "words"),
+    [
+        ("RunFinished", 0, "the run has finished after step 3"),
+        ("RunFailed", 1, "the run has failed after step 3: completed"),
+    ],
+)
+def test_a_run_that_is_over_answers_why_from_its_files(
+    here: Path, end: str, status: int, words: str
+) -> None:
+    run_dir = write_run(here / "run", end=end)
+    told = invoke("why", "--run-dir", str(run_dir))
+    assert told.exit_code == status and words in told.stdout
+    as_json = json.loads(invoke("why", "--run-dir", str(run_dir), "--json").stdout)
+    assert words in as_json["answers"][0]["sentence"]

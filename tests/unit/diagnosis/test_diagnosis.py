@@ -14,66 +14,15 @@ from controller.diagnosis.evidence import (
     Evidence,
     LeaseEvidence,
     SessionlessEvidence,
-    WorkerEvidence,
 )
 from controller.ledger import commands as cmd
 from controller.ledger.enums import Role
-from paceline.config.sections.workers import FleetConfig
 from paceline.observe.vocabulary import Severity
 from paceline.process.kernel_state import KernelState
 from paceline.process.waits import Wait, WaitKind
 from testbed.faults import failpoints
+from tests.fixtures.diagnoses import LIMITS, STOPPED, evidence, fleet, silent, wait, worker
 from tests.fixtures.ledgers import Driven
-
-STOPPED = KernelState("T")
-LIMITS = FleetConfig()
-FOR_S = 3.0
-"""The culprit has been silent for so long."""
-
-
-def wait(
-    kind: WaitKind, what: str, of: str = "", age_s: float = FOR_S, limit_s: float = 0.0
-) -> Wait:
-    return Wait(kind, what, of, age_s, limit_s)
-
-
-def worker(name: str, **changes: Any) -> WorkerEvidence:
-    """A healthy worker, formed in epoch 1 with weights loaded, unless ``changes`` say otherwise."""
-    role = Role.POLICY if name.startswith("p") else Role.ROLLOUT
-    made = WorkerEvidence(name, role, "b", 800 + int(name[-1]), mesh_epoch=1, loaded_version=0)
-    return replace(made, dead_in_s=4.9, **changes)
-
-
-def silent(name: str, **changes: Any) -> WorkerEvidence:
-    """SIGSTOP, on another machine: only its silence is known."""
-    return (
-        worker(name, silent_s=FOR_S, **changes)
-        if "dead_in_s" in changes
-        else replace(worker(name, silent_s=FOR_S, **changes), dead_in_s=1.9)
-    )
-
-
-def fleet(step_open: bool = True) -> Driven:
-    """Two replicas and two rollout workers; the first step is open, or waits for groups."""
-    run = Driven.fleet("p0", "p1", "r0", "r1", max_staleness=4)
-    if step_open:
-        run.fill("r0", 4)
-        assert run.state.steps.open is not None
-    else:
-        run.lease("r0", 2)
-    return run
-
-
-def evidence(run: Driven, *workers: WorkerEvidence, **changes: Any) -> Evidence:
-    """Workers that are not named are healthy."""
-    named = {w.worker_id: w for w in workers}
-    everyone = [named.get(n, worker(n)) for n, w in run.state.fleet.workers.items() if w.alive]
-    epoch = run.state.fleet.mesh_epoch
-    # Who has not been given an epoch has formed the present one.
-    everyone = [replace(w, mesh_epoch=epoch) if w.mesh_epoch == 1 else w for w in everyone]
-    return Evidence(
-        run.state, LIMITS, workers=tuple(everyone), desired={"policy": 2, "rollout": 2}, **changes
-    )
 
 
 def assert_names(found: Diagnosis, name: str, kind: CulpritKind = CulpritKind.WORKER) -> None:
@@ -321,13 +270,6 @@ def test_a_stopping_run_names_the_checkpoint_it_waits_for() -> None:
     assert_names(found, path, CulpritKind.CHECKPOINT)
 
 
-def test_a_healthy_run_accuses_nobody() -> None:
-    for step_open in (True, False):
-        found = diagnose(evidence(fleet(step_open), since_commit_s=1.0))
-        assert found.severity is Severity.INFO, found.sentence
-        assert not found.remedy
-
-
 def test_a_run_of_recorded_data_waits_for_no_weights() -> None:
     """No engine loads any: a rollout worker without weights is a healthy one."""
     run = Driven.fleet("p0", recorded=True)
@@ -335,13 +277,6 @@ def test_a_run_of_recorded_data_waits_for_no_weights() -> None:
     found = diagnose(evidence(run, worker("r0", loaded_version=-1), since_commit_s=1.0))
     for absent in ("engine", "weights"):
         assert absent not in f"{found.sentence} {found.next}"
-
-
-def test_a_paused_run_names_its_user() -> None:
-    run = fleet(step_open=False)
-    run.do(cmd.Pause("p", True))
-    found = diagnose(evidence(run))
-    assert found.culprit.kind is CulpritKind.USER and "paceline resume" in found.remedy
 
 
 def test_a_worker_that_cannot_load_weights_is_named_with_the_reason() -> None:

@@ -272,6 +272,18 @@ def test_ready_groups_that_grew_too_stale_are_dropped_before_the_step_opens() ->
     assert views.counts(run.state).dropped == {"stale": 2}
 
 
+@pytest.mark.parametrize(("filtered", "expected"), [(False, 0.25), (True, 0.2)])
+def test_groups_of_equal_rewards_are_a_share_of_all_that_were_made(
+    filtered: bool, expected: float
+) -> None:
+    run = Driven.fleet("p0", "r0", filter_uninformative=filtered)
+    run.fill("r0", 1, reward_std=0.0)
+    run.fill("r0", 4 if filtered else 3)
+    run.train()
+    assert run.state.steps.metrics["zero_variance_share"] == pytest.approx(expected)
+    assert run.state.steps.metrics.get("uninformative_share", 0.0) == (0.2 if filtered else 0.0)
+
+
 def test_uninformative_groups_are_dropped_counted_and_replaced() -> None:
     run = Driven.fleet("p0", "r0", filter_uninformative=True)
     (lease,) = run.lease("r0").leases

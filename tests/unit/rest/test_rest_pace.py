@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from controller.projector import Projector
-from controller.rest.data_flow import STALLED_S, StepRate, bottleneck
+from controller.rest.data_flow import STALLED_S, StepRate
 from tests.fixtures.ledgers import Driven
 
 
@@ -58,24 +58,3 @@ async def test_an_interruption_says_nothing_of_the_time_left() -> None:
     commit(5, now, STALLED_S)
     await rate.refresh()
     assert rate.stalled_s == 0
-
-
-def test_a_fleet_that_is_not_heard_of_does_not_keep_pace() -> None:
-    run = Driven.fleet("p0", "p1", "r0")
-    suspects = {"p0"}
-    controller = controller_of(run, suspects)
-    assert bottleneck(controller, 0.0) == "The first step is running."
-    suspects.add("p1")
-    assert bottleneck(controller, 0.0).startswith("No policy replica reports")
-    suspects.clear()
-    suspects.add("r0")
-    assert bottleneck(controller, 0.0).startswith("No rollout worker reports")
-
-
-def test_a_run_that_stands_says_what_it_waits_for() -> None:
-    run = Driven.fleet("p0", "r0")
-    told = bottleneck(controller_of(run, set()), 42.4)
-    assert told == ("No commit for 42 s: the next step waits for groups, 0 of 4 are ready.")
-    run.fill("r0", 4)
-    told = bottleneck(controller_of(run, set()), 42.4)
-    assert told == "No commit for 42 s: step 1 waits for p0."
