@@ -6,12 +6,14 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
 
 from controller.replicated_controller import Controller
 from controller.rest import commands, queries, sse
-from controller.rest.auth import OPEN_PATHS, RestAuth
+from controller.rest.auth import ENDLESS, OPEN_PATHS, RestAuth, busy
 from controller.rest.data_flow import StepRate
 from controller.rest.prometheus import PrometheusMetrics
+from controller.rest.readers import SharedReads
 from controller.rest.schemas import Problem, ProblemModel, answer_problems, documented
 from controller.rest.sse import EventStreams
 from controller.status import trouble_of
@@ -34,7 +36,11 @@ class Rest:
         self.streams = EventStreams(controller)
         self.api = self._api()
         self.asgi = RestAuth(
-            self.api, token=token, loopback=loopback, origins=self._other_urls, policy=self._policy
+            SharedReads(self.api, is_shared, refuse_busy),
+            token=token,
+            loopback=loopback,
+            origins=self._other_urls,
+            policy=self._policy,
         )
 
     def close(self) -> None:
@@ -93,7 +99,7 @@ class Rest:
             response_class=Response,
             responses={
                 200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
-                **documented(401, 429, 500),
+                **documented(401, 429, 500, 503),
             },
         )
         async def metrics() -> Response:
@@ -114,6 +120,17 @@ class Rest:
 
         api.openapi = description  # type: ignore[method-assign]
         return api
+
+
+def is_shared(scope: Scope) -> bool:
+    """Return True for reads of what a controller computes."""
+    path = str(scope["path"])
+    read = scope["method"] == "GET" and path != ENDLESS
+    return bool(read) and (path == "/metrics" or path.startswith("/api/v1/"))
+
+
+async def refuse_busy(scope: Scope, receive: Receive, send: Send) -> None:
+    await busy(scope)(scope, receive, send)
 
 
 def _described(schema: dict[str, Any]) -> dict[str, Any]:

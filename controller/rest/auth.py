@@ -9,8 +9,10 @@
   in.
 """
 
+import asyncio
 import hmac
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
@@ -19,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from controller.rest.readers import REFUSED_AFTER_S, Lane
 from controller.rest.schemas import respond
 from paceline.rpc.addresses import is_loopback
 
@@ -27,7 +30,8 @@ WINDOW_S = 60.0
 REMEMBERED = 10_000
 MOST_BODY = 64 << 10
 READS = frozenset({"GET", "HEAD"})
-OPEN_PATHS = frozenset({"/healthz", "/readyz", "/"})
+PROBES = frozenset({"/healthz", "/readyz"})
+OPEN_PATHS = PROBES | {"/"}
 """Paths that reveal nothing of the run: probes, and the dashboard without its data."""
 STATIC = "/static/"
 ENDLESS = "/api/v1/events/stream"
@@ -52,6 +56,8 @@ class RestAuth:
     loopback: bool
     origins: Callable[[], Collection[str]]
     policy: Callable[[], str]
+    _lanes: dict[str, Lane] = field(default_factory=lambda: defaultdict(Lane))
+    """Turns of probes, of requests with the token, and of all others."""
     _failures: dict[str, list[float]] = field(default_factory=dict)
     """Monotonic times of the newest wrong tokens, by address."""
 
@@ -68,6 +74,11 @@ class RestAuth:
             await send(message)
 
         refusal = self._answer(request)
+        wait_s = self._lane_of(request).wait_s()
+        if wait_s is None:
+            wait_s, refusal = REFUSED_AFTER_S, busy(scope)
+        if wait_s:
+            await asyncio.sleep(wait_s)
         if request.method == "HEAD" and request.scope["path"] != ENDLESS:
             # The server omits the body. Probes and load balancers send HEAD.
             scope = {**scope, "method": "GET"}
@@ -116,7 +127,7 @@ class RestAuth:
         client = request.client.host if request.client else "?"
         # First: whoever shares an address with a guesser, behind a proxy or on this machine, gets
         # in.
-        if hmac.compare_digest(offered, f"Bearer {self.token}".encode()):
+        if self._authorised(request):
             self._failures.pop(client, None)
             return None
         wait_s = self._locked(client)
@@ -128,6 +139,15 @@ class RestAuth:
         problem = "the token is wrong" if offered else "this request needs the run's token"
         problem += ": send Authorization: Bearer TOKEN"
         return respond(401, problem, path, {"WWW-Authenticate": "Bearer"})
+
+    def _lane_of(self, request: Request) -> Lane:
+        if request.scope["path"] in PROBES:
+            return self._lanes["probes"]
+        return self._lanes["owner" if self._authorised(request) else "others"]
+
+    def _authorised(self, request: Request) -> bool:
+        offered = request.headers.get("authorization", "").encode("utf-8", "replace")
+        return hmac.compare_digest(offered, f"Bearer {self.token}".encode())
 
     def _host_is_ours(self, request: Request) -> bool:
         """Checked on loopback only: a foreign name that resolves to 127.0.0.1 is a rebinding
@@ -164,6 +184,12 @@ class RestAuth:
         times = self._failures.setdefault(client, [])
         times.append(time.monotonic())
         del times[:-FAILURES_ALLOWED]
+
+
+def busy(scope: Scope) -> Response:
+    """Answer to a reader for whom there is no time now."""
+    problem = "many others read at the moment: repeat the request"
+    return respond(503, problem, scope["path"], {"Retry-After": "2"})
 
 
 def _too_large(request: Request, path: str) -> Response | None:

@@ -17,8 +17,8 @@ from paceline.observe.event_history import Key
 from paceline.observe.projection import Projection
 
 HEARTBEAT_S = 5.0
-LAG_S = 0.25  # Lag of the run files behind the journal
-MOST_STREAMS = 64
+LAG_S = 0.5  # Events of so long are sent together
+MOST_STREAMS = 32
 AT_ONCE = 500
 
 
@@ -27,6 +27,7 @@ class EventStreams:
     controller: Controller
     _closing: asyncio.Event = field(default_factory=asyncio.Event)
     _open: int = 0
+    _asked: dict[Key | None, asyncio.Task[list[tuple[Key, bytes]]]] = field(default_factory=dict)
 
     def close(self) -> None:
         self._closing.set()
@@ -42,7 +43,7 @@ class EventStreams:
             yield b"retry: 1000\n\n"
             spoken = time.monotonic()
             while not self._closing.is_set():
-                found = await self.controller.context.projector.ask(partial(_lines, key=key))
+                found = await self._after(key)
                 for _, block in found:
                     yield block
                 if found:
@@ -56,6 +57,16 @@ class EventStreams:
                 await self._more()
         finally:
             self._open -= 1
+
+    async def _after(self, key: Key | None) -> list[tuple[Key, bytes]]:
+        """The events after ``key``. Streams that are at the same place, as all are that have
+        caught up, share one answer."""
+        asked = self._asked.get(key)
+        if asked is None:
+            ask = self.controller.context.projector.ask(partial(_lines, key=key))
+            asked = self._asked[key] = asyncio.create_task(ask)
+            asked.add_done_callback(lambda _: self._asked.pop(key, None))
+        return await asyncio.shield(asked)
 
     async def _more(self) -> None:
         """Returns when there may be more events: the journal grew, or a second has passed."""

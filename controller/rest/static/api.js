@@ -110,6 +110,20 @@ export async function askLeader(path) {
   return ask(path);
 }
 
+// What a standby knows as well, the leader is not asked: it decides for the fleet meanwhile.
+export async function askStandby(path) {
+  const leader = leaderBase();
+  const base = bases.find((b) => b !== leader && b !== bases[current] && reached.get(b));
+  if (base && answeredByLeader()) {
+    try {
+      return await request(base, path);
+    } catch {
+      // It may have died just now.
+    }
+  }
+  return ask(path);
+}
+
 export const askCurrent = (path, token) => request(bases[current], path, { token });
 
 export function command(path, body, token) {

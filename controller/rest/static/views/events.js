@@ -1,6 +1,6 @@
 // The view "Events": what happened, newest first; and notices of new faults on every view.
 
-import { ask } from "../api.js";
+import { askStandby } from "../api.js";
 import { notify } from "../dialog.js";
 import { $, make } from "../dom.js";
 import { seconds } from "../format.js";
@@ -30,7 +30,7 @@ export function eventItem(e) {
 
 let shownMark = "";
 export async function events() {
-  const found = await ask(`events?kind=${$("events-kind").value}&limit=300`);
+  const found = await askStandby(`events?kind=${$("events-kind").value}&limit=300`);
   const filter = $("events-filter").value.trim().toLowerCase();
   const matches = (e) => !filter || e.text.toLowerCase().includes(filter);
   const shown = found.events.filter(matches).reverse();
@@ -43,7 +43,7 @@ export async function events() {
 let last; // id of the newest fault that was read; null: there is none yet
 let open = false; // it was shown, and no step had been committed since
 export async function watchFaults() {
-  const found = await ask("events?kind=faults&limit=1&newest=true");
+  const found = await askStandby("events?kind=faults&limit=1&newest=true");
   const fault = found.events.at(-1);
   const before = last;
   last = fault?.id ?? null;

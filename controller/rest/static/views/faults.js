@@ -1,6 +1,6 @@
 // Faults of the run, in the view "Fleet": their causes, their hosts, and the training time that they cost.
 
-import { ask } from "../api.js";
+import { askStandby } from "../api.js";
 import { $, make, put } from "../dom.js";
 import { seconds } from "../format.js";
 import { Table } from "../table.js";
@@ -45,7 +45,7 @@ function when(t) {
 }
 
 export async function faults() {
-  const found = await ask("faults");
+  const found = await askStandby("faults");
   suspected = found.suspected_hosts;
   $("faults").hidden = !found.faults;
   put($("faults-sentence"), found.sentence ? `${found.sentence}.` : "");

@@ -1,6 +1,6 @@
 // The view "Learning": curves over the steps, marks of what happened, and the newest steps.
 
-import { ask } from "../api.js";
+import { askStandby } from "../api.js";
 import { Chart } from "../charts.js";
 import { $, make, put } from "../dom.js";
 import { short, whole } from "../format.js";
@@ -219,9 +219,9 @@ export async function learning() {
   const range = board.range ? `&since=${Math.max(-1, from - 1)}&until=${to}` : "";
   const marked = board.range ? `&since_step=${from}&until_step=${to}` : "";
   const [data, marks, rows] = await Promise.all([
-    ask(`metrics?names=${NAMES}&points=360${range}`),
-    ask(`events?kind=marks&limit=600${marked}`),
-    ask("steps?limit=20"),
+    askStandby(`metrics?names=${NAMES}&points=360${range}`),
+    askStandby(`events?kind=marks&limit=600${marked}`),
+    askStandby("steps?limit=20"),
   ]);
   if (turn !== board.turn) return;
   board.data = data;

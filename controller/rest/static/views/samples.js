@@ -1,6 +1,6 @@
 // The view "Samples": groups by state, reward and length; one group's completions token by token.
 
-import { ask, Refusal } from "../api.js";
+import { ask, askStandby, Refusal } from "../api.js";
 import { $, button, make, option, put } from "../dom.js";
 import { number, plural, seconds, whole } from "../format.js";
 import { state } from "../state.js";
@@ -72,7 +72,7 @@ export async function samples() {
   const asked = query.toString();
   // Rows do not move under a pointer: the list waits until it has left, or asks for something else.
   if (asked === shownQuery && $("groups-table").matches(":hover")) return;
-  const found = await ask(`groups?${query}`);
+  const found = await askStandby(`groups?${query}`);
   shownQuery = asked;
   keepChosen(found.groups);
   put($("groups-count"), countText(found, chosenState === "dropped" ? dropped : null));

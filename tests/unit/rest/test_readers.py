@@ -1,0 +1,130 @@
+"""Strangers who read as fast as they can: the leader gives them a small part of its time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from typing import Any
+
+import httpx
+
+from controller.rest.auth import RestAuth, busy
+from controller.rest.readers import (
+    BURST_S,
+    LONGEST_WAIT_S,
+    MOST_WAITING,
+    RATE,
+    Lane,
+    SharedReads,
+)
+
+TOOK_S = 0.02
+
+
+class Slow:
+    """An application that takes its time, one question at a time or not."""
+
+    def __init__(self) -> None:
+        self.asked: Counter[str] = Counter()
+        self.at_once = self.most_at_once = 0
+        self.fails = False
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.asked[scope["path"]] += 1
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        await asyncio.sleep(TOOK_S)
+        self.at_once -= 1
+        status = 500 if self.fails else 200
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        body = f"answer {self.asked[scope['path']]}".encode()
+        await send({"type": "http.response.body", "body": body})
+        if self.fails:
+            raise RuntimeError("a bug")
+
+
+async def refuse(scope: Any, receive: Any, send: Any) -> None:
+    await busy(scope)(scope, receive, send)
+
+
+def client_of(app: Slow) -> httpx.AsyncClient:
+    shared = SharedReads(app, lambda scope: scope["method"] == "GET", refuse)
+    auth = RestAuth(shared, "secret", True, origins=list, policy=str)
+    transport = httpx.ASGITransport(app=auth)
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60)
+
+
+async def read_for(client: httpx.AsyncClient, path: str, seconds: float) -> Counter[int]:
+    found: Counter[int] = Counter()
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        found[(await client.get(path)).status_code] += 1
+    return found
+
+
+async def test_many_readers_of_one_thing_cost_one_computation_and_a_tenth_of_the_time() -> None:
+    app = Slow()
+    async with client_of(app) as client:
+        found = await asyncio.gather(*(read_for(client, "/metrics", 1.5) for _ in range(32)))
+    # Each computation of 20 ms is followed by a rest of 180 ms.
+    assert app.asked["/metrics"] <= 2 + 1.5 / (10 * TOOK_S)
+    answered = sum(sum(each.values()) for each in found)
+    assert answered > 32 and answered <= RATE * (BURST_S + 1.5) + 64
+    assert app.most_at_once == 1
+
+
+async def test_different_questions_are_computed_one_after_the_other_and_then_refused() -> None:
+    app = Slow()
+    async with client_of(app) as client:
+        paths = [f"/api/v1/groups?search={n}" for n in range(MOST_WAITING + 8)]
+        answers = await asyncio.gather(*(client.get(path) for path in paths))
+    refused = [answer for answer in answers if answer.status_code == 503]
+    assert len(refused) == 8 and all(answer.headers["retry-after"] for answer in refused)
+    assert app.most_at_once == 1 and sum(app.asked.values()) == MOST_WAITING
+
+
+async def test_a_command_makes_every_later_read_a_new_one() -> None:
+    app = Slow()
+    token = {"Authorization": "Bearer secret"}
+    async with client_of(app) as client:
+        before = (await client.get("/api/v1/run")).text
+        assert (await client.get("/api/v1/run")).text == before
+        await client.post("/api/v1/pause", headers=token)
+        assert (await client.get("/api/v1/run")).text != before
+
+
+async def test_a_read_that_fails_answers_all_who_asked() -> None:
+    app = Slow()
+    app.fails = True
+    async with client_of(app) as client:
+        answers = await asyncio.gather(*(client.get("/api/v1/why") for _ in range(4)))
+    assert [answer.status_code for answer in answers] == [500] * 4
+    assert app.asked["/api/v1/why"] == 1
+
+
+def test_a_lane_gives_turns_at_its_rate_and_refuses_who_would_wait_too_long() -> None:
+    now = 100.0
+    lane = Lane(lambda: now)
+    waits = [lane.wait_s() for _ in range(round(RATE * (BURST_S + LONGEST_WAIT_S)) + 2)]
+    assert waits[: round(RATE * BURST_S)] == [0.0] * round(RATE * BURST_S)
+    late = [wait_s for wait_s in waits if wait_s]
+    assert late == sorted(late) and LONGEST_WAIT_S - 0.1 < late[-1] <= LONGEST_WAIT_S
+    assert waits[-1] is None
+    now += 1.0
+    assert lane.wait_s() is not None
+
+
+async def test_who_has_the_token_does_not_stand_behind_strangers() -> None:
+    app = Slow()
+    token = {"Authorization": "Bearer secret"}
+    async with client_of(app) as client:
+        strangers = [asyncio.create_task(read_for(client, "/api/v1/run", 1.0)) for _ in range(400)]
+        await asyncio.sleep(0.3)
+        began = time.monotonic()
+        for path in ("/api/v1/run", "/healthz"):
+            assert (await client.get(path, headers=token)).status_code == 200
+        assert time.monotonic() - began < 1.0
+        for task in strangers:
+            task.cancel()
+        await asyncio.gather(*strangers, return_exceptions=True)
