@@ -36,7 +36,7 @@ Rule = Callable[[Evidence], Diagnosis | None]
 def diagnose(evidence: Evidence) -> Diagnosis:
     otherwise, rules = _at_work(evidence), RULES
     if (at_rest := resting(evidence)) is not None:
-        otherwise, rules = at_rest, () if evidence.state.ended else AT_REST
+        otherwise, rules = at_rest, () if _is_over(evidence) else AT_REST
     if at_rest is not None and evidence.state.steps.open is not None:
         rules += STEP
     found = [diagnosis for rule in rules if (diagnosis := rule(evidence)) is not None]
@@ -47,6 +47,10 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     if worst is not None:
         return worst
     return found[0] if found and at_rest is None else otherwise
+
+
+def _is_over(e: Evidence) -> bool:
+    return e.state.ended or e.state.phase is Phase.SUSPENDED
 
 
 def resting(e: Evidence) -> Diagnosis | None:

@@ -18,9 +18,10 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from controller.export.group_content import FillTexts, content_of, facts_of
 from controller.ledger.state.state import State
@@ -33,6 +34,8 @@ from paceline.payloads.store import PayloadStore, Ref
 from paceline.process.structured_log import event
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 FLUSH_S = 60.0  # a step waits at most this long for its file
 FLUSH_BYTES = 16 << 20  # content that fills a file
@@ -74,13 +77,19 @@ class SampleArchiver:
         self._writer: ArchiveWriter | None = None
         self._full = asyncio.Event()
         self._failed = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="archive")
+
+    def _in_thread(self, work: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+        """One thread of its own: the allocator keeps an arena for each thread, and a minute's
+        content passed through those of all others, which kept its size."""
+        return asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
     async def run(self, term: int, state: State, t: float) -> None:
         """Archives what earlier leaders committed and did not write, as far as it is still there,
         and then what comes, until cancelled."""
         max_bytes = self._config.max_mb << 20
-        self._writer = await asyncio.to_thread(ArchiveWriter, self._run_dir, term, max_bytes)
-        done = await asyncio.to_thread(archived_steps, self._run_dir)
+        self._writer = await self._in_thread(ArchiveWriter, self._run_dir, term, max_bytes)
+        done = await self._in_thread(archived_steps, self._run_dir)
         for step in sorted(state.steps.history):
             if step not in done:
                 self.keep(state, step, t)
@@ -131,7 +140,7 @@ class SampleArchiver:
                 steps = self._steps[:count]
                 await self._fill(steps)
                 rows = [row for step in steps for row in step.rows.values()]
-                await asyncio.to_thread(self._write, self._writer, rows)
+                await self._in_thread(self._write, self._writer, rows)
                 del self._steps[:count]
 
     async def _fill(self, steps: Sequence[_Step]) -> None:
@@ -140,7 +149,7 @@ class SampleArchiver:
         try:
             async for payloads in _slices(self._payloads.stream([ref for _, ref in wanted])):
                 # A thread for each group would cost the event loop more than all else here.
-                for content in await asyncio.to_thread(self._contents, payloads):
+                for content in await self._in_thread(self._contents, payloads):
                     next(rows).update(content)
         except Exception as error:
             event(log, "samples not archived", logging.WARNING, why=str(error))

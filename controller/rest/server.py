@@ -55,7 +55,7 @@ def open_door(
             f"rest.host = {address!r} is not loopback: anyone who reaches it could steer the run. "
             "Set auth.token_file (and auth.tls_cert, auth.tls_key), or bind to 127.0.0.1"
         )
-    bound = _bind(address, _ports(config, run_dir, controller_id, address))
+    bound = bind(address, _ports(config, run_dir, controller_id, address))
     port = bound.getsockname()[1]
     scheme = "https" if config.auth.tls_cert else "http"
     shown = address if config.rest.host and address not in ("0.0.0.0", "::") else host
@@ -82,7 +82,7 @@ def _written(run_dir: Path, controller_id: str) -> str:
         return ""
 
 
-def _bind(address: str, ports: list[int]) -> socket.socket:
+def bind(address: str, ports: list[int]) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for port in ports:
         # asyncio disables Nagle's algorithm only if the protocol is named.

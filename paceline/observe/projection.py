@@ -69,9 +69,9 @@ class Projection:
         self._counted: tuple[int, ...] = ()  # Journal position of the newest entry in ``totals``
 
     @classmethod
-    def read(cls, run_dir: Path) -> Projection:
+    def read(cls, run_dir: Path, clean: Callable[[Any], Any] = lambda value: value) -> Projection:
         """The run in ``run_dir``, by its file. Raises DamagedFile."""
-        projection = cls()
+        projection = cls(clean)
         for number, line in enumerate(read_lines(run_dir / "events.jsonl")):
             line = {"type": "", "position": "", "n": number, "t": 0.0, **line}
             projection.add_line(line)

@@ -42,7 +42,7 @@ _FACTS = {
 }
 """Columns and their Arrow types; each is a field of a group in the REST interface, except t (Unix
 seconds)."""
-_SMALL_BYTES = 1 << 20
+_SMALL_BYTES = 4 << 20
 """A smaller file is merged with the next one: a directory of very many files would be slow to read.
 """
 _NAME = re.compile(r"(\d+)-\d+-(\d+)(?:\.(\d+))?\.parquet")
@@ -67,6 +67,7 @@ class ArchiveWriter:
         self._written = 0
         self._newest: Path | None = None
         """File of this term to which rows are added as long as it is small."""
+        self._newest_bytes = 0  # Uncompressed
         self._remove_left(clock() - LEFT_S)
 
     def write(self, rows: Sequence[Mapping[str, Any]]) -> Path:
@@ -82,7 +83,8 @@ class ArchiveWriter:
             [{name: row.get(name) for name in types} for row in rows], schema=schema
         )
         merged = self._newest
-        if merged is not None and merged.stat().st_size < _SMALL_BYTES:
+        # By its text: a file of short answers may hold a hundred times its size.
+        if merged is not None and self._newest_bytes < _SMALL_BYTES:
             table = pa.concat_tables([pq.read_table(merged, partitioning=None), table])
         else:
             merged = None
@@ -95,7 +97,7 @@ class ArchiveWriter:
         partial.replace(path)
         if merged is not None:
             merged.unlink(missing_ok=True)
-        self._newest = path
+        self._newest, self._newest_bytes = path, table.nbytes
         self._trim(path)
         return path
 

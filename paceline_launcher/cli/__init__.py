@@ -20,6 +20,7 @@ from paceline_launcher.cli.control import admin, node, roles, up, wait
 from paceline_launcher.cli.evaluation import command as evaluation
 from paceline_launcher.cli.plan_memory import plan
 from paceline_launcher.cli.reports import events, ledger, runs, samples, status, why
+from paceline_launcher.cli.reports import open as page
 from paceline_launcher.cli.setup import alerts, completion, config, doctor, objective, render
 
 app = typer.Typer(
@@ -76,6 +77,7 @@ for command in (
     completion.completion,
 ):
     app.command()(command)
+app.command("open")(page.open_run)
 app.command("set")(admin.set_settings)
 app.command("eval")(evaluation.evaluate)
 app.add_typer(ledger.ledger, name="ledger")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -132,3 +134,52 @@ async def test_steps_that_come_too_fast_keep_the_content_of_a_part_and_the_facts
     for part in (steps[:20], steps[20:]):
         groups = [group for step in part for group in state.steps.history[step]]
         assert 0.3 < len(set(payloads.read) & set(groups)) / len(groups) < 0.7
+
+
+GROWTH = """
+import asyncio, pathlib, sys
+
+from controller.export.sample_archiver import SampleArchiver, _Step
+from paceline.config.sections.services import ArchiveConfig
+from paceline.observe.samples import ArchiveWriter
+from paceline.v1 import rollout_pb2
+
+
+class Groups:
+    async def stream(self, refs):
+        for task_id, _ in refs:
+            group = rollout_pb2.Group(prompt_text=task_id * 50)
+            for number in range(8):
+                group.completions.add(text=f"{task_id} {number} " * 60, reward=number / 8)
+            yield group.SerializeToString()
+
+
+def resident_kb():
+    return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * 4
+
+
+async def main(run_dir):
+    settings = {"fill_texts": lambda group: None, "may_write": lambda: True}
+    archiver = SampleArchiver(ArchiveConfig(), run_dir, Groups(), **settings)
+    archiver._writer = ArchiveWriter(run_dir, 1, 8 << 20)
+    count, before = 0, 0
+    for minute in range(30):
+        for step in range(60):
+            ids = [f"t{count + n}" for n in range(4)]
+            count += len(ids)
+            rows = {i: {"group_id": i, "attempt": 1, "state": "trained", "step": step} for i in ids}
+            archiver._steps.append(_Step(rows, [(i, 1) for i in ids], 10_000))
+        await archiver.write()
+        before = resident_kb() if minute == 9 else before
+    print((resident_kb() - before) / (20 * 60))
+
+
+asyncio.run(main(pathlib.Path(sys.argv[1])))
+"""
+
+
+def test_the_archive_keeps_no_memory_of_the_steps_that_it_has_written(tmp_path: Path) -> None:
+    """In kB a step over twenty flushes, after ten in which libraries and arenas fill."""
+    command = [sys.executable, "-c", GROWTH, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    assert float(done.stdout) < 10.0
