@@ -94,7 +94,7 @@ def router(controller: Controller, rate: StepRate) -> APIRouter:
         "/metrics", summary="Curves", tags=["learning"], response_model=schemas.MetricsReply
     )
     async def metrics(
-        names: Annotated[str, Query(max_length=2000, pattern=r"^[A-Za-z0-9_,]*$")] = CURVES,
+        names: Annotated[str, Query(max_length=4000, pattern=r"^[A-Za-z0-9_,.:/@+-]*$")] = CURVES,
         since: Annotated[
             WholeNumber, Query(ge=-1, le=MOST_STEP, description="Only steps after this one")
         ] = 0,
@@ -103,7 +103,7 @@ def router(controller: Controller, rate: StepRate) -> APIRouter:
             WholeNumber, Query(ge=2, le=5000, description="Points per curve, at most")
         ] = 500,
     ) -> Response:
-        asked = list(dict.fromkeys(n for n in names.split(",") if n))[:64]
+        asked = list(dict.fromkeys(n for n in names.split(",") if n))[:128]
 
         def answer(run: Projection) -> dict[str, Any]:
             found = run.metrics.curves(asked, since=since, until=until, points=points)

@@ -30,13 +30,31 @@ const PHASES = {
   failed: "bad",
 };
 
+const OVER = ["finished", "failed", "suspended"];
+const isOver = (run) => OVER.includes(run.phase);
+
+// Workers that are alive, of those that should be: a run that has lost some is not well.
+function countWorkers(run) {
+  const wanted = Object.entries(run.desired);
+  if (isOver(run) || !wanted.length) return { text: "–", short: false };
+  const alive = wanted.map(([pool, count]) => Math.min(run.workers[pool] ?? 0, count));
+  const sum = (counts) => counts.reduce((a, b) => a + b, 0);
+  const [up, all] = [sum(alive), sum(wanted.map(([, count]) => count))];
+  return { text: `${whole(up)} of ${whole(all)}`, short: up < all };
+}
+
 function showRun(run) {
   state.run = run;
   const spare = learnControllers(run.controllers);
   document.title = `${run.run_name} · step ${run.step} · Paceline`;
   put($("run-name"), run.run_name);
+  const workers = countWorkers(run);
+  const look = PHASES[run.phase] || "bad";
+  const short = look === "good" && !isOver(run) && (workers.short || state.trouble);
   put($("phase"), run.phase);
-  $("phase").className = `pill ${PHASES[run.phase] || "bad"}`;
+  $("phase").className = `pill ${short ? "warn" : look}`;
+  put($("v-workers"), workers.text);
+  $("v-workers").className = workers.short ? "bad" : "";
   put($("v-step"), `${whole(run.step)} / ${whole(run.total_steps)}`);
   $("v-progress").max = run.total_steps || 1;
   $("v-progress").value = run.step;
@@ -48,7 +66,7 @@ function showRun(run) {
   put($("v-left"), run.stalled_s ? "–" : seconds(run.time_left_s));
   put($("v-leader"), run.leader);
   put($("v-leader-label"), run.failovers ? `leader (change ${run.failovers})` : "leader");
-  const over = run.phase === "finished" || run.phase === "failed";
+  const over = isOver(run);
   put($("do-pause"), run.phase === "paused" ? "Resume" : "Pause");
   for (const id of ["do-pause", "do-checkpoint", "do-stop"]) $(id).disabled = over;
   const changed = Object.entries(run.changed).map(

@@ -41,7 +41,8 @@ function extent(lines, evals, floor) {
     }
   if (!Number.isFinite(low)) return null;
   const room = (high - low || Math.abs(high) || 1) * 0.08;
-  const bottom = floor === 0 && low >= 0 ? Math.max(0, low - room) : low - room;
+  // A line that is 0 throughout would lie on the axis, and look like none.
+  const bottom = floor === 0 && low >= 0 && high > 0 ? Math.max(0, low - room) : low - room;
   return [bottom, high + room];
 }
 
@@ -66,7 +67,7 @@ export class Chart {
     this.element.className = "chart";
     const caption = document.createElement("figcaption");
     const title = document.createElement("h3");
-    title.textContent = spec.title;
+    title.textContent = spec.unit ? `${spec.title}, ${spec.unit}` : spec.title;
     this.now = document.createElement("span");
     this.now.className = "now";
     caption.append(title, this.now);
@@ -232,8 +233,12 @@ export class Chart {
     }
     g.textAlign = "center";
     g.textBaseline = "alphabetic";
-    for (const v of ticks(x0, x1, Math.max(2, Math.floor(w / 90))))
-      if (Number.isInteger(v)) g.fillText(v.toLocaleString("en"), this.xOf(v), height - 5);
+    for (const v of ticks(x0, x1, Math.max(2, Math.floor(w / 90)))) {
+      if (!Number.isInteger(v)) continue;
+      const text = v.toLocaleString("en");
+      const half = g.measureText(text).width / 2;
+      g.fillText(text, Math.min(this.xOf(v), width - half - 1), height - 5);
+    }
   }
 
   drawMarks(g, colours, last) {

@@ -52,7 +52,8 @@ export async function watchFaults() {
   const over = fault.commit_s !== null;
   if (before === last && !over) return;
   const why = fault.noticed ? `: ${fault.noticed}` : "";
-  const after = `. Recovered: the next step was committed ${seconds(fault.commit_s)} later.`;
+  const recovered = state.trouble ? "Training goes on" : "Recovered";
+  const after = `. ${recovered}: the next step was committed ${seconds(fault.commit_s)} later.`;
   notify(fault.text + why + (over ? after : ""), !over);
   open = !over;
   state.drawnStep = -1;

@@ -25,6 +25,9 @@ const SCORER = "scorer:";
 const lookOf = (row) => `state ${LOOKS[row.state] || ""}`;
 const isLeader = (c) => c.state === "leader" && state.run;
 
+// A term is the millisecond in which it was granted.
+const since = (term) => (term > 1e12 ? new Date(term).toLocaleString("en-GB") : "");
+
 const controllersTable = new Table(
   $("controllers-table"),
   [
@@ -33,7 +36,7 @@ const controllersTable = new Table(
     { title: "host", value: (c) => c.host },
     { title: "pid", num: true, value: (c) => String(c.pid) },
     { title: "heard", num: true, value: (c) => seconds(c.heartbeat_age_s) },
-    { title: "term", num: true, value: (c) => (isLeader(c) ? String(state.run.term) : "") },
+    { title: "leads since", value: (c) => (isLeader(c) ? since(state.run.term) : "") },
     { title: "dashboard", value: (c) => c.rest },
   ],
   (c) => c.controller_id,

@@ -1,7 +1,7 @@
 // The view "Flow": where the groups are, their staleness, and what a step's time goes to.
 
 import { askLeader } from "../api.js";
-import { $, put, svg } from "../dom.js";
+import { $, make, put, svg } from "../dom.js";
 import { number, plural, seconds, whole } from "../format.js";
 import { state } from "../state.js";
 
@@ -67,6 +67,13 @@ export async function flow() {
 
 function showPipeline(f) {
   const times = f.time_split_s;
+  // In place of the picture, on a screen that is too narrow for it.
+  const items = STATIONS.map(([name, label]) => {
+    const item = make("li", "", label);
+    item.prepend(make("b", "", whole(f.tasks[name])));
+    return item;
+  });
+  $("stations").replaceChildren(...items);
   for (const [name] of STATIONS) {
     put(picture.counts[name], whole(f.tasks[name]));
     const busy = f.tasks[name] && name !== "trained";

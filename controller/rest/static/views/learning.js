@@ -15,6 +15,13 @@ const SPECS = [
     lines: [line("reward_mean", "train")],
     evals: [line("eval_reward_mean", "held-out")],
   },
+  // Groups whose rewards are all equal teach nothing.
+  {
+    title: "Groups of equal rewards",
+    lines: [line("zero_variance_share", "share")],
+    floor: 0,
+    onlyIfMeasured: true,
+  },
   // Without train.loss.kl_coef there is no reference, and no curve.
   {
     title: "KL from the reference",
@@ -96,12 +103,14 @@ const SPECS = [
     unit: "tokens",
     floor: 0,
   },
+  { title: "Learning rate", lines: [line("lr", "rate")], floor: 0, onlyIfMeasured: true },
   { title: "Throughput", lines: [line("tokens_per_s", "tokens/s")], unit: "tokens/s", floor: 0 },
   {
     title: "Staleness",
     lines: [line("staleness_mean", "mean"), line("staleness_max", "max")],
     unit: "steps",
     floor: 0,
+    onlyIfAny: true,
   },
   {
     title: "Late, masked, dropped",
@@ -111,6 +120,7 @@ const SPECS = [
       line("dropped_share", "dropped groups"),
     ],
     floor: 0,
+    onlyIfAny: true,
   },
   {
     title: "Rows always or never solved",
@@ -218,14 +228,16 @@ export async function learning() {
   const [from, to] = board.range ?? [];
   const range = board.range ? `&since=${Math.max(-1, from - 1)}&until=${to}` : "";
   const marked = board.range ? `&since_step=${from}&until_step=${to}` : "";
+  const names = [NAMES, ...partNames].join(",");
   const [data, marks, rows] = await Promise.all([
-    askStandby(`metrics?names=${NAMES}&points=360${range}`),
+    askStandby(`metrics?names=${encodeURIComponent(names)}&points=360${range}`),
     askStandby(`events?kind=marks&limit=600${marked}`),
     askStandby("steps?limit=20"),
   ]);
   if (turn !== board.turn) return;
   board.data = data;
   chartSets(data.evals);
+  chartParts(data.names);
   for (const chart of charts) chart.element.hidden = unmeasured(chart.spec, data);
   // The first curves are large: what the run is ranked by. Recorded data has a loss in the place of a reward.
   const first = charts.find((c) => LEADS.includes(c.spec.title) && !c.element.hidden);
@@ -248,11 +260,24 @@ function chartSets(evals) {
     charted.add(set);
     const metrics = names.map((n) => n.split("/")).filter(([of]) => of === `eval_${set}`);
     const lines = solvedOf(metrics.map(([, metric]) => metric));
-    addChart(`${set}: reward`, [line(`eval_${set}/reward`, "held-out")]);
-    addChart(
-      `${set}: solved`,
-      lines.map((metric) => line(`eval_${set}/${metric}`, metric)),
-    );
+    const evals = lines.map((metric) => line(`eval_${set}/${metric}`, metric));
+    const reward = [line(`eval_${set}/reward`, "held-out")];
+    addChart({ title: `${set}: reward`, lines: [], evals: reward, floor: 0 });
+    addChart({ title: `${set}: solved`, lines: [], evals, floor: 0 });
+  }
+}
+
+// Each reward function has a chart of its mean and its spread, from the first step that has it on.
+const PART = /^reward\/(.+)\/(mean|std)$/;
+const partNames = [];
+function chartParts(names) {
+  const parts = new Set(names.map((name) => PART.exec(name)?.[1]).filter(Boolean));
+  for (const part of parts) {
+    const lines = [line(`reward/${part}/mean`, "mean"), line(`reward/${part}/std`, "spread")];
+    if (partNames.includes(lines[0].name)) continue;
+    partNames.push(...lines.map(({ name }) => name));
+    addChart({ title: `Reward ${part}`, lines });
+    state.drawnStep = -1;
   }
 }
 
@@ -264,8 +289,8 @@ function solvedOf(metrics) {
   return [...ends, ...metrics.filter((m) => m.startsWith("maj@"))];
 }
 
-function addChart(title, evals) {
-  const chart = new Chart({ title, lines: [], evals, floor: 0 }, board);
+function addChart(spec) {
+  const chart = new Chart(spec, board);
   charts.push(chart);
   $("charts").append(chart.element);
 }
@@ -275,7 +300,9 @@ const SET_METRIC = /^eval_[^/]+\/(reward|pass@\d+|maj@\d+)$/;
 function unmeasured(spec, data) {
   const values = spec.lines.flatMap(({ name }) => data.series[name] ?? []);
   const scores = data.evals.flatMap((e) => (spec.evals ?? []).map(({ name }) => e[name] ?? null));
-  const none = [...values, ...scores].every((v) => v === null);
+  // Synchronous training has no staleness: a curve of zeros says nothing.
+  const empty = (v) => v === null || (v === 0 && spec.onlyIfAny);
+  const none = [...values, ...scores].every(empty);
   return none && (Boolean(spec.onlyIfMeasured) || data.x.length > 0);
 }
 

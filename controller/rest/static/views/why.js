@@ -2,11 +2,14 @@
 
 import { askLeader } from "../api.js";
 import { $, put } from "../dom.js";
+import { state } from "../state.js";
 
 export async function watchWhy() {
   const found = await askLeader("why");
   const banner = $("why");
-  banner.hidden = found.severity === "ok";
+  state.trouble = found.severity !== "ok";
+  // How a run ended is in its header.
+  banner.hidden = !state.trouble;
   banner.className = found.severity === "stuck" ? "alert" : "alert slow";
   const remedy = found.remedy ? ` ${found.remedy}.` : "";
   if (!banner.hidden) put(banner, `${found.sentence}.${remedy}`);
