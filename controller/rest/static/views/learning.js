@@ -268,12 +268,12 @@ function chartSets(evals) {
 }
 
 // Each reward function has a chart of its mean and its spread, from the first step that has it on.
-const PART = /^reward\/(.+)\/(mean|std)$/;
+const PART = /^reward\/(.+)\/std$/;
 const partNames = [];
 function chartParts(names) {
   const parts = new Set(names.map((name) => PART.exec(name)?.[1]).filter(Boolean));
   for (const part of parts) {
-    const lines = [line(`reward/${part}/mean`, "mean"), line(`reward/${part}/std`, "spread")];
+    const lines = [line(`reward/${part}`, "mean"), line(`reward/${part}/std`, "spread")];
     if (partNames.includes(lines[0].name)) continue;
     partNames.push(...lines.map(({ name }) => name));
     addChart({ title: `Reward ${part}`, lines });
