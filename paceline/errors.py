@@ -24,7 +24,10 @@ class Unreachable(UserError):
 
 def one_line(error: BaseException) -> str:
     """The error's class and the first line of its message."""
-    message = str(error).strip().splitlines()
+    try:
+        message = str(error).strip().splitlines()
+    except BaseException:  # a class of the user's may fail at this too
+        message = ["its message cannot be read"]
     return f"{type(error).__name__}: {message[0] if message else 'no message'}"
 
 

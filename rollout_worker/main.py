@@ -40,10 +40,12 @@ from pathlib import Path
 
 from paceline.config.schema import Config
 from paceline.dataset.recorded_encoding import RowEncoder
+from paceline.errors import UserError
 from paceline.payloads.open_store import open_payloads
 from paceline.process import structured_log as logs
 from paceline.process.compute_device import pick_device
 from paceline.process.structured_log import event
+from paceline.process.threads import end_forks_of, replace_executor
 from paceline.process.waits import WaitKind, loading_model, waiting
 from paceline.prompt_tokenizer import PromptTokenizer
 from paceline.rpc.addresses import own_address
@@ -92,6 +94,9 @@ def run(
             worker = RolloutWorker(config, controllers, worker_id, tensor_host, run_dir)
         worker.side = side
         asyncio.run(worker.run())
+    except SystemExit as left:
+        # Of a task that a reward started in this process: it is no end of the run.
+        raise UserError(f"code of a reward ended the worker (sys.exit({left.code!r}))") from None
     except RequestRefused as error:
         print(f"rollout_worker: the controller refused {worker_id}: {error}", file=sys.stderr)
         return 2 if error.bad_input and (worker is None or not worker.admitted) else 1
@@ -136,6 +141,7 @@ class RolloutWorker:
     async def run(self) -> None:
         """From start to STOPPED. Raises the failure that made the worker useless."""
         self.loop = asyncio.get_running_loop()
+        end_forks_of(self.loop)
         if self.side is not None:
             self.side.watch(self.loop)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -149,6 +155,7 @@ class RolloutWorker:
             working.cancel()
             await asyncio.gather(working, return_exceptions=True)
             await self.close()
+            replace_executor(self.loop)  # Its end is not to wait for threads of users
         if self.lifecycle.failure is not None:
             raise self.lifecycle.failure
 

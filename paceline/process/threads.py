@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
+import logging
+import os
 import threading
 import time
 import weakref
@@ -19,6 +21,7 @@ from concurrent.futures import Executor, Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 _AT_MOST_S = 5.0
 
@@ -62,11 +65,39 @@ def _exit() -> None:
     join(list(_threads), _AT_MOST_S)
 
 
+_loops_of_users: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
+
+
+def end_forks_of(loop: asyncio.AbstractEventLoop) -> None:
+    """Call it for a loop that runs code of users. A fork of this process (``os.fork`` in that code)
+    that returns to the loop ends there: it would do this process's work a second time, over the
+    same descriptors. A fork that ends by itself, as those of multiprocessing do, is left alone."""
+    _loops_of_users.add(loop)
+
+
+def _end_forks() -> None:
+    for loop in _loops_of_users:
+        if not loop.is_closed():
+            # It is the next thing that the loop does, before any input is read.
+            loop.call_soon(os._exit, 1)
+
+
+os.register_at_fork(after_in_child=_end_forks)
+
+
+def replace_executor(loop: asyncio.AbstractEventLoop) -> None:
+    """Gives ``loop`` a new default executor. Calls of users that never return would fill the old
+    one, and whatever else needs a thread would wait for them."""
+    loop.set_default_executor(concurrent.futures.ThreadPoolExecutor(thread_name_prefix="asyncio"))
+
+
 class BackgroundLoop:
-    """Runs coroutines for other threads. Call it from any thread but its own."""
+    """Runs coroutines for other threads. Call it from any thread but its own. A task that raises
+    SystemExit, or stops the loop, does not end it."""
 
     def __init__(self, name: str = "control-plane") -> None:
         self.loop = asyncio.new_event_loop()
+        self._closing = False
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
@@ -90,6 +121,7 @@ class BackgroundLoop:
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Cancels running coroutines and ends the thread. Idempotent."""
+        self._closing = True
         if not self._thread.is_alive():
             return
         self.loop.call_soon_threadsafe(self.loop.stop)
@@ -98,7 +130,11 @@ class BackgroundLoop:
     def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)
         try:
-            self.loop.run_forever()
+            while not self._closing:
+                try:
+                    self.loop.run_forever()
+                except (SystemExit, KeyboardInterrupt):
+                    logger.exception("a task tried to end the process")
         finally:
             left = asyncio.all_tasks(self.loop)
             for task in left:

@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 from paceline.errors import one_line
 
 SAFE_PATH = "PYTHONSAFEPATH"
+MOST_TRACEBACK = 8000  # Characters of a traceback, its end
 
 
 def python_module(module: str) -> tuple[str, ...]:
@@ -70,6 +72,20 @@ def hidden_file(module: str) -> Path | None:
         return None
     found = spec.origin if spec is not None else None
     return None if found in (None, str(path), str(path / "__init__.py")) else path
+
+
+def raised_in(error: BaseException, caller: str) -> tuple[str, str]:
+    """What code of a user raised: one line with the error and the innermost place, such as
+    "KeyError: 'x' (rewards.py:12 in score)", and a traceback of the frames after the last one in
+    the file ``caller``, which called that code."""
+    found = traceback.TracebackException(type(error), error, error.__traceback__)
+    ours = [i for i, frame in enumerate(found.stack) if frame.filename == caller]
+    del found.stack[: ours[-1] + 1 if ours else 0]
+    line = one_line(error)
+    if found.stack:
+        last = found.stack[-1]
+        line += f" ({Path(last.filename).name}:{last.lineno} in {last.name})"
+    return line, "".join(found.format())[-MOST_TRACEBACK:]
 
 
 class NotFound(Exception):

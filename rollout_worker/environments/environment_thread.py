@@ -10,23 +10,29 @@ other environments. After its time limit the thread is abandoned: the other envi
 lost without blame, and new ones get a new thread.
 """
 
+from __future__ import annotations
+
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from paceline.process.structured_log import event
-from paceline.process.threads import BackgroundLoop
+from paceline.process.threads import BackgroundLoop, end_forks_of, replace_executor
+from paceline.process.user_code import raised_in
 from rollout_worker.environments.base import (
     Environment,
     EnvironmentFailed,
     EnvironmentTask,
     Said,
     Sample,
+    TranscriptFull,
     Turn,
 )
-from rollout_worker.environments.conversation import Conversation
+from rollout_worker.environments.conversation import FULL, TURNS, Conversation
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +40,7 @@ TIMEOUT = "environment_timeout"
 LOST = "environment_lost"
 _ANSWER_S = 1.0  # A thread that does not answer for this long is blocked
 _CLOSE_S = 1.0
+_present: ContextVar[_Episode] = ContextVar("environment")
 
 
 @dataclass(eq=False, slots=True)
@@ -68,12 +75,14 @@ class _OwnTime:
 class EnvironmentThread:
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
-        self._thread = BackgroundLoop("environments")
         self._episodes: set[_Episode] = set()
+        self._owners: WeakKeyDictionary[asyncio.Task[Any], _Episode] = WeakKeyDictionary()
+        """The environment that each task in the thread belongs to."""
+        self._thread = self._start()
 
     async def run(self, task: EnvironmentTask, conversation: Conversation, timeout_s: float) -> Any:
-        """The environment's result or exception. Raises EnvironmentFailed if its time is over or
-        its thread was lost. Closes ``conversation``."""
+        """The environment's result or exception, which is no BaseException. Raises
+        EnvironmentFailed if its time is over or its thread was lost. Closes ``conversation``."""
         worker = asyncio.get_running_loop()
 
         async def sample(
@@ -95,6 +104,8 @@ class EnvironmentThread:
         except TimeoutError:
             if not limit.expired():
                 raise
+            # It may wait for a thread that never returns.
+            replace_executor(episode.thread.loop)
             raise await self._blame(episode, timeout_s) from None
         except asyncio.CancelledError:
             waiting = asyncio.current_task()
@@ -113,11 +124,35 @@ class EnvironmentThread:
 
     async def _play(self, episode: _Episode, task: EnvironmentTask, sample: Sample) -> Any:
         episode.task = asyncio.current_task()
+        _present.set(episode)
+        if episode.task is not None:
+            self._owners[episode.task] = episode
         try:
             return await self._environment(task, sample)
-        except (SystemExit, KeyboardInterrupt) as error:
-            # Otherwise it would end the thread and all environments in it.
-            raise EnvironmentFailed("environment_error", f"it raised {error!r}") from error
+        except (asyncio.CancelledError, TranscriptFull):
+            raise
+        except BaseException as error:
+            # SystemExit and its like would end the thread and all environments in it.
+            if getattr(error, "code", None) in (FULL, TURNS):
+                raise  # an OpenAI client's word for a full transcript
+            line, trace = raised_in(error, __file__)
+            raise EnvironmentFailed(
+                "environment_error", f"it raised {line}", trace=trace
+            ) from error
+
+    def _start(self) -> BackgroundLoop:
+        thread = BackgroundLoop("environments")
+        thread.loop.set_task_factory(self._new_task)
+        end_forks_of(thread.loop)
+        return thread
+
+    def _new_task(
+        self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any
+    ) -> asyncio.Task[Any]:
+        task = asyncio.Task(coro, loop=loop, **options)
+        if (episode := _present.get(None)) is not None:
+            self._owners[task] = episode
+        return task
 
     async def _blame(self, episode: _Episode, timeout_s: float) -> EnvironmentFailed:
         """The cause of a timeout: the environment itself, or another one that blocks the thread."""
@@ -125,9 +160,13 @@ class EnvironmentThread:
         if await self._answers(episode.thread):
             return EnvironmentFailed(TIMEOUT, late)
         busy = asyncio.current_task(episode.thread.loop)
-        if busy is not None and busy is not episode.task:
-            return EnvironmentFailed(LOST, "another environment blocks the shared thread")
-        self._abandon(episode)
+        owner = episode if busy is None else self._owners.get(busy, episode)
+        blocked = EnvironmentFailed(LOST, "another environment blocks the shared thread")
+        if owner is not episode and owner in self._episodes:
+            return blocked  # the time limit of that one ends it
+        self._abandon(owner, episode.thread)
+        if owner is not episode:
+            return blocked  # by what is left of one that is over
         return EnvironmentFailed(TIMEOUT, f"{late}, in a call that does not await")
 
     async def _answers(self, thread: BackgroundLoop) -> bool:
@@ -141,13 +180,13 @@ class EnvironmentThread:
             return False
         return True
 
-    def _abandon(self, guilty: _Episode) -> None:
-        if guilty.thread is not self._thread:
+    def _abandon(self, guilty: _Episode, thread: BackgroundLoop) -> None:
+        if thread is not self._thread:
             return
         event(logger, "environment blocks its thread, starting a new one", logging.WARNING)
-        self._thread = BackgroundLoop("environments")
+        self._thread = self._start()
         for episode in self._episodes:
-            if episode.thread is guilty.thread and episode is not guilty:
+            if episode.thread is thread and episode is not guilty:
                 episode.lost = episode.result.cancel()
         # It ends once the call returns, and it does not delay the process's exit.
-        guilty.thread.close(0)
+        thread.close(0)

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 from paceline.errors import one_line
 from paceline.process.lifetime import die_with
 from paceline.process.structured_log import event
+from paceline.process.threads import end_forks_of
 from rollout_worker.rewards.functions import Reward, RewardError, load
 from rollout_worker.rewards.score import Job, ScoringFailed, score
 
@@ -132,6 +133,8 @@ BEAT = struct.Struct("<dQ")
 MOST_MESSAGE = 1 << 30
 """Bytes of a message. Random bytes in place of a length are most likely beyond it."""
 _BEAT_S = 0.1
+STREAMS_LOST = 77
+"""Exit status of a scoring process whose streams of jobs and scores a reward has closed."""
 
 
 class BadMessage(Exception):
@@ -144,7 +147,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     guard(int(sys.argv[4]))
     die_with(os.getppid())
-    out, jobs = _private_streams()
+    streams = out, jobs = _private_streams()
     shared = mmap.mmap(beat_fd, BEAT.size)
     os.close(beat_fd)
     try:
@@ -154,8 +157,16 @@ def main() -> int:
         return 2
     weights = [[reward.component, reward.weight] for reward in rewards]
     _write(out, {"ready": weights, "waits": all(reward.waits for reward in rewards)})
-    asyncio.run(_Child(rewards, timeout_s, shared, out, jobs).run())
+    child = _Child(rewards, timeout_s, shared, out, jobs, [_file_of(s) for s in streams])
+    asyncio.run(child.run())
     return 0
+
+
+def _file_of(stream: Any) -> tuple[int, int]:
+    """The file behind a descriptor. It is another one after a reward has closed the descriptor and
+    opened a file of its own. Raises OSError if it is closed."""
+    status = os.fstat(stream.fileno())
+    return status.st_dev, status.st_ino
 
 
 def _private_streams() -> tuple[Any, Any]:
@@ -176,11 +187,14 @@ class _Child:
     _shared: mmap.mmap
     _out: Any
     _in: Any
+    _files: list[tuple[int, int]]
+    _pid: int = field(default_factory=os.getpid)
     _jobs: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def run(self) -> None:
         reader = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
+        end_forks_of(loop)
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), self._in)
         beating = asyncio.create_task(self._beat_always())
         try:
@@ -196,6 +210,7 @@ class _Child:
         answer: dict[str, Any] = {"id": message["id"]}
 
         def calling(entered: bool) -> None:
+            self._leave_if_broken()
             self._beat(message["id"] if entered else 0)
 
         try:
@@ -204,22 +219,35 @@ class _Child:
             answer["scores"] = await score(self._rewards, job, timeout_s=limit, calling=calling)
         except ScoringFailed as failure:
             answer |= {"reason": failure.reason, "detail": str(failure)}
-        except asyncio.CancelledError as error:
-            # The worker waits for an answer to this job in any case.
-            answer |= {"reason": "reward_error", "detail": f"scoring was cancelled: {error}"}
-        except Exception as error:
-            # A job that is no Job, or a reward's value that breaks the check of it.
+            answer |= {"trace": failure.trace, "number": failure.number}
+        except BaseException as error:
+            # A cancellation of the user's, or a value that breaks the check of it: the worker waits
+            # for an answer to this job in any case.
             detail = f"the job cannot be scored: {one_line(error)}"
             answer |= {"reason": "reward_error", "detail": detail}
         answer["seconds"] = time.monotonic() - started
         self._beat(0)
+        self._leave_if_broken()
         _write(self._out, answer)
+
+    def _leave_if_broken(self) -> None:
+        """Ends this process if it is a fork that a reward made and returned from, or if a reward
+        has closed the streams of jobs and scores: nobody would ever get an answer."""
+        if os.getpid() != self._pid:
+            os._exit(1)
+        try:
+            whole = [_file_of(self._out), _file_of(self._in)] == self._files
+        except OSError:
+            whole = False
+        if not whole:
+            os._exit(STREAMS_LOST)
 
     def _beat(self, job: int) -> None:
         BEAT.pack_into(self._shared, 0, time.monotonic(), job)
 
     async def _beat_always(self) -> None:
         while True:
+            self._leave_if_broken()
             self._beat(0)
             await asyncio.sleep(_BEAT_S)
 

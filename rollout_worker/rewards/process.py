@@ -16,6 +16,7 @@ from typing import Any
 from paceline.process.user_code import python_module
 from rollout_worker.rewards.child import (
     BEAT,
+    STREAMS_LOST,
     BadMessage,
     RewardOutput,
     encode_message,
@@ -24,6 +25,7 @@ from rollout_worker.rewards.child import (
 from rollout_worker.rewards.functions import RewardError
 from rollout_worker.rewards.score import Job, ScoringFailed, Values
 
+KILL_S = 10.0
 START_S = 120.0  # Longest import of the user's reward modules
 
 
@@ -55,7 +57,10 @@ class ScoringProcess:
     _jobs: dict[int, asyncio.Future[dict[str, Any]]] = field(default_factory=dict)
     """The jobs in the process; cancelled: its caller no longer waits."""
     _next: int = 0
-    _hung: bool = False
+    _hung: str = ""  # What took too long
+    _answered_t: float = 0.0  # Of the newest answer, or of a job that came since
+    _longest_s: float = 0.0
+    """Time in which any job in the process is answered, if each call keeps its limit."""
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _process: asyncio.subprocess.Process | None = None
     _life: int = -1  # Write end of a pipe; the guard ends all processes when it is closed
@@ -117,10 +122,15 @@ class ScoringProcess:
         number = self._next
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._process.stdin.write(encode_message({"id": number, "job": asdict(job)}))
+        if not self._jobs:
+            self._answered_t = time.monotonic()
         self._jobs[number] = future
+        self._longest_s = max(self._longest_s, self.timeout_s * self._calls(job))
         answer = await future
         if "scores" not in answer:
-            raise ScoringFailed(answer["reason"], answer["detail"])
+            trace, place = str(answer.get("trace") or ""), answer.get("number")
+            place = place if isinstance(place, int) else None
+            raise ScoringFailed(answer["reason"], answer["detail"], trace=trace, number=place)
         return answer["scores"], answer["seconds"]
 
     async def close(self) -> None:
@@ -128,7 +138,7 @@ class ScoringProcess:
         if self._process is None:
             return
         self._kill()
-        await self._process.wait()
+        await self._ended()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -138,6 +148,7 @@ class ScoringProcess:
         try:
             while (message := await read_message(stream)) is not None:
                 future = self._jobs.pop(_answered(message, self._jobs))
+                self._answered_t = time.monotonic()
                 if not future.done():
                     future.set_result(message)
                 self.freed(self)
@@ -147,7 +158,9 @@ class ScoringProcess:
         closed, self.lost = self.lost, True
         # Surviving children would hold its pipes and use processor time.
         self._kill()
-        code = await self._process.wait()
+        code = await self._ended()
+        if code == STREAMS_LOST:
+            how = "a reward function closed the descriptors that scores travel through"
         _, running = BEAT.unpack_from(self._beat, 0)
         for number, future in self._jobs.items():
             if future.done():
@@ -155,12 +168,8 @@ class ScoringProcess:
             guilty = number == running if running in self._jobs else None
             if self.jobs == 1:
                 guilty = True
-            detail = (
-                f"a call took longer than {self.timeout_s:g} s"
-                if self._hung
-                else how or f"the scoring process ended with status {code}"
-            )
-            future.set_exception(ProcessLost(detail, guilty=guilty, hung=self._hung))
+            detail = self._hung or how or f"the scoring process ended with status {code}"
+            future.set_exception(ProcessLost(detail, guilty=guilty, hung=bool(self._hung)))
         if not closed:
             self.freed(self)
 
@@ -169,10 +178,34 @@ class ScoringProcess:
         while True:
             await asyncio.sleep(min(0.25, self.timeout_s / 4))
             beat, _ = BEAT.unpack_from(self._beat, 0)
-            if self.jobs and not self.lost and time.monotonic() - beat > self.timeout_s:
-                self._hung = True
+            now = time.monotonic()
+            silent = ""
+            if now - beat > self.timeout_s:
+                silent = f"a call took longer than {self.timeout_s:g} s"
+            elif now - self._answered_t > self._longest_s:
+                # It lives: whatever a reward did to the process, an answer will not come.
+                silent = f"no scores came for {self._longest_s:g} s"
+            if self.jobs and not self.lost and silent:
+                self._hung = silent
                 self._kill()
+                await self._ended()
                 return
+
+    def _calls(self, job: Job) -> int:
+        """Calls that the scores of ``job`` may take, one after another, behind those of another
+        job; and some more."""
+        return 2 * len(job) * len(self.components) + 4
+
+    async def _ended(self) -> int:
+        """The exit status, once the process has ended."""
+        assert self._process is not None
+        try:
+            async with asyncio.timeout(KILL_S):
+                return await self._process.wait()
+        except TimeoutError:
+            # A reward may have stopped the guard.
+            self._process.kill()
+            return await self._process.wait()
 
     def _kill(self) -> None:
         """Has the guard kill the scoring process with all that rewards started in it."""

@@ -6,19 +6,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from paceline.errors import one_line
 from paceline.groups.invalid import usable_reward
+from paceline.process.threads import replace_executor
+from paceline.process.user_code import raised_in
 from rollout_worker.rewards.functions import Reward
 
 
 class AttemptFailed(Exception):
     """The attempt makes no group: the worker goes on, and the task is returned with a reason.
     ``reason``: what the ledger counts, for example reward_timeout. A failed attempt never becomes a
-    reward of zero."""
+    reward of zero. ``trace``: traceback of the user's own frames; ``number``: of the completion
+    that it failed on, None if that is not known."""
 
-    def __init__(self, reason: str, detail: str) -> None:
+    def __init__(
+        self, reason: str, detail: str, *, trace: str = "", number: int | None = None
+    ) -> None:
         super().__init__(detail)
-        self.reason = reason
+        self.reason, self.trace, self.number = reason, trace, number
 
 
 class ScoringFailed(AttemptFailed):
@@ -72,7 +76,7 @@ async def score(
         elif reward.waits:
             column = await _together(reward, job, timeout_s)
         else:
-            column = [_call(reward, job.arguments(i), calling) for i in range(len(job))]
+            column = [_call(reward, job.arguments(i), calling, i) for i in range(len(job))]
         if len(column) != len(job):
             raise _bad(reward, f"returned {len(column)} values for {len(job)} completions")
         for index, value in enumerate(column):
@@ -81,7 +85,7 @@ async def score(
 
 
 def _value(value: Any, job: Job, index: int, reward: Reward) -> float | list[float]:
-    refusal = partial(_bad, reward)
+    refusal = partial(_bad, reward, number=index)
     if not isinstance(value, list | tuple):
         return number_of(value, refusal)
     if transcript := job.each.get("transcript"):
@@ -101,11 +105,15 @@ async def _batch(reward: Reward, job: Job, timeout_s: float | None, calling: Cal
         return list(result)
     except TypeError:
         raise _bad(reward, f"returned {type(result).__name__}, not a list") from None
+    except BaseException as error:
+        raise _raised(reward, error) from error
 
 
 async def _together(reward: Reward, job: Job, timeout_s: float | None) -> list[Any]:
     calls = [
-        asyncio.ensure_future(_limited(reward, _call(reward, job.arguments(i)), timeout_s))
+        asyncio.ensure_future(
+            _limited(reward, _call(reward, job.arguments(i), number=i), timeout_s, i)
+        )
         for i in range(len(job))
     ]
     try:
@@ -116,55 +124,66 @@ async def _together(reward: Reward, job: Job, timeout_s: float | None) -> list[A
 
 
 def _call(
-    reward: Reward, arguments: Mapping[str, Any], calling: Calling = lambda entered: None
+    reward: Reward,
+    arguments: Mapping[str, Any],
+    calling: Calling = lambda entered: None,
+    number: int | None = None,
 ) -> Any:
-    # The user's function may raise anything: then the attempt fails, not the worker.
+    # The user's function may raise anything, SystemExit and exceptions that are no Exception
+    # included: then the attempt fails, not the worker.
     calling(True)
     try:
         return reward.call(**reward.select(arguments))
-    except _ITS_OWN as error:
-        raise _raised(reward, error) from error
+    except BaseException as error:
+        raise _raised(reward, error, number) from error
     finally:
         calling(False)
 
 
-_ITS_OWN = (Exception, asyncio.CancelledError, SystemExit)
-"""Exceptions of a user's function that must not end this process."""
-
-
-async def _limited(reward: Reward, waiting: Any, timeout_s: float | None) -> Any:
+async def _limited(
+    reward: Reward, waiting: Any, timeout_s: float | None, number: int | None = None
+) -> Any:
     try:
         async with asyncio.timeout(timeout_s) as limit:
             return await waiting
     except TimeoutError as error:
         if limit.expired():
-            raise ScoringFailed(
-                "reward_timeout", f"{reward.component} took longer than {timeout_s:g} s"
-            ) from None
-        raise _raised(reward, error) from error
-    except _ITS_OWN as error:
+            # It may wait for a thread that never returns.
+            replace_executor(asyncio.get_running_loop())
+            detail = f"{reward.component} took longer than {timeout_s:g} s"
+            raise ScoringFailed("reward_timeout", detail, number=number) from None
+        raise _raised(reward, error, number) from error
+    except BaseException as error:
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise
-        raise _raised(reward, error) from error
+        raise _raised(reward, error, number) from error
 
 
 def number_of(
     value: Any, refusal: Callable[[str], AttemptFailed], allowed: str = "a number"
 ) -> float:
     """A reward as a number. Raises ``refusal(detail)`` for a value that cannot be one."""
+    # The value's class may be the user's: it may raise anything, also when it is printed.
     try:
         number = float(value)
-    except (TypeError, ValueError):
-        raise refusal(f"returned {value!r:.80}, not {allowed}") from None
+    except BaseException:
+        try:
+            printed = f"{value!r:.80}"
+        except BaseException:
+            printed = f"a {type(value).__name__}"
+        raise refusal(f"returned {printed}, not {allowed}") from None
     if not usable_reward(number):
         raise refusal(f"returned the reward {number}")
     return number
 
 
-def _bad(reward: Reward, detail: str) -> ScoringFailed:
-    return ScoringFailed("reward_error", f"{reward.component} {detail}")
+def _bad(
+    reward: Reward, detail: str, *, trace: str = "", number: int | None = None
+) -> ScoringFailed:
+    return ScoringFailed("reward_error", f"{reward.component} {detail}", trace=trace, number=number)
 
 
-def _raised(reward: Reward, error: BaseException) -> ScoringFailed:
-    return _bad(reward, f"raised {one_line(error)}")
+def _raised(reward: Reward, error: BaseException, number: int | None = None) -> ScoringFailed:
+    line, trace = raised_in(error, __file__)
+    return _bad(reward, f"raised {line}", trace=trace, number=number)

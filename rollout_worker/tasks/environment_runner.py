@@ -140,6 +140,8 @@ class EnvironmentRunner:
         try:
             result = await self._thread.run(task, conversation, timeout_s)
         except Exception as error:
+            if isinstance(error, EnvironmentFailed):
+                error.number = task.index
             if conversation.failure is not None or isinstance(error, EnvironmentFailed):
                 raise conversation.failure or error from None
             if not _full(error, conversation):

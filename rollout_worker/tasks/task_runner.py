@@ -69,8 +69,11 @@ class TaskRunner:
         except EngineError as error:
             self.engine_died(error)
             return
-        except Exception as error:
-            # Otherwise a bug that one task meets would keep that task held for ever.
+        except BaseException as error:
+            working = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and working and working.cancelling():
+                raise
+            # Otherwise what one task meets, in our code or a user's, would keep it held for ever.
             log.exception("task failed task=%s", task.request_id)
             outcome = returned(task.lease.task, "worker_error", one_line(error))
         task.stage = Stage.FINISHED

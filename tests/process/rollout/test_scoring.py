@@ -16,16 +16,31 @@ import psutil
 import pytest
 
 from paceline.config.sections.training import RewardConfig
+from rollout_worker.rewards import process as process_module
 from rollout_worker.rewards.child import BYTES
 from rollout_worker.rewards.functions import load
 from rollout_worker.rewards.process import ScoringProcess
 from rollout_worker.rewards.score import Job, ScoringFailed
-from rollout_worker.rewards.scoring import Scorer
+from rollout_worker.rewards.scoring import Scorer, Scores
 from testbed.fleets.controllers import until
 
 TIMEOUT_S = 1.5
 REWARDS = """
     import asyncio, ctypes, os, signal, subprocess, sys, time
+
+    class FunctionTimedOut(BaseException):
+        pass
+
+    class Unspeakable(Exception):
+        def __str__(self):
+            raise FunctionTimedOut
+
+    class Odd:
+        def __float__(self):
+            raise FunctionTimedOut
+
+        def __repr__(self):
+            sys.exit(1)
 
     def length(prompt, completion, answer, row, **context):
         print("a reward may print")
@@ -53,6 +68,32 @@ REWARDS = """
             raise asyncio.CancelledError
         if completion == "leave":
             sys.exit(1)
+        if completion == "timed out":
+            raise FunctionTimedOut("1.5 s")
+        if completion == "interrupt":
+            raise KeyboardInterrupt
+        if completion == "unspeakable":
+            raise Unspeakable
+        if completion == "odd":
+            return Odd()
+        if completion == "fork":
+            os.fork()
+            return 1.0
+        if completion == "close":
+            os.closerange(0, 4096)
+        if completion == "reopen":
+            os.closerange(3, 4096)
+            # Whatever is written to the old numbers goes into these files now.
+            for _ in range(32):
+                os.open("reopened", os.O_RDWR | os.O_CREAT)
+        if completion == "freeze":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if completion == "freeze the guard":
+            os.kill(os.getppid(), signal.SIGSTOP)
+            time.sleep(60)
+        if completion == "alarm":
+            signal.setitimer(signal.ITIMER_REAL, 0.001)
+            time.sleep(0.1)
         if completion.startswith("child"):
             subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", completion])
             time.sleep(60)
@@ -105,6 +146,32 @@ REWARDS = """
 
     def short(completions):
         return [1.0]
+
+    def broken(completions):
+        def values():
+            yield 1.0
+            if completions[0] == "exit":
+                sys.exit(1)
+            while completions[0] == "endless":
+                yield 1.0
+
+        return values()
+
+    async def threads(completion):
+        if completion == "hang":
+            await asyncio.to_thread(time.sleep, 60)
+        return await asyncio.to_thread(lambda: 1.0)
+
+    async def raises(completion):
+        await asyncio.sleep(0)
+        if completion == "spawn":
+            asyncio.ensure_future(raises("timed out"))
+            await asyncio.sleep(0.05)
+        if completion == "timed out":
+            raise FunctionTimedOut
+        if completion == "leave":
+            sys.exit(0)
+        return 1.0
 
     def context(task_id, completion, token_count):
         return token_count + len(task_id)
@@ -197,11 +264,86 @@ async def test_batch_async_and_context_forms(make: Any, module: str, processes: 
 
 
 @pytest.mark.parametrize("processes", [0, 1])
-@pytest.mark.parametrize("word", ["raise", "nan", "none", "huge", "cancel", "leave"])
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("raise", "nan", "none", "huge", "cancel", "leave"),
+        *("timed out", "interrupt", "unspeakable", "odd"),
+    ],
+)
 async def test_a_failed_reward_is_never_a_zero(make: Any, word: str, processes: int) -> None:
     scorer = await make("by_word", processes)
     assert await reason(scorer, "fine", word) == "reward_error"
     assert (await scorer.score(job("fine"))).rewards == [1.0]
+
+
+@pytest.mark.parametrize("word", ["fork", "close", "reopen", "freeze", "alarm"])
+async def test_whatever_a_reward_does_to_its_process_others_are_scored(
+    make: Any, word: str
+) -> None:
+    scorer = await make("by_word")
+    async with asyncio.timeout(60):
+        fates = await asyncio.gather(
+            scorer.score(job("fine", word)), scorer.score(job("fine")), return_exceptions=True
+        )
+        if word == "fork":
+            assert isinstance(fates[0], Scores) and fates[0].rewards == [1.0, 1.0]
+        else:
+            assert isinstance(fates[0], ScoringFailed)
+        assert isinstance(fates[1], Scores)
+        assert (await scorer.score(job("fine"))).rewards == [1.0]
+
+
+async def test_a_reward_that_stops_the_guard_of_its_process_is_ended_with_it(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_module, "KILL_S", 0.5)
+    scorer = await make("by_word")
+    async with asyncio.timeout(60):
+        assert await reason(scorer, "freeze the guard") == "reward_timeout"
+        assert (await scorer.score(job("fine"))).rewards == [1.0]
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+async def test_threads_that_never_return_leave_threads_for_others(
+    make: Any, processes: int
+) -> None:
+    scorer = await make("threads", processes)
+    hanging = [reason(scorer, *["hang"] * 8) for _ in range(8)]
+    async with asyncio.timeout(60):
+        assert set(await asyncio.gather(*hanging)) == {"reward_timeout"}
+        assert (await scorer.score(job("fine"))).rewards == [1.0]
+        assert await asyncio.to_thread(lambda: 1) == 1, "nor does the worker itself wait"
+
+
+@pytest.mark.parametrize("word", ["exit", "endless"])
+async def test_a_batch_whose_values_do_not_end_fails(make: Any, word: str) -> None:
+    scorer = await make("broken")
+    async with asyncio.timeout(60):
+        assert await reason(scorer, word) in ("reward_error", "reward_timeout", "reward_crashed")
+        assert (await scorer.score(job("fine"))).rewards == [1.0]
+
+
+async def test_an_answer_that_does_not_come_from_a_living_process_is_not_waited_for(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ScoringProcess, "_calls", lambda process, job: 0.2)
+    scorer = await make("waits")
+    async with asyncio.timeout(60):
+        with pytest.raises(ScoringFailed, match=r"no scores came for 0\.3 s"):
+            await scorer.score(job("hang"))
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+@pytest.mark.parametrize("word", ["timed out", "leave"])
+async def test_a_waiting_reward_that_raises_what_is_no_exception_fails(
+    make: Any, word: str, processes: int
+) -> None:
+    """func_timeout's FunctionTimedOut is a BaseException: its group was once held for ever."""
+    scorer = await make("raises", processes)
+    async with asyncio.timeout(60):
+        assert await reason(scorer, "fine", word) == "reward_error"
+        assert (await scorer.score(job("spawn", "fine"))).rewards == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("processes", [0, 1])

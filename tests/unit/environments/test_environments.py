@@ -4,6 +4,7 @@ failed."""
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import threading
 from pathlib import Path
@@ -333,6 +334,25 @@ async def exits(task: EnvironmentTask, sample: Sample) -> float:
     raise SystemExit(3)
 
 
+class FunctionTimedOut(BaseException):
+    """As func_timeout's."""
+
+
+async def times_out(task: EnvironmentTask, sample: Sample) -> float:
+    await sample(task.prompt)
+    raise FunctionTimedOut("1.5 s")
+
+
+async def closes_itself(task: EnvironmentTask, sample: Sample) -> float:
+    raise GeneratorExit
+
+
+async def forks(task: EnvironmentTask, sample: Sample) -> float:
+    os.fork()
+    await sample(task.prompt)
+    raise ValueError("in one process")
+
+
 async def cancels_itself(task: EnvironmentTask, sample: Sample) -> float:
     await sample(task.prompt)
     raise asyncio.CancelledError
@@ -364,6 +384,9 @@ def asking(said: Any, **how: Any) -> Any:
         (no_turn, "before the model had a turn"),
         (raises, "no such door"),
         (exits, "SystemExit"),
+        (times_out, "FunctionTimedOut: 1.5 s (test_environments.py:"),
+        (closes_itself, "GeneratorExit"),
+        (forks, "in one process"),
         (cancels_itself, "cancelled itself"),
         (own_timeout, "the shop is closed"),
         (says_nonsense, "BadTurn"),
@@ -388,6 +411,77 @@ async def test_a_failing_environment_returns_the_group_with_the_reason(
         assert words in refused.detail
         # The thread of all environments is still there.
         assert await stage.produce(lease_of()) == refused
+
+
+async def test_what_an_environment_leaves_behind_ends_nobody_else(model: Path) -> None:
+    """A task of its own that ends the process, and a loop that is stopped."""
+
+    async def leaves() -> None:
+        raise SystemExit(0)
+
+    async def careless(task: EnvironmentTask, sample: Sample) -> float:
+        left = asyncio.ensure_future(leaves())
+        asyncio.get_running_loop().stop()
+        await sample(task.prompt)
+        return float(left.done())
+
+    async with staged(model, careless, lambda prompt: "a") as stage:
+        for _ in range(2):
+            assert [c.reward for c in (await stage.group()).completions] == [1.0, 1.0]
+
+
+async def test_threads_that_never_return_leave_threads_for_others(model: Path) -> None:
+    let_go = threading.Event()
+
+    async def waits(task: EnvironmentTask, sample: Sample) -> float:
+        await sample(task.prompt)
+        if task.row["prompt"] == "hang":
+            await asyncio.to_thread(let_go.wait, 60)
+        return await asyncio.to_thread(lambda: 1.0)
+
+    async with staged(
+        model, waits, lambda prompt: "a", environment_timeout_s=1.0, group_size=40
+    ) as stage:
+        try:
+            refused = await stage.refusal(lease_of({"prompt": "hang", "answer": ""}, count=40))
+            assert refused.reason == "environment_timeout"
+            group = await stage.produce(lease_of({"prompt": "quick", "answer": ""}, count=2))
+            assert isinstance(group, rollout_pb2.Group), group
+        finally:
+            let_go.set()
+
+
+async def test_what_is_left_of_an_environment_that_is_over_does_not_block_the_others_for_ever(
+    model: Path,
+) -> None:
+    """It swallows its cancellation and computes on: nobody who lives was to blame, and every
+    later group was handed back."""
+    let_go, blocking = threading.Event(), threading.Event()
+
+    async def stubborn(task: EnvironmentTask, sample: Sample) -> float:
+        await sample(task.prompt)
+        if task.row["prompt"] == "stubborn":
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                await asyncio.sleep(0.2)
+                blocking.set()
+                let_go.wait(60)
+        return 1.0
+
+    async with staged(
+        model, stubborn, lambda prompt: "a", environment_timeout_s=0.3, group_size=1
+    ) as stage:
+        try:
+            over = await stage.refusal(lease_of({"prompt": "stubborn", "answer": ""}, count=1))
+            assert over.reason == "environment_timeout"
+            assert await asyncio.to_thread(blocking.wait, 20)
+            lost = await stage.refusal(lease_of({"prompt": "quick", "answer": ""}, count=1))
+            assert lost.kind == rollout_pb2.RETURN_KIND_HAND_BACK, "no fault of its own"
+            group = await stage.produce(lease_of({"prompt": "quick", "answer": ""}, count=1))
+            assert isinstance(group, rollout_pb2.Group), group
+        finally:
+            let_go.set()
 
 
 async def test_two_turns_of_a_sample_at_once_are_refused(model: Path) -> None:
