@@ -1,5 +1,7 @@
 """Tokenizer: prompt tokens of rows and messages, text of completions."""
 
+import contextlib
+import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -10,10 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from transformers import AutoTokenizer
+from transformers.utils import cached_file
 
 from paceline.config.prompt_template import placeholders
 from paceline.config.schema import Config
-from paceline.dataset.rows import DataError, Message, prompt_of
+from paceline.dataset.messages import Message
+from paceline.dataset.rows import DataError, prompt_of
 from paceline.errors import BadInput, one_line
 
 MOST_CUTS = 8
@@ -71,10 +75,15 @@ class PromptTokenizer:
                 f"data.chat and data.system_prompt need a chat template; the tokenizer of {path} "
                 f"has none"
             )
-        self.end_tokens: tuple[int, ...] = (
-            () if self._tokenizer.eos_token_id is None else (self._tokenizer.eos_token_id,)
+        self.end_tokens = self._turn_ends(config)
+        """Tokens with which a turn ends, and generation stops: the tokenizer's end of sequence
+        first, those of the model's generation config, and the one that the chat template writes
+        after an answer."""
+        # Llama 2 and its kind put a space before every text. Its parts must not be encoded alone.
+        self._begins_texts = any(
+            self.encode(f"\n{piece}")[len(self.encode("\n")) :] != self.encode(piece)
+            for piece in ("a", " a")
         )
-        self._special = {*self._tokenizer.all_special_ids, *self.end_tokens}
         count = len(self.encode(self._data.prompt_suffix)) if self._data.prompt_suffix else 0
         if count >= self.limit:
             raise TokenizerError(
@@ -148,6 +157,10 @@ class PromptTokenizer:
         BadPrompt."""
         if isinstance(content, str):
             text, tokens = content, self._tokenizer(content).input_ids
+            first = self._tokenizer.bos_token_id
+            if first is not None and tokens[:2] == [first, first]:
+                # The text begins with the token that the tokenizer writes before every text.
+                tokens = tokens[1:]
             # Some tokenizers append end-of-sequence to every text, but a prompt is continued.
             while tokens and tokens[-1] in self.end_tokens:
                 tokens = tokens[:-1]
@@ -158,22 +171,44 @@ class PromptTokenizer:
         return Prompt(np.array(tokens, dtype=np.int32), text)
 
     def following(
-        self, messages: Sequence[Message], last_token: int, tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        messages: Sequence[Message],
+        last_token: int,
+        tools: Sequence[Mapping[str, Any]] = (),
+        calls: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:
         """The chat template's tokens of ``messages`` between two turns of the model. Raises
         BadPrompt.
 
         A marker takes the place of the turn before, whose reasoning a template may drop, and its
-        ``last_token`` is not repeated if it ends a turn.
+        ``last_token`` is not repeated if it ends a turn. ``calls``: the tool calls of that turn,
+        which a template may need to render their results.
         """
         marker = f"turn-{secrets.token_hex(8)}"
-        stand_in = [{"role": "user", "content": "-"}, {"role": "assistant", "content": marker}]
-        _, found, text = self._templated([*stand_in, *messages], tools).partition(marker)
+        stand_in = _answered(marker)
+        if calls:
+            stand_in[-1]["tool_calls"] = [dict(call) for call in calls]
+        turn = self._templated(stand_in, tools, answered=True) if calls else ""
+        head, found, text = self._templated([*stand_in, *messages], tools).partition(marker)
         if not found:
             raise BadPrompt("malformed_row", "the chat template leaves out past assistant turns")
-        if last_token in self._special:
-            text = text.removeprefix(self.decode_all([last_token]))
-        return self.encode(text)
+        if calls:
+            # The turn has its calls in its own tokens: what ends a turn follows, and the messages.
+            past = turn.partition(marker)[2]
+            if not text.startswith(past):
+                raise BadPrompt(
+                    "malformed_row",
+                    "the chat template renders a turn with tool calls differently once their "
+                    "results follow, so the next turn cannot be appended to it",
+                )
+            text = self._templated(_answered(marker), tools, answered=True).partition(marker)[2] + (
+                text.removeprefix(past)
+            )
+        before = head + marker
+        if last_token in self.end_tokens:
+            end = self.decode_all([last_token])
+            before, text = before + end, text.removeprefix(end)
+        return self.after(before, text)
 
     def takes_tools(self, tools: Sequence[Mapping[str, Any]]) -> bool:
         """True if the chat template renders ``tools``; many ignore them. Raises BadPrompt."""
@@ -183,6 +218,32 @@ class PromptTokenizer:
     def encode(self, text: str) -> list[int]:
         """Tokens of ``text`` alone; names of special tokens become special tokens."""
         return list(self._tokenizer(text, add_special_tokens=False).input_ids)
+
+    def after(self, before: str, text: str) -> list[int]:
+        """Tokens of ``text`` as it follows ``before``. Raises BadPrompt."""
+        if not self._begins_texts:
+            return self.encode(text)
+        start, whole = self.encode(before), self.encode(before + text)
+        if whole[: len(start)] != start:
+            raise BadPrompt(
+                "malformed_row",
+                f"the tokenizer joins {text[:20]!r} with the text before it into one token, so "
+                "what is trained cannot be told from the rest: let it begin with another character",
+            )
+        return whole[len(start) :]
+
+    def _turn_ends(self, config: Config) -> tuple[int, ...]:
+        ends = [self._tokenizer.eos_token_id, *_generation_ends(config.model.path)]
+        if self._tokenizer.chat_template:
+            with contextlib.suppress(BadPrompt):
+                text = self._templated(_answered("-answer-"), answered=True)
+                first = self.encode(text.partition("-answer-")[2])[:1]
+                ends += [token for token in first if self._is_special(token)]
+        return tuple(dict.fromkeys(end for end in ends if end is not None))
+
+    def _is_special(self, token: int) -> bool:
+        added = self._tokenizer.added_tokens_decoder.get(token)
+        return token in self._tokenizer.all_special_ids or (added is not None and added.special)
 
     @property
     def has_template(self) -> bool:
@@ -206,8 +267,8 @@ class PromptTokenizer:
             re.search(r"\{%-?\s*generation\s*-?%\}", str(self._tokenizer.chat_template)) is not None
         )
 
-    def is_special(self, token: int) -> bool:
-        return token in self._special
+    def ends_turn(self, token: int) -> bool:
+        return token in self.end_tokens
 
     def conversation(self, messages: Sequence[Message]) -> str:
         """The chat template's text of whole ``messages``. Raises BadPrompt."""
@@ -252,3 +313,23 @@ class PromptTokenizer:
             )
         except Exception as error:
             raise BadPrompt("malformed_row", f"chat template: {error}") from error
+
+
+def _answered(answer: str) -> list[Message]:
+    return [{"role": "user", "content": "-"}, {"role": "assistant", "content": answer}]
+
+
+def _generation_ends(path: str) -> list[int]:
+    """End tokens of the model's generation config, else of its config."""
+    for name in ("generation_config.json", "config.json"):
+        found = cached_file(
+            str(Path(path).expanduser()) if path.startswith("~") else path,
+            name,
+            _raise_exceptions_for_gated_repo=False,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+        ends = json.loads(Path(found).read_text()).get("eos_token_id") if found else None
+        if ends is not None:
+            return [ends] if isinstance(ends, int) else list(ends)
+    return []

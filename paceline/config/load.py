@@ -174,7 +174,8 @@ def changed_config(config: Config, settings: Mapping[str, Any]) -> Config:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        # Editors of Windows begin a file with a mark of its encoding.
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(

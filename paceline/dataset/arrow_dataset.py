@@ -35,7 +35,8 @@ class ArrowRows(RowSource):
     def _read(self, index: int) -> Row:
         # A damaged page, a text that is not UTF-8, a time that Python has no value for.
         try:
-            row = self._dataset[index].to_pylist()[0]
+            stored = self._dataset[index].to_pylist()[0]
+            row = {name: _without_filling(value) for name, value in stored.items()}
             text = json.dumps(row, default=_json_value)
         except Exception as error:
             raise DataError(
@@ -55,11 +56,14 @@ class ArrowRows(RowSource):
 
 
 def open_parquet(path: Path) -> RowSource:
-    loaded = _load(
-        f"{path}: not usable as Parquet",
-        lambda lib: lib.load_dataset("parquet", data_files=str(path), split="train"),
-    )
-    return ArrowRows(loaded, str(path))
+    def load(lib: Any) -> Any:
+        from pyarrow import parquet
+
+        if parquet.read_metadata(path).num_rows == 0:
+            raise DataError(f"{path}: has no rows")
+        return lib.load_dataset("parquet", data_files=str(path), split="train")
+
+    return ArrowRows(_load(f"{path}: not usable as Parquet", load), str(path))
 
 
 def open_saved(directory: Path, split: str) -> RowSource:
@@ -97,6 +101,8 @@ def _load(problem: str, load: Callable[[Any], Any]) -> Any:
     datasets.disable_progress_bars()
     try:
         return load(datasets)
+    except DataError:
+        raise
     except Exception as error:  # a dozen kinds: damaged file, no network, gated, no such split
         text = str(error.__cause__ or error).strip()
         reason = text.splitlines()[0] if text else type(error).__name__
@@ -113,6 +119,13 @@ def _hub_resolves() -> bool:
     except OSError:
         return False
     return True
+
+
+def _without_filling(value: Any) -> Any:
+    """``value`` without nulls inside: Arrow gives every struct of a column the fields of all."""
+    if isinstance(value, dict):
+        return {k: _without_filling(v) for k, v in value.items() if v is not None}
+    return [_without_filling(each) for each in value] if isinstance(value, list) else value
 
 
 def _json_value(value: Any) -> Any:

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.config.schema import Config
+from paceline.dataset.messages import Message
 from paceline.dataset.recorded_rows import ASSISTANT, RowParts, parts_of
-from paceline.dataset.rows import DataError, Message
+from paceline.dataset.rows import DataError
 from paceline.prompt_tokenizer import BadPrompt, Prompt, PromptTokenizer
 from paceline.v1 import common_pb2, rollout_pb2
 
@@ -49,13 +50,45 @@ def rendered_answers(
         if messages[turn]["role"] != ASSISTANT:
             continue
         start = len(_prefix(tokenizer.opening(messages[:turn]).text, whole, turn))
-        between = tokenizer.encode(whole[end:start])
+        between = tokenizer.after(whole[:end], whole[end:start])
+        if trained and _end_turn(tokenizer, tokens, trained, between[:1]):
+            between = between[1:]
+        tokens += between
+        trained += [0] * len(between)
         end = len(_prefix(tokenizer.conversation(messages[: turn + 1]), whole, turn + 1))
-        answer = tokenizer.encode(whole[start:end])
-        written = _written(tokenizer, answer)
-        tokens += between + answer
-        trained += [0] * len(between) + [1] * written + [0] * (len(answer) - written)
+        answer = tokenizer.after(whole[:start], whole[start:end])
+        ends = [i for i, token in enumerate(answer) if tokenizer.ends_turn(token)]
+        if ends:
+            # No model writes what the template adds after that.
+            written = ends[-1] + 1
+        else:
+            end = start + len(_without_margin(whole[start:end], str(messages[turn]["content"])))
+            answer = tokenizer.after(whole[:start], whole[start:end])
+            written = len(answer)
+        tokens += answer
+        trained += [1] * written + [0] * (len(answer) - written)
+    _end_turn(tokenizer, tokens, trained, [])
     return tokens, trained
+
+
+def _end_turn(
+    tokenizer: PromptTokenizer, tokens: list[int], trained: list[int], next_token: list[int]
+) -> bool:
+    """Appends an end to an answer that the template leaves without one, so that the model learns to
+    stop: ``next_token``, with which the next turn begins, if that is how the model stops, else the
+    end of the sequence. Returns True if it was ``next_token``."""
+    last = max((i for i, mark in enumerate(trained) if mark), default=None)
+    if last is None or tokenizer.ends_turn(tokens[last]) or not tokenizer.end_tokens:
+        return False
+    stops = bool(next_token) and tokenizer.ends_turn(next_token[0])
+    tokens += next_token if stops else tokenizer.end_tokens[:1]
+    trained += [1]
+    return stops
+
+
+def _without_margin(text: str, content: str) -> str:
+    """``text`` without the blanks that the template writes after ``content``."""
+    return text if content != content.rstrip() else text.rstrip()
 
 
 def _prefix(text: str, whole: str, turns: int) -> str:
@@ -67,12 +100,6 @@ def _prefix(text: str, whole: str, turns: int) -> str:
             "marks, or one row for each turn, with the earlier ones in data.prompt_field",
         )
     return text
-
-
-def _written(tokenizer: PromptTokenizer, answer: list[int]) -> int:
-    """Tokens up to the one that ends the turn: no model writes what the template adds then."""
-    ends = [i for i, token in enumerate(answer) if tokenizer.is_special(token)]
-    return ends[-1] + 1 if ends else len(answer)
 
 
 _MAX_TEXT = 1 << 16
@@ -129,7 +156,7 @@ class RowEncoder:
     def _completion(self, parts: RowParts, number: int) -> RecordedCompletion:
         prompt, following = parts.prompt, parts.completions[number]
         if isinstance(prompt, str) or isinstance(following, str):
-            tokens = self._text(str(following))
+            tokens = self._text(str(prompt), str(following))
             trained = [1] * len(tokens)
         else:
             tokens, trained = self._chat(prompt, following)
@@ -142,9 +169,9 @@ class RowEncoder:
             self._tokenizer.decode_all(tokens),
         )
 
-    def _text(self, text: str) -> list[int]:
+    def _text(self, prompt: str, text: str) -> list[int]:
         """With the end of the sequence, so that the model learns to stop."""
-        tokens = self._tokenizer.encode(text)
+        tokens = self._tokenizer.after(prompt, text)
         ends = self._tokenizer.end_tokens
         return tokens if not ends or tokens[-1:] == [ends[0]] else [*tokens, ends[0]]
 

@@ -23,9 +23,10 @@ NAMES = {1: ("completion",), 2: ("chosen", "rejected")}
 Decode = Callable[[Sequence[int]], str]
 
 
-def row_text(row: RecordedRow, decode: Decode) -> str:
+def row_text(row: RecordedRow, decode: Decode, ends: Sequence[int] = ()) -> str:
     paragraphs = [
-        f"what is trained is between {BEGIN} and {END}",
+        f"what is trained is between {BEGIN} and {END}; a turn ends with "
+        f"{' or '.join(repr(decode([end])) for end in ends) or 'no token'}",
         f"prompt, {_count(len(row.prompt.tokens))}: {decode(row.prompt.tokens.tolist())}",
     ]
     for name, completion in zip(NAMES[len(row.completions)], row.completions, strict=True):
@@ -66,7 +67,7 @@ def main() -> int:
     except BadPrompt as error:
         raise BadInput(f"the first row would be dropped ({error.reason}): {error}") from None
     sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]  # whatever the locale is
-    print(row_text(row, tokenizer.decode_all))
+    print(row_text(row, tokenizer.decode_all, tokenizer.end_tokens))
     return 0
 
 

@@ -171,6 +171,8 @@ def _is_whole_chat(value: Any) -> bool:
 def _value(row: Mapping[str, Any], data: DataConfig, name: str) -> Any:
     field = getattr(data, name)
     value = row.get(field)
+    if value is None and field in row:
+        raise DataError(f"field {field!r} is null")
     if value is None:
         there = ", ".join(row) or "none"
         raise DataError(f"row has no field {field!r}; its fields: {there}. Set data.{name}")

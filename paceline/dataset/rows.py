@@ -6,25 +6,26 @@ grow with the rows. datasets and pyarrow are imported only for data that needs t
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from paceline.config.prompt_template import placeholders, render
 from paceline.config.sections.training import DataConfig
 from paceline.dataset.arrow_dataset import open_hub, open_parquet, open_saved
+from paceline.dataset.messages import BadMessage, Message, normal_message
 from paceline.dataset.row_source import Concatenated, DataError, JsonLines, Row, RowSource
 from paceline.errors import seen_from
 
 __all__ = ["DataError", "Message", "Row", "RowSource", "check_rows", "load_rows", "prompt_of"]
 
-Message = dict[str, Any]
 OPENERS: dict[str, Callable[[Path], RowSource]] = {
     ".jsonl": JsonLines,
     ".ndjson": JsonLines,
     ".json": JsonLines,
     ".parquet": open_parquet,
 }
+DESCRIPTIONS = ("dataset_infos.json", "dataset_info.json")
 SPLIT_NAMES = ("train", "test", "validation", "valid", "val", "dev", "eval")
 
 
@@ -110,10 +111,10 @@ def _rendered(row: Mapping[str, Any], template: str) -> str:
 
 
 def _append(messages: list[Message], suffix: str) -> None:
-    said = [message for message in messages if message["role"] == "user"]
-    if not said or not isinstance(said[-1]["content"], str):
-        raise DataError("data.prompt_suffix needs a user message whose content is text")
-    said[-1]["content"] += suffix
+    asked = [message for message in messages if message["role"] == "user"]
+    if not asked:
+        raise DataError("data.prompt_suffix needs a message of the user")
+    asked[-1]["content"] += suffix
 
 
 def with_system(messages: list[Message], data: DataConfig) -> list[Message]:
@@ -126,10 +127,10 @@ def messages_of(prompt: object, field: str) -> list[Message]:
     """Chat messages from the value of ``field``. Raises DataError."""
     if not isinstance(prompt, list) or not prompt:
         raise DataError(f"field {field!r} is neither text nor a list of chat messages")
-    for message in prompt:
-        if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
-            raise DataError(f"field {field!r}: a chat message needs role and content")
-    return [dict(message) for message in prompt]
+    try:
+        return [normal_message(message) for message in prompt]
+    except BadMessage as error:
+        raise DataError(f"field {field!r}: {error}") from None
 
 
 def could_be_hub_name(text: str) -> bool:
@@ -148,13 +149,7 @@ def _open_file(path: Path) -> RowSource:
 
 
 def _open_directory(directory: Path, split: str) -> RowSource:
-    files = sorted(
-        path
-        for path in directory.rglob("*")
-        if path.suffix in OPENERS
-        and path.is_file()
-        and not any(part.startswith(".") for part in path.relative_to(directory).parts)
-    )
+    files = sorted(_files_below(directory))
     if not files:
         raise DataError(f"{directory}: no files ending in {', '.join(OPENERS)}")
     named = {path: _split_named(path, split) for path in files}
@@ -165,6 +160,22 @@ def _open_directory(directory: Path, split: str) -> RowSource:
             raise DataError(f"{directory}: no files of the split {split!r}; splits there: {there}")
         files = chosen
     return Concatenated([_open_file(path) for path in files], str(directory))
+
+
+def _files_below(directory: Path) -> Iterator[Path]:
+    """Data files, those behind symbolic links included. Raises DataError for links in a circle."""
+    entered = {directory: directory.resolve()}
+    for place, folders, names in os.walk(directory, followlinks=True):
+        here = Path(place)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in folders:
+            real = (here / name).resolve()
+            if real in (entered[parent] for parent in (here, *here.parents) if parent in entered):
+                raise DataError(f"{here / name}: a symbolic link leads back to {real}: remove it")
+            entered[here / name] = real
+        paths = (here / name for name in names if not name.startswith("."))
+        # Parquet data sets of other tools come with descriptions of themselves.
+        yield from (p for p in paths if p.suffix in OPENERS and p.name not in DESCRIPTIONS)
 
 
 def _split_named(path: Path, split: str) -> str | None:

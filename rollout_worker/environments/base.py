@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from paceline.dataset.rows import Message
+from paceline.dataset.messages import Message
 from paceline.errors import BadInput
 from paceline.process.user_code import NotFound, find
 from paceline.prompt_tokenizer import PromptTokenizer

@@ -9,7 +9,7 @@ A turn is appended together with its input, or not at all.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.dataset.rows import Message
+from paceline.dataset.messages import BadMessage, Message, normal_message
 from paceline.prompt_tokenizer import BadPrompt, PromptTokenizer
 from rollout_worker.engine.base import (
     Aborted,
@@ -38,6 +38,9 @@ from rollout_worker.environments.base import (
     Turn,
 )
 from rollout_worker.generated_group import text_of
+
+_CONTEXT = 16
+"""Tokens before a text that decide how it begins."""
 
 FULL = "context_length_exceeded"
 TURNS = "max_turns_exceeded"
@@ -98,17 +101,20 @@ class Conversation:
         change: Callable[[SamplingParams], SamplingParams] = lambda params: params,
         after: int | None = None,
         tools: Sequence[dict[str, Any]] = (),
+        calls: Sequence[Mapping[str, Any]] = (),
     ) -> Turn:
         """The model's turn after ``said``. ``change``: adapts this turn's sampling parameters;
         ``after``: the number of turns that the caller assumes; ``tools``: for the first prompt, if
-        ``said`` are messages. Raises BadTurn, TranscriptFull, TranscriptOver, and the failure of
+        ``said`` are messages; ``calls``: the tool calls in the turn before, if the caller has
+        parsed them. Raises BadTurn, TranscriptFull, TranscriptOver, and the failure of
         the attempt."""
         with self._one_at_a_time(after):
+            said = _normal(said)
             tools = self.tools if self.pieces else list(tools)
             before = self.tokens
             if len(self.pieces) >= self.max_turns:
                 self._refuse(TURNS, f"the model has had its {self.max_turns} turns")
-            added, text = self._tokens_of(said, tools)
+            added, text = self._tokens_of(said, tools, calls)
             params = change(self._params(len(before), len(added), max_tokens, stop))
             least = self.engine.least_temperature
             if params.temperature < least and not params.greedy:
@@ -179,24 +185,28 @@ class Conversation:
             seed=int(sample_keys(self.params.seed, np.array([len(self.pieces)]))[0]),
         )
 
-    def _tokens_of(self, said: Said, tools: list[dict[str, Any]]) -> tuple[NDArray[np.int32], str]:
+    def _tokens_of(
+        self, said: Said, tools: list[dict[str, Any]], calls: Sequence[Mapping[str, Any]]
+    ) -> tuple[NDArray[np.int32], str]:
         """Tokens to append, and their text."""
         if isinstance(said, str):
             if not self.pieces:
                 prompt = self.tokenizer.opening(said)
                 return prompt.tokens, prompt.text
-            return np.array(self.tokenizer.encode(said), np.int32), said
+            before = self.tokenizer.decode_all(self.tokens[-_CONTEXT:].tolist())
+            try:
+                return np.array(self.tokenizer.after(before, said), np.int32), said
+            except BadPrompt as error:
+                raise BadTurn(str(error)) from error
         items = list(said)
         messages = [item for item in items if isinstance(item, dict)]
         if messages and len(messages) == len(items):
-            if not all("role" in message and "content" in message for message in messages):
-                raise BadTurn("a message needs role and content")
             try:
                 if not self.pieces:
                     prompt = self.tokenizer.opening(messages, tools)
                     return prompt.tokens, prompt.text
                 last = int(self.pieces[-1].completion.tokens[-1])
-                tokens = self.tokenizer.following(messages, last, tools)
+                tokens = self.tokenizer.following(messages, last, tools, calls)
             except BadPrompt as error:
                 raise BadTurn(str(error)) from error
             return np.array(tokens, np.int32), self.tokenizer.decode_all(tokens)
@@ -234,3 +244,13 @@ class Conversation:
     def _refuse(self, code: str, detail: str) -> None:
         self.full = True
         raise TranscriptFull(code, detail)
+
+
+def _normal(said: Said) -> Said:
+    """``said`` with its messages in one form. Raises BadTurn."""
+    if isinstance(said, str):
+        return said
+    try:
+        return [normal_message(item) if isinstance(item, dict) else item for item in said]  # type: ignore[return-value]
+    except BadMessage as error:
+        raise BadTurn(str(error)) from error

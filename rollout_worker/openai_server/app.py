@@ -139,15 +139,18 @@ class ChatApp:
             turn: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
             turn.set_result(conversation.pieces[-1].turn)
             return turn
+        new, past = added(conversation.messages, messages), conversation.messages
+        calls = messages[len(past) - 1].get("tool_calls") if past else None
         return asyncio.ensure_future(
             conversation.say(
-                added(conversation.messages, messages),
+                new,
                 max_tokens=asked.limit,
                 stop=asked.stop,
                 change=partial(self._sampling, asked),
                 # Another request's turn may be recorded before this one's begins.
                 after=len(conversation.pieces),
                 tools=asked.tools,
+                calls=calls or (),
             )
         )
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from paceline.dataset.rows import Message
+from paceline.dataset.messages import BadMessage, Message, content_text
 from rollout_worker.openai_server.replies import INVALID, UNSUPPORTED, ApiError
 from rollout_worker.openai_server.tools import calls_in, parse_arguments
 
@@ -27,13 +27,11 @@ def _only(*allowed: Any) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _text(content: Any) -> Any:
-    """The text of a message's content, which may come as a list of text parts."""
-    if not isinstance(content, list):
-        return content
-    if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
-        raise PydanticCustomError(UNSUPPORTED, "only text parts are supported")
-    return "".join(part["text"] for part in content)
+def _text(content: Any) -> str:
+    try:
+        return content_text(content)
+    except BadMessage as error:
+        raise PydanticCustomError(UNSUPPORTED, "{why}", {"why": str(error)}) from None
 
 
 def _object(arguments: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from paceline.config.schema import Config
-from paceline.dataset.rows import Message
+from paceline.dataset.messages import Message
 from paceline.errors import one_line
 from paceline.prompt_tokenizer import Prompt, PromptTokenizer
 from paceline.v1 import rollout_pb2

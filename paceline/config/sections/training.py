@@ -56,7 +56,8 @@ class RunConfig(Section):
     ] = "run"
     """Name of the run. The default run directory is `runs/<name>`."""
     seed: Annotated[
-        NonNegative,
+        int,
+        Field(ge=0, lt=1 << 63),
         Fixed("it decides the order of the data and the seeds of tasks that are under way"),
     ] = 0
     """Seed of the data order, of sampling and of initialisation."""

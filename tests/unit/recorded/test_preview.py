@@ -45,13 +45,13 @@ def run_of(model: Path, path: str = "d", **data: Any) -> Config:
 
 def shown(config: Config, row: dict[str, Any]) -> list[str]:
     tokenizer = PromptTokenizer(config)
-    text = row_text(RowEncoder(config, tokenizer).encode(row), tokenizer.decode_all)
+    text = row_text(RowEncoder(config, tokenizer).encode(row), tokenizer.decode_all, tokenizer.end_tokens)
     return text.splitlines()
 
 
 def test_the_turns_of_the_assistant_are_marked_and_the_rest_is_not(model: Path) -> None:
     assert shown(run_of(model, messages_field="m"), {"m": CHAT}) == [
-        "what is trained is between ⟦ and ⟧",
+        "what is trained is between ⟦ and ⟧; a turn ends with '<eos>'",
         "prompt, 22 tokens: [user]2+2<eos>",
         "    [assistant]",
         "completion, 29 tokens, 4 trained: ⟦4<eos>⟧",
