@@ -164,7 +164,9 @@ class ControllerProcess(Process):
         except Exception as error:
             answer = self._seen_by_client(error)
         else:
-            self._oracle.replied(leader.term if leader is not None else 0, request, answer)
+            if client.name != "liar":  # whom nobody owes the same answer twice
+                term = leader.term if leader is not None else 0
+                self._oracle.replied(term, request, answer)
         self._network.send(self.name, client, settle, future, answer)
 
     def _seen_by_client(self, raised: Exception) -> CommandRefused | NotLeading:

@@ -9,6 +9,7 @@ from controller.ledger.specs import EvalSet
 from controller.services import admin
 from paceline.v1 import admin_pb2
 from testbed.simulator.cluster import Shape
+from testbed.simulator.lies import Liar
 from testbed.simulator.policy import SimulatedPolicyWorker
 from testbed.simulator.virtual_time import Process
 from testbed.simulator.worker import SimulatedWorker
@@ -324,13 +325,17 @@ _WEIGHTS: dict[Callable[[World], None], int] = {
 _FAULTS = [fault for fault, weight in _WEIGHTS.items() for _ in range(weight)]
 
 
-def run_schedule(seed: int, *, fenced: bool = True, trace: bool = False) -> World:
-    """Runs one seed to its end. Raises what it found."""
+def run_schedule(
+    seed: int, *, fenced: bool = True, trace: bool = False, lies: bool = True
+) -> World:
+    """Runs one seed to its end. Raises what it found. ``lies``: two runs in five have a liar."""
     rng = random.Random(seed * 2654435761 % (1 << 32))
     world = World(seed, replace(draw_shape(rng), fenced=fenced))
     if trace:
         world.print_entries()
     until = world.rng.uniform(4.0, 18.0)
     plan_faults(world, until)
+    if lies:
+        Liar(world, seed).plan(until)
     world.run(quiet_after=until + 8.0)
     return world

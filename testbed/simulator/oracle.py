@@ -407,6 +407,9 @@ class Oracle:
         self.counts["generated again"] += 1
 
     def _on_GroupTried(self, e: ev.GroupTried) -> None:
+        groups = self.open.groups if self.open is not None else ()
+        if e.task_id and e.task_id not in [groups[i] for i in self.shards.get(e.worker_id, ())]:
+            raise Violation(f"{e.worker_id} computes {e.task_id}, which is not in its shard")
         self.trials[e.worker_id] = e.task_id
 
     def _on_MeshFormed(self, e: ev.MeshFormed) -> None:
@@ -421,6 +424,10 @@ class Oracle:
             believed = next(d for w, d in self.votes.items() if w not in e.diverged)
             self.agreed.setdefault(self.open.version, believed)
             self.outvoted |= {(self.open.version, w, self.members[w]) for w in e.diverged}
+
+    def _on_CheckpointRecorded(self, e: ev.CheckpointRecorded) -> None:
+        if e.worker_id not in self.living or not e.worker_id.startswith("policy"):
+            raise Violation(f"{e.worker_id} has saved {e.path}, and had no state to save")
 
     def _on_CheckpointVoided(self, e: ev.CheckpointVoided) -> None:
         self.counts["voided checkpoints"] += 1
@@ -507,6 +514,8 @@ class Oracle:
             raise Violation(f"the run stopped for now with step {self.open.step} open")
 
     def _on_VoteCast(self, e: ev.VoteCast) -> None:
+        if self.members.get(e.worker_id) != e.incarnation:
+            raise Violation(f"{e.worker_id} has voted for step {e.step}, and is no member")
         self.votes[e.worker_id] = e.digest
 
     def _on_StepCommitted(self, e: ev.StepCommitted) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from controller.ledger import events as ev
 from controller.ledger import invariants
 from controller.ledger.decisions import leases, membership, rejections, standby_workers, steps
 from controller.ledger.decisions.decider import DECISIONS, Decider
+from controller.ledger.specs import Ballot, values
 from controller.ledger.state.tasks import Task
 from controller.ledger.state.versions import Versions
 from controller.store.group_commit import GroupCommit
@@ -46,6 +48,41 @@ def no_lease_idempotency(patch: pytest.MonkeyPatch) -> None:
 
 def no_owner_check(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Task, "leased_as", lambda task, attempt, worker_id: task.leased)
+
+
+def a_return_by_anybody_ends_a_lease(patch: pytest.MonkeyPatch) -> None:
+    def give_back(d: Any, c: cmd.ReturnTask, now: float) -> Any:
+        task = d.state.tasks.records.get(c.task_id)
+        if task is not None and task.leased and task.attempt == c.attempt:
+            owner = d.state.fleet.workers[task.owner]
+            c = replace(c, worker_id=owner.worker_id, incarnation=owner.incarnation)
+        return leases.give_back(d, c, now)
+
+    patch.setitem(DECISIONS, cmd.ReturnTask, give_back)
+
+
+def no_membership_of_voters(patch: pytest.MonkeyPatch) -> None:
+    def vote(d: Any, c: cmd.CastVote, now: float) -> Any:
+        step = d.state.steps.open
+        d.caller(c.worker_id, c.incarnation)
+        known = step is not None and (c.step, c.mesh_epoch) == (step.step, step.mesh_epoch)
+        if known and c.worker_id not in step.shards:
+            d.emit(ev.VoteCast(**values(Ballot, c)))
+        return steps.vote(d, c, now)
+
+    patch.setitem(DECISIONS, cmd.CastVote, vote)
+
+
+def no_shards_of_rejections(patch: pytest.MonkeyPatch) -> None:
+    def reject(d: Any, c: cmd.RejectGroups, now: float) -> int:
+        d.caller(c.worker_id, c.incarnation)
+        step, workers = d.state.steps.open, d.state.fleet.workers
+        for owner in step.shards if step is not None else ():
+            if any(task_id in step.shard(owner) for task_id, _ in c.groups):
+                c = replace(c, worker_id=owner, incarnation=workers[owner].incarnation)
+        return rejections.reject(d, c, now)
+
+    patch.setitem(DECISIONS, cmd.RejectGroups, reject)
 
 
 def no_incarnation_fence(patch: pytest.MonkeyPatch) -> None:
@@ -134,6 +171,9 @@ def replies_before_they_are_durable(patch: pytest.MonkeyPatch) -> None:
 MUTANTS: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
     no_lease_idempotency,
     no_owner_check,
+    a_return_by_anybody_ends_a_lease,
+    no_membership_of_voters,
+    no_shards_of_rejections,
     no_incarnation_fence,
     no_staleness_check,
     no_admission_limit,
@@ -149,7 +189,8 @@ MUTANTS: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
 
 
 KNOWN = {
-    no_incarnation_fence: 14,
+    no_incarnation_fence: 3,
+    no_shards_of_rejections: 52,
     every_death_charged_to_all_that_were_held: 55,
     no_payloads_after_commit: 117,
     replies_before_they_are_durable: 139,
