@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, TokenizersBackend
 from transformers.utils import cached_file
 
 from paceline.config.prompt_template import placeholders
@@ -20,6 +20,13 @@ from paceline.dataset.messages import Message
 from paceline.dataset.rows import DataError, prompt_of
 from paceline.errors import BadInput, one_line
 
+_CALLS = {
+    "__call__": PreTrainedTokenizerBase,
+    "decode": PreTrainedTokenizerBase,
+    "_encode_plus": TokenizersBackend,
+    "_decode": TokenizersBackend,
+}
+"""Methods of a tokenizer that only prepare a call of the package tokenizers, by their class."""
 MOST_CUTS = 8
 """Attempts at truncating a prompt, after which it is dropped."""
 
@@ -65,6 +72,7 @@ class PromptTokenizer:
         except Exception as error:
             why = f"cannot load a tokenizer from {path}: {one_line(error)}"
             raise TokenizerError(f"{field}: {why}") from error
+        self._backend = self._fast_backend()
         if len(self._tokenizer) <= len(self._tokenizer.all_special_ids):
             # For a directory without tokenizer files, transformers makes an empty tokenizer.
             raise TokenizerError(
@@ -91,6 +99,20 @@ class PromptTokenizer:
                 f"data.max_prompt_tokens = {self.limit}: "
                 "shorten it, or raise data.max_prompt_tokens"
             )
+
+    def _fast_backend(self) -> Any:
+        """The tokenizer of the package tokenizers: transformers' calls spend most of their time
+        around it. None if they do more than to call it."""
+        kind = type(self._tokenizer)
+        own = any(
+            getattr(kind, name, None) is not vars(base)[name] for name, base in _CALLS.items()
+        )
+        if own or self._tokenizer.clean_up_tokenization_spaces:
+            return None  # its own code changes the text
+        backend = self._tokenizer.backend_tokenizer
+        backend.no_truncation()
+        backend.no_padding()
+        return backend
 
     def content_of(self, row: dict[str, Any]) -> str | list[Message]:
         """The row's prompt, not tokenised. Raises BadPrompt."""
@@ -156,7 +178,7 @@ class PromptTokenizer:
         """A prompt from text, or from messages and ``tools`` by the chat template. Raises
         BadPrompt."""
         if isinstance(content, str):
-            text, tokens = content, self._tokenizer(content).input_ids
+            text, tokens = content, self._ids(content)
             first = self._tokenizer.bos_token_id
             if first is not None and tokens[:2] == [first, first]:
                 # The text begins with the token that the tokenizer writes before every text.
@@ -217,7 +239,12 @@ class PromptTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Tokens of ``text`` alone; names of special tokens become special tokens."""
-        return list(self._tokenizer(text, add_special_tokens=False).input_ids)
+        return self._ids(text, special=False)
+
+    def _ids(self, text: str, *, special: bool = True) -> list[int]:
+        if self._backend is None:
+            return list(self._tokenizer(text, add_special_tokens=special).input_ids)
+        return list(self._backend.encode(text, add_special_tokens=special).ids)
 
     def after(self, before: str, text: str) -> list[int]:
         """Tokens of ``text`` as it follows ``before``. Raises BadPrompt."""
@@ -255,6 +282,8 @@ class PromptTokenizer:
     def decode_many(self, completions: Sequence[NDArray[np.int32]]) -> list[str]:
         # Lists: transformers converts an array number by number.
         lists = [tokens.tolist() for tokens in completions]
+        if self._backend is not None:
+            return list(self._backend.decode_batch(lists, skip_special_tokens=True))
         return list(self._tokenizer.batch_decode(lists, skip_special_tokens=True))
 
     def decode_all(self, tokens: Sequence[int]) -> str:
