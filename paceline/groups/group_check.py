@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -89,11 +89,9 @@ def check_group(
     if len(group.prompt_text) > MAX_TEXT:
         raise Invalid(f"prompt_text is longer than {MAX_TEXT} characters")
     sequences = _check_sequences(group, limits, newest_version)
-    trainable = sum(sequence.trainable for sequence in sequences)
-    if train and (missing := [c for c in group.completions if limits.columns - c.columns.keys()]):
-        names = ", ".join(sorted(limits.columns - missing[0].columns.keys()))
-        raise Invalid(f"{len(missing)} completions have no log-probs of the scorer {names}")
-    if train and trainable == 0:
+    if train and limits.columns:
+        _check_scored(group, limits.columns)
+    if train and not any(sequence.trainable for sequence in sequences):
         raise Invalid("loss_mask leaves no token to train on")
     check_numbers(group, limits)
     return rollout_pb2.GroupMeta(
@@ -112,6 +110,12 @@ def check_group(
         answers=[] if train else [completion.answer for completion in group.completions],
         truncated=0 if train else sum(c.finish_reason == _TRUNCATED for c in group.completions),
     )
+
+
+def _check_scored(group: rollout_pb2.Group, scorers: Set[str]) -> None:
+    if missing := [c for c in group.completions if scorers - c.columns.keys()]:
+        names = ", ".join(sorted(scorers - missing[0].columns.keys()))
+        raise Invalid(f"{len(missing)} completions have no log-probs of the scorer {names}")
 
 
 class _Finished(NamedTuple):
@@ -152,14 +156,15 @@ def _check_finished(
     if components := completion.reward_components:
         if len(components) > MAX_COMPONENTS:
             raise Invalid(f"over {MAX_COMPONENTS} reward components")
-        for name, value in components.items():
-            if not usable_reward(value):
-                raise Invalid(f"reward component {name[:64]} = {value}")
+        for name in components:
+            if not usable_reward(components[name]):
+                raise Invalid(f"reward component {name[:64]} = {components[name]}")
     if completion.token_rewards:
         _check_token_rewards(completion, count)
     check_text(completion.text, "text", MAX_TEXT)
     check_text(completion.answer, "answer")
-    _check_columns(completion.columns, count)
+    if completion.columns:
+        _check_columns(completion.columns, count)
     trainable = count
     first, last = spans[0][0], spans[-1][0]
     if completion.loss_mask:
