@@ -7,6 +7,7 @@ import pytest
 from paceline.groups.payload import decode, payload_digest
 from paceline.payloads.store import PayloadStore
 from paceline.v1 import rollout_pb2
+from rollout_worker.tasks import outbox
 from rollout_worker.tasks.outbox import Encoded, GroupUpload
 from tests.fixtures.policy_models import make_config, random_groups
 
@@ -34,7 +35,11 @@ async def encoded(texts: bool, group: rollout_pb2.Group) -> Encoded:
     return found
 
 
-async def test_a_payload_without_texts_is_a_third_smaller_and_otherwise_the_same() -> None:
+@pytest.mark.parametrize("inline_bytes", [0, 1 << 16])
+async def test_a_payload_without_texts_is_a_third_smaller_and_otherwise_the_same(
+    inline_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "_INLINE_BYTES", inline_bytes)
     group = group_of()
     whole, bare = await encoded(True, group), await encoded(False, group)
     assert len(bare.payload) < 0.68 * len(whole.payload)

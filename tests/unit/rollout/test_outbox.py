@@ -55,10 +55,12 @@ class Session:
     def __init__(self, store: Store) -> None:
         self.caller = common_pb2.Caller(worker_id="rollout-0", incarnation=1)
         self.store = store
+        self.requests = 0
         self.submitted: list[rollout_pb2.GroupMeta] = []
         self.returned: list[rollout_pb2.ReturnedTask] = []
 
     async def call(self, method: str, request: Any) -> rollout_pb2.SubmitReply:
+        self.requests += 1
         reply = rollout_pb2.SubmitReply()
         for facts in getattr(request, "groups", ()):
             ref = facts.task.task_id, facts.task.attempt
@@ -105,6 +107,21 @@ async def test_a_store_that_fails_delays_groups_and_fails_no_attempt(
     assert sorted(facts.task.task_id for facts in session.submitted) == ["t0", "t1", "t2"]
     assert session.returned == []
     assert store.payloads == {(g.task.task_id, 1): encode(g) for g in made}
+
+
+@pytest.mark.parametrize(("at_once", "requests"), [(256, 1), (2, 2)])
+async def test_groups_that_finish_shortly_after_each_other_travel_together(
+    at_once: int, requests: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox_module, "_BATCH_TASKS", at_once)
+    async with sending(Store(), monkeypatch) as (box, session, held):
+        box.put(group("t0", held))
+        await asyncio.sleep(0)
+        for number in (1, 2):
+            box.put(group(f"t{number}", held))
+        await held.until(lambda: not len(held))
+    assert sorted(facts.task.task_id for facts in session.submitted) == ["t0", "t1", "t2"]
+    assert session.requests == requests
 
 
 async def test_tasks_are_returned_while_the_store_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
