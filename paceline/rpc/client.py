@@ -92,8 +92,8 @@ class ControlPlane:
         self._max_message_mb = max_message_mb
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._bound: dict[tuple[str, str], Any] = {}
-        self._moved = asyncio.Event()
-        """Set, and replaced, when another controller leads."""
+        self._answers: dict[asyncio.Future[Any], str] = {}
+        """Calls under way, with the controller that each was sent to."""
 
     @classmethod
     def from_config(
@@ -145,17 +145,14 @@ class ControlPlane:
         # The call is awaited in a task of its own: gRPC may answer, or raise an error, if its
         # caller is cancelled while it ends, and the cancellation would be lost.
         answer = asyncio.ensure_future(_reply(call))
+        self._answers[answer] = address
         try:
-            while not answer.done():
-                moved = asyncio.ensure_future(self._moved.wait())
-                try:
-                    await asyncio.wait({answer, moved}, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    moved.cancel()
-                if not answer.done() and address != self.address:
-                    raise _LeaderChanged
+            await asyncio.wait({answer})
+            if answer.cancelled() and address != self.address:
+                raise _LeaderChanged
             return answer.result()
         finally:
+            del self._answers[answer]
             # This cancels the call too.
             answer.cancel()
 
@@ -252,8 +249,9 @@ class ControlPlane:
         if self.address != address:
             event(log, "leader", address=address, was=self.address, level=logging.DEBUG)
         self.address = address
-        self._moved.set()
-        self._moved = asyncio.Event()
+        for answer, asked in self._answers.items():
+            if asked != address:
+                answer.cancel()
 
     async def newer_leader(self, besides: str, term: int) -> str:
         """Asks all controllers but ``besides`` until one knows a leader of a term after ``term``.
