@@ -26,6 +26,8 @@ from paceline_launcher.launch.child import UNSEEN, how_ended
 
 BEFORE_S = 5.0
 """A replica ends a moment after one of its ranks was killed: kills of that time count."""
+COUNT_S = 2.0
+"""Counts are taken no more often: each reads a file for every control group up to the mount."""
 STOPPED_LOOKS = 2
 """A process that is stopped in so many looks in a row: a debugger stops it for less."""
 CRASHES = frozenset(
@@ -67,7 +69,8 @@ class Witness:
         state = self.state(self.pid)
         if state is None or state.letter in DEAD:
             return None  # the kernel has taken it out of its group
-        self._note(self.count(self.pid))
+        if not self._before or self.clock() >= self._before[-1][0] + COUNT_S:
+            self._note(self.count(self.pid))
         self._stopped = self._stopped + 1 if state.stopped else 0
         if self._stopped != STOPPED_LOOKS:
             return None
