@@ -1,12 +1,12 @@
 """``python -m controller CONFIG --id controller-0``: starts one controller process."""
 
 import argparse
-import asyncio
 import sys
 import threading
 from pathlib import Path
 
 from paceline.config.load import load_config
+from paceline.process.event_loop import run
 from paceline.process.files import set_process_limits
 from paceline.process.lifetime import exit_status, leave
 from paceline.process.structured_log import setup
@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     # After the config: a typo in it is reported without loading gRPC.
     from controller.process import serve
 
-    asyncio.run(
+    run(
         serve(
             config,
             run_dir=arguments.run_dir or Path("runs") / config.run.name,
