@@ -31,6 +31,7 @@ from paceline.ids import TaskId
 from paceline.payloads.store import partial_ref
 from paceline.redis.leader_lease import LeaderIdentity
 from testbed.fleets.controller_processes import write_config
+from testbed.fleets.controllers import until
 from testbed.redis.redis_process import throwaway_redis
 from tests.fixtures.ledgers import Driven
 
@@ -205,6 +206,32 @@ async def test_the_sweep_leaves_payloads_whose_covering_record_may_still_be_lost
     await housekeeping.sweep_orphans()
     assert await payloads.list() == refs[:1], "the orphan of an earlier leader alone is deleted"
     clock.wake.set()
+    while housekeeping.chores:
+        await asyncio.gather(*housekeeping.chores)
+    assert await payloads.list() == []
+
+
+async def test_payloads_stay_until_a_replica_of_redis_has_the_record_that_covers_them(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a Sentinel a failover may lose the record, and the run needs them again."""
+    ref = TaskId("t0"), 1
+    payloads, housekeeping = leader.context.stores.payloads, leader.housekeeping
+    await payloads.put({ref: b"group"})
+    clock, asked, replicated = HandedInClock(), list[bool](), False
+    clock.wake.set()
+
+    async def survives(_: ControllerContext) -> bool:
+        await asyncio.sleep(0)
+        asked.append(replicated)
+        return replicated
+
+    monkeypatch.setattr(ControllerContext, "survives_failover", survives)
+    monkeypatch.setattr(housekeeping, "sleep", clock.sleep)
+    housekeeping.discard([ref])
+    await until(lambda: len(asked) > 1)
+    assert await payloads.list() == [ref]
+    replicated = True
     while housekeeping.chores:
         await asyncio.gather(*housekeeping.chores)
     assert await payloads.list() == []

@@ -176,8 +176,8 @@ def test_a_lost_tail_of_the_journal_finds_the_payload_files_that_it_needs() -> N
     """A checkpoint's record was in the tail: the run goes back to the one before, and needs its
     payloads."""
     counts: Counter[str] = Counter()
-    # Of the last two the run ends wrongly if payloads are deleted before their record is safe.
-    for seed in (*range(10), 16, 59):
+    # Of the last three the run ends wrongly if payloads are deleted before their record is safe.
+    for seed in (*range(7), 15, 30, 31):
         shape = draw_shape(random.Random(seed))
         spec = replace(shape.spec, checkpoint_every=1, steps=20)
         shape = replace(shape, spec=spec, policy=2, rollout=3, controllers=2)
