@@ -1,7 +1,5 @@
 """A run whose fleet grows and shrinks while it goes on."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from typing import Any

@@ -1,7 +1,5 @@
 """Environments in real runs: what rollout workers hand in is what trainers train on."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -5,8 +5,6 @@ what a user was promised; after each of them the journal is replayed and every s
 for.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

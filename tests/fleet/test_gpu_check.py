@@ -1,7 +1,5 @@
 """The GPU check on a machine without a GPU: every part runs, small, on the CPU."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

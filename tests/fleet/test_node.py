@@ -1,8 +1,6 @@
 """One run on two nodes: two processes of `paceline node`, with the environment that a PyTorchJob
 sets."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -2,8 +2,6 @@
 
 Where one worker of each role shows the same, there is one: each takes seconds to start."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from pathlib import Path

@@ -1,8 +1,6 @@
 """A rendered custom job of PAI-DLC, run as it is: each role's command is a "pod", a process group
 of this machine."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Any two roles lose each other, on a real fleet whose processes have a host each."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path

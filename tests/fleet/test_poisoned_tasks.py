@@ -1,7 +1,5 @@
 """A prompt whose reward kills its process, or never ends, costs itself and nothing else."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs of preference objectives as a user starts them."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,8 +1,6 @@
 """A rendered Ray job on a real cluster of this machine: `ray job submit` runs a training, also past
 the loss of the head."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """The Ray provider on real Ray: a cluster on this machine, placement groups, detached actors."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib.util
 import os

@@ -1,8 +1,6 @@
 """A run of recorded data through all real processes: no engine, every row once, and a held-out loss
 that falls."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A real fleet whose rollout workers hand weights on, and whose relay is killed."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

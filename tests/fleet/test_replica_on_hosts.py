@@ -1,8 +1,6 @@
 """A policy replica on two hosts dies as one with either host, the other replica goes on, and the
 replica returns."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -7,8 +7,6 @@ tests/unit/examples/test_rlhf_stages.py, and runs of both in test_short_flows.py
 test_preference_runs.py.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

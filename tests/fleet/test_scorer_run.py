@@ -1,8 +1,6 @@
 """Scorers in a real run: what they score is trained, and no fault of theirs is a fault of a
 task."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

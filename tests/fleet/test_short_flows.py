@@ -5,8 +5,6 @@ Supervised fine-tuning is in test_recorded_run.py, DPO and the reward model in
 test_preference_runs.py, and an objective of a user in test_user_files_named_like_ours.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

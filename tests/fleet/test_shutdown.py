@@ -1,7 +1,5 @@
 """A run ends although a process is missing at that very moment, or in the middle of a long step."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

@@ -5,8 +5,6 @@ The stand-in of srun starts the nodes' processes on this machine, with one proce
 the job.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

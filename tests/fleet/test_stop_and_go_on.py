@@ -4,8 +4,6 @@ weights to a new run.
 The sessions follow one another in one test: each start of a fleet takes seconds.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 from pathlib import Path

@@ -4,8 +4,6 @@ dead.
 One fleet serves all tests. A stopped process is continued as soon as it was named.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

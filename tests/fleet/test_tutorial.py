@@ -5,8 +5,6 @@ The blocks of ``sh`` run to their end. Those marked ``background`` keep their te
 ones run beside them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

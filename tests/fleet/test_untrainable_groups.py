@@ -1,8 +1,6 @@
 """A group that no trainer survives, and one that does not fit into memory, cost themselves and no
 step."""
 
-from __future__ import annotations
-
 import json
 import os
 

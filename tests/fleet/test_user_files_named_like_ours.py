@@ -1,7 +1,5 @@
 """Files of a user that are named like Paceline's packages never run in their place."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

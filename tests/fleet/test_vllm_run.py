@@ -1,7 +1,5 @@
 """A whole run on vLLM: digit sort for a few steps, with swaps under running requests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Benchmarks that drive controllers from outside still get in."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

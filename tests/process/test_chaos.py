@@ -1,7 +1,5 @@
 """``testbed.faults.chaos``: repeatable, and never a process that is not the run's own."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import signal

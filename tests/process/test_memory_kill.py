@@ -1,8 +1,6 @@
 """Real processes that are killed: by the kernel in a control group with a limit (needs root), or by
 a stranger."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

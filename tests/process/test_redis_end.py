@@ -1,8 +1,6 @@
 """The end of the Redis that a launcher has started: its cause is known whatever else is started at
 that moment."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

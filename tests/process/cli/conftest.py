@@ -1,7 +1,5 @@
 """``paceline`` commands in the process of a test: one of their own takes a second to start."""
 
-from __future__ import annotations
-
 import os
 import resource
 import subprocess

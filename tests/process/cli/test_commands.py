@@ -1,7 +1,5 @@
 """Exit statuses scripts can trust, one clear message for bad input, and a quick start."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Shell completion: the scripts are the shells' own language, and they complete what there is."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

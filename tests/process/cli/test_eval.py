@@ -1,8 +1,6 @@
 """``paceline eval``: the scores of a run, on a model or a checkpoint, and errors that name the
 remedy."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

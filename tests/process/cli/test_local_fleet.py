@@ -1,7 +1,5 @@
 """Processes of the local fleet: restarted, recorded, and never left behind."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """`paceline node` says what it would start, and refuses what cannot work before anything starts."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """Processes of one node of a job: ranks of a replica on several nodes are started together, follow
 it, and leave with it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Commands about runs that are over: events in few lines, comparisons, states, the default run."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

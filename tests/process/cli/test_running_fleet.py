@@ -1,7 +1,5 @@
 """The commands against real controllers with a trainer and a generator: what people look at."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

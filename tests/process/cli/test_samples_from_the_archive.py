@@ -1,7 +1,5 @@
 """Samples after a checkpoint has covered their payloads, after leaders died, and after the run."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

@@ -1,7 +1,5 @@
 """A run's alerts arrive: a change of leader, and the end, sent by whoever leads then."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

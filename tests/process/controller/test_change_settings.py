@@ -1,7 +1,5 @@
 """Settings of a real run change while it runs, when it is continued, and after its last step."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Wall clocks that jump by an hour, forward and backward: a run keeps its processes and goes on."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """The embedded Redis is found, never doubled, and replaced when it dies."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

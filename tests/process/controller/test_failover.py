@@ -1,7 +1,5 @@
 """Controllers that die, hang, or lose Redis: the run goes on, nothing is lost or done twice."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """Two leaders never write: the fence on appends, the rising term, the lease."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,8 +1,6 @@
 """Payloads in Google Cloud Storage, against an emulator of its protocol; and what is said without
 its library."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 

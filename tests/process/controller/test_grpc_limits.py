@@ -1,8 +1,6 @@
 """What strangers and refused callers can take of a controller's gRPC server: connections and
 memory."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import gzip

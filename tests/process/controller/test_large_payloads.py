@@ -1,8 +1,6 @@
 """Payloads that would take too long in one piece: split by bytes, with limits that grow with the
 size."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from typing import Any

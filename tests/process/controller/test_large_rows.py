@@ -1,7 +1,5 @@
 """Rows of a data set that together, or alone, are larger than a message."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a leader owes before it answers anybody, and when it may not answer any more."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,8 +1,6 @@
 """The network between two roles drops, delays or splits: real controllers, real Redis, and workers
 that speak the real protocol, with a proxy on the way that is under the test's thumb."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager

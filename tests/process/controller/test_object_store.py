@@ -1,8 +1,6 @@
 """Payloads in an object store: the S3 protocol against moto's server, and what is no usable
 store."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import subprocess

@@ -1,8 +1,6 @@
 """Journals of other releases: one of this format is read, one of another is refused in one line and
 never written to."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess

@@ -1,8 +1,6 @@
 """A payload store of its own that is killed, stops, is full, slow or cut off, loses payloads or
 returns other bytes."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

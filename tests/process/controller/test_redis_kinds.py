@@ -1,7 +1,5 @@
 """An external Redis server that is killed, and a master behind Sentinels that is replaced."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from pathlib import Path

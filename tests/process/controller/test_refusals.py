@@ -1,7 +1,5 @@
 """Malformed, oversized, non-finite, duplicate and unknown submissions: refused, nothing changed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, MutableSequence
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Hours of refused requests: what strangers leave behind in a controller's memory and open
 files."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

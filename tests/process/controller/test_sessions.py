@@ -1,7 +1,5 @@
 """Sessions over failovers, silence, and directives that come late, twice or out of order."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """Starting a controller, and who may speak to it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -1,8 +1,6 @@
 """Other users of a run's machine, who have no token: nothing of the run is shown or done to
 them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Spans as OpenTelemetry has them, and over the wire from a real controller."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import http.server

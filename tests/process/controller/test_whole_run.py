@@ -1,7 +1,5 @@
 """A run from its first task to its end; snapshots, trimming, replay and verification of it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """Diagnoses of real controllers: Redis, the data set, a hub and a silent worker are named."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import os

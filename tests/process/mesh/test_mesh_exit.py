@@ -1,7 +1,5 @@
 """A process ends with the status it wants, whatever its mesh is in the middle of."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

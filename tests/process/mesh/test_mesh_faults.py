@@ -1,7 +1,5 @@
 """Members that die or hang while others depend on them: real processes, real Redis, real gloo."""
 
-from __future__ import annotations
-
 import queue
 import signal
 import time

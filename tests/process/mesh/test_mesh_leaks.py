@@ -1,7 +1,5 @@
 """Two hundred rebuilds in one process leave nothing behind."""
 
-from __future__ import annotations
-
 import gc
 import threading
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """Two replicas reduce during their backward passes, on real connections: equal sums, whatever each
 has to compute."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Where members meet, and how they give up: one process, real Redis."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter

@@ -1,8 +1,6 @@
 """Joiners hand the state on to one another: the source sends it once, and every copy is equal bit
 for bit."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 

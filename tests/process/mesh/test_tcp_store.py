@@ -1,7 +1,5 @@
 """The store of ranks and of NCCL groups, which anyone who connects to it can read and write."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import psutil

@@ -1,8 +1,6 @@
 """The best checkpoint outlives newer ones: its link, its export and a new run lead to its
 weights."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """SIGKILL at any instant leaves the old checkpoints, or the old ones and a complete new one."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

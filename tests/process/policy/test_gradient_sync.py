@@ -1,8 +1,6 @@
 """Gradients over the ranks of a replica: reduced once for each step, in float32, whatever the
 weights are gathered in."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Replicas of two ranks with their moments and their reference in host memory: the same training,
 bit for bit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

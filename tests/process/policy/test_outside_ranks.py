@@ -1,8 +1,6 @@
 """Ranks that were started from outside find one another, refuse strangers, and live and die
 together."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -16,8 +16,6 @@ And without any weight at all the reward ends as high as with the truncated one:
 gap.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

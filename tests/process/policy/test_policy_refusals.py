@@ -1,7 +1,5 @@
 """A replica that the controller refuses for good ends with a clear line; any other goes on."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

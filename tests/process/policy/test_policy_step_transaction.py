@@ -4,8 +4,6 @@ Whatever dies and whenever, the weights after the script's steps equal those of 
 never disturbed, to floating-point order, and all survivors hold the same bits.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

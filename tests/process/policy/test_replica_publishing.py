@@ -1,8 +1,6 @@
 """A replica of two ranks publishes to a real receiver: each rank sends its buckets, and what
 arrives are its weights."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Iterator

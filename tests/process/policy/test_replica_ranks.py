@@ -1,7 +1,5 @@
 """The ranks of a replica understand one another, and live and die together."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Real training by replicas of two ranks: the same as by one rank, alone and in an elastic mesh."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,8 +1,6 @@
 """The Kubernetes provider against a server that speaks the API's protocol: TLS, bearer token, the
 scale subresource with optimistic concurrency, Status objects for errors."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import ssl

@@ -1,7 +1,5 @@
 """One pair of controllers with some trained steps, for tests that read and steer them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 

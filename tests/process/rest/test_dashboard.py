@@ -1,7 +1,5 @@
 """The dashboard in a real browser, against real controllers."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Curves of the evaluation sets on the dashboard."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator

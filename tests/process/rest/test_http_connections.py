@@ -1,7 +1,5 @@
 """Strangers' connections to an HTTP server: they stop neither probes nor requests of others."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Who may read and write: tokens, other sites' pages, rebinding, guessing."""
 
-from __future__ import annotations
-
 import socket
 import stat
 import subprocess

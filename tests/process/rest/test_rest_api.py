@@ -1,7 +1,5 @@
 """The REST interface of real controllers: what it says is what the ledger holds."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """Whatever is sent that the description allows, and what it does not: a documented answer."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,8 +1,6 @@
 """With a certificate, the REST interface, its streams and its page are encrypted, and nothing else
 is."""
 
-from __future__ import annotations
-
 import json
 import ssl
 from pathlib import Path

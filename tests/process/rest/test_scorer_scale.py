@@ -1,7 +1,5 @@
 """Desired numbers of scorers over REST."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Weights that a real rollout worker gets over a real link, and has no memory for."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable

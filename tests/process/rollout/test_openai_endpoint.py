@@ -1,7 +1,5 @@
 """An agent that knows only the openai client is trained on what it was served."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from pathlib import Path

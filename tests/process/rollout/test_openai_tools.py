@@ -1,8 +1,6 @@
 """An agent that has tools is served calls of them, and trained on the text that they were written
 as."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What workers say of their memory and GPUs."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from types import SimpleNamespace

@@ -4,8 +4,6 @@ Most tests choose the instant of every message with a controller in the test and
 model; the last ones run the real engine against a real controller, and the worker as a process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

@@ -1,8 +1,6 @@
 """A reward may be wrong, slow or deadly: the attempt fails with a reason, everything else goes
 on."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

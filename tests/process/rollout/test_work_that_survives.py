@@ -1,7 +1,5 @@
 """What a worker has generated of a task goes on elsewhere when the worker dies or leaves."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

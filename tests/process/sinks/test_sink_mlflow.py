@@ -1,7 +1,5 @@
 """A real MLflow store: one run for all leaders, and no point is lost."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Sinks of real controllers: one leader after the other, beside sinks that hang and that are
 gone."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

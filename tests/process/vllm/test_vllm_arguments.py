@@ -1,7 +1,5 @@
 """Arguments: everything of vLLM is reachable, and what is wrong is named."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 

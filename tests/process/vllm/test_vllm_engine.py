@@ -1,7 +1,5 @@
 """What vLLM promises beyond the suite that every engine passes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

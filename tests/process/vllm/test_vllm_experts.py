@@ -1,7 +1,5 @@
 """A mixture of experts in vLLM: new weights reach the experts, too."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

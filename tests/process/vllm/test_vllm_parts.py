@@ -1,7 +1,5 @@
 """What can be said of the parts without vLLM itself."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

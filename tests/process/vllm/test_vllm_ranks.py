@@ -1,7 +1,5 @@
 """Several ranks in one engine: all of a swap or none."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass

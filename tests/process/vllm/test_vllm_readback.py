@@ -1,7 +1,5 @@
 """What loaders did with weights, read back from the memory they filled; without vLLM."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,6 @@
 """A relay that is killed, or stopped, in the middle of a bucket: those below it go on elsewhere, at
 that bucket."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import struct

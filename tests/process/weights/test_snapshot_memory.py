@@ -1,7 +1,5 @@
 """Memory of a weight snapshot: a sharded replica has no room for all whole tensors at once."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterator
 

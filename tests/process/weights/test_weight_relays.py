@@ -1,8 +1,6 @@
 """Weights over relays: each fault of a relay costs its children a resume, and never wrong
 weights."""
 
-from __future__ import annotations
-
 import logging
 import queue
 import signal

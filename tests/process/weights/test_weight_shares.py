@@ -1,8 +1,6 @@
 """Weights from several sources: each sends its buckets, and a fault of one costs a resume and never
 wrong weights."""
 
-from __future__ import annotations
-
 import logging
 import queue
 import signal

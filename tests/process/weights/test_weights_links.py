@@ -1,7 +1,5 @@
 """Publisher and receiver over links that come and go, with ends that die or hang."""
 
-from __future__ import annotations
-
 import logging
 import queue
 import signal

@@ -1,7 +1,5 @@
 """What arrives is what was published, bit for bit, or nothing arrives."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from typing import Any
