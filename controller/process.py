@@ -9,6 +9,7 @@ a process that cannot lead yet can say so.
 """
 
 import asyncio
+import contextlib
 import gc
 import json
 import keyword
@@ -29,7 +30,7 @@ from controller.replicated_controller import Controller
 from controller.rest.server import RestServer, open_door
 from controller.runtime import cancel_all
 from controller.services import admin, policy, rollout, worker
-from controller.services.grpc_server import Services, bind, new_server
+from controller.services.grpc_server import Services, new_server
 from controller.store.stores import redis_stores
 from paceline.config.schema import Config
 from paceline.errors import BadInput
@@ -40,14 +41,22 @@ from paceline.process.files import new_private_directory, private_directory
 from paceline.process.lifetime import started_s
 from paceline.process.structured_log import event
 from paceline.redis.leader_lease import LeaderIdentity
-from paceline.redis.server import REDIS_OUT_OF_REACH, ensure_redis, stop_redis
-from paceline.rpc.addresses import is_loopback
+from paceline.redis.server import (
+    REDIS_OUT_OF_REACH,
+    NoRedis,
+    ensure_redis,
+    front_is_down,
+    stop_redis,
+)
+from paceline.rpc.addresses import at, is_loopback
 from paceline.rpc.auth import own_token, read_token
 from paceline.rpc.grpc_channel import METHODS
+from paceline.rpc.listeners import UNIX, add_port, socket_path
 
 log = logging.getLogger(__name__)
 
 GRACE_S = 0.3
+FRONT_S = 1.0
 
 SERVICES = {
     "WorkerService": worker,
@@ -79,8 +88,9 @@ async def serve(
     advertise: str | None = None,
 ) -> None:
     """Runs one controller until SIGTERM or SIGINT, then hands the lease over and returns. ``port``:
-    to bind; default: ``controller.port``, 0 for any free one. ``advertise``: host name or address
-    under which others reach this one. Raises BadInput with what is wrong and the remedy."""
+    to bind; default: ``controller.port``. 0: a Unix socket on one machine, else any free port.
+    ``advertise``: host name or address under which others reach this one. Raises BadInput with what
+    is wrong and the remedy."""
     stop = _on_signal()
     configured = _check_bind(config)
     check_sinks(config)
@@ -90,13 +100,19 @@ async def serve(
     stacks.install(run_dir, controller_id)
     _calm_garbage_collector()
     server = new_server(config)
-    bound = bind(server, config, config.controller.port if port is None else port)
     host = advertise or _reachable(config.controller.host)
+    wanted = config.controller.port if port is None else port
+    if is_loopback(config.controller.host) and not wanted:
+        address = f"{UNIX}{socket_path(run_dir, controller_id)}"
+        add_port(server, address, config.auth, token)
+    else:
+        bound = add_port(server, at(config.controller.host, wanted), config.auth, token)
+        address = at(host, bound)
     door = open_door(config, run_dir, controller_id, token=token, host=host)
     endpoint = await asyncio.to_thread(ensure_redis, run_dir, config.redis)
     identity = LeaderIdentity(
         controller_id=controller_id,
-        address=f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}",
+        address=address,
         host=socket.gethostname(),
         pid=os.getpid(),
         nonce=secrets.token_hex(8),
@@ -113,6 +129,7 @@ async def serve(
     controller.rest_url = door.url if door is not None else ""
     _write_address(run_dir, identity, controller.rest_url)
     event(log, "serving", address=identity.address, pid=identity.pid)
+    keeping = asyncio.create_task(_keep_front(config, run_dir))
     rest = RestServer(controller, door) if door is not None else None
     if rest is not None:
         rest.start()
@@ -124,12 +141,22 @@ async def serve(
             await asyncio.to_thread(stop_redis, run_dir)
         raise
     finally:
+        keeping.cancel()
         if rest is not None:
             await rest.stop()
         # Also before a refusal ends the process: a server that is freed while it answers corrupts
         # memory, and the launcher sees a crash instead of the reason.
         await server.stop(GRACE_S)
         await stores.close()
+
+
+async def _keep_front(config: Config, run_dir: Path) -> None:
+    """Starts the listener for workers on other machines again whenever it has ended."""
+    while True:
+        await asyncio.sleep(FRONT_S)
+        if front_is_down(run_dir, config.redis):
+            with contextlib.suppress(NoRedis, OSError):
+                await asyncio.to_thread(ensure_redis, run_dir, config.redis)
 
 
 async def _run_until(stop: asyncio.Event, controller: Controller) -> None:

@@ -3,11 +3,16 @@
 from enum import StrEnum
 from pathlib import Path
 
+from paceline.masking import masked
+
 
 class UserError(Exception):
     """An error that a person can act on: one line without a traceback. 1: it failed."""
 
     exit_status = 1
+
+    def __str__(self) -> str:
+        return masked(super().__str__())
 
 
 class BadInput(UserError):
@@ -25,7 +30,7 @@ class Unreachable(UserError):
 def one_line(error: BaseException) -> str:
     """The error's class and the first line of its message."""
     try:
-        message = str(error).strip().splitlines()
+        message = masked(str(error)).strip().splitlines()
     except BaseException:  # a class of the user's may fail at this too
         message = ["its message cannot be read"]
     return f"{type(error).__name__}: {message[0] if message else 'no message'}"

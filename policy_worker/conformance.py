@@ -9,7 +9,6 @@ one line on standard output.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +24,7 @@ from paceline.config.objectives import BUILT_IN
 from paceline.config.schema import Config
 from paceline.errors import one_line
 from paceline.process.lifetime import leave_after
+from paceline.process.user_code import asked
 from policy_worker.objectives.batch import decode
 from policy_worker.objectives.columns import FLOATS, TokenScores
 from policy_worker.objectives.load import ObjectiveError, load_objective
@@ -42,11 +42,7 @@ from policy_worker.toy_step import (
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="policy_worker.conformance", description=__doc__)
-    parser.add_argument("name", help="of train.algorithm")
-    parser.add_argument("config", type=Config.model_validate_json, help="of the run, as JSON")
-    given = parser.parse_args()
-    for line in doubts(given.config):
+    for line in doubts(Config.model_validate(asked()["config"])):
         print(line)
     return 0
 

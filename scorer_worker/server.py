@@ -14,7 +14,6 @@ import hmac
 import json
 import logging
 import time
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -25,6 +24,7 @@ from paceline.config.schema import Config
 from paceline.errors import one_line
 from paceline.rpc.addresses import is_loopback
 from paceline.rpc.grpc_channel import METHODS, TOKEN_KEY
+from paceline.rpc.listeners import HANDSHAKE_MS, add_port
 from paceline.score_times import ScoreTimes
 from paceline.v1 import scorer_pb2
 from scorer_worker.scorer import (
@@ -32,7 +32,6 @@ from scorer_worker.scorer import (
     CompletionScorer,
     Item,
     NoScore,
-    ScorerError,
     Unavailable,
 )
 
@@ -52,7 +51,7 @@ class ScorerServer(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def __init__(self, config: Config, name: str, scorer: CompletionScorer, token: str) -> None:
         self._config, self._name, self._scorer = config, name, scorer
-        self._token = f"Bearer {token}".encode()
+        self._token, self._offered = token, f"Bearer {token}".encode()
         self._server: grpc.aio.Server | None = None
         self.open_requests = 0
         self.queued = 0
@@ -72,16 +71,12 @@ class ScorerServer(grpc.GenericRpcHandler):  # type: ignore[misc]
                 ("grpc.max_receive_message_length", limit),
                 ("grpc.max_send_message_length", limit),
                 ("grpc.so_reuseport", 0),
+                ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
             ]
         )
         self._server.add_generic_rpc_handlers((self,))
         at = "127.0.0.1:0" if is_loopback(host) else "0.0.0.0:0"
-        auth = self._config.auth
-        if auth.tls_cert and auth.tls_key:
-            pair = (_pem(auth.tls_key, "tls_key"), _pem(auth.tls_cert, "tls_cert"))
-            port = self._server.add_secure_port(at, grpc.ssl_server_credentials([pair]))
-        else:
-            port = self._server.add_insecure_port(at)
+        port = add_port(self._server, at, self._config.auth, self._token)
         await self._server.start()
         return f"{host}:{port}"
 
@@ -93,7 +88,7 @@ class ScorerServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         offered = dict(details.invocation_metadata).get(TOKEN_KEY, b"")
         if isinstance(offered, str):
             offered = offered.encode()
-        if not hmac.compare_digest(offered, self._token):
+        if not hmac.compare_digest(offered, self._offered):
             return _DENIED
         if details.method != SCORE.path:
             return None
@@ -174,13 +169,6 @@ def _tokens(buffer: bytes, field: str) -> np.ndarray[Any, np.dtype[np.int32]]:
     if tokens.min() < 0:
         raise BadCompletion(f"{field} has the token {tokens.min()}")
     return tokens
-
-
-def _pem(path: str, field: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise ScorerError(f"auth.{field} {path} cannot be read: {error.strerror}") from error
 
 
 async def _deny(requests: Any, context: grpc.aio.ServicerContext) -> None:

@@ -24,6 +24,7 @@ import numpy as np
 from paceline.config.schema import Config
 from paceline.config.sections.scorers import ScorerConfig
 from paceline.errors import UserError
+from paceline.process.user_code import asked
 from scorer_worker.scorer import (
     BadCompletion,
     CompletionScorer,
@@ -160,9 +161,10 @@ def _key(name: str, path: str | None) -> str:
 
 
 def main() -> int:
-    """Asks for one score: ``python -m scorer_worker.url_judge NAME SETTINGS_JSON``. The exit status
-    is 0 if the judge gave one; else 1, with one line on standard error."""
-    name, settings = sys.argv[1], json.loads(sys.argv[2])
+    """Asks for one score. Standard input: {"name": ..., "settings": ...}. The exit status is 0 if
+    the judge gave one; else 1, with one line on standard error."""
+    given = asked()
+    name, settings = given["name"], given["settings"]
     config = Config.model_validate(
         {"model": {"path": "m"}, "data": {"path": "d"}, "scorers": {name: settings}}
     )

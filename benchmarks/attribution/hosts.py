@@ -9,7 +9,6 @@ import asyncio
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import redis
 
@@ -75,14 +74,7 @@ class TwoHosts(Fleet):
 
     @property
     def url(self) -> str:
-        home = self.run_dir / "redis"
-        # It is written anew at each start of Redis.
-        while not (port := (home / "port").read_text().strip()):
-            time.sleep(0.1)
-        url = urlsplit(user_url(home, CONTROLLER, int(port)))
-        user, _, _ = url.netloc.rpartition("@")
-        host = self.nodes.hosts.address["node0"]
-        return url._replace(netloc=f"{user}@{host}:{url.port}").geturl()
+        return user_url(self.run_dir / "redis", CONTROLLER)
 
     def control_plane(self) -> ControlPlane:
         record = self._record(0)

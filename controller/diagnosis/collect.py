@@ -28,10 +28,10 @@ from controller.replicated_controller import Controller
 from controller.status import trouble_of
 from paceline.config.objectives import FAMILY
 from paceline.config.schema import Config
+from paceline.masking import masked
 from paceline.process import waits
 from paceline.process.kernel_state import KernelState, kernel_state
 from paceline.process.waits import Wait, WaitKind
-from paceline.redis.client import without_password
 from paceline.redis.server import embedded_pid
 from paceline.v1 import admin_pb2, worker_pb2
 from paceline.worker_pools import desired_workers
@@ -80,7 +80,7 @@ def evidence_of(controller: Controller, pace: str = "") -> Evidence:
     if config.redis.url is not None:  # without its password
         redis = f"Redis at {config.redis.url.rpartition('@')[2].rpartition('//')[2]}"
     living = (w for w in state.fleet.workers.values() if w.alive)
-    stores = ", ".join(map(without_password, config.payloads.urls)) or redis
+    stores = ", ".join(map(masked, config.payloads.urls)) or redis
     return Evidence(
         state,
         config.fleet,

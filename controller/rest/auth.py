@@ -1,7 +1,8 @@
 """Access control: reads on loopback are open; everything else needs the bearer token.
 
 - The token is compared in constant time and read only from the Authorization header. It is never
-  read from the URL, a form or a cookie, so another site's page cannot make a browser send it.
+  read from the URL, a form or a cookie, so another site's page cannot make a browser send it. Our
+  page and our commands do not send it at all: they prove that they have it (``request_proof``).
 - A request from another site's page, as reported by the browser, is refused even with the token.
   Pages of the run's other controllers are accepted, so that an open dashboard continues with
   another controller when its own dies.
@@ -10,12 +11,13 @@
 """
 
 import asyncio
+import hashlib
 import hmac
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -24,11 +26,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from controller.rest.readers import REFUSED_AFTER_S, Lane
 from controller.rest.schemas import respond
 from paceline.rpc.addresses import is_loopback
+from paceline.rpc.request_proof import Proofs
 
 FAILURES_ALLOWED = 10
 WINDOW_S = 60.0
 REMEMBERED = 10_000
 MOST_BODY = 64 << 10
+PROVEN = "paceline-proven"
+"""In the scope's state: SHA-256 of the body that the request's proof is for; empty for a request with
+the token itself, None for one with neither."""
 READS = frozenset({"GET", "HEAD"})
 PROBES = frozenset({"/healthz", "/readyz"})
 OPEN_PATHS = PROBES | {"/"}
@@ -58,8 +64,13 @@ class RestAuth:
     policy: Callable[[], str]
     _lanes: dict[str, Lane] = field(default_factory=lambda: defaultdict(Lane))
     """Turns of probes, of requests with the token, and of all others."""
+    _proofs: Proofs = field(init=False)
+    _bearer: bytes = field(init=False, repr=False)
     _failures: dict[str, list[float]] = field(default_factory=dict)
     """Monotonic times of the newest wrong tokens, by address."""
+
+    def __post_init__(self) -> None:
+        self._proofs, self._bearer = Proofs(self.token), f"Bearer {self.token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -79,6 +90,8 @@ class RestAuth:
             wait_s, refusal = REFUSED_AFTER_S, busy(scope)
         if wait_s:
             await asyncio.sleep(wait_s)
+        if refusal is None and request.method not in READS and scope["state"].get(PROVEN):
+            receive, refusal = await _proven_body(scope, receive)
         if request.method == "HEAD" and request.scope["path"] != ENDLESS:
             # The server omits the body. Probes and load balancers send HEAD.
             scope = {**scope, "method": "GET"}
@@ -146,8 +159,19 @@ class RestAuth:
         return self._lanes["owner" if self._authorised(request) else "others"]
 
     def _authorised(self, request: Request) -> bool:
-        offered = request.headers.get("authorization", "").encode("utf-8", "replace")
-        return hmac.compare_digest(offered, f"Bearer {self.token}".encode())
+        """True if the request has the token, or the proof of it; a proof is looked at once."""
+        scope = request.scope
+        state = scope.setdefault("state", {})
+        if PROVEN not in state:
+            offered = request.headers.get("authorization", "")
+            if hmac.compare_digest(offered.encode("utf-8", "replace"), self._bearer):
+                state[PROVEN] = ""
+            else:
+                path = scope.get("raw_path") or quote(scope["path"]).encode()
+                query = scope.get("query_string", b"")
+                sent = (path + b"?" + query if query else path).decode("latin-1")
+                state[PROVEN] = self._proofs.accept(offered, request.method, sent)
+        return state[PROVEN] is not None
 
     def _host_is_ours(self, request: Request) -> bool:
         """Checked on loopback only: a foreign name that resolves to 127.0.0.1 is a rebinding
@@ -190,6 +214,19 @@ def busy(scope: Scope) -> Response:
     """Answer to a reader for whom there is no time now."""
     problem = "many others read at the moment: repeat the request"
     return respond(503, problem, scope["path"], {"Retry-After": "2"})
+
+
+async def _proven_body(scope: Scope, receive: Receive) -> tuple[Receive, Response | None]:
+    """The body once more, and a refusal if it is not the one that the request's proof is for."""
+    body = await Request(scope, receive).body()
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def again() -> Message:
+        return messages.pop() if messages else await receive()
+
+    if hashlib.sha256(body).hexdigest() == scope["state"][PROVEN]:
+        return again, None
+    return again, respond(401, "the proof is for another body", scope["path"])
 
 
 def _too_large(request: Request, path: str) -> Response | None:

@@ -27,10 +27,11 @@ from controller.store.redis_keys import Keys
 from controller.store.stores import urls_of
 from paceline.config.schema import Config
 from paceline.ids import Step, TaskId
+from paceline.masking import masked
 from paceline.observe.samples import ArchiveReader
 from paceline.payloads.open_store import open_payloads
 from paceline.payloads.store import PayloadStore
-from paceline.redis.client import connect, without_password
+from paceline.redis.client import connect
 from paceline.redis.server import NoRedis
 from paceline.token_texts import TextDecoder
 
@@ -204,7 +205,7 @@ async def stored_groups(
         state = (await LedgerFollower.load(Journal(client, keys))).ledger.state
         return await _detailed(archive, state, payloads, config, wanted, sort, limit, text)
     except (RedisError, OSError) as error:
-        where = without_password(redis_url)
+        where = masked(redis_url)
         raise NoRedis(f"the journal at {where} cannot be read: {error}") from error
     finally:
         await client.aclose()

@@ -15,7 +15,6 @@ import logging
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -27,11 +26,11 @@ from controller.replicated_controller import Controller
 from controller.runtime import NotLeading
 from controller.store.journal import Deposed
 from paceline.config.schema import Config
-from paceline.errors import BadInput
 from paceline.groups.invalid import Invalid
 from paceline.process.files import open_files_limit
 from paceline.process.structured_log import event, first_line
 from paceline.rpc.grpc_channel import LEADER_KEY, METHODS, TOKEN_KEY, Method
+from paceline.rpc.listeners import HANDSHAKE_MS
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +38,6 @@ Unary = Callable[["Controller", Any], Awaitable[Any]]
 Streaming = Callable[["Controller", Any], AsyncIterator[Any]]
 
 
-HANDSHAKE_MS = 10_000  # Time for the handshakes of TLS and HTTP/2
 IDLE_MS = 300_000  # A connection without a call is closed after this time; clients connect again
 MOST_METADATA = 16 << 10  # Bytes of the headers of a call
 
@@ -88,35 +86,6 @@ def most_connections(files: int) -> int:
     """Connections that the server accepts, of ``files`` open files: half, and the rest is for REST,
     Redis and the run's files. 1,000 workers need about 1,000."""
     return max(16, files // 2)
-
-
-def bind(server: grpc.aio.Server, config: Config, port: int) -> int:
-    """Binds the server and returns its port. Raises BadInput if the port is taken."""
-    host = config.controller.host
-    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    try:
-        if config.auth.tls_cert and config.auth.tls_key:
-            credentials = grpc.ssl_server_credentials(
-                [(_pem(config.auth.tls_key, "tls_key"), _pem(config.auth.tls_cert, "tls_cert"))]
-            )
-            bound = server.add_secure_port(shown, credentials)
-        else:
-            bound = server.add_insecure_port(shown)
-    except RuntimeError:
-        bound = 0
-    if not bound:
-        raise BadInput(
-            f"cannot listen on {shown}: the port is in use or the address is not of this host. "
-            "Stop what uses it, or set controller.port to a free one (0: any)"
-        )
-    return int(bound)
-
-
-def _pem(path: str, field: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise BadInput(f"auth.{field} {path} cannot be read: {error.strerror}") from error
 
 
 def _wrap(controller: Controller, method: Method, handler: Any) -> grpc.RpcMethodHandler:

@@ -40,12 +40,13 @@ from controller.store.ledger_follower import coverage_of, totals_of
 from controller.store.redis_keys import Keys
 from controller.store.stores import urls_of
 from paceline.ids import Step, TaskId
+from paceline.masking import masked
 from paceline.observe.coverage import CoverageReport, Spans, contains, remove
 from paceline.observe.projection import Totals
 from paceline.observe.vocabulary import EventType
 from paceline.payloads.open_store import open_payloads
 from paceline.payloads.store import PayloadStore, Ref, Refs
-from paceline.redis.client import connect_sync, without_password
+from paceline.redis.client import connect_sync
 from paceline.redis.server import NoRedis
 
 READ_COUNT = 256
@@ -79,9 +80,7 @@ def verify(redis_url: str, run_id: str) -> Report:
         with client:
             return _verify(client, Keys(run_id), redis_url)
     except (redis.RedisError, OSError) as error:
-        raise NoRedis(
-            f"the journal at {without_password(redis_url)} cannot be read: {error}"
-        ) from error
+        raise NoRedis(f"the journal at {masked(redis_url)} cannot be read: {error}") from error
 
 
 def _verify(client: Any, keys: Keys, redis_url: str) -> Report:

@@ -13,10 +13,11 @@ from controller.store.redis_keys import Keys
 from paceline.config.changes import differences
 from paceline.config.schema import Config
 from paceline.errors import BadInput
+from paceline.masking import masked
 from paceline.payloads.open_store import open_or_refuse
 from paceline.payloads.store import PayloadStore
 from paceline.payloads.transfer_limits import limit_s
-from paceline.redis.client import connect, without_password
+from paceline.redis.client import connect
 from paceline.redis.leader_lease import LeaderIdentity
 
 
@@ -66,7 +67,7 @@ def urls_of(stored: bytes | None) -> list[str]:
 
 
 def _shown(stored: str) -> str:
-    return ", ".join(map(without_password, urls_of(stored.encode()))) or "the Redis of its journal"
+    return ", ".join(map(masked, urls_of(stored.encode()))) or "the Redis of its journal"
 
 
 @dataclass(slots=True)

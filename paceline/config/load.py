@@ -19,6 +19,8 @@ from paceline.config.fields import NEWER, AtStart, Change, Fixed, Live, Section,
 from paceline.config.schema import RENAMED, SECTIONS, SETTINGS, TABLES, Config, with_new_names
 from paceline.config.sections.scorers import ScorerConfig
 from paceline.errors import BadInput
+from paceline.masking import masked_settings
+from paceline.process.files import check_ours
 
 FLEET_SECTIONS = (
     *("run", "model", "data", "reward", "train", "objective", "evaluation", "rollout", "scorers"),
@@ -59,8 +61,9 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, stored: bool
         raise ConfigError("\n".join(found)) from None
 
 
-def to_toml(config: Config) -> str:
-    """TOML that ``load_config`` reads back to an equal ``Config``.
+def to_toml(config: Config, *, mask: bool = False) -> str:
+    """TOML that ``load_config`` reads back to an equal ``Config``, unless secrets are masked for a
+    reader.
 
     TOML has no null: a field without a value is left out if that is its default, and ``"none"``
     otherwise.
@@ -70,7 +73,7 @@ def to_toml(config: Config) -> str:
         name: scorer.model_dump(mode="json", exclude_none=True)
         for name, scorer in config.scorers.by_name.items()
     }
-    return tomli_w.dumps(written)
+    return tomli_w.dumps(masked_settings(written) if mask else written)
 
 
 def _written(values: Mapping[str, Any], section: type[Section], path: str = "") -> dict[str, Any]:
@@ -174,6 +177,8 @@ def changed_config(config: Config, settings: Mapping[str, Any]) -> Config:
 
 def _read(path: Path) -> str:
     try:
+        if path.is_file():
+            check_ours(path)  # it names code that will run
         # Editors of Windows begin a file with a mark of its encoding.
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

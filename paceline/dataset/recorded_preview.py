@@ -3,8 +3,6 @@
 python -P -m paceline.dataset.recorded_preview CONFIG_AS_JSON < ROW_AS_JSON
 """
 
-import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from itertools import groupby
@@ -13,6 +11,7 @@ from paceline.config.schema import Config
 from paceline.dataset.recorded_encoding import RecordedCompletion, RecordedRow, RowEncoder
 from paceline.errors import BadInput
 from paceline.process.lifetime import leave_after
+from paceline.process.user_code import asked
 from paceline.prompt_tokenizer import BadPrompt, PromptTokenizer
 
 BEGIN, END = "⟦", "⟧"
@@ -58,12 +57,11 @@ def _shortened(text: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="paceline.dataset.recorded_preview", description=__doc__)
-    parser.add_argument("config", type=Config.model_validate_json, help="of the run, as JSON")
-    config = parser.parse_args().config
+    given = asked()
+    config = Config.model_validate(given["config"])
     tokenizer = PromptTokenizer(config)
     try:
-        row = RowEncoder(config, tokenizer).encode(json.load(sys.stdin))
+        row = RowEncoder(config, tokenizer).encode(given["row"])
     except BadPrompt as error:
         raise BadInput(f"the first row would be dropped ({error.reason}): {error}") from None
     sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]  # whatever the locale is

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 from pydantic import TypeAdapter
 
+from paceline.process.files import read_ours
 from paceline.process.lifetime import started_s
 
 
@@ -61,9 +62,10 @@ class FleetRecord:
 
     @classmethod
     def read(cls, run_dir: Path) -> FleetRecord | None:
-        """The record in ``run_dir``; None if there is none or it cannot be read."""
+        """The record in ``run_dir``; None if there is none or it cannot be read. Raises NotOurs:
+        processes that it names are sent signals."""
         try:
-            return _FILE.validate_json((run_dir / "fleet.json").read_bytes())
+            return _FILE.validate_json(read_ours(run_dir / "fleet.json"))
         except (OSError, ValueError):
             return None
 

@@ -9,9 +9,11 @@ from typing import Any
 
 from paceline.config.changes import flat_settings
 from paceline.config.schema import with_new_names
+from paceline.masking import masked_settings
 from paceline.observe.json_lines import DamagedFile
 from paceline.observe.projection import Projection
 from paceline.observe.summary import read_summary, summarise
+from paceline.process.files import NotOurs
 
 DEPTH = 3
 MARKS = ("summary.json", "events.jsonl", "config.toml")
@@ -63,7 +65,7 @@ def settings_that_differ(run_dirs: Sequence[Path]) -> dict[str, list[Any]]:
                 sections = tomllib.load(file)
         except (OSError, ValueError):
             return {}
-        return dict(flat_settings(with_new_names(sections)))
+        return dict(flat_settings(masked_settings(with_new_names(sections))))
 
     configs = [read(path) for path in run_dirs]
     names = dict.fromkeys(name for config in configs for name in config)
@@ -127,7 +129,10 @@ def _is_running(path: Path) -> bool:
     """Return True if a process of this machine's fleet, or a controller beside it, is alive."""
     from paceline.observe.fleet_file import FleetRecord
 
-    record = FleetRecord.read(path)
+    try:
+        record = FleetRecord.read(path)
+    except NotOurs:
+        return False  # another user's run is looked at, and nothing is done to it
     if record is not None:
         return record.supervisor.alive() or bool(record.survivors())
     return any(_is_alive(file) for file in (path / "controllers").glob("*.json"))

@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from paceline.masking import masked
 from paceline.payloads.store import Payloads, Ref, Refs, StoreUnavailable, parse_ref
-from paceline.redis.client import without_password
 
 T = TypeVar("T")
 AT_ONCE = 16
@@ -31,7 +31,7 @@ class FsspecPayloads:
         """Raises ValueError or ImportError if fsspec cannot open such a URL."""
         import fsspec
 
-        self._shown = without_password(url)
+        self._shown = masked(url)
         # A listing that is remembered would show payloads that others have written or deleted
         # since.
         options = {"use_listings_cache": False, "skip_instance_cache": True}

@@ -18,11 +18,11 @@ from urllib.parse import unquote, urlsplit
 from paceline.config.sections.services import REDIS_SCHEMES
 from paceline.errors import BadInput
 from paceline.ids import TaskId
+from paceline.masking import masked
 from paceline.payloads.file_payloads import FilePayloads
 from paceline.payloads.fsspec_payloads import FsspecPayloads
 from paceline.payloads.redis_payloads import RedisPayloads
 from paceline.payloads.store import PayloadStore, StoreFull, StoreUnavailable
-from paceline.redis.client import without_password
 
 LIMIT_S = 10.0
 PROBE_BYTES = 1 << 16
@@ -47,7 +47,7 @@ def open_payloads(urls: Sequence[str], run_id: str, redis_url: str) -> PayloadSt
 async def check_store(store: PayloadStore, urls: Sequence[str]) -> None:
     """Raises BadInput with the reason and the remedy if ``store``, which was opened for ``urls``,
     cannot be used."""
-    shown = ", ".join(map(without_password, urls))
+    shown = ", ".join(map(masked, urls))
     # Several, so that each of several servers gets some.
     probe = {
         (TaskId(f"t{secrets.randbelow(10**15)}"), 1): secrets.token_bytes(PROBE_BYTES)
@@ -89,7 +89,7 @@ async def check_urls(urls: Sequence[str]) -> None:
 
 def open_or_refuse(urls: Sequence[str], run_id: str, redis_url: str) -> PayloadStore:
     """``open_payloads``. Raises BadInput instead of what the libraries raise."""
-    shown = ", ".join(map(without_password, urls))
+    shown = ", ".join(map(masked, urls))
     try:
         return open_payloads(urls, run_id, redis_url)
     except ImportError as error:

@@ -16,6 +16,7 @@ from zlib import crc32
 from redis.exceptions import OutOfMemoryError, RedisError
 
 from paceline.byte_slices import slices
+from paceline.masking import masked
 from paceline.payloads.store import (
     Payloads,
     Ref,
@@ -25,7 +26,7 @@ from paceline.payloads.store import (
     parse_ref,
 )
 from paceline.payloads.transfer_limits import SLICE_BYTES, Patience, limit_s
-from paceline.redis.client import connect, without_password
+from paceline.redis.client import connect
 
 T = TypeVar("T")
 LARGEST = 512 << 20
@@ -153,7 +154,7 @@ class RedisPayloads:
     def _unavailable(self, error: Exception) -> StoreUnavailable:
         if isinstance(error, StoreUnavailable):
             return error
-        where = ", ".join(map(without_password, self._urls))
+        where = ", ".join(map(masked, self._urls))
         if isinstance(error, OutOfMemoryError) or "OOM " in str(error):
             return StoreFull(
                 f"the payload store at {where} is full: give it more memory (maxmemory; "

@@ -1,25 +1,105 @@
-"""Private files and directories, and the number of files that a process may open."""
+"""Private files and directories, those that another user may have prepared, and the number of files
+that a process may open."""
 
 from __future__ import annotations
 
+import errno
+import grp
 import os
+import pwd
 import resource
+import stat
+import tempfile
 from pathlib import Path
+
+from paceline.errors import BadInput
+
+
+class NotOurs(BadInput):
+    """Another user can have written it, so nothing in it may be followed. The message has the path
+    and the remedy."""
 
 
 def private_directory(path: Path) -> Path:
-    """Makes ``path`` and its parents if missing; ``path`` is then closed to other users."""
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path.chmod(0o700)
+    """Makes ``path`` and its parents if missing; ``path`` is then closed to other users. Raises
+    NotOurs."""
+    new_private_directory(path).chmod(0o700)
     return path
 
 
 def new_private_directory(path: Path) -> Path:
     """Makes ``path`` if missing, closed to other users. A directory that exists keeps its mode: its
-    owner may share it on purpose, and the files in it are private anyway."""
-    if not path.exists():
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    owner may let others read it, and the files in it are private anyway. Raises NotOurs."""
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    check_ours(path)
     return path
+
+
+def check_ours(path: Path) -> None:
+    """Raises NotOurs if a user other than this one and root can have written ``path``, or have
+    chosen what it links to. A file system without owners and modes, as some mounts are, cannot
+    tell. Raises OSError if there is no such path."""
+    link = path.lstat()
+    if stat.S_ISLNK(link.st_mode) and link.st_uid not in (os.geteuid(), 0):
+        raise NotOurs(f"{path} is a symbolic link of {_user(link.st_uid)}: {_REMEDY}")
+    _judge(path, path.stat())
+
+
+def read_ours(path: Path) -> bytes:
+    """Content of a file of a run, which is no link. Raises NotOurs, and OSError if it cannot be
+    read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise NotOurs(f"{path} is a symbolic link: {_REMEDY}") from None
+        raise
+    with os.fdopen(descriptor, "rb") as file:
+        _judge(path, os.fstat(descriptor))
+        return file.read()
+
+
+_REMEDY = "it may be another user's trap. Remove it, or name one that is yours alone"
+
+
+def _judge(path: Path, status: os.stat_result) -> None:
+    if status.st_uid not in (os.geteuid(), 0):
+        trouble = f"belongs to {_user(status.st_uid)}, and not to {_user(os.geteuid())}"
+        remedy = _REMEDY
+    elif status.st_mode & stat.S_IWOTH or (
+        status.st_mode & stat.S_IWGRP and not _is_private_group(status.st_gid)
+    ):
+        trouble, remedy = "can be written by other users", f"Run chmod go-w {path}"
+    else:
+        return
+    if _keeps_owners(path if stat.S_ISDIR(status.st_mode) else path.parent):
+        raise NotOurs(f"{path} {trouble}: {remedy}")
+
+
+def _keeps_owners(directory: Path) -> bool:
+    """False if a new file in ``directory`` has another owner or mode than it was made with."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=directory, prefix=".paceline-") as probe:
+            status = os.fstat(probe.fileno())
+    except OSError:
+        return True
+    return status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == 0o600
+
+
+def _is_private_group(number: int) -> bool:
+    """True for a group that many systems make for each user, with that user alone in it."""
+    try:
+        group, user = grp.getgrgid(number), pwd.getpwuid(os.geteuid())
+    except KeyError:
+        return False
+    return group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
+
+
+def _user(number: int) -> str:
+    try:
+        return f"user {pwd.getpwuid(number).pw_name}"
+    except KeyError:
+        return f"user {number}"
 
 
 def write_private(path: Path, text: str) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from paceline.errors import Unreachable, UserError
+from paceline.masking import masked
 
 if TYPE_CHECKING:
     import psutil
@@ -103,7 +104,7 @@ def exit_status(main: Callable[[], int], program: str) -> int:
         return main()
     except UserError as error:
         for line in str(error).splitlines():
-            print(f"{program}: {line}", file=sys.stderr)
+            print(f"{program}: {masked(line)}", file=sys.stderr)
         # A worker's status 3 is ENGINE_LOST: an unreachable controller must not look like one.
         return 1 if isinstance(error, Unreachable) else error.exit_status
     except SystemExit as end:
@@ -111,7 +112,7 @@ def exit_status(main: Callable[[], int], program: str) -> int:
     except KeyboardInterrupt:
         return 130
     except BaseException:
-        traceback.print_exc()
+        print(masked(traceback.format_exc()), end="", file=sys.stderr)
         return 1
 
 

@@ -6,12 +6,21 @@ import logging
 import sys
 from typing import Any, TextIO
 
+from paceline.masking import masked
+
+
+class MaskingFormatter(logging.Formatter):
+    """Masks what a URL has in it, in the texts and tracebacks of libraries, too."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return masked(super().format(record))
+
 
 def setup(process: str, *, level: str = "INFO", stream: TextIO | None = None) -> None:
     """Sends every log line of this process to ``stream`` (default: standard error)."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(
-        logging.Formatter(
+        MaskingFormatter(
             f"%(asctime)s.%(msecs)03d %(levelname).1s {process} %(message)s", datefmt="%H:%M:%S"
         )
     )
@@ -32,7 +41,7 @@ def event(
 
 def first_line(error: BaseException | str | None) -> str:
     """The first line of an error's message; the name of its type if it has no message."""
-    text = str(error or "").strip()
+    text = masked(str(error or "")).strip()
     if not text and isinstance(error, BaseException):
         text = type(error).__name__
     return text.split("\n", 1)[0].rstrip()

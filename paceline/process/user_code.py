@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import os
 import sys
 import traceback
@@ -27,6 +28,12 @@ def python_module(module: str) -> tuple[str, ...]:
     """Command line that runs ``module`` of an installed package, never a file of the start
     directory."""
     return (sys.executable, "-P", "-m", module)
+
+
+def asked() -> Any:
+    """Reads the JSON on standard input that says what a check is to try. Its command line says
+    nothing of it: every user of the machine can read that."""
+    return json.load(sys.stdin)
 
 
 def search_start_directory_last() -> None:

@@ -106,13 +106,6 @@ def _client(
     )
 
 
-def without_password(url: str) -> str:
-    parts = urlsplit(url)
-    credentials, at, host = parts.netloc.rpartition("@")
-    shown = f"{credentials.partition(':')[0]}:***@{host}" if at else host
-    return parts._replace(netloc=shown).geturl()
-
-
 def trouble_of(error: BaseException) -> str:
     """Reason why a request to Redis failed. The server may put words before its error code."""
     words = str(error)

@@ -1,7 +1,9 @@
 """The embedded Redis: a server process in ``<run_dir>/redis``, shared by all processes on this
 host.
 
-- It outlives the process that started it, and keeps its port and password over restarts.
+- It outlives the process that started it, and keeps its socket and password over restarts.
+- It listens on a Unix socket in a directory that is closed to other users: a stranger can neither
+  connect to it nor take its place. Workers on other machines reach it through ``tls_front``.
 - If two processes start it at once, a file lock decides: one starts it, the other finds it running.
 - A server that is alive but does not answer is never started a second time: two writers would
   destroy the append-only file.
@@ -24,14 +26,22 @@ import redis
 
 from paceline.config.sections.services import RedisConfig
 from paceline.errors import BadInput
+from paceline.masking import masked
 from paceline.process.files import private_directory, write_private
 from paceline.process.lifetime import alive, started_s, wait_ended
 from paceline.process.structured_log import first_line
-from paceline.redis.client import connect_sync, without_password
+from paceline.redis.client import connect_sync
 from paceline.redis.server_version import problem_of_binary, problem_of_info
-from paceline.redis.users import CONTROLLER, WORKER, acl_lines, user_url
+from paceline.redis.tls_front import Front, ensure_front, front_process
+from paceline.redis.users import (
+    CONTROLLER,
+    WORKER,
+    acl_lines,
+    server_socket,
+    user_url,
+    worker_url_through,
+)
 from paceline.rpc.addresses import is_loopback
-from paceline.rpc.ports import bindable, free_ports, taken_ports
 
 START_LIMIT_S = 30.0
 PROBE_S = 0.02
@@ -61,14 +71,13 @@ class RedisEndpoint:
     """For workers: only the keys under which they meet. The same as ``url`` for an existing server.
     """
     started: bool  # True if this call started it
+    front: Front | None = None  # by which other machines reach it
 
     def worker_url_at(self, host: str) -> str:
         """``worker_url`` for workers that reach the embedded server's machine at ``host``."""
-        if self.pid is None:
+        if self.front is None:
             return self.worker_url
-        credentials, _, place = self.worker_url.rpartition("@")
-        shown = f"[{host}]" if ":" in host else host
-        return f"{credentials}@{shown}:{place.rpartition(':')[2]}"
+        return worker_url_through(self.worker_url, host, self.front)
 
 
 LOG = "redis.log"
@@ -86,15 +95,17 @@ def ensure_redis(run_dir: Path, cfg: RedisConfig) -> RedisEndpoint:
         return _probe_existing(cfg.url)
     home = private_directory(run_dir / "redis")
     with _locked(home / "lock"):
-        port = _port(home)
-        if port is not None and cfg.port not in (0, port) and _running(home) is None:
-            port = None  # another one is wanted than the last time
-        if port is not None and (process := _running(home) or _adopt(home, port)):
+        if (process := _running(home) or _adopt(home)) is not None:
             # A server that was just killed may still count as running; then it is replaced.
             with suppress(_Ended):
-                _wait_until_ready(home, port, process)
-                return _endpoint(home, port, process.pid, started=False)
-        return _start(home, cfg, port)
+                _wait_until_ready(home, process)
+                return _endpoint(home, cfg, process.pid, started=False)
+        return _start(home, cfg)
+
+
+def front_is_down(run_dir: Path, cfg: RedisConfig) -> bool:
+    """True if other machines cannot reach the embedded server: ``ensure_redis`` mends that."""
+    return cfg.url is None and _has_front(cfg) and front_process(run_dir / "redis") is None
 
 
 def embedded_pid(run_dir: Path) -> int | None:
@@ -117,6 +128,8 @@ def stop_redis(run_dir: Path, *, timeout_s: float = 10.0) -> bool:
         process = _running(home)
         if process is None:
             return False
+        if (front := front_process(home)) is not None:
+            front.kill()
         # SIGTERM: Redis writes and syncs its append-only file, then ends.
         process.terminate()
         if not wait_ended(process, timeout_s):
@@ -154,31 +167,20 @@ def _probe_existing(url: str) -> RedisEndpoint:
         problem = ""  # a user without INFO: only the server's owner can tell its version
     except (redis.RedisError, ValueError, OSError) as error:
         raise NoRedis(
-            f"no Redis at {without_password(url)} ({first_line(error)}): start it, or correct "
+            f"no Redis at {masked(url)} ({first_line(error)}): start it, or correct "
             "redis.url, or remove redis.url to let Paceline start one"
         ) from error
     if problem:
         raise NoRedis(
-            f"redis.url {without_password(url)}: {problem}. Upgrade that server, or remove "
+            f"redis.url {masked(url)}: {problem}. Upgrade that server, or remove "
             "redis.url to let Paceline start a maintained one"
         )
     return RedisEndpoint(url, None, worker_url=url, started=False)
 
 
-def _start(home: Path, cfg: RedisConfig, port: int | None) -> RedisEndpoint:
-    if cfg.port:
-        if taken_ports(cfg.host, [cfg.port]):
-            raise NoRedis(
-                f"redis.port: port {cfg.port} is in use on {cfg.host}: end what uses it (ss "
-                "-ltnp), choose another, or 0 for a free port"
-            )
-        port = cfg.port
-    # The old port is kept, so that clients that reconnect find the restarted server.
-    elif port is None or taken_ports(cfg.host, [port]):
-        (port,) = free_ports(bindable(cfg.host), 1)
-    _write_port(home, port)
+def _start(home: Path, cfg: RedisConfig) -> RedisEndpoint:
     config = home / "redis.conf"
-    write_private(config, "\n".join(_settings(home, cfg, port)) + "\n")
+    write_private(config, "\n".join(_settings(home, cfg)) + "\n")
     with (home / LOG).open("ab") as log:
         child = subprocess.Popen(
             [str(find_server()), str(config.resolve())],
@@ -192,19 +194,27 @@ def _start(home: Path, cfg: RedisConfig, port: int | None) -> RedisEndpoint:
     _children[home] = [*_children.get(home, [])[-1:], child]
     process = psutil.Process(child.pid)
     _write_pid(home, process)
-    _wait_until_ready(home, port, process)
-    return _endpoint(home, port, child.pid, started=True)
+    _wait_until_ready(home, process)
+    return _endpoint(home, cfg, child.pid, started=True)
 
 
-def _endpoint(home: Path, port: int, pid: int, *, started: bool) -> RedisEndpoint:
-    worker_url = user_url(home, WORKER, port)
-    return RedisEndpoint(user_url(home, CONTROLLER, port), pid, worker_url, started)
+def _endpoint(home: Path, cfg: RedisConfig, pid: int, *, started: bool) -> RedisEndpoint:
+    front = None
+    if _has_front(cfg):
+        front = ensure_front(home, cfg.host, cfg.port, server_socket(home))
+    urls = user_url(home, CONTROLLER), user_url(home, WORKER)
+    return RedisEndpoint(urls[0], pid, urls[1], started, front)
 
 
-def _settings(home: Path, cfg: RedisConfig, port: int) -> list[str]:
+def _has_front(cfg: RedisConfig) -> bool:
+    return bool(cfg.port) or not is_loopback(cfg.host)
+
+
+def _settings(home: Path, cfg: RedisConfig) -> list[str]:
     lines = [
-        f"bind {_bound(cfg.host)}",
-        f"port {port}",
+        "port 0",
+        f'unixsocket "{server_socket(home)}"',
+        "unixsocketperm 700",
         *acl_lines(home),
         # No file but its own can be written through it, and no code loaded.
         "enable-protected-configs no",
@@ -229,17 +239,10 @@ def _settings(home: Path, cfg: RedisConfig, port: int) -> list[str]:
     return lines
 
 
-def _bound(host: str) -> str:
-    """Loopback is among the addresses: the controllers of this machine log in there."""
-    if is_loopback(host):
-        return "127.0.0.1"
-    return f"127.0.0.1 {host}" if bindable(host) else "0.0.0.0"
-
-
-def _wait_until_ready(home: Path, port: int, process: psutil.Process) -> None:
+def _wait_until_ready(home: Path, process: psutil.Process) -> None:
     deadline = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline:
-        if _answers(user_url(home, CONTROLLER, port)):
+        if _answers(user_url(home, CONTROLLER)):
             return
         if not alive(process):
             raise _Ended(f"the embedded Redis ended at its start: {_last_line(home / LOG)}")
@@ -260,10 +263,10 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _adopt(home: Path, port: int) -> psutil.Process | None:
-    """The server that answers on the port with the password although its pid file is lost."""
+def _adopt(home: Path) -> psutil.Process | None:
+    """The server that answers on the socket although its pid file is lost."""
     try:
-        with connect_sync(user_url(home, CONTROLLER, port), timeout_s=2.0) as client:
+        with connect_sync(user_url(home, CONTROLLER), timeout_s=2.0) as client:
             process = psutil.Process(int(client.info("server")["process_id"]))
     except (redis.RedisError, OSError, psutil.NoSuchProcess):
         return None
@@ -284,23 +287,6 @@ def _running(home: Path) -> psutil.Process | None:
 
 def _write_pid(home: Path, process: psutil.Process) -> None:
     (home / "pid").write_text(f"{process.pid} {started_s(process.pid)}\n")
-
-
-def _port(home: Path) -> int | None:
-    """The port of the last start; None: never started."""
-    try:
-        return int((home / "port").read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def _write_port(home: Path, port: int) -> None:
-    """Replaces the file at once: without it, the next start would choose a port nobody knows."""
-    if _port(home) == port:
-        return
-    fresh = home / ".port"
-    fresh.write_text(f"{port}\n")
-    fresh.replace(home / "port")
 
 
 def _last_line(path: Path) -> str:

@@ -15,8 +15,12 @@ from __future__ import annotations
 import hashlib
 import secrets
 from pathlib import Path
+from urllib.parse import quote, urlencode
 
 from paceline.process.files import write_private
+from paceline.redis.tls_front import Front
+from paceline.rpc.addresses import at
+from paceline.rpc.listeners import socket_path
 
 CONTROLLER = "controller"
 WORKER = "worker"
@@ -52,5 +56,18 @@ def password(home: Path, user: str) -> str:
     return path.read_text().strip()
 
 
-def user_url(home: Path, user: str, port: int) -> str:
-    return f"redis://{user}:{password(home, user)}@127.0.0.1:{port}/0"
+def user_url(home: Path, user: str) -> str:
+    """URL of the server's Unix socket for ``user``."""
+    return f"unix://{user}:{password(home, user)}@{quote(str(server_socket(home)))}?db=0"
+
+
+def server_socket(home: Path) -> Path:
+    return socket_path(home.parent, "redis")
+
+
+def worker_url_through(worker_url: str, host: str, front: Front) -> str:
+    """``worker_url`` for a worker on another machine, which reaches ``front`` at ``host``. It has
+    the certificate by which the front proves itself."""
+    credentials = worker_url.partition("://")[2].rpartition("@")[0]
+    pinned = urlencode({"ssl_check_hostname": "false", "ssl_ca_data": front.certificate})
+    return f"rediss://{credentials}@{at(host, front.port)}/0?{pinned}"

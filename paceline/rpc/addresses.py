@@ -14,9 +14,21 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def at(host: str, port: int) -> str:
+    """Address of ``port`` on ``host``, which may be an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def port_of(address: str) -> int:
+    """Port of "host:port"; 0 for a Unix socket."""
+    return 0 if address.startswith("unix:") else int(address.rpartition(":")[2])
+
+
 def own_address(peer: str) -> str:
-    """Address from which this machine reaches ``peer`` ("host:port"). 127.0.0.1 if the peer is on
-    loopback or cannot be resolved."""
+    """Address from which this machine reaches ``peer`` ("host:port" or "unix:PATH"). 127.0.0.1 if
+    the peer is on this machine or cannot be resolved."""
+    if peer.startswith("unix:"):
+        return "127.0.0.1"
     host, _, port = peer.rpartition(":")
     host = host.removeprefix("dns:///").strip("[]") or "127.0.0.1"
     try:

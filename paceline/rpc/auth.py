@@ -15,7 +15,7 @@ from urllib.parse import quote
 from paceline.config.schema import Config
 from paceline.config.sections.services import AuthConfig
 from paceline.errors import BadInput
-from paceline.process.files import new_private_directory
+from paceline.process.files import check_ours, new_private_directory, read_ours
 from paceline.rpc.addresses import is_loopback
 
 TOKEN_VARIABLE = "PACELINE_TOKEN"
@@ -34,7 +34,10 @@ def read_token(auth: AuthConfig, run_dir: Path | None = None) -> str | None:
     if auth.token_file is not None:
         return _read(Path(auth.token_file), "auth.token_file ")
     own = run_dir / TOKEN_FILE if run_dir is not None else None
-    return _read(own, "") if own is not None and own.exists() else None
+    if run_dir is None or own is None or not own.exists():
+        return None
+    check_ours(run_dir)
+    return _read(own, "")
 
 
 def worker_token(config: Config, run_dir: Path | None) -> str | None:
@@ -50,6 +53,7 @@ def worker_token(config: Config, run_dir: Path | None) -> str | None:
 def own_token(run_dir: Path) -> str:
     """The run's own token; the first process that needs it writes the file, with mode 0600."""
     path = run_dir / TOKEN_FILE
+    check_ours(run_dir)
     if path.exists():
         return _read(path, "")
     partial = path.with_name(f".token.{os.getpid()}")
@@ -69,7 +73,11 @@ def own_token(run_dir: Path) -> str:
 
 def _read(path: Path, field: str) -> str:
     try:
-        token = path.read_text().strip()
+        if field:
+            check_ours(path)  # a link, as those of Kubernetes' secrets, may be the user's
+            token = path.read_text().strip()
+        else:
+            token = read_ours(path).decode(errors="replace").strip()
     except OSError as error:
         raise AuthError(
             f"{field}{path} cannot be read ({error.strerror}): create it, or set {TOKEN_VARIABLE}"

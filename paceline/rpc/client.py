@@ -26,6 +26,7 @@ from paceline.errors import RefusalCode, Unreachable, UserError
 from paceline.process.structured_log import event, first_line
 from paceline.rpc.auth import client_root, worker_token
 from paceline.rpc.grpc_channel import LEADER_KEY, METHODS, bind_method, call_metadata, open_channel
+from paceline.rpc.listeners import UNPROVEN
 from paceline.v1 import admin_pb2
 
 log = logging.getLogger(__name__)
@@ -88,6 +89,7 @@ class ControlPlane:
         self.address = self.addresses[0]
         """The controller that receives the next call."""
         self.metadata = call_metadata(token)
+        self._token = token
         self._tls_ca = tls_ca
         self._max_message_mb = max_message_mb
         self._channels: dict[str, grpc.aio.Channel] = {}
@@ -213,7 +215,10 @@ class ControlPlane:
         if (address, method) not in self._bound:
             if address not in self._channels:
                 self._channels[address] = open_channel(
-                    address, tls_ca=self._tls_ca, max_message_mb=self._max_message_mb
+                    address,
+                    self._token,
+                    tls_ca=self._tls_ca,
+                    max_message_mb=self._max_message_mb,
                 )
             self._bound[address, method] = bind_method(self._channels[address], METHODS[method])
         return self._bound[address, method]
@@ -233,7 +238,7 @@ class ControlPlane:
                 self.address = hint
         else:
             self.leave(address)
-        return f"{address}: {code.name} {first_line(error.details())}"
+        return f"{address}: {code.name} {_reason(error)}"
 
     def leave(self, address: str) -> None:
         """Switches to the next controller, unless another call already did."""
@@ -282,6 +287,13 @@ class ControlPlane:
         self._bound.clear()
         for channel in channels:
             await channel.close()
+
+
+def _reason(error: grpc.aio.AioRpcError) -> str:
+    reason = first_line(error.details())
+    if "CERTIFICATE_VERIFY_FAILED" not in reason:
+        return reason
+    return f"the listener {UNPROVEN}: it is a stranger, or the token here is that of another run"
 
 
 async def _reply(call: Any) -> Any:

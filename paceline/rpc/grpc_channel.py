@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 from google.protobuf import message_factory
 
+from paceline.rpc.listeners import client_credentials
 from paceline.v1 import admin_pb2, policy_pb2, rollout_pb2, scorer_pb2, worker_pb2
 
 LEADER_KEY = "paceline-leader"
@@ -46,19 +47,26 @@ METHODS = {
 }
 
 
-def open_channel(address: str, *, tls_ca: Path | None, max_message_mb: int = 64) -> Any:
-    """Opens a grpc.aio.Channel to one controller. It reconnects quickly: a failover takes about a
+def open_channel(
+    address: str, token: str | None, *, tls_ca: Path | None, max_message_mb: int = 64
+) -> Any:
+    """Opens a grpc.aio.Channel to one listener, which proves itself before it is sent anything:
+    with the root in ``tls_ca``, or by ``token``. It reconnects quickly: a failover takes about a
     second."""
-    return _open(grpc.aio, address, tls_ca, max_message_mb)
+    return _open(grpc.aio, address, token, tls_ca, max_message_mb)
 
 
-def open_blocking_channel(address: str, *, tls_ca: Path | None) -> grpc.Channel:
+def open_blocking_channel(address: str, token: str | None, *, tls_ca: Path | None) -> grpc.Channel:
     """The same for a thread without an event loop."""
-    return _open(grpc, address, tls_ca, 4)
+    return _open(grpc, address, token, tls_ca, 4)
 
 
-def _open(kind: Any, address: str, tls_ca: Path | None, max_message_mb: int) -> Any:
+def _open(
+    kind: Any, address: str, token: str | None, tls_ca: Path | None, max_message_mb: int
+) -> Any:
+    credentials, named = client_credentials(address, token, tls_ca)
     options = [
+        *named,
         ("grpc.max_receive_message_length", max_message_mb << 20),
         ("grpc.max_send_message_length", max_message_mb << 20),
         ("grpc.initial_reconnect_backoff_ms", 50),
@@ -69,9 +77,8 @@ def _open(kind: Any, address: str, tls_ca: Path | None, max_message_mb: int) -> 
         # An Internet proxy must not see the control plane.
         ("grpc.enable_http_proxy", 0),
     ]
-    if tls_ca is None:
+    if credentials is None:
         return kind.insecure_channel(address, options=options)
-    credentials = grpc.ssl_channel_credentials(root_certificates=tls_ca.read_bytes())
     return kind.secure_channel(address, credentials, options=options)
 
 

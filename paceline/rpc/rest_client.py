@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import Unreachable, UserError
+from paceline.rpc.request_proof import proof
 
 TIMEOUT_S = 10.0
 
@@ -36,7 +37,7 @@ class RestReader:
         self, urls: Sequence[str], *, token: str | None = None, tls_ca: Path | None = None
     ) -> None:
         self._urls = list(urls)
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._token = token
         context = ssl.create_default_context(cafile=str(tls_ca)) if tls_ca else None
         # An Internet proxy must not see the control plane.
         self._opener = urllib.request.build_opener(
@@ -52,7 +53,8 @@ class RestReader:
             tail += f"?{urllib.parse.urlencode(given)}"
         trouble = "no address is known"
         for url in list(self._urls):
-            request = urllib.request.Request(url + tail, headers=self._headers)
+            headers = {"Authorization": proof(self._token, "GET", tail)} if self._token else {}
+            request = urllib.request.Request(url + tail, headers=headers)
             try:
                 with self._opener.open(request, timeout=timeout_s) as answer:
                     return json.loads(answer.read())

@@ -112,11 +112,12 @@ class SideChannel:
 
     def _send(self, report: worker_pb2.WaitsReport) -> None:
         with contextlib.suppress(UserError, OSError):
-            metadata = call_metadata(worker_token(self._config, self._run_dir))
+            token = worker_token(self._config, self._run_dir)
+            metadata = call_metadata(token)
             root = client_root(self._config.auth)
             for address in self._addresses:
                 # Opened for each report: there are few of them, and none in a healthy run.
-                with open_blocking_channel(address, tls_ca=root) as channel:
+                with open_blocking_channel(address, token, tls_ca=root) as channel:
                     call: Any = bind_method(channel, METHODS["WorkerService.ReportWaits"])
                     with contextlib.suppress(grpc.RpcError):
                         call(report, timeout=ANSWER_S, metadata=metadata)

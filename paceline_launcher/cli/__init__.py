@@ -15,6 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from paceline.errors import UserError
+from paceline.masking import masked
 from paceline_launcher.cli import export, serve
 from paceline_launcher.cli.control import admin, node, roles, up, wait
 from paceline_launcher.cli.evaluation import command as evaluation
@@ -107,7 +108,7 @@ def main() -> None:
                 print(f"error: {line}", file=sys.stderr)
             sys.exit(error.exit_status)
         hint = "set PACELINE_TRACEBACK=1 to see the traceback"
-        print(f"error: {type(error).__name__}: {error} ({hint})", file=sys.stderr)
+        print(masked(f"error: {type(error).__name__}: {error} ({hint})"), file=sys.stderr)
         sys.exit(1)
 
 

@@ -15,6 +15,7 @@ import typer
 
 from paceline.errors import BadInput
 from paceline.observe.json_lines import finite
+from paceline.process.files import read_ours
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config
@@ -46,8 +47,9 @@ def parse_addresses(text: str) -> list[str]:
     addresses = [part.strip() for part in text.split(",") if part.strip()]
     for address in addresses:
         host, _, port = address.rpartition(":")
-        if not host or not is_number(port, 1, 65535):
-            raise BadInput(f"--controllers: {address} is not host:port")
+        is_path = address.startswith("unix:/")
+        if not is_path and (not host or not is_number(port, 1, 65535)):
+            raise BadInput(f"--controllers: {address} is not host:port or unix:/PATH")
     if not addresses:
         raise BadInput("--controllers: no address given; write host:port,host:port")
     return addresses
@@ -78,7 +80,7 @@ def written_by_controllers(run_dir: Path, field: str) -> list[str]:
     found = []
     for path in sorted((run_dir / "controllers").glob("*.json")):
         try:
-            found.append(str(json.loads(path.read_text()).get(field) or ""))
+            found.append(str(json.loads(read_ours(path)).get(field) or ""))
         except (OSError, ValueError, AttributeError):
             continue
     return [text for text in found if text]

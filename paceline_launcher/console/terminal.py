@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from paceline.masking import masked
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -13,8 +15,8 @@ WIDE = 240
 
 
 def printable(text: str) -> str:
-    """``text`` with control characters escaped, except line ends and tabs."""
-    return "".join(c if c in "\n\t" or c.isprintable() else repr(c)[1:-1] for c in text)
+    """``text`` with secrets masked and control characters escaped, except line ends and tabs."""
+    return "".join(c if c in "\n\t" or c.isprintable() else repr(c)[1:-1] for c in masked(text))
 
 
 def out_console(wide: int = WIDE) -> Console:

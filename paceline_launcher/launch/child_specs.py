@@ -11,6 +11,8 @@ from paceline.config.schema import Config
 from paceline.process.torchrun_environment import without_place
 from paceline.process.user_code import python_module
 from paceline.process.worker_command import THREAD_VARIABLES
+from paceline.rpc.addresses import at, is_loopback
+from paceline.rpc.listeners import UNIX, socket_path
 from paceline.rpc.ports import bindable, free_ports
 from paceline.worker_pools import POLICY, role_of, scorer_of, worker_index, worker_name
 from paceline_launcher.launch.child import ChildSpec
@@ -34,8 +36,12 @@ class ChildSpecs:
     def addresses(self) -> list[str]:
         bound = self.config.controller.host
         host = self.master or ("127.0.0.1" if bound in ("0.0.0.0", "::") else bound)
-        shown = f"[{host}]" if self.master and ":" in host else host
-        return [f"{shown}:{port}" for port in self.ports]
+        return [
+            at(host, port)
+            if port
+            else f"{UNIX}{socket_path(self.run_dir, f'{CONTROLLER}-{index}')}"
+            for index, port in enumerate(self.ports)
+        ]
 
     def controller(self, index: int) -> ChildSpec:
         arguments = ["--port", str(self.ports[index])]
@@ -68,11 +74,13 @@ class ChildSpecs:
 
 
 def controller_ports(config: Config) -> list[int]:
-    """The configured port and those after it, or free ones. A restarted controller keeps its
-    port."""
+    """The configured port and those after it, or free ones, which a restarted controller keeps. 0:
+    a Unix socket, on one machine."""
     first, count = config.controller.port, config.fleet.controllers
     if first:
         return [first + index for index in range(count)]
+    if is_loopback(config.controller.host):
+        return [0] * count
     return free_ports(bindable(config.controller.host), count)
 
 

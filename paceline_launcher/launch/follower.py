@@ -21,7 +21,7 @@ from paceline.errors import BadInput, Unreachable
 from paceline.observe.event_follower import leader_status
 from paceline.observe.fleet_file import FleetRecord
 from paceline.providers.base import AT_WORK
-from paceline.rpc.addresses import address_towards
+from paceline.rpc.addresses import address_towards, port_of
 from paceline.rpc.client import ControlPlaneUnavailable, RequestRefused
 from paceline_launcher.launch.child_specs import ChildSpecs
 from paceline_launcher.launch.ending import EXPORT_LIMIT_S
@@ -80,7 +80,7 @@ class FollowingNode:
 
     def _fleet(self, met: Met) -> Fleet:
         place, home = self.meeting.place, node_directory(self.run_dir, self.workers.node)
-        ports = [int(address.rpartition(":")[2]) for address in met.job.addresses]
+        ports = [port_of(address) for address in met.job.addresses]
         specs = ChildSpecs(met.config, met.config_path, self.run_dir, ports, place.master)
         # Node 0 reaches this node there, and so do the others.
         address = address_towards(place.master, place.port)

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 
 from paceline.config.load import changed_config
 from paceline.config.schema import Config
-from paceline.process.files import new_private_directory
+from paceline.process.files import new_private_directory, read_ours
 from paceline.rpc.addresses import is_loopback
 from paceline.rpc.auth import TOKEN_FILE, read_token
 from paceline_launcher.launch.node_environment import NodePlace
@@ -116,9 +116,10 @@ def replace_file(run_dir: Path, name: str, content: bytes) -> None:
 
 
 def read_file(run_dir: Path, name: str, adapter: TypeAdapter[T]) -> T | None:
-    """The value in ``<run_dir>/nodes/<name>``; None if it is missing or cannot be read."""
+    """The value in ``<run_dir>/nodes/<name>``; None if it is missing or cannot be read. Raises
+    NotOurs."""
     try:
-        return adapter.validate_json((run_dir / "nodes" / name).read_bytes())
+        return adapter.validate_json(read_ours(run_dir / "nodes" / name))
     except (OSError, ValueError):
         return None
 

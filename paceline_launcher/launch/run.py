@@ -33,6 +33,7 @@ from paceline.observe.vocabulary import EventType
 from paceline.providers.base import Trouble
 from paceline.providers.ray import RayProvider
 from paceline.redis.server import NoRedis, ensure_redis, redis_log, stop_redis
+from paceline.rpc.addresses import port_of
 from paceline.rpc.auth import own_token, read_token
 from paceline.rpc.client import ControlPlane
 from paceline.v1 import admin_pb2
@@ -182,7 +183,7 @@ class Run:
         if self.earlier is None:
             return []
         ports = {
-            process.name: int(process.address.rpartition(":")[2])
+            process.name: port_of(process.address)
             for process in self.earlier.processes
             if process.role == CONTROLLER
         }

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from paceline.config.schema import Config
 from paceline.config.sections.services import AuthConfig
+from paceline.masking import masked
 
 if TYPE_CHECKING:
     from paceline_launcher.preflight.data import FoundData
@@ -29,8 +30,8 @@ class Finding:
 
     def __str__(self) -> str:
         if not self.remedy:
-            return self.found
-        return f"{self.found}{'' if self.found.endswith(('.', '?')) else '.'} {self.remedy}"
+            return masked(self.found)
+        return masked(f"{self.found}{'' if self.found.endswith(('.', '?')) else '.'} {self.remedy}")
 
 
 Findings = Iterator[Finding]

@@ -107,8 +107,8 @@ def redis(config: Config | None) -> Findings:
 
 
 def payloads(config: Config) -> Findings:
+    from paceline.masking import masked
     from paceline.payloads.open_store import check_urls
-    from paceline.redis.client import without_password
 
     urls = config.payloads.urls
     if not urls:
@@ -119,15 +119,16 @@ def payloads(config: Config) -> Findings:
     except BadInput as error:
         yield fail(str(error), "")
     else:
-        yield ok(f"{', '.join(map(without_password, urls))} can be written and read")
+        yield ok(f"{', '.join(map(masked, urls))} can be written and read")
 
 
 def _redis_settings(url: str) -> Findings:
     from redis import RedisError
 
-    from paceline.redis.client import connect_sync, without_password
+    from paceline.masking import masked
+    from paceline.redis.client import connect_sync
 
-    shown = without_password(url)
+    shown = masked(url)
     with connect_sync(url) as client:
         try:
             server, memory = client.info("server"), client.info("memory")
@@ -177,7 +178,7 @@ async def _status(address: str, token: str | None, root: Path | None) -> Any:
     from paceline.v1 import admin_pb2
 
     # Not through ControlPlane, which takes the answer of any controller.
-    channel = open_channel(address, tls_ca=root)
+    channel = open_channel(address, token, tls_ca=root)
     try:
         ask = bind_method(channel, METHODS["AdminService.GetStatus"])
         metadata = call_metadata(token)

@@ -4,15 +4,24 @@ torch, must not stay in the launcher."""
 import json
 import subprocess
 from dataclasses import dataclass
+from typing import Any
 
 from paceline.config.objectives import BUILT_IN
 from paceline.config.schema import Config
 from paceline.config.sections.scorers import named_scorer
 from paceline.config.sections.training import BUILT_IN_REWARDS
 from paceline.process.user_code import python_module
-from paceline_launcher.preflight.findings import Findings, Start, fail, ok, warn
+from paceline_launcher.preflight.findings import (
+    CORRECT,
+    Findings,
+    Start,
+    fail,
+    ok,
+    skip,
+    warn,
+)
 
-LIMIT_S = 120.0
+LIMIT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,22 +30,32 @@ class Tried:
     """The reason why it cannot be used, or empty."""
     lines: tuple[str, ...] = ()
     """Lines of its standard output."""
+    slow: bool = False
+    """It was given up: a slow machine is no error."""
+
+    def findings(self, setting: str, remedy: str = CORRECT) -> Findings:
+        """The problem, or that nothing was found out."""
+        if self.problem:
+            yield fail(f"{setting}{self.problem}", remedy)
+        elif self.slow:
+            yield skip(f"{setting}it took longer than {LIMIT_S:.0f} s, and a worker will find out")
 
 
-def try_import(check: str, name: str, *more: str, given: str = "") -> Tried:
-    """Runs ``check``, a module of ours that imports ``name``, with ``given`` on standard input."""
+def try_import(check: str, name: str, **given: Any) -> Tried:
+    """Runs ``check``, a module of ours that imports ``name``. ``given``, JSON, goes to its standard
+    input: a command line is for every user of the machine to read."""
     try:
         done = subprocess.run(
-            [*python_module(check), name, *more],
+            python_module(check),
             capture_output=True,
             encoding="utf-8",
             errors="replace",
             timeout=LIMIT_S,
-            input=given,
+            input=json.dumps({"name": name, **given}, default=str),
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Tried(f"{name}: the import takes longer than {LIMIT_S:.0f} s")
+        return Tried("", slow=True)
     if done.returncode == 0:
         return Tried("", tuple(line for line in done.stdout.splitlines() if line.strip()))
     lines = [line for line in done.stderr.splitlines() if line.strip()]
@@ -56,16 +75,15 @@ def rewards(config: Config) -> Findings:
     for name, setting in settings.items():
         if name in BUILT_IN_REWARDS or named_scorer(name) is not None:
             continue
-        if problem := try_import("rollout_worker.rewards.functions", name).problem:
-            yield fail(f"{setting}: {problem}")
+        tried = try_import("rollout_worker.rewards.functions", name)
+        yield from tried.findings(f"{setting}: ")
 
 
 def engine(config: Config) -> Findings:
     name = config.rollout.engine
     if ":" not in name or config.recorded:
         return
-    if problem := try_import("rollout_worker.engine.own_engine", name).problem:
-        yield fail(problem)
+    yield from try_import("rollout_worker.engine.own_engine", name).findings("")
 
 
 def objective(config: Config) -> Findings:
@@ -73,10 +91,8 @@ def objective(config: Config) -> Findings:
     name = config.train.algorithm
     if name in BUILT_IN:
         return
-    tried = try_import("policy_worker.conformance", name, config.model_dump_json())
-    if tried.problem:
-        yield fail(tried.problem)
-        return
+    tried = try_import("policy_worker.conformance", name, config=config.model_dump(mode="json"))
+    yield from tried.findings("")
     for line in tried.lines:
         yield warn(line, f"paceline check-objective {name} tries it alone")
 
@@ -84,20 +100,19 @@ def objective(config: Config) -> Findings:
 def judges(config: Config) -> Findings:
     for name, scorer in config.scorers.by_name.items():
         if scorer.url is not None:
-            settings = scorer.model_dump_json(exclude_none=True)
-            if problem := try_import("scorer_worker.url_judge", name, settings).problem:
-                yield fail(problem, "Start the server, or correct the section of the scorer")
+            settings = scorer.model_dump(mode="json", exclude_none=True)
+            tried = try_import("scorer_worker.url_judge", name, settings=settings)
+            yield from tried.findings("", "Start the server, or correct the section of the scorer")
 
 
 def first_row(start: Start) -> Findings:
     config, row = start.config, start.data.first_row
     if row is None or not config.recorded:
         return
-    text = json.dumps(row, default=str)
-    tried = try_import("paceline.dataset.recorded_preview", config.model_dump_json(), given=text)
-    if tried.problem:
-        remedy = "Correct the row or the fields of [data] (docs/recorded-data.md)"
-        source = "path" if config.data.path is not None else f"sources.{min(config.data.sources)}"
-        yield fail(f"data.{source}: {tried.problem}", remedy)
-        return
-    yield ok("\n    ".join(tried.lines))
+    settings = config.model_dump(mode="json")
+    tried = try_import("paceline.dataset.recorded_preview", "row", config=settings, row=row)
+    source = "path" if config.data.path is not None else f"sources.{min(config.data.sources)}"
+    remedy = "Correct the row or the fields of [data] (docs/recorded-data.md)"
+    yield from tried.findings(f"data.{source}: ", remedy)
+    if tried.lines:
+        yield ok("\n    ".join(tried.lines))

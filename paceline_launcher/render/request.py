@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from paceline.config.schema import Config
 from paceline.errors import BadInput
-from paceline.redis.client import without_password
+from paceline.masking import masked
 from paceline.worker_pools import POLICY, ROLLOUT, desired_workers, role_of, scorer_of
 from paceline_launcher.node_placement import gpus_of_worker, nodes_needed
 from paceline_launcher.render.options import RenderOptions, Volume
@@ -69,7 +69,7 @@ class RenderRequest:
             if scorer.url is not None
         ]
         for setting, url in urls:
-            if without_password(url) != url:
+            if masked(url) != url:
                 raise BadInput(
                     f"{setting} contains a password, which the rendered files would show: use an "
                     "address without one, or leave it out"

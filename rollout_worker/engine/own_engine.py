@@ -1,11 +1,10 @@
 """An engine of the user's own, which ``rollout.engine`` names as ``package.module:Class``."""
 
-import argparse
 import inspect
 from collections.abc import Callable
 
 from paceline.process.lifetime import leave_after
-from paceline.process.user_code import NotFound, find
+from paceline.process.user_code import NotFound, asked, find
 from rollout_worker.engine.base import Engine, EngineError
 
 
@@ -39,9 +38,7 @@ def main() -> int:
     """Imports an engine as a rollout worker does: ``python -P -m rollout_worker.engine.own_engine
     package.module:Class``. The exit status is 2, with one line on standard error, if it cannot be
     used."""
-    parser = argparse.ArgumentParser(prog="rollout_worker.engine.own_engine")
-    parser.add_argument("engine", help="package.module:Class, as in rollout.engine")
-    own_engine(parser.parse_args().engine)
+    own_engine(asked()["name"])
     return 0
 
 

@@ -142,12 +142,13 @@ class BadMessage(Exception):
 
 
 def main() -> int:
-    functions, timeout_s, beat_fd = json.loads(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+    timeout_s, beat_fd = float(sys.argv[1]), int(sys.argv[2])
     # Ctrl-C reaches the whole process group, but the worker decides when to end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    guard(int(sys.argv[4]))
+    guard(int(sys.argv[3]))
     die_with(os.getppid())
     streams = out, jobs = _private_streams()
+    functions = _first_message(jobs)["functions"]
     shared = mmap.mmap(beat_fd, BEAT.size)
     os.close(beat_fd)
     try:
@@ -250,6 +251,22 @@ class _Child:
             self._leave_if_broken()
             self._beat(0)
             await asyncio.sleep(_BEAT_S)
+
+
+def _first_message(stream: Any) -> dict[str, Any]:
+    """Before there is an event loop. The worker sends it whole, at once."""
+
+    def read(count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            more = stream.read(count - len(data))
+            if not more:
+                raise SystemExit(1)  # the worker has ended
+            data += more
+        return data
+
+    message: dict[str, Any] = json.loads(read(HEADER.unpack(read(HEADER.size))[0]))
+    return message
 
 
 async def read_message(reader: asyncio.StreamReader) -> dict[str, Any] | None:

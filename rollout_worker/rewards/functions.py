@@ -1,6 +1,5 @@
 """Reward functions by their names in the config. Imports no torch: scoring processes use it."""
 
-import argparse
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +10,7 @@ from paceline.config.sections.scorers import named_scorer
 from paceline.config.sections.training import BUILT_IN_REWARDS
 from paceline.errors import BadInput
 from paceline.process.lifetime import leave_after
-from paceline.process.user_code import NotFound, find
+from paceline.process.user_code import NotFound, asked, find
 from rollout_worker.rewards import builtin
 
 _FORMAT = "format:"
@@ -117,12 +116,9 @@ def _describe(name: str, component: str, weight: float, call: Callable[..., Any]
 
 
 def main() -> int:
-    """Imports a reward function as the scoring processes do: ``python -P -m
-    rollout_worker.rewards.functions package.module:function``. The exit status is 2, with one line
-    on standard error, if it cannot be used."""
-    parser = argparse.ArgumentParser(prog="rollout_worker.rewards.functions")
-    parser.add_argument("function", help="a name of reward.functions")
-    load([parser.parse_args().function])
+    """Imports a reward function as the scoring processes do. Standard input: {"name": ...}. The
+    exit status is 2, with one line on standard error, if it cannot be used."""
+    load([asked()["name"]])
     return 0
 
 

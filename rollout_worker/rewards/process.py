@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import mmap
 import os
 import tempfile
@@ -77,7 +76,6 @@ class ScoringProcess:
             self._beat = mmap.mmap(file.fileno(), BEAT.size)
             self._process = await asyncio.create_subprocess_exec(
                 *python_module("rollout_worker.rewards.child"),
-                json.dumps(self.functions),
                 str(self.timeout_s),
                 str(file.fileno()),
                 str(life),
@@ -90,6 +88,9 @@ class ScoringProcess:
             )
         os.close(life)
         assert self._process.stdout is not None and self._process.stderr is not None
+        assert self._process.stdin is not None
+        # Not in the command line: names and patterns are nobody else's business.
+        self._process.stdin.write(encode_message({"functions": self.functions}))
         # It ends with the process; also what is printed during the import is worth reading.
         self._tasks = [asyncio.create_task(RewardOutput().copy(self._process.stderr))]
         try:

@@ -76,7 +76,9 @@ class LivingScorers:
         for key in self._living.keys() - wanted:
             self._remove(key)
         for key in sorted(wanted - self._living.keys()):
-            channel = open_channel(key[2], tls_ca=self._root, max_message_mb=self._limit_mb)
+            channel = open_channel(
+                key[2], self._token, tls_ca=self._root, max_message_mb=self._limit_mb
+            )
             self._living[key] = LivingScorer(*key, channel)
         before, self.changed = self.changed, asyncio.Event()
         before.set()

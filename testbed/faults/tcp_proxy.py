@@ -23,7 +23,8 @@ CHUNK = 1 << 16
 class TcpProxy:
     """Runs on a thread of its own; methods are for any thread."""
 
-    def __init__(self, target: tuple[str, int]) -> None:
+    def __init__(self, target: tuple[str, int] | str) -> None:
+        """``target``: host and port, or the path of a Unix socket."""
         self.target = target
         self.delay_s = 0.0
         self.bytes_per_s = 0.0
@@ -94,7 +95,10 @@ class TcpProxy:
             await self._open.wait()
             if self._refusing:
                 return
-            far_reader, far_writer = await asyncio.open_connection(*self.target)
+            if isinstance(self.target, str):
+                far_reader, far_writer = await asyncio.open_unix_connection(self.target)
+            else:
+                far_reader, far_writer = await asyncio.open_connection(*self.target)
             self._writers.add(far_writer)
             try:
                 ways = (self._pump(reader, far_writer), self._pump(far_reader, writer))

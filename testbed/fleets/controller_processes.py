@@ -83,7 +83,8 @@ class Controllers:
             process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "controller", str(self.config)),
-                    *("--run-dir", str(self.run_dir), "--id", controller_id, "--port", str(port)),
+                    *("--run-dir", str(self.run_dir), "--id", controller_id),
+                    *(("--port", str(port)) if port else ()),
                     *self.options,
                 ],
                 stderr=stream,
@@ -102,8 +103,7 @@ class Controllers:
 
     @property
     def redis_url(self) -> str:
-        home = self.run_dir / "redis"
-        return user_url(home, CONTROLLER, int((home / "port").read_text()))
+        return user_url(self.run_dir / "redis", CONTROLLER)
 
     @property
     def redis_pid(self) -> int:

@@ -56,8 +56,7 @@ class LaunchedFleet(Fleet):
     def url(self) -> str:
         if self._redis_url:
             return self._redis_url
-        home = self.run_dir / "redis"
-        return user_url(home, CONTROLLER, int((home / "port").read_text()))
+        return user_url(self.run_dir / "redis", CONTROLLER)
 
     def control_plane(self) -> ControlPlane:
         where = [p.address for p in self.record().processes if p.address]

@@ -8,6 +8,7 @@ import grpc
 import grpc.aio
 
 from paceline.rpc.grpc_channel import METHODS
+from tests.fixtures.sockets import fresh_address
 
 
 class Peer:
@@ -39,9 +40,10 @@ class Peer:
             )
         generic = [grpc.method_handlers_generic_handler(*of_one) for of_one in services.items()]
         self.server.add_generic_rpc_handlers(tuple(generic))
-        port = self.server.add_insecure_port("127.0.0.1:0")
+        address = fresh_address()
+        self.server.add_insecure_port(address)
         await self.server.start()
-        return f"127.0.0.1:{port}"
+        return address
 
     async def close(self) -> None:
         await self.server.stop(None)

@@ -8,7 +8,6 @@ const MOST_CONTROLLERS = 16;
 const TRY_AGAIN_MS = 10000;
 const RELOAD_AT_MOST_EVERY_MS = 10000;
 const LOOPBACK = ["localhost", "127.0.0.1", "[::1]"];
-const TOKEN = "paceline-token";
 
 let bases = [location.origin]; // controllers' URLs
 let current = 0; // index in bases of the one that answered last
@@ -22,11 +21,36 @@ export class Refusal extends Error {
   }
 }
 
-export const storedToken = () => sessionStorage.getItem(TOKEN) || "";
-export const storeToken = (token) => sessionStorage.setItem(TOKEN, token);
-export const forgetToken = () => sessionStorage.removeItem(TOKEN);
+// In this page's memory alone: what an origin stores, the next process that listens on its port can
+// read. After a reload the user is asked again.
+let kept = "";
+export const storedToken = () => kept;
+export const storeToken = (token) => {
+  kept = token;
+};
+export const forgetToken = () => storeToken("");
 
-let readsNeedToken = Boolean(storedToken());
+const hex = (bytes) =>
+  [...new Uint8Array(bytes)].map((b) => b.toString(16).padStart(2, "0")).join("");
+
+// Proves that this page has the token, without sending it: paceline/rpc/request_proof.py. Whoever
+// took the port of a controller that died gets a proof of this one request.
+async function proof(token, method, path, body) {
+  if (!crypto.subtle)
+    throw new Refusal(
+      401,
+      "open this page over https or as localhost: a token is not sent in clear",
+    );
+  const text = new TextEncoder();
+  const algorithm = { name: "HMAC", hash: "SHA-256" };
+  const key = await crypto.subtle.importKey("raw", text.encode(token), algorithm, false, ["sign"]);
+  const digest = hex(await crypto.subtle.digest("SHA-256", text.encode(body || "")));
+  const signed = [Date.now(), hex(crypto.getRandomValues(new Uint8Array(16))), digest];
+  const lines = [method, path, ...signed].join("\n");
+  return `Paceline ${[...signed, hex(await crypto.subtle.sign("HMAC", key, text.encode(lines)))].join(".")}`;
+}
+
+let readsNeedToken = false;
 export function setReadsNeedToken(needed) {
   readsNeedToken = needed;
 }
@@ -40,15 +64,17 @@ export function onTokenNeeded(handler) {
 export async function request(base, path, { method = "GET", body, token } = {}) {
   const write = method !== "GET";
   const headers = { Accept: "application/json" };
-  const bearer = token ?? (write || readsNeedToken ? storedToken() : "");
-  if (bearer) headers.Authorization = `Bearer ${bearer}`;
+  const target = new URL(`${base}/api/v1/${path}`);
+  const secret = token ?? (write || readsNeedToken ? storedToken() : "");
+  if (secret)
+    headers.Authorization = await proof(secret, method, target.pathname + target.search, body);
   if (body) headers["Content-Type"] = "application/json";
   const stop = new AbortController();
   const timer = setTimeout(() => stop.abort(), write ? COMMAND_TIMEOUT_MS : READ_TIMEOUT_MS);
   let response;
   let answer;
   try {
-    response = await fetch(`${base}/api/v1/${path}`, {
+    response = await fetch(target, {
       method,
       headers,
       body,

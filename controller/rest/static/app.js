@@ -206,7 +206,7 @@ function namedView() {
 }
 
 // `paceline up` and `paceline status` print an address with the token behind its #, which no browser
-// sends anywhere. It moves to this tab's storage, out of the address and of its history.
+// sends anywhere. It moves to this page's memory, out of the address and of its history.
 const TOKEN_MARK = "#token=";
 if (location.hash.startsWith(TOKEN_MARK)) {
   storeToken(decodeURIComponent(location.hash.slice(TOKEN_MARK.length)));

@@ -12,6 +12,7 @@ from typing import cast
 from paceline.config.changes import flat_settings
 from paceline.config.load import FLEET_SECTIONS, ConfigError
 from paceline.config.schema import Config
+from paceline.masking import masked_settings
 from paceline.observe.sinks.base import ExternalRun, Sink
 
 BUILT_IN = {
@@ -58,7 +59,7 @@ def external_run(config: Config, run_dir: Path, started_t: float) -> ExternalRun
     return ExternalRun(
         id=f"paceline-{digest[:16]}",
         name=name,
-        settings=dict(flat_settings(sections)),
+        settings=dict(flat_settings(masked_settings(sections))),
         directory=run_dir,
         options=config.metrics,
     )

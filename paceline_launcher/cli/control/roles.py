@@ -15,6 +15,7 @@ import typer
 from paceline.errors import BadInput
 from paceline.process.user_code import python_module
 from paceline.process.worker_command import THREAD_VARIABLES
+from paceline.rpc.addresses import port_of
 from paceline_launcher.cli.common import ConfigArgument, RunDirOption, SetOption, parse_addresses
 
 if TYPE_CHECKING:
@@ -67,9 +68,11 @@ def controller(
             "0"
         )
     directory = run_dir or Path("runs") / settings.run.name
-    host, _, port = addresses[index].rpartition(":")
-    arguments = ["--run-dir", str(directory), "--id", f"controller-{index}", "--port", port]
-    arguments += ["--advertise", host.strip("[]")]
+    arguments = ["--run-dir", str(directory), "--id", f"controller-{index}"]
+    port = port_of(addresses[index])
+    arguments += ["--port", str(port)]
+    if port:
+        arguments += ["--advertise", addresses[index].rpartition(":")[0].strip("[]")]
     _become("controller", config, arguments, overrides)
 
 

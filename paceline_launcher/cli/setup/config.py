@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from paceline.errors import BadInput
+from paceline.masking import masked_settings
 from paceline_launcher.cli.common import (
     ConfigArgument,
     JsonOption,
@@ -102,6 +103,7 @@ def check(
     as_json: JsonOption = False,
 ) -> None:
     """Print the resolved configuration as TOML or JSON, and warnings and errors on standard error.
+    Passwords are masked.
 
     The checks are those of `paceline up`: files, data rows, rewards, access, ports, Redis and the
     run that the directory holds already. Exit status 2 if one of them fails.
@@ -120,9 +122,9 @@ def check(
 
     resolved = load_config(config, overrides or ())
     if as_json:
-        print_json(resolved.model_dump(mode="json"))
+        print_json(masked_settings(resolved.model_dump(mode="json")))
     else:
-        typer.echo(to_toml(resolved), nl=False)
+        typer.echo(to_toml(resolved, mask=True), nl=False)
     start = Start(resolved, run_dir or default_run_dir(resolved))
     at = Place.ANYWHERE if settings_only else Place.ANYWHERE | Place.CONTROL | Place.WORKERS
     failed = []

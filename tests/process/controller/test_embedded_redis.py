@@ -14,7 +14,6 @@ from controller.store.redis_keys import Keys
 from paceline.config.sections.services import RedisConfig
 from paceline.redis.client import connect
 from paceline.redis.server import RedisEndpoint, ensure_redis, stop_redis
-from paceline.rpc.ports import free_ports
 
 
 def test_a_server_that_dies_while_it_is_waited_for_is_replaced(tmp_path: Path) -> None:
@@ -37,28 +36,6 @@ def test_a_server_that_dies_while_it_is_waited_for_is_replaced(tmp_path: Path) -
     (found,) = second
     assert found.started and found.pid != first.pid
     assert found.url == first.url, "clients that only reconnect must find it"
-
-
-def test_the_file_of_the_port_is_never_half_written(tmp_path: Path) -> None:
-    """Others read it while a server starts, and the next start must find the port that clients
-    know."""
-    home = tmp_path / "redis"
-    first = ensure_redis(tmp_path, RedisConfig())
-    try:
-        with (home / "port").open() as reader:
-            before = (home / "port").stat().st_ino
-            stop_redis(tmp_path)
-            assert ensure_redis(tmp_path, RedisConfig()).url == first.url
-            assert (home / "port").stat().st_ino == before, "the same port needs no writing"
-            stop_redis(tmp_path)
-            (other,) = free_ports("", 1)
-            ensure_redis(tmp_path, RedisConfig(port=other))
-            assert int((home / "port").read_text()) == other
-            assert f":{int(reader.read())}/" in first.url, (
-                "whoever reads sees one port or the other"
-            )
-    finally:
-        stop_redis(tmp_path)
 
 
 def test_a_run_directory_may_be_named_relative_to_where_one_is(

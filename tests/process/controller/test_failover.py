@@ -105,13 +105,13 @@ async def _follows(control: ControlPlane, leader: str) -> bool:
 
 async def test_all_controllers_killed_at_once_and_workers_reattach(tmp_path: Path) -> None:
     with running_controllers(tmp_path, 2) as controllers:
-        ports = {c.id: int(c.address.rsplit(":", 1)[1]) for c in controllers.started}
         async with working_fleet(controllers) as (policies, rollouts):
             await until(lambda: policies[0].timings.steps >= 3)
-            for controller in controllers.started:
+            killed = list(controllers.started)
+            for controller in killed:
                 controller.kill()
-            for controller_id, port in ports.items():
-                await asyncio.to_thread(controllers.start, controller_id, port)
+            for controller in killed:
+                await asyncio.to_thread(controllers.start, controller.id)
             done = policies[0].timings.steps
             await until(lambda: policies[0].timings.steps >= done + 3)
             assert [w.rejoins for w in (*policies, *rollouts)] == [0, 0, 0]

@@ -17,8 +17,10 @@ import pytest
 from controller.services import grpc_server
 from controller.services.grpc_server import Services, new_server
 from paceline.config.load import load_config
+from paceline.config.sections.services import AuthConfig
 from paceline.groups.invalid import Invalid
 from paceline.rpc.client import ControlPlane
+from paceline.rpc.listeners import add_port
 from paceline.v1 import admin_pb2
 from testbed.fleets.controller_processes import write_config
 from testbed.fleets.controllers import running_controllers, status
@@ -109,7 +111,7 @@ async def test_idle_connections_leave_room_for_calls(
     server = new_server(load_config(write_config(tmp_path), []))
     handlers = {"AdminService.GetStatus": answer}
     server.add_generic_rpc_handlers((Services(NoController(), handlers, TOKEN),))  # type: ignore[arg-type]
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = add_port(server, "127.0.0.1:0", AuthConfig(), TOKEN)
     await server.start()
     strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
     files = psutil.Process().num_fds()

@@ -13,6 +13,7 @@ from controller.store.journal_audit import verify
 from paceline.config.sections.services import RedisConfig
 from paceline.redis.server import ensure_redis
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
+from paceline.rpc.ports import free_ports
 from testbed.faults.tcp_proxy import TcpProxy
 from testbed.fleets.controller_processes import ControllerProcess, Controllers
 from testbed.fleets.controllers import control_of, running_controllers, status, until, working_fleet
@@ -31,12 +32,12 @@ def behind_proxies(directory: Path, number: int) -> Iterator[tuple[Controllers, 
     """Controllers that each reach Redis through a proxy of its own. Workers reach their payloads
     directly."""
     url = ensure_redis(directory / "run", RedisConfig()).url
-    parts = urlsplit(url)
-    proxies = [TcpProxy(("127.0.0.1", parts.port or 0)) for _ in range(number)]
+    login, path = urlsplit(url).netloc.rpartition("@")[0], urlsplit(url).path
+    proxies = [TcpProxy(path) for _ in range(number)]
     try:
         with running_controllers(directory, 0) as controllers:
             for index, proxy in enumerate(proxies):
-                through = url.replace(f":{parts.port}/", f":{proxy.port}/")
+                through = f"redis://{login}@{proxy.address}/0"
                 urls = f'redis.url="{through}"', f'payloads.url="{url}"'
                 start_with(controllers, f"controller-{index}", *urls)
             yield controllers, proxies
@@ -89,8 +90,9 @@ async def test_workers_cut_off_from_the_leader_only_come_back_without_a_loss(
     tmp_path: Path, way: str
 ) -> None:
     """Shorter than their lease they stay who they are; longer, they are dead and join anew."""
-    with running_controllers(tmp_path, 1, fleet={"lease_ttl_s": 1.5}) as controllers:
-        port = int(controllers.started[0].address.rsplit(":", 1)[1])
+    (port,) = free_ports("127.0.0.1", 1)
+    sections = {"fleet": {"lease_ttl_s": 1.5}, "controller": {"port": port}}
+    with running_controllers(tmp_path, 1, **sections) as controllers:
         with TcpProxy(("127.0.0.1", port)) as proxy:
             async with working_fleet(controllers, where=[proxy.address]) as (policies, rollouts):
                 await until(lambda: policies[0].timings.steps >= 3)

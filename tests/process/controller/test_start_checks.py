@@ -18,6 +18,7 @@ from paceline.config.schema import Config
 from paceline.errors import BadInput
 from paceline.redis.server import stop_redis
 from paceline.rpc.client import ControlPlane, RequestRefused
+from paceline.rpc.ports import free_ports
 from paceline.v1 import admin_pb2
 from testbed.fleets.controller_processes import Controllers, write_config
 from testbed.fleets.controllers import (
@@ -168,7 +169,9 @@ async def test_without_the_token_nothing_is_answered(
 async def test_tls_encrypts_and_names_the_controller(tmp_path: Path) -> None:
     certificate, key = self_signed(tmp_path)
     files = {"tls_cert": str(certificate), "tls_key": str(key)}
-    with running_controllers(tmp_path, 1, auth=files) as controllers:
+    (port,) = free_ports("127.0.0.1", 1)
+    sections = {"auth": files, "controller": {"port": port}}
+    with running_controllers(tmp_path, 1, **sections) as controllers:
         where = addresses(controllers)
         control = ControlPlane.from_config(config_of(controllers), where)
         assert (await status(control)).run_name == "load"

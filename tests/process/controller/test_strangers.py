@@ -131,7 +131,7 @@ async def test_a_worker_gets_a_redis_user_that_can_only_meet_others(tmp_path: Pa
 def test_no_user_of_the_embedded_redis_commands_the_server(server: str, user: str) -> None:
     url = {"controller": server.split(" ")[0], "worker": server.split(" ")[1]}.get(user, "")
     if user == "nobody":
-        url = "redis://" + server.split(" ")[0].rpartition("@")[2]
+        url = "unix://" + server.split(" ")[0].rpartition("@")[2]
     with connect_sync(url) as client:
         for command in SERVER_COMMANDS:
             with pytest.raises(redis.exceptions.RedisError, match=REFUSED):

@@ -4,6 +4,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Collection
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from controller.rest.auth import FAILURES_ALLOWED, RestAuth
+from paceline.rpc import request_proof
 from paceline.rpc.auth import own_token
+from paceline.rpc.request_proof import SCHEME, WINDOW_S, proof
 from testbed.fleets.controller_processes import write_config
 
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -149,6 +152,37 @@ async def test_the_right_token_gets_in_from_a_locked_address() -> None:
             await door.post("/api/v1/stop", headers={"Authorization": BAD})
         good = await door.post("/api/v1/stop", headers={"Authorization": GOOD})
         assert good.status_code == 200
+
+
+async def test_a_proof_steers_once_and_for_its_own_request_alone() -> None:
+    """Whoever took the port of a dead controller gets no more than that."""
+    body, path = b'{"steps": 3}', "/api/v1/run?x=%20a"
+    async with client(loopback=False) as door:
+
+        async def post(header: str, path: str = path, body: bytes = body) -> int:
+            headers = {"Authorization": header}
+            return (await door.post(path, content=body, headers=headers)).status_code
+
+        stolen = proof(TOKEN, "POST", path, body)
+        assert TOKEN not in stolen
+        assert await post(stolen, path="/api/v1/stop") == 401
+        assert await post(proof(TOKEN, "POST", path, body), body=b'{"steps": 4}') == 401
+        assert await post(proof(TOKEN, "GET", path, body)) == 401
+        assert await post(proof(f"{TOKEN}x", "POST", path, body)) == 401
+        assert await post(stolen) == 200
+        assert await post(stolen) == 401, "twice"
+        stamp, rest = proof(TOKEN, "POST", path, body).split(".", 1)
+        assert await post(f"{SCHEME}{int(stamp.removeprefix(SCHEME)) + 1}.{rest}") == 401
+        read = await door.get(path, headers={"Authorization": proof(TOKEN, "GET", path)})
+        assert read.status_code == 200
+
+
+async def test_an_old_proof_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = proof(TOKEN, "GET", "/api/v1/run")
+    now = time.time()
+    monkeypatch.setattr(request_proof.time, "time", lambda: now + WINDOW_S + 1)
+    async with client(loopback=False) as door:
+        assert (await door.get("/api/v1/run", headers={"Authorization": old})).status_code == 401
 
 
 async def test_bodies_are_bounded() -> None:

@@ -644,7 +644,7 @@ async def test_lost_replies_and_a_lost_leader_lose_and_double_nothing(
             kept = {item.request_id for item in worker.held}
             assert kept, "held through the outage"
             before = policy.timings.steps
-            controllers.start("controller-1", port=int(address.rsplit(":", 1)[1]))
+            controllers.start("controller-0")
             await until(lambda: policy.timings.steps >= before + 3)
             worker.lifecycle.leaving.set()
             await asyncio.wait_for(running, 60)

@@ -15,8 +15,8 @@ import pytest
 from controller.runtime import NotLeading
 from controller.services.grpc_server import Services
 from paceline.rpc.client import ControlPlane, RequestRefused
-from paceline.rpc.ports import free_ports
 from paceline.v1 import common_pb2, rollout_pb2
+from tests.fixtures.sockets import fresh_address
 
 TOKEN = "of-the-run"
 LEASE, SUBMIT, RETURN = (
@@ -26,7 +26,9 @@ Handler = Callable[[Any, Any], Awaitable[Any]]
 
 
 @asynccontextmanager
-async def serving(port: int = 0, largest: int = 4 << 20, **handlers: Handler) -> AsyncIterator[Any]:
+async def serving(
+    address: str = "", largest: int = 4 << 20, **handlers: Handler
+) -> AsyncIterator[Any]:
     """A server with these methods of RolloutService, and its address."""
     server = grpc.aio.server(
         options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", largest)]
@@ -34,10 +36,11 @@ async def serving(port: int = 0, largest: int = 4 << 20, **handlers: Handler) ->
     named = {f"RolloutService.{name}": handler for name, handler in handlers.items()}
     controller: Any = SimpleNamespace(leader=None, hint="")
     server.add_generic_rpc_handlers((Services(controller, named, TOKEN),))
-    bound = server.add_insecure_port(f"127.0.0.1:{port}")
+    address = address or fresh_address()
+    server.add_insecure_port(address)
     await server.start()
     try:
-        yield f"127.0.0.1:{bound}"
+        yield address
     finally:
         await server.stop(0)
 
@@ -75,7 +78,7 @@ async def test_a_call_that_breaks_around_the_commit_is_repeated(
 ) -> None:
     """The controller dies with the request; the next one, at the same address, gets it again,
     unchanged."""
-    (port,) = free_ports("127.0.0.1", 1)
+    address = fresh_address()
     ledger: dict[int, int] = {}
     came: list[bytes] = []
     reached = asyncio.Event()
@@ -93,11 +96,11 @@ async def test_a_call_that_breaks_around_the_commit_is_repeated(
         seed = ledger.setdefault(request.lease_seq, 22)
         return rollout_pb2.LeaseReply(leases=[rollout_pb2.Lease(seed=seed)])
 
-    async with calling(f"127.0.0.1:{port}") as control:
-        async with serving(port, LeaseTasks=die):
+    async with calling(address) as control:
+        async with serving(address, LeaseTasks=die):
             call = asyncio.create_task(control.call(LEASE, lease_request(3), None))
             await reached.wait()
-        async with serving(port, LeaseTasks=once):
+        async with serving(address, LeaseTasks=once):
             reply = await call
     assert reply.leases[0].seed == (11 if committed else 22)
     assert len(came) == 2 and came[0] == came[1] and len(ledger) == 1

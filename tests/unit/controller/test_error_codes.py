@@ -23,6 +23,7 @@ from paceline.groups.invalid import Invalid
 from paceline.rpc import client
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.v1 import admin_pb2, rollout_pb2
+from tests.fixtures.sockets import fresh_address
 
 TOKEN = "of-the-run"
 STORES = [RedisAway("Connection refused"), OSError(5, "Input/output error"), TimeoutError()]
@@ -34,9 +35,10 @@ async def serving(handlers: dict[str, Any], leader: Any = None) -> AsyncIterator
     server = grpc.aio.server()
     controller = SimpleNamespace(leader=leader, hint="")
     server.add_generic_rpc_handlers((Services(controller, handlers, TOKEN),))
-    port = server.add_insecure_port("127.0.0.1:0")
+    address = fresh_address()
+    server.add_insecure_port(address)
     await server.start()
-    control = ControlPlane([f"127.0.0.1:{port}"], token=TOKEN)
+    control = ControlPlane([address], token=TOKEN)
     try:
         yield control
     finally:

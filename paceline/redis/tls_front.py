@@ -1,0 +1,165 @@
+"""TLS in front of the embedded Redis, for workers on other machines.
+
+    worker ── rediss://…?ssl_ca_data= ──► front (host:port, TLS) ──► Redis (Unix socket)
+
+The server itself listens on its Unix socket alone. A worker learns the URL from the leader, with
+the certificate in it, so its password goes to this process and to nobody who took the port over.
+A connection whose first request does not log in ends with it: strangers keep none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import secrets
+import socket
+import ssl
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from paceline.errors import BadInput
+from paceline.process.files import set_process_limits, write_private
+from paceline.process.lifetime import alive, started_s
+from paceline.process.user_code import python_module
+from paceline.rpc.addresses import is_loopback
+from paceline.rpc.listeners import certificate_of
+from paceline.rpc.ports import bindable, free_ports
+
+FIRST_S = 10.0  # for the handshake, and for the first request
+CHUNK = 1 << 18
+BACKLOG = 256
+LOGIN = re.compile(
+    rb"\*\d+\r\n(\$4\r\nAUTH|\$5\r\nHELLO\r\n\$1\r\n[23]\r\n\$4\r\nAUTH)\r\n", re.IGNORECASE
+)
+_ENDED = (OSError, ssl.SSLError, TimeoutError, asyncio.IncompleteReadError)
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    port: int
+    certificate: str  # PEM
+
+
+def ensure_front(home: Path, host: str, port: int, server: Path) -> Front:
+    """Finds or starts the front of the Redis in ``home``, whose socket is ``server``. ``port`` 0:
+    that of the last start, or a free one. Raises BadInput if the port is taken. Only for callers
+    that hold the lock of ``home``."""
+    certificate = _certificate(home)
+    running = front_process(home)
+    if running is not None:
+        return Front(_record(home)[2], certificate)
+    listener = _listener(host, port or _record(home)[2], fixed=bool(port))
+    bound = int(listener.getsockname()[1])
+    with listener, (home / "front.log").open("ab") as log:
+        child = subprocess.Popen(
+            [*python_module("paceline.redis.tls_front"), str(home.resolve()), str(server)],
+            stdin=listener.fileno(),
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    write_private(home / "front.pid", f"{child.pid} {started_s(child.pid)} {bound}\n")
+    return Front(bound, certificate)
+
+
+def front_process(home: Path) -> psutil.Process | None:
+    """The running front of ``home``; None if there is none."""
+    pid, started, _ = _record(home)
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        if pid and started_s(pid) == started and alive(process):
+            return process
+    return None
+
+
+def _record(home: Path) -> tuple[int, float, int]:
+    """Process id, its start and the port of the last front; zeroes for none."""
+    try:
+        pid, started, port = (home / "front.pid").read_text().split()
+        return int(pid), float(started), int(port)
+    except (OSError, ValueError):
+        return 0, 0.0, 0
+
+
+def _certificate(home: Path) -> str:
+    """The certificate; key and certificate are made at the first call."""
+    path = home / "front.pem"
+    if not path.exists():
+        pair = certificate_of(1 + secrets.randbits(255))
+        write_private(path, (pair.key + pair.certificate).decode())
+    return path.read_text().partition("-----END PRIVATE KEY-----\n")[2]
+
+
+def _listener(host: str, port: int, *, fixed: bool) -> socket.socket:
+    address = "127.0.0.1" if is_loopback(host) else bindable(host)
+    wanted = [port] if port else []
+    for number in wanted if fixed else [*wanted, *free_ports(address, 1)]:
+        listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((address, number))
+            listener.listen(BACKLOG)
+            return listener
+        except OSError:
+            listener.close()
+    raise BadInput(
+        f"redis.port: port {port} is in use on {host}: end what uses it (ss -ltnp), choose "
+        "another, or 0 for a free port"
+    )
+
+
+async def _serve(listener: socket.socket, home: Path, server: Path) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(home / "front.pem")
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(*_ENDED), contextlib.closing(writer):
+            async with asyncio.timeout(FIRST_S):
+                first = await reader.read(CHUNK)
+            if LOGIN.match(first):
+                await _relay(first, reader, writer, server)
+
+    serving = await asyncio.start_server(
+        connected, sock=listener, ssl=context, ssl_handshake_timeout=FIRST_S, limit=CHUNK
+    )
+    await serving.serve_forever()
+
+
+async def _relay(
+    first: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, server: Path
+) -> None:
+    """Relays a connection whose first request logs in, unless the server refuses the password."""
+    answers, requests = await asyncio.open_unix_connection(server, limit=CHUNK)
+    with contextlib.closing(requests):
+        requests.write(first)
+        async with asyncio.timeout(FIRST_S):
+            answer = await answers.read(CHUNK)
+        writer.write(answer)
+        await writer.drain()
+        if answer[:1] in (b"", b"-"):
+            return
+        ways = {
+            asyncio.create_task(_copy(reader, requests)),
+            asyncio.create_task(_copy(answers, writer)),
+        }
+        _, left = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        for way in left:
+            way.cancel()
+        await asyncio.wait(ways)
+
+
+async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(*_ENDED):
+        while data := await source.read(CHUNK):
+            target.write(data)
+            await target.drain()
+
+
+if __name__ == "__main__":
+    set_process_limits()
+    asyncio.run(_serve(socket.socket(fileno=0), Path(sys.argv[1]), Path(sys.argv[2])))

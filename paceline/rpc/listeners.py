@@ -1,0 +1,201 @@
+"""Where roles listen, and the proof by which a client knows that a listener is the run's own.
+
+    one machine        unix:RUN_DIR/sockets/NAME.sock   the directory is closed to other users
+    several machines   host:port                        TLS by the token: both prove to have it
+
+A port outlives its process, and whoever listens there next would be sent the token by every client
+that connects again. So no credential goes to a listener before it has proved itself. Over TCP it
+does so with a certificate whose private key follows from the token: all who have the token make the
+same pair, and nothing has to be distributed. A certificate of the user's own (auth.tls_cert) takes
+its place.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import os
+import socket
+import stat
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from paceline.config.sections.services import AuthConfig
+from paceline.errors import BadInput
+from paceline.process.files import NotOurs, private_directory
+
+UNIX = "unix:"
+LONGEST_PATH = 107  # bytes of a Unix socket's path
+HANDSHAKE_MS = 10_000  # time for the handshakes of TLS and HTTP/2
+LISTENER = "paceline"  # the name in every run's certificate
+UNPROVEN = "does not prove that it has this run's token"
+
+_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551  # of P-256
+
+
+@dataclass(frozen=True, slots=True)
+class RunCertificate:
+    """PEM. Whoever has the token can make it."""
+
+    key: bytes
+    certificate: bytes
+
+
+@functools.lru_cache(maxsize=8)
+def run_certificate(token: str) -> RunCertificate:
+    """The pair that follows from ``token``. Takes about 0.2 s once: strangers see the certificate,
+    and must not be able to try many tokens against it."""
+    salt = b"paceline listener"
+    secret = hashlib.scrypt(token.encode(), salt=salt, n=1 << 14, r=8, p=1, dklen=48)
+    return certificate_of(int.from_bytes(secret, "big") % (_ORDER - 1) + 1)
+
+
+def certificate_of(secret: int) -> RunCertificate:
+    """A self-signed pair whose private key is ``secret``: the same bytes at every call."""
+    # Imported on demand: half a tenth of a second that no process on one machine needs.
+    from datetime import datetime
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    key = ec.derive_private_key(secret, ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, LISTENER)])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(datetime(2020, 1, 1))
+        .not_valid_after(datetime(9999, 12, 31))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(LISTENER)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256(), ecdsa_deterministic=True)
+    )
+    return RunCertificate(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        ),
+        certificate.public_bytes(serialization.Encoding.PEM),
+    )
+
+
+def add_port(server: Any, address: str, auth: AuthConfig, token: str) -> int:
+    """Binds the gRPC ``server`` to host:port or unix:PATH. Returns the port; for a path, some
+    number above 0. Raises BadInput if a file of ``auth`` cannot be read or nothing can be bound."""
+    try:
+        if address.startswith(UNIX):
+            bound = server.add_insecure_port(address)
+        elif auth.tls_cert and auth.tls_key:
+            pair = (_pem(auth.tls_key, "tls_key"), _pem(auth.tls_cert, "tls_cert"))
+            bound = server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+        else:
+            own = run_certificate(token)
+            credentials = grpc.ssl_server_credentials(
+                [(own.key, own.certificate)], own.certificate, require_client_auth=True
+            )
+            bound = server.add_secure_port(address, credentials)
+    except RuntimeError:
+        bound = 0
+    if not bound:
+        raise BadInput(
+            f"cannot listen on {address}: the port is in use or the address is not of this host. "
+            "Stop what uses it, or set controller.port to a free one (0: any)"
+        )
+    return int(bound)
+
+
+def client_credentials(
+    address: str, token: str | None, tls_ca: Path | None
+) -> tuple[grpc.ChannelCredentials | None, list[tuple[str, str]]]:
+    """Credentials by which a client has ``address`` prove itself, and options of the channel. None:
+    the path proves it, or the client has nothing to be stolen."""
+    if address.startswith(UNIX):
+        home = Path(address.removeprefix(UNIX)).parent
+        if home.exists() and not _is_ours_alone(home):
+            raise NotOurs(
+                f"{address}: {home} is not closed to other users, so anyone may listen there. Name "
+                "the controllers of a run of your own"
+            )
+        return None, []
+    if tls_ca is not None:
+        return grpc.ssl_channel_credentials(tls_ca.read_bytes()), []
+    if token is None:
+        return None, []
+    own = run_certificate(token)
+    credentials = grpc.ssl_channel_credentials(own.certificate, own.key, own.certificate)
+    return credentials, [("grpc.ssl_target_name_override", LISTENER)]
+
+
+def socket_path(run_dir: Path, name: str) -> Path:
+    """Path of the Unix socket ``name`` of a run, in a directory that is closed to other users:
+    ``run_dir``/sockets, or one in /tmp if that path is too long or its file system has no sockets.
+    """
+    home = run_dir.resolve() / "sockets"
+    path = home / f"{name}.sock"
+    if len(os.fsencode(path)) <= LONGEST_PATH and _has_sockets(home):
+        return path
+    short = _short_directory(home.with_suffix(".path")) / f"{name}.sock"
+    if len(os.fsencode(short)) > LONGEST_PATH:
+        raise BadInput(f"--id {name}: the name is too long for the path of a socket")
+    return short
+
+
+def _has_sockets(home: Path) -> bool:
+    """Makes ``home``. False if nothing can listen there (some network file systems)."""
+    if home.is_dir():
+        private_directory(home)
+        return True
+    probe = private_directory(home) / f".{os.getpid()}"
+    try:
+        with socket.socket(socket.AF_UNIX) as one:
+            one.bind(os.fspath(probe))
+    except OSError:
+        home.rmdir()
+        return False
+    probe.unlink()
+    return True
+
+
+def _short_directory(pointer: Path) -> Path:
+    """The directory that the file ``pointer`` names. A new one if that is not there any more, or is
+    not ours alone: anyone can make directories in /tmp."""
+    descriptor = os.open(pointer, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
+        named = Path(file.read().strip() or "/nowhere")
+        if _is_ours_alone(named):
+            return named
+        parent = Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp")
+        if not os.access(parent, os.W_OK) or len(os.fsencode(parent)) > 24:
+            parent = Path("/tmp")
+        made = Path(tempfile.mkdtemp(prefix="paceline-", dir=parent))
+        file.seek(0)
+        file.truncate()
+        file.write(f"{made}\n")
+        return made
+
+
+def _is_ours_alone(path: Path) -> bool:
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    closed = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
+    return closed and status.st_uid == os.getuid()
+
+
+def _pem(path: str, field: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise BadInput(f"auth.{field} {path} cannot be read: {error.strerror}") from error

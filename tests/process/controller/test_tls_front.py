@@ -1,0 +1,106 @@
+"""The embedded Redis for workers on other machines: TLS, and nothing for strangers."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import redis
+
+from paceline.config.sections.services import RedisConfig
+from paceline.redis.client import connect_sync
+from paceline.redis.server import RedisEndpoint, ensure_redis, front_is_down, stop_redis
+from paceline.redis.tls_front import front_process
+from paceline.rpc.listeners import certificate_of
+
+CONFIG = RedisConfig(host="0.0.0.0")
+LOGIN = b"*3\r\n$4\r\nAUTH\r\n$6\r\nworker\r\n$5\r\nwrong\r\n"
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> Iterator[RedisEndpoint]:
+    try:
+        yield ensure_redis(tmp_path, CONFIG)
+    finally:
+        stop_redis(tmp_path)
+    assert front_process(tmp_path / "redis") is None
+
+
+def reach(url: str, data: bytes) -> bytes:
+    """What a stranger gets who sends ``data``, until the connection ends."""
+    parts = urlsplit(url)
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with (
+        socket.create_connection((parts.hostname, parts.port), timeout=30) as plain,
+        context.wrap_socket(plain) as stranger,
+    ):
+        stranger.sendall(data)
+        answer = b""
+        while more := stranger.recv(1 << 12):
+            answer += more
+    return answer
+
+
+def test_workers_log_in_over_tls_and_strangers_keep_no_connection(
+    endpoint: RedisEndpoint, tmp_path: Path
+) -> None:
+    url = endpoint.worker_url_at("127.0.0.1")
+    payload = bytes(3 << 20)
+    with connect_sync(url) as client:
+        client.mset({"paceline:r:payload:1": payload})
+        assert client.mget(["paceline:r:payload:1"]) == [payload]
+    for words in (b"PING\r\n", b"*1\r\n$5\r\nRESET\r\n", b"*1\r\n$4\r\nQUIT\r\n" + LOGIN):
+        assert reach(url, words) == b""
+    assert reach(url, LOGIN).startswith(b"-WRONGPASS")
+    with pytest.raises(redis.ConnectionError), connect_sync(url.split("&ssl_ca_data")[0]) as client:
+        client.ping()
+
+
+def test_who_takes_the_port_over_is_sent_no_password(
+    endpoint: RedisEndpoint, tmp_path: Path
+) -> None:
+    url = endpoint.worker_url_at("127.0.0.1")
+    front = front_process(tmp_path / "redis")
+    assert front is not None and endpoint.front is not None
+    front.kill()
+    front.wait(30)
+    with impostor(endpoint.front.port) as heard:
+        with pytest.raises(redis.ConnectionError), connect_sync(url) as client:
+            client.ping()
+        assert heard == []
+    assert front_is_down(tmp_path, CONFIG)
+    assert ensure_redis(tmp_path, CONFIG).worker_url_at("127.0.0.1") == url
+    with connect_sync(url) as client:
+        assert client.ping()
+
+
+@contextmanager
+def impostor(port: int) -> Iterator[list[bytes]]:
+    heard: list[bytes] = []
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    pair = certificate_of(1234567)
+    files = Path(f"/tmp/paceline-impostor-{port}.pem")
+    files.write_bytes(pair.key + pair.certificate)
+    context.load_cert_chain(files)
+    files.unlink()
+
+    def serve(listener: socket.socket) -> None:
+        try:
+            plain, _ = listener.accept()
+            with plain, context.wrap_socket(plain, server_side=True) as client:
+                heard.append(client.recv(1 << 12))
+        except OSError:
+            pass  # the client has left, as it should
+
+    with socket.create_server(("0.0.0.0", port)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        yield heard
+        thread.join(30)

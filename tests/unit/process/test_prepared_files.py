@@ -1,0 +1,151 @@
+"""What another user may have prepared in place of a run: refused by name, as ssh does."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paceline.config.load import load_config
+from paceline.config.sections.services import AuthConfig
+from paceline.observe.fleet_file import FleetRecord, ProcessId
+from paceline.process import files
+from paceline.process.files import NotOurs, check_ours, new_private_directory, private_directory
+from paceline.rpc.auth import own_token, read_token
+from paceline.rpc.grpc_channel import open_channel
+from paceline_launcher.cli.common import run_addresses
+from paceline_launcher.launch.job import read_job
+from paceline_launcher.launch.run_dir import end_leftovers, locked
+from testbed.fleets.controller_processes import write_config
+
+NOBODY = 65534
+TOKEN = "0123456789abcdef0123"
+Spoil = Callable[[Path], None]
+
+
+def given_away(path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root can give a file to another user")
+    os.chown(path, NOBODY, NOBODY)
+
+
+def open_to_all(path: Path) -> None:
+    path.chmod(path.stat().st_mode | stat.S_IWOTH)
+
+
+def open_to_a_group(path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root can choose any group")
+    os.chown(path, -1, NOBODY)
+    path.chmod(path.stat().st_mode | stat.S_IWGRP)
+
+
+def linked(path: Path) -> None:
+    real = path.with_name(f"{path.name}.real")
+    path.rename(real)
+    path.symlink_to(real)
+
+
+def link_of_another(path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root can give a file to another user")
+    linked(path)
+    os.lchown(path, NOBODY, NOBODY)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A run directory with all that is followed."""
+    run_dir = tmp_path / "run"
+    (run_dir / "controllers").mkdir(parents=True)
+    (run_dir / "nodes").mkdir()
+    run_dir.chmod(0o700)
+    (run_dir / "token").write_text(TOKEN)
+    (run_dir / "token").chmod(0o600)
+    FleetRecord("r", ProcessId.of(os.getpid())).write(run_dir)
+    (run_dir / "controllers" / "c.json").write_text('{"address": "127.0.0.1:1"}')
+    (run_dir / "nodes" / "job.json").write_text("{}")
+    return run_dir
+
+
+FILES: dict[str, Callable[[Path], object]] = {
+    "token": lambda run_dir: read_token(AuthConfig(), run_dir),
+    "fleet.json": end_leftovers,
+    "controllers/c.json": run_addresses,
+    "nodes/job.json": read_job,
+}
+
+
+@pytest.mark.parametrize("spoil", [given_away, open_to_all, open_to_a_group, linked])
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_a_run_that_another_may_have_written_is_refused(
+    run_dir: Path, name: str, spoil: Spoil
+) -> None:
+    FILES[name](run_dir)
+    spoil(run_dir / name)
+    with pytest.raises(NotOurs, match=name):
+        FILES[name](run_dir)
+
+
+@pytest.mark.parametrize("spoil", [given_away, open_to_all, open_to_a_group, link_of_another])
+def test_a_run_directory_that_another_may_have_prepared_is_refused(
+    run_dir: Path, spoil: Spoil
+) -> None:
+    spoil(run_dir)
+    for use in (
+        new_private_directory,
+        private_directory,
+        own_token,
+        lambda path: read_token(AuthConfig(), path),
+        lambda path: locked(path).__enter__(),
+    ):
+        with pytest.raises(NotOurs, match=str(run_dir)):
+            use(run_dir)
+    assert (run_dir / "token").read_text() == TOKEN
+
+
+def test_a_link_of_ones_own_to_a_directory_of_ones_own_is_followed(run_dir: Path) -> None:
+    linked(run_dir)
+    assert own_token(run_dir) == TOKEN
+
+
+@pytest.mark.parametrize("spoil", [given_away, open_to_all, link_of_another])
+def test_a_configuration_that_another_may_have_written_is_refused(
+    tmp_path: Path, spoil: Spoil
+) -> None:
+    config = write_config(tmp_path)
+    load_config(config)
+    spoil(config)
+    with pytest.raises(NotOurs, match=r"load\.toml"):
+        load_config(config)
+
+
+@pytest.mark.parametrize("spoil", [given_away, open_to_all])
+def test_a_configured_token_file_that_another_may_have_written_is_refused(
+    tmp_path: Path, spoil: Spoil
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(TOKEN)
+    (tmp_path / "link").symlink_to(secret)  # as Kubernetes mounts secrets
+    auth = AuthConfig(token_file=str(tmp_path / "link"))
+    assert read_token(auth) == TOKEN
+    spoil(secret)
+    with pytest.raises(NotOurs):
+        read_token(auth)
+
+
+def test_no_token_goes_to_a_socket_where_anyone_may_listen(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with pytest.raises(NotOurs, match="closed to other users"):
+        open_channel(f"unix:{tmp_path}/c.sock", TOKEN, tls_ca=None)
+
+
+def test_a_file_system_without_owners_cannot_tell(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_to_all(run_dir)
+    monkeypatch.setattr(files, "_keeps_owners", lambda _: False)
+    check_ours(run_dir)
