@@ -33,8 +33,8 @@ WINDOW_S = 60.0
 REMEMBERED = 10_000
 MOST_BODY = 64 << 10
 PROVEN = "paceline-proven"
-"""In the scope's state: SHA-256 of the body that the request's proof is for; empty for a request with
-the token itself, None for one with neither."""
+"""In the scope's state: SHA-256 of the body that the request's proof is for; empty for a request
+with the token itself, None for one with neither."""
 READS = frozenset({"GET", "HEAD"})
 PROBES = frozenset({"/healthz", "/readyz"})
 OPEN_PATHS = PROBES | {"/"}

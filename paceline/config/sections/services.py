@@ -13,10 +13,10 @@ class RedisConfig(Section):
     url: Annotated[str | None, Fixed("the journal is stored there")] = None
     """Existing server, redis:// or rediss://. If none, Paceline starts one in the run directory."""
     host: str = "127.0.0.1"
-    """Address of Paceline's own server, beside loopback. Workers on other machines need one they
-    reach, such as 0.0.0.0; they log in with a password and limited rights."""
+    """Address at which workers on other machines reach Paceline's own server, such as 0.0.0.0: over
+    TLS, with a password and limited rights. On this machine it listens on a Unix socket."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """Port of the server that Paceline starts. 0 chooses a free one, and keeps it."""
+    """Port for other machines. 0 chooses a free one, and keeps it."""
     appendfsync: Literal["everysec", "always"] = "everysec"
     """everysec survives the death of any process, and a power failure may lose one second. always
     loses nothing and is slower."""
@@ -28,7 +28,8 @@ class ControllerConfig(Section):
     host: str = "127.0.0.1"
     """Address on which controllers listen. Any address but loopback needs auth.token_file."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """gRPC port of the first controller; the others use the next ones. 0: free ports."""
+    """gRPC port of the first controller; the others use the next ones. 0: Unix sockets in the run
+    directory if host is loopback, else free ports."""
     leader_lease_s: Seconds = 1.0
     """A leader that does not renew its lease for this many seconds is replaced by a standby."""
     snapshot_every: Annotated[int, Field(ge=100)] = 20000
@@ -150,7 +151,8 @@ class AuthConfig(Section):
     token_file: LocalPath | None = None
     """File with the bearer token of every client. PACELINE_TOKEN overrides it."""
     tls_cert: LocalPath | None = None
-    """PEM file with the controllers' certificate chain. With tls_key it turns TLS on."""
+    """PEM file with the controllers' certificate chain, with tls_key. Without it gRPC over TCP uses
+    a certificate that follows from the token, and REST no TLS."""
     tls_key: LocalPath | None = None
     """PEM file with the private key of tls_cert."""
     tls_ca: LocalPath | None = None
