@@ -1,4 +1,4 @@
-"""Where roles listen, and the proof by which a client knows that a listener is the run's own.
+"""Addresses where roles listen, and the proof that a listener is the run's own.
 
     one machine        unix:RUN_DIR/sockets/NAME.sock   the directory is closed to other users
     several machines   host:port                        TLS by the token: both prove to have it

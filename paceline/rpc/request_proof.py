@@ -30,7 +30,7 @@ def proof(token: str, method: str, path: str, body: bytes = b"") -> str:
 
 
 class Proofs:
-    """Those that a listener has accepted."""
+    """Proofs that a listener has accepted."""
 
     def __init__(self, token: str) -> None:
         self._token = token
