@@ -1,7 +1,5 @@
 """Every setting says whether a run may change it, and what to do if it may not."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

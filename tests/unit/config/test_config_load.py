@@ -1,7 +1,5 @@
 """A configuration is read whole or refused with the field, the place and the remedy."""
 
-from __future__ import annotations
-
 from operator import attrgetter
 from pathlib import Path
 

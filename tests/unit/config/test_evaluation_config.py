@@ -1,8 +1,6 @@
 """The doors of evaluation sets: errors name the setting and the remedy, and a run without sets is
 as before."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 """Relays without the user's hand: where weights go through host memory in any case, and nowhere
 else."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Worker pools: names of workers, their roles and how many there are at the start."""
 
-from __future__ import annotations
-
 import pytest
 
 from paceline import worker_pools

@@ -1,7 +1,5 @@
 """Alerts: what is worth one, and that each arrives across leaders, slow and dead receivers."""
 
-from __future__ import annotations
-
 import json
 import sys
 import threading

@@ -1,7 +1,5 @@
 """The autoscaler: within its bounds, calm, and never back and forth."""
 
-from __future__ import annotations
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

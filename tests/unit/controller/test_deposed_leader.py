@@ -1,8 +1,6 @@
 """Leader that is deposed: until it follows the journal again it says so, and tells nothing of the
 run but why it was late."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

@@ -1,8 +1,6 @@
 """Directives of a large fleet: what is built again after an event, by count. And that nothing is
 forgotten."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

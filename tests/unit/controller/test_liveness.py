@@ -1,7 +1,5 @@
 """Who is declared dead, on what evidence, and who is not."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from itertools import pairwise
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Payload files count once they, and their names, would outlive a power cut."""
 
-from __future__ import annotations
-
 import os
 import stat
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A leader that loses its lease knows whether Redis was slow or itself."""
 
-from __future__ import annotations
-
 import pytest
 
 from controller.leader import Renewals

@@ -1,8 +1,6 @@
 """Run files: whose they are if leaders follow closely, and that a disk that fails costs nothing
 else."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

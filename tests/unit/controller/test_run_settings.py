@@ -1,7 +1,5 @@
 """Settings of the run in force when a controller begins to lead with an edited config."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

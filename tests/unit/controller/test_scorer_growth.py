@@ -1,8 +1,6 @@
 """Scorers that hold the trainers up: their load is measured, and the autoscaler proposes more of
 them, within the limit."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

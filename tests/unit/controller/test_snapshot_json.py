@@ -1,7 +1,5 @@
 """Snapshots of long runs: no request waits for the whole of one."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

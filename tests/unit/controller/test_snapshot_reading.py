@@ -1,7 +1,5 @@
 """Reading of a long run's snapshot: piece by piece, and never of two snapshots."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

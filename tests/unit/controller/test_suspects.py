@@ -1,8 +1,6 @@
 """Tasks whose owners died: which of them was the reason is found out, and only that one pays for
 it."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

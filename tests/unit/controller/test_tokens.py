@@ -1,7 +1,5 @@
 """A token is checked wherever it comes from."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

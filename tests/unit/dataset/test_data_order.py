@@ -1,8 +1,6 @@
 """The order of a mixture: shares, epochs of each source, the same everywhere, and cheap at any
 size."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """The demo's checked-in data, tokenizer, weights and configuration fit together."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

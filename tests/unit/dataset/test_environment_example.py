@@ -1,8 +1,6 @@
 """The examples of environments: their configurations are valid, what their scripts write fits
 them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Messages of data rows, in every form that they are written in."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A row becomes plain text or chat messages by the configuration alone."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Every kind of data set gives the same rows, in the same order, under the same promises."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import subprocess

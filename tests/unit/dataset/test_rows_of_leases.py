@@ -1,7 +1,5 @@
 """The controller's cache of rows, under requests that overlap; and rows that cannot be given."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Several sources: their rows, weights and fields, and errors that name the source."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

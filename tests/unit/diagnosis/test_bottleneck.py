@@ -1,7 +1,5 @@
 """The bottleneck of constructed measurements: each limit is told apart, with its remedy."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any

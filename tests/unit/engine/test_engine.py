@@ -1,7 +1,5 @@
 """The suite that every engine passes, on every path it has."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The fast path and the general path agree with the model, on the architectures they claim."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

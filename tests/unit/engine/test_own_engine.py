@@ -1,7 +1,5 @@
 """Engines of the user's own: what is refused before a run starts, and what is made."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

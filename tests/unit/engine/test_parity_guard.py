@@ -1,7 +1,5 @@
 """Parity guard: weights that a swap left out are noticed before a token is generated with them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path

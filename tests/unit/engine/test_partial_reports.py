@@ -1,7 +1,5 @@
 """What every engine says of requests while they run."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path

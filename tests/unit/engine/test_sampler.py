@@ -1,7 +1,5 @@
 """Sampling draws from the distribution it says it draws from."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

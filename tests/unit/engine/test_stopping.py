@@ -1,7 +1,5 @@
 """Stop strings are found whatever the tokens they are made of, and cost nothing elsewhere."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

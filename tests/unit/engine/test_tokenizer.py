@@ -1,7 +1,5 @@
 """A tokenizer that cannot be used is bad input of the run, not of its rows."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

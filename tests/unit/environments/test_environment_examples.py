@@ -1,7 +1,5 @@
 """The environments that come with Paceline."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

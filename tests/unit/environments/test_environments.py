@@ -1,8 +1,6 @@
 """Transcripts of several turns: exact tokens, honest masks, and no reward where something
 failed."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

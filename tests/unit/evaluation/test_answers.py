@@ -1,7 +1,5 @@
 """Answers that completions vote for: equal answers are equal texts."""
 
-from __future__ import annotations
-
 import pytest
 
 from rollout_worker.rewards.builtin import LONGEST, answer_of_text, last_boxed

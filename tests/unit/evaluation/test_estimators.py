@@ -1,7 +1,5 @@
 """Estimators of evaluations against enumeration and values computed by hand."""
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

@@ -1,7 +1,5 @@
 """Reward hacking is told from noise, from training that works, and from training that breaks."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

@@ -1,8 +1,6 @@
 """Configurations of the math example: `config check` and `plan memory` accept each on the GPUs that
 its first lines name."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

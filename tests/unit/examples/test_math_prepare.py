@@ -1,7 +1,5 @@
 """Rows of the math example: answers out of solutions, from every form in which the data comes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

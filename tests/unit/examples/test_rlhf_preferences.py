@@ -1,8 +1,6 @@
 """Preferences of the RLHF example: of two samples of one model a right one and a wrong one, for
 prompts of their own."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

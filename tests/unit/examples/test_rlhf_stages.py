@@ -1,8 +1,6 @@
 """Stages of the RLHF example: their order, what each begins with, and that none is done twice or
 from another's output."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """Every worker has one place, the same on every node's account, and no two share a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Ends of processes are noticed before anybody reaps them."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

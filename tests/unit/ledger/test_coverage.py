@@ -1,8 +1,6 @@
 """Coverage report: every row of every data-set epoch is trained once, dropped, on its way or still
 to come."""
 
-from __future__ import annotations
-
 import pytest
 
 from controller.ledger.state.state import State

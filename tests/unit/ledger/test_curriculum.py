@@ -1,8 +1,6 @@
 """The curriculum: rows that were always or never solved are drawn less, and the proof accounts for
 them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Metrics of the data: per source, truncated prompts, and what the proof says of each source."""
 
-from __future__ import annotations
-
 from paceline.dataset.data_order import DataSource
 from tests.fixtures.ledgers import Driven
 

@@ -1,7 +1,5 @@
 """Desired counts: bounded, idempotent, and moved together with a drain in one event."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """What a replica wrote and published before it was outvoted counts for nothing."""
 
-from __future__ import annotations
-
 import json
 
 from controller.ledger import Ledger

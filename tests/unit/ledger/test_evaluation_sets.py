@@ -1,7 +1,5 @@
 """Evaluation sets in the ledger: one round, one version, and the metric that ranks checkpoints."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The score of an evaluation round is of one version of the weights, which it names."""
 
-from __future__ import annotations
-
 import pytest
 
 from controller.ledger import events as ev

@@ -4,8 +4,6 @@ That every kind has words and survives the journal is tested on simulated runs:
 ``test_every_event_survives_the_journals_json_exactly``.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from controller.ledger import events as ev

@@ -1,7 +1,5 @@
 """Causes of faults, hosts that are to blame, and the time that each fault costs."""
 
-from __future__ import annotations
-
 import pytest
 
 from controller.ledger import commands as cmd

@@ -1,7 +1,5 @@
 """Held-out rewards: the best checkpoint stays, and a run may stop early."""
 
-from __future__ import annotations
-
 import pytest
 
 from controller.ledger import Ledger

@@ -1,7 +1,5 @@
 """Learning rates of steps, by hand."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

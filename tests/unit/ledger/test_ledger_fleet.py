@@ -1,7 +1,5 @@
 """Registration, links, administration, terms, the run's start and end, directives."""
 
-from __future__ import annotations
-
 import pytest
 
 from controller.ledger import Ledger

@@ -1,7 +1,5 @@
 """The ledger stays pure: it decides by what it is told alone."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

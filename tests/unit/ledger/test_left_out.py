@@ -1,7 +1,5 @@
 """Replicas that cannot reach each other, as behind a firewall, do not hold up the run for ever."""
 
-from __future__ import annotations
-
 import pytest
 
 from controller.ledger import Ledger

@@ -1,8 +1,6 @@
 """Groups whose payload is lost or wrong: they are generated again, and counted in nothing that was
 trained."""
 
-from __future__ import annotations
-
 import pytest
 
 from controller.ledger import events as ev

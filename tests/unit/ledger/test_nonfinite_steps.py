@@ -1,7 +1,5 @@
 """Steps whose gradient is not finite, one after the other: the run ends with the reason."""
 
-from __future__ import annotations
-
 import pytest
 
 from controller.ledger.specs import StatValue

@@ -1,7 +1,5 @@
 """Recorded groups: no age, no weights, and a held-out loss that a policy replica measures."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from controller.ledger import commands as cmd

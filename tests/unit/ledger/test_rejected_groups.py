@@ -1,7 +1,5 @@
 """Groups that kill trainers, or that do not fit into one: the step goes on without them."""
 
-from __future__ import annotations
-
 import pytest
 
 from controller.ledger import commands as cmd

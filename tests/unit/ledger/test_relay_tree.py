@@ -1,8 +1,6 @@
 """Who sends weights to whom, with relays: a tree in which nobody sends to many, whoever dies or
 fails."""
 
-from __future__ import annotations
-
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from controller.ledger.state.fleet import FORGIVEN_EVERY, Fleet

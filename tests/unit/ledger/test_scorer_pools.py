@@ -1,7 +1,5 @@
 """Scorers in the ledger: each pool is scaled and drained on its own, and across failovers."""
 
-from __future__ import annotations
-
 import pytest
 
 from controller.ledger import commands as cmd

@@ -1,7 +1,5 @@
 """Settings that change while a run runs, when it is continued, and after its end."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Groups of log-normal durations on the real ledger: what becomes of the slow ones."""
 
-from __future__ import annotations
-
 import heapq
 import random
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Who counts spares and who does not."""
 
-from __future__ import annotations
-
 from controller.fleet.autoscale_policy import WorkerCounts
 from controller.fleet_loops import settled
 from paceline.providers.base import NoProvider, desired_of

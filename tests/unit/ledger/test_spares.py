@@ -1,7 +1,5 @@
 """Spare rollout workers: who stands by, and who is put to work when."""
 
-from __future__ import annotations
-
 import pytest
 
 from controller.ledger import commands as cmd

@@ -1,7 +1,5 @@
 """State machines of the ledger: every state is reached, and ends stay ends."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A run that is stopped for now: what it still does, and from where it goes on."""
 
-from __future__ import annotations
-
 import pytest
 
 from controller.ledger import commands as cmd

@@ -1,7 +1,5 @@
 """Late groups: which of their tokens are trained, in which order, and when a group is too old."""
 
-from __future__ import annotations
-
 import statistics
 from typing import Any
 

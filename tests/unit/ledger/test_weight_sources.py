@@ -1,8 +1,6 @@
 """Who sends weights if several replicas can: each takes its share, and the others go on for one
 that is lost."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """Operations that cannot be ended: their memory is left to them, and the process lives on."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import weakref

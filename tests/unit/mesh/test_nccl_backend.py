@@ -1,7 +1,5 @@
 """The NCCL transport against an imitation that refuses what NCCL refuses, without a GPU."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Iterable, Iterator

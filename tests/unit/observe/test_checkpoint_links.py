@@ -1,7 +1,5 @@
 """Checkpoint links: they follow the record, and lead to nothing that was voided or deleted."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from paceline.observe.checkpoint_links import complete, unlink

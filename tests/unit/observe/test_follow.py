@@ -1,7 +1,5 @@
 """A run's journal is followed over failovers and quiet times, each event once."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Warnings from evaluations, from the journal of a run: each once, and told as long as it holds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """``paceline logs``: the last lines, those that are added, and which logs there are."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Reward bars and the time left: what they are made of, and what must not mislead them."""
 
-from __future__ import annotations
-
 import pytest
 
 from paceline.observe.progress import Progress

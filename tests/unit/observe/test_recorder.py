@@ -1,7 +1,5 @@
 """The run files: complete after every handover, never a line twice."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

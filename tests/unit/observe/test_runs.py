@@ -1,7 +1,5 @@
 """``paceline runs`` and ``paceline compare``: how runs ended, and their curves side by side."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

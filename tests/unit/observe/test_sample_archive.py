@@ -1,7 +1,5 @@
 """Sample archive: files within a size limit, each group once, and the lineage of a prompt."""
 
-from __future__ import annotations
-
 import errno
 import json
 import random

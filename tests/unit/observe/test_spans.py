@@ -1,7 +1,5 @@
 """A sample's life in spans, from what a real ledger journals."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The summary says what the files say, also of a run that stepped back or failed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A fleet whose supervisor was killed: nobody restarts its processes, and status says so."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

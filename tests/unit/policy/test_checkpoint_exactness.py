@@ -1,7 +1,5 @@
 """A checkpoint gives back exactly the state it was taken of."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """A sweep removes the directories that nobody recorded, and nothing that may still be needed."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 

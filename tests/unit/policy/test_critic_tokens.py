@@ -1,8 +1,6 @@
 """A critic of another tokenizer is refused by name: before the start, and by the policy worker that
 loads it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,8 +1,6 @@
 """On-policy distillation and the remote reference: losses against plain loops, and columns that are
 checked."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

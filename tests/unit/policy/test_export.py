@@ -1,7 +1,5 @@
 """An export is a directory that transformers loads, with exactly the trained weights."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """A model whose code comes with its checkpoint is exported by the run that trusted it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

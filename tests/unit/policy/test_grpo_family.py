@@ -4,8 +4,6 @@ The fixture holds what TRL's trainers gave for six completions of unequal length
 token: loss and gradient by log-prob, float32.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from operator import attrgetter

@@ -1,8 +1,6 @@
 """Chunks of the vocabulary must bound memory as computed, and change neither log-probs nor
 gradients."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import pytest

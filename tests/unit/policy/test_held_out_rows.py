@@ -1,8 +1,6 @@
 """Held-out rows of recorded data: one that cannot be measured is left out, and the others are
 measured without it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

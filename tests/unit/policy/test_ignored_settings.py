@@ -1,8 +1,6 @@
 """Settings that an objective does not read: the list of them is true, and none is ignored without a
 word."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """A new run begins with the weights of another run's checkpoint, and with its optimizer state if
 that fits."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,8 +1,6 @@
 """Ranks hear of every change of links, whatever their training threads do, and the store keeps none
 of it."""
 
-from __future__ import annotations
-
 import queue
 from collections.abc import Iterator, Sequence
 from datetime import timedelta

@@ -1,8 +1,6 @@
 """Objectives: every built-in one and the example keep what elastic training rests on, and mistakes
 are named."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

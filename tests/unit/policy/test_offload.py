@@ -1,8 +1,6 @@
 """State in host memory: the same numbers, the same checkpoints, and nothing left on the device
 after a pass."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,8 +1,6 @@
 """A reduction that begins during the last backward gives what one after it gives, and its failures
 cost no gradient."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import Any

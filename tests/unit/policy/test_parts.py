@@ -1,7 +1,5 @@
 """Parts of a state: scalar heads, and everything that must hold, move and save all of them."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

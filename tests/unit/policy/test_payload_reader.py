@@ -1,8 +1,6 @@
 """Reading of payloads while the store fails: what has arrived stays, what is lost is named, nothing
 is given up."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence

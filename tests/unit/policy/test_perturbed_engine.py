@@ -5,8 +5,6 @@ is beyond doubt. The engine samples from logits with fresh noise and reports the
 it sampled from, as an engine of low precision does.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,8 +1,6 @@
 """One group that cannot be trained is named, and the gradients of the others are what they would
 be."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

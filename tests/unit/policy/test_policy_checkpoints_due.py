@@ -1,7 +1,5 @@
 """When a replica writes a checkpoint: as soon as one is due that nobody is writing, and once."""
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace

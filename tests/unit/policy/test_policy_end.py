@@ -1,7 +1,5 @@
 """The end of a run, as one policy replica sees it."""
 
-from __future__ import annotations
-
 import threading
 from types import SimpleNamespace
 

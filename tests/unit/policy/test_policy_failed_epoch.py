@@ -1,7 +1,5 @@
 """Failed epochs are reported until the controller names another one."""
 
-from __future__ import annotations
-
 import threading
 from types import SimpleNamespace
 

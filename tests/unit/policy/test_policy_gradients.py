@@ -1,7 +1,5 @@
 """The gradient of a step must not depend on who computes which part of it, nor when."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

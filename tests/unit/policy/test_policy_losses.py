@@ -1,7 +1,5 @@
 """Losses against a plain loop over tokens, and their gradients against finite differences."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -4,8 +4,6 @@ What the trainer computes of a step with masked tokens is compared with a comput
 sequence at a time, through the model's plain forward, over the model's own tokens only.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Decay groups, stats and the staleness of tokens."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,8 +1,6 @@
 """A reduction that fails is done again from gradients that it never touched, in memory of its
 own."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

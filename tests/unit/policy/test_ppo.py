@@ -1,8 +1,6 @@
 """PPO: advantages, value targets, losses and gradients against loops over tokens as the papers
 write them."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

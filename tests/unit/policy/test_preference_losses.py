@@ -4,8 +4,6 @@ tests/fixtures/preferences_of_trl_1_16.json holds four pairs of unequal lengths,
 and what TRL's trainers give for them: loss, and gradient by the log-prob of each token.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Objectives of preferences in a step: what elastic training rests on, whole groups in a row, and
 what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

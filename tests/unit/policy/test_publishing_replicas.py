@@ -1,7 +1,5 @@
 """Copies of the weights for engines: of every replica that feeds some, and of no other."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Iterator

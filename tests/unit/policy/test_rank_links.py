@@ -1,8 +1,6 @@
 """Links between the ranks of a replica: silence, an end and the end of an epoch reach every
 rank."""
 
-from __future__ import annotations
-
 import queue
 import socket
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 """The load-balancing loss of experts: its values, its gradient, and that it is a sum over
 sequences."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

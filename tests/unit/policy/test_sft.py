@@ -1,7 +1,5 @@
 """Supervised fine-tuning against TRL and a plain forward: loss and gradients of recorded rows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Shares that ranks exchange are, bit for bit, the buckets of the whole weights."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
 """Weights that are read slice by slice are those that transformers reads, for every kind of head
 and of files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 """A rank that is stopped is in the reports of rank 0, with its process id, until it is
 continued."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import time

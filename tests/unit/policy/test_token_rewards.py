@@ -1,8 +1,6 @@
 """Rewards of tokens and turns: advantages against loops written from the papers, whatever batch a
 group is in."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Options of the trainer that change memory and speed, and no number: attention, compilation,
 offloaded activations."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

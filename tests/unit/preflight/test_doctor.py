@@ -1,8 +1,6 @@
 """``paceline doctor``: what is wrong with a machine is found, told with a remedy, and is status
 1."""
 
-from __future__ import annotations
-
 import json
 import resource
 import socket

@@ -1,8 +1,6 @@
 """Mistakes in the config or data of a training flow: ``paceline config check`` names each, with the
 remedy."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """An objective of a user that cannot be used, or that breaks a promise of the run, is named before
 anything starts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

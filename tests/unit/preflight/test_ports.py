@@ -1,7 +1,5 @@
 """A server that is restarted finds its port free again; one that cannot be had is named."""
 
-from __future__ import annotations
-
 import os
 import socket
 from pathlib import Path

@@ -1,8 +1,6 @@
 """A reward model or teacher of another tokenizer is refused before anything starts, wherever its
 files are here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The device that a process computes on and its precision, on machines with and without GPUs."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

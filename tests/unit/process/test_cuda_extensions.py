@@ -1,8 +1,6 @@
 """Builds of torchvision for CUDA beside a torch without it: language models are imported all the
 same."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

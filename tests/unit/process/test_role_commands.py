@@ -1,7 +1,5 @@
 """Commands of single roles: the process that they become."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

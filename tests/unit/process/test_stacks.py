@@ -1,7 +1,5 @@
 """Stacks of processes that cannot speak for themselves."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

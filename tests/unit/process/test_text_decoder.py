@@ -1,7 +1,5 @@
 """Texts of payloads that have tokens alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

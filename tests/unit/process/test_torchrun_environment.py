@@ -1,8 +1,6 @@
 """The environment of torchrun is taken as it is or refused with a remedy, before anything
 starts."""
 
-from __future__ import annotations
-
 import pytest
 
 from paceline.errors import BadInput

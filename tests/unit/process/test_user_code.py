@@ -1,7 +1,5 @@
 """Modules of the start directory are found, and never in place of an installed one."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

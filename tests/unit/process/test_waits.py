@@ -1,7 +1,5 @@
 """Marks of waits: what a report says of them, from any thread, at any load."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

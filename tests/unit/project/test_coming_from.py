@@ -1,7 +1,5 @@
 """The pages for those who come from another framework name settings and commands that exist."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Files under deploy/: what `make deploy` writes is there, and instructions call commands that
 exist."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import tomllib

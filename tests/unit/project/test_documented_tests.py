@@ -1,7 +1,5 @@
 """The page of guarantees names tests as evidence: they are there."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Failpoints of the testbed: each one finds the functions that it replaces."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

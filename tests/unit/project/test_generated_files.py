@@ -1,7 +1,5 @@
 """Generated files that are checked in are those that would be generated now."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Imports between the developer's folders, which the contracts in pyproject.toml do not cover."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Prose of the project: paths and links in the documents, and openings of docstrings."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Methods of the services in the protocol's table of keys."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

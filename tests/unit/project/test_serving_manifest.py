@@ -1,8 +1,6 @@
 """The manifest that serves an export: valid for Kubernetes, protected, and calling a command that
 exists."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The wheel: which packages and data files pip installs."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tomllib

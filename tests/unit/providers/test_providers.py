@@ -1,7 +1,5 @@
 """Providers: what is missing is asked for, what is too much leaves, nothing is done twice."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from hypothesis import given

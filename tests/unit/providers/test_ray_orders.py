@@ -1,7 +1,5 @@
 """Ray gets everything that a worker needs, and no secret."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

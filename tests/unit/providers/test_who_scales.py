@@ -1,7 +1,5 @@
 """The answer to a scaling request: who starts and drains workers, or that nobody does."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

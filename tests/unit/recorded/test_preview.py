@@ -1,7 +1,5 @@
 """The first recorded row as the checks before a start show it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Recorded rows in every form, and what is said of those that cannot be trained."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

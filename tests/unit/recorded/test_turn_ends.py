@@ -1,7 +1,5 @@
 """Tokens at the edges of turns: spaces that tokenizers add, and what ends a turn."""
 
-from __future__ import annotations
-
 import json
 import string
 from pathlib import Path

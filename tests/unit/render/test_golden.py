@@ -4,8 +4,6 @@ deploy/ has the plain ones (tests/unit/project/test_deploy_files.py). A golden f
 diff, what one more option makes of them. ``python -m tests.unit.render.test_golden`` writes them.
 """
 
-from __future__ import annotations
-
 import difflib
 import functools
 import importlib.metadata

@@ -1,7 +1,5 @@
 """Kubernetes manifests: they agree with one another and with the run, and their commands exist."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

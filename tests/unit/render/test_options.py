@@ -1,7 +1,5 @@
 """Options of `paceline render`: what is refused, and what the message says to do."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

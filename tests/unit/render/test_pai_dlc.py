@@ -1,8 +1,6 @@
 """PAI-DLC: requests of CreateJob with the API's field names, whose commands exist and agree with
 one another."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import time

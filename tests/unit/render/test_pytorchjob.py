@@ -1,7 +1,5 @@
 """PyTorchJob: names by which the operator finds things, and the command of every node."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

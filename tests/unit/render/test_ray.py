@@ -1,8 +1,6 @@
 """Ray: the job's entrypoint exists and has the run's settings, and its script tells a lost job from
 a failed one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Slurm: a batch script whose ports are its job's alone, and whose commands exist."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

@@ -1,7 +1,5 @@
 """The evidence of a fault is shown with its event."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

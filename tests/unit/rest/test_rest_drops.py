@@ -1,7 +1,5 @@
 """Dropped groups are folded from the journal, with what it said of them before."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from paceline.observe.dropped_groups import MOST, DroppedGroups

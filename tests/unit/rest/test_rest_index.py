@@ -1,7 +1,5 @@
 """The projection of long runs: incremental, bounded, exact and quick."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

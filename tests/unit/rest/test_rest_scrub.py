@@ -1,7 +1,5 @@
 """What leaves the machine: no password, no query that may hold a key, no path of its own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 """A built-in reward is named once: settings, checks, the rollout worker and the pages follow that
 list."""
 
-from __future__ import annotations
-
 import pytest
 
 from paceline.config.schema import Config

@@ -1,7 +1,5 @@
 """Scores of scorers: no fault of a scorer is one of the group, and no answer is taken unchecked."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager

@@ -1,7 +1,5 @@
 """Uploaded groups: texts that the controller decodes are not stored, and nothing else changes."""
 
-from __future__ import annotations
-
 import pytest
 
 from paceline.groups.payload import decode, payload_digest

@@ -1,8 +1,6 @@
 """The engine is kept full by the samples that are not finished, not by the groups they belong
 to."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """The outbox while the payload store or the controller fails: groups are delayed, and submitted
 once each."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping

@@ -1,7 +1,5 @@
 """Partial work of unfinished tasks: what is written, how often, and what the next lease uses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any

@@ -1,8 +1,6 @@
 """Rewards of turns and tokens from environments and reward functions, to the controller's door;
 soft overlong penalty."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

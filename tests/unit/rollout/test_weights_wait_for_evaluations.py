@@ -1,7 +1,5 @@
 """A version that has come waits until the completions of an evaluation are generated."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

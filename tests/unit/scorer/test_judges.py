@@ -1,7 +1,5 @@
 """Judges: their replies are parsed and checked, and a server that is away is nobody's fault."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

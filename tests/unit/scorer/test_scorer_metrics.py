@@ -1,7 +1,5 @@
 """Metrics of scorers: what a server measures of its requests is what Prometheus is told."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import grpc

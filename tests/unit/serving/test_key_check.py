@@ -1,7 +1,5 @@
 """Every path of the served model asks for the key, not only those below /v1."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

@@ -1,8 +1,6 @@
 """1,000 crash-and-resume points of every role on the real controller: no row is skipped or trained
 twice."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

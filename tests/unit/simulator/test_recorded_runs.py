@@ -1,7 +1,5 @@
 """Runs of recorded data under random faults: every promise holds, and no row is ever too old."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 `pytest tests/unit/simulator/test_simulator.py --schedules 100000` runs as many as wanted.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

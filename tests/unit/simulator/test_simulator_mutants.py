@@ -1,7 +1,5 @@
 """The schedules can fail: with any one guard removed, some do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

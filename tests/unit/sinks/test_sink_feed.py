@@ -1,7 +1,5 @@
 """Whatever a sink does, every point reaches it, in order, and nobody waits for it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """TensorBoard reads the curves, and the next leader continues after the last point."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Limits of waits in tests: as long as they say on an idle machine, longer on a busy one."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Deltas of buckets: lossless, small if little changed, refused if they make no sense."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Identity of a weights link: its epoch and the incarnation of the peer."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The digest tells apart whatever differs in a single bit, and nothing else."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Nothing is allocated on the word of a message that does not hold together."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
