@@ -1,14 +1,10 @@
-"""``paceline scale | drain | pause | resume | checkpoint | stop | set``: requests to the leader.
-
-Each has an id of its own, so that a retry over a failover has one effect.
-"""
+"""``paceline scale | drain | pause | resume | checkpoint | stop | set``: requests to the leader."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
-import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -205,11 +201,9 @@ def _ask(
     name: str, fields: dict[str, Any], as_json: bool, target: Target, method: str = ""
 ) -> None:
     """Sends ``<name>Request`` and prints the reply. Raises UserError if it is refused."""
-    from paceline.v1 import admin_pb2
+    from paceline_launcher.run_handle import ask_leader
 
-    request = getattr(admin_pb2, f"{name}Request")(request_id=uuid.uuid4().hex, **fields)
-    call = f"AdminService.{method or name}"
-    reply = target.ask(lambda control: control.call(call, request, timeout_s=ANSWER_LIMIT_S))
+    reply = ask_leader(target, name, fields, method)
     changes = [
         {"name": c.name, "old": json.loads(c.old), "new": json.loads(c.new), "step": c.step}
         for c in getattr(reply, "changes", ())

@@ -85,12 +85,7 @@ def samples(
     """
     if grep is not None and not 0 < len(grep) <= MOST_TEXT:
         raise BadInput(f"--grep: give 1 to {MOST_TEXT} characters")
-    query = {"limit": limit, "step": step, "row": row, "sort": ORDER.get(sort, str(sort))}
-    query |= {} if grep is None else {"grep": grep}
-    found = _from_controllers(target, query)
-    if found is None:
-        assert target.run_dir is not None
-        found = _from_journal(target.run_dir, query)
+    found = find_groups(target, limit, step, row, grep, sort)
     if as_json:
         print_json(found)
         return
@@ -105,6 +100,19 @@ def samples(
         )
     elif found["total"] > len(found["groups"]):
         typer.echo(f"{found['total'] - len(found['groups'])} more groups: --limit N")
+
+
+def find_groups(
+    target: Target, limit: int, step: int | None, row: int | None, grep: str | None, sort: Sort
+) -> dict[str, Any]:
+    """``groups`` with their completions, and the ``total`` of those that match."""
+    query = {"limit": limit, "step": step, "row": row, "sort": ORDER.get(sort, str(sort))}
+    query |= {} if grep is None else {"grep": grep}
+    found = _from_controllers(target, query)
+    if found is None:
+        assert target.run_dir is not None
+        found = _from_journal(target.run_dir, query)
+    return found
 
 
 def _from_controllers(target: Target, query: dict[str, Any]) -> dict[str, Any] | None:
