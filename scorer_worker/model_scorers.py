@@ -21,6 +21,7 @@ from transformers.utils import logging as transformers_logging
 from paceline.config.schema import Config
 from paceline.config.sections.scorers import ScorerConfig
 from paceline.errors import one_line
+from paceline.lm_head import has_other_logits, logits_of
 from paceline.process.compute_device import compute_dtype, pick_device
 from scorer_worker.scorer import BatchedScorer, Item, NoScore, Score, ScorerError
 
@@ -146,6 +147,15 @@ class TokenLogprobs(ModelScorer):
     def open_model(self) -> PreTrainedModel:
         return self.from_pretrained(AutoModelForCausalLM)
 
+    def load(self) -> None:
+        super().load()
+        if has_other_logits(self._model, self._device):
+            raise ScorerError(
+                f"scorers.{self._name}.path = {self._scorer.path!r}: "
+                f"{type(self._model).__name__} has a prediction head that a scorer does not know, "
+                "and its log-probs would be wrong: name a model of another architecture"
+            )
+
     def scores(self, items: Sequence[Item], ids: Tensor, hidden: Tensor) -> list[Score]:
         # The last hidden state before a token predicts it. A prompt is never empty.
         before = torch.cat(
@@ -155,26 +165,12 @@ class TokenLogprobs(ModelScorer):
         rows = max(1, LOGITS_AT_ONCE // self._model.config.get_text_config().vocab_size)
         found = []
         for hidden_chunk, chunk in zip(before.split(rows), targets.split(rows), strict=True):
-            logits = _logits(self._model, hidden_chunk).float() / self._config.rollout.temperature
+            logits = logits_of(self._model, hidden_chunk).float() / self._config.rollout.temperature
             found.append(logits.log_softmax(-1).gather(1, chunk[:, None])[:, 0])
         together = torch.cat(found).cpu().numpy().astype(np.float32)
         if not np.isfinite(together).all():
             raise NoScore("the model gave log-probs that are not finite")
         return list(np.split(together, np.cumsum([len(item.tokens) for item in items])[:-1]))
-
-
-def _logits(model: Any, hidden: Tensor) -> Tensor:
-    """Logits as the model's own forward computes them: Gemma caps logits, Cohere multiplies and
-    Granite divides them."""
-    logits: Tensor = model.get_output_embeddings()(hidden)
-    config = model.config.get_text_config()
-    if scale := getattr(config, "logit_scale", None):
-        logits = logits * scale
-    if scale := getattr(config, "logits_scaling", None):
-        logits = logits / scale
-    if cap := getattr(config, "final_logit_softcapping", None):
-        logits = torch.tanh(logits / cap) * cap
-    return logits
 
 
 class RewardModelScorer(ModelScorer):

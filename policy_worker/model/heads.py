@@ -20,12 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from paceline.lm_head import logits_of
 from paceline.memory_plan.model_shape import DEFAULT_CHUNK_MB, tokens_per_chunk
-from policy_worker.model.attention import MicroBatch
+from policy_worker.model.attention import MicroBatch, whole_row
 from policy_worker.objectives.columns import TokenScores
-
-PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
-"""Layers that see other tokens through the attention function only."""
 
 
 class _ScoresTokens:
@@ -46,13 +44,8 @@ class _ScoresTokens:
         if microbatch is None:
             return super().forward(*args, **kwargs)  # type: ignore[misc]
         base = getattr(self, self.base_model_prefix)
-        output = base(
-            input_ids=microbatch.input_ids,
-            position_ids=microbatch.position_ids,
-            packing=microbatch.packing,
-            use_cache=False,
-            **({"output_router_logits": True} if routers else {}),
-        )
+        more = {"output_router_logits": True} if routers else {}
+        output = forward_row(base, microbatch, **more)
         places = microbatch.predict_from
         chosen = output.last_hidden_state[0].index_select(0, places)
         head = partial(_score_chunk, self, temperature, entropy_gradient)
@@ -65,8 +58,8 @@ class _ScoresTokens:
 
 def make_scorer(model: nn.Module) -> None:
     """Teaches ``model`` (a transformers causal LM) to score packed rows, in place. Raises
-    ValueError, with a reason for people, if its layers cannot run on packed rows."""
-    check_packable(model)
+    ValueError, with a reason for people, if it has no head. ``rows.probe`` finds what its layers do
+    with packed rows."""
     name = type(model).__name__
     if getattr(model, "get_output_embeddings", lambda: None)() is None:
         raise ValueError(f"{name} has no language-model head")
@@ -74,16 +67,17 @@ def make_scorer(model: nn.Module) -> None:
     model.__class__ = type(name, (_ScoresTokens, type(model)), {"__module__": __name__})
 
 
-def check_packable(model: Any) -> None:
-    name = type(model).__name__
-    config = model.config.get_text_config()
-    layers = set(getattr(config, "layer_types", None) or PACKABLE_LAYERS)
-    if not getattr(model, "_supports_attention_backend", False) or layers - PACKABLE_LAYERS:
-        raise ValueError(f"{name} has layers that do not take an attention function")
-    if getattr(config, "attn_logit_softcapping", None) is not None:
-        raise ValueError(f"{name} caps attention scores, which packed attention does not do")
-    if any(hasattr(module, "sinks") for module in model.modules()):
-        raise ValueError(f"{name} has attention sinks, which packed attention does not do")
+def forward_row(base: nn.Module, microbatch: MicroBatch, **more: Any) -> Any:
+    """The output of a model without its head over the row. Raises NotImplementedError if its layers
+    lose the row's packing on the way to attention."""
+    with whole_row():
+        return base(
+            input_ids=microbatch.input_ids,
+            position_ids=microbatch.position_ids,
+            packing=microbatch.packing,
+            use_cache=False,
+            **more,
+        )
 
 
 def score(
@@ -128,7 +122,7 @@ def _score_chunk(
     model: Any, temperature: float, entropy_gradient: bool, hidden: Tensor, targets: Tensor
 ) -> tuple[Tensor, Tensor]:
     """hidden [c, D], targets int64 [c] -> log-probs and entropies, float32 [c]."""
-    logits = _logits(model, hidden).float()
+    logits = logits_of(model, hidden).float()
     if temperature != 1.0:
         logits = logits / temperature
     distribution = torch.log_softmax(logits, dim=-1)
@@ -136,20 +130,6 @@ def _score_chunk(
     with nullcontext() if entropy_gradient else torch.no_grad():
         entropy = -(distribution.exp() * distribution).sum(-1)
     return logprobs, entropy
-
-
-def _logits(model: Any, hidden: Tensor) -> Tensor:
-    """Logits [c, V] of last hidden states [c, D], as the model's own forward computes them: Gemma
-    caps logits, Cohere multiplies and Granite divides them."""
-    logits = model.get_output_embeddings()(hidden)
-    config = model.config.get_text_config()
-    if scale := getattr(config, "logit_scale", None):
-        logits = logits * scale
-    if scale := getattr(config, "logits_scaling", None):
-        logits = logits / scale
-    if cap := getattr(config, "final_logit_softcapping", None):
-        logits = torch.tanh(logits / cap) * cap
-    return logits
 
 
 HEAD = "score"
@@ -169,12 +149,7 @@ class _ScoresStates:
         if microbatch is None:
             return super().forward(*args, **kwargs)  # type: ignore[misc]
         base = getattr(self, self.base_model_prefix)
-        hidden = base(
-            input_ids=microbatch.input_ids,
-            position_ids=microbatch.position_ids,
-            packing=microbatch.packing,
-            use_cache=False,
-        ).last_hidden_state[0]
+        hidden = forward_row(base, microbatch).last_hidden_state[0]
         rows = microbatch.predict_from if at == "before" else microbatch.token_at
         assert rows is not None  # RowForwards packs the last tokens for such a head
         with torch.autocast(hidden.device.type, enabled=False):
@@ -184,7 +159,6 @@ class _ScoresStates:
 def make_value_head(model: nn.Module) -> None:
     """Teaches ``model`` (a sequence classifier with one label) to score packed rows, in place.
     Raises ValueError, with a reason for people, if it cannot."""
-    check_packable(model)
     name, head = type(model).__name__, getattr(model, HEAD, None)
     if not isinstance(head, nn.Linear) or head.out_features != 1 or head.bias is not None:
         raise ValueError(f"{name} has no linear head with one output, without bias")

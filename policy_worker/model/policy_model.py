@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging as transformers_logging
 
@@ -171,17 +172,20 @@ def _prepared(
     model.config.use_cache = False
     if device is not None:
         model.to(device)
+    # No dropout and no noise even if the config has some: the log-probs that the ratio compares
+    # must be those of the policy that sampled.
+    model.eval()
     if trainable:
-        # No dropout even if the config has some: the log-probs that the ratio compares must be
-        # those of the policy that sampled.
-        switch_off_dropout(model)
-        model.train()
         if config.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            try:
+                model.gradient_checkpointing_enable({"use_reentrant": False})
+            except ValueError as error:
+                problem = f"{first_line(error)} Set model.gradient_checkpointing = false"
+                raise ModelError(problem) from error
+            _recompute(model)
         if config.compile:
             compile_blocks(model, blocks_of(model))
     else:
-        model.eval()
         model.requires_grad_(False)
     return model
 
@@ -194,16 +198,28 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     return blocks or max(lists, key=len, default=[])
 
 
-def switch_off_dropout(model: nn.Module) -> None:
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0
+def _recompute(model: nn.Module) -> None:
+    """Training mode for the modules that checkpoint their gradients, because transformers asks for
+    it, and for none inside them. Their own dropout is 0; ``rows.probe`` sees what else they
+    draw."""
+    asked = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
+    # Models with such layers carry the attribute themselves, too, and draw for it if they train.
+    layers = [m for m in asked if isinstance(m, GradientCheckpointingLayer)]
+    for module in layers or asked:
+        module.training = True
+        for name, value in list(vars(module).items()):
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
 
 
 def _unreadable(path: str, field: str, error: Exception, what: str) -> str:
     reason = first_line(error)
+    if any(name in reason for name in _ATTENTION.values()):
+        return (
+            f"{field} = {path!r} cannot be trained: its layers have attention of their own (GPT-J "
+            "and Falcon, for example), and rows without padding need another: name a model of "
+            "another architecture"
+        )
     local = Path(path).expanduser()
     if local.exists() or path.startswith((".", "/", "~")):
         remedy = "name a directory with config.json and weights as safetensors"

@@ -39,6 +39,7 @@ from policy_worker.model.train_state import NO_VERSION, TrainState, local_tensor
 from policy_worker.objectives.load import load_objective
 from policy_worker.objectives.objective import Part
 from policy_worker.ranks.sliced_weights import SlicedWeights
+from policy_worker.rows.probe import Unfit, probe
 from policy_worker.rows.replica import Replica
 from policy_worker.step.optimizer import build_optimizer
 
@@ -102,8 +103,30 @@ def load_sharded(
     trainable: bool,
 ) -> nn.Module:
     """The model of ``part``; of a replica with several ranks, this rank's slices. Raises
-    ModelError. With train.memory.offload_frozen the weights of a part that is not trainable are in
-    host memory, and come to ``device`` for their pass."""
+    ModelError, also if it cannot be trained on packed rows. With train.memory.offload_frozen the
+    weights of a part that is not trainable are in host memory, and come to ``device`` for their
+    pass."""
+    model = _load_slices(part, config, replica, device, on_progress, trainable=trainable)
+    sliced = replica.mesh is not None
+    mixed = sliced and compute_dtype(config.model, device.type) == "bfloat16"
+    try:
+        probe(model, part.head, device, longest=config.longest_sequence, mixed=mixed)
+    except Unfit as error:
+        field = (part.path and part.field) or "model.path"
+        path = part.path or config.model.path
+        raise ModelError(f"{field} = {path!r} cannot be trained: {error}") from error
+    return model
+
+
+def _load_slices(
+    part: Part,
+    config: Config,
+    replica: Replica,
+    device: torch.device,
+    on_progress: Callable[[], None],
+    *,
+    trainable: bool,
+) -> nn.Module:
     on_host = config.train.memory.offload_frozen and not trainable
     place = HOST if on_host else device
     if replica.mesh is None:

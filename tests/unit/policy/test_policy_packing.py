@@ -8,7 +8,7 @@ import torch
 
 from paceline.memory_plan.model_shape import MIB
 from policy_worker.model import attention
-from policy_worker.model.heads import make_scorer, score
+from policy_worker.model.heads import score
 from policy_worker.objectives.batch import decode
 from policy_worker.rows import packing
 from policy_worker.rows.packing import attended_tokens, pack, plan_rows
@@ -160,17 +160,3 @@ def test_gradient_checkpointing_changes_nothing_but_memory():
     score(model, micro, 1.0).logprobs.sum().backward()
     for parameter, gradient in zip(model.parameters(), wanted, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, atol=1e-6, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("family", "setting", "value", "said"),
-    [
-        ("qwen3", "layer_types", ["linear_attention", "full_attention"], "attention function"),
-        ("gemma2", "attn_logit_softcapping", 50.0, "caps attention scores"),
-    ],
-)
-def test_models_that_cannot_be_packed_are_refused(family, setting, value, said):
-    model = tiny_network(family, scorer=False)
-    setattr(model.config, setting, value)
-    with pytest.raises(ValueError, match=said):
-        make_scorer(model)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from paceline.config.schema import Config
 from scorer_worker.scorer import BadCompletion, Item, ScorerError, make_scorer
@@ -84,6 +84,21 @@ async def test_log_probs_of_a_scorer_are_those_of_a_plain_loop(
             assert column[position] == pytest.approx(expected.item(), abs=1e-5)
         assert column.dtype == np.float32
         assert len(column) == len(item.tokens)
+
+
+async def test_a_prediction_head_that_the_scorer_would_skip_is_refused(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model", hidden=32)
+    rows = AutoModelForCausalLM.from_pretrained(model).get_input_embeddings().num_embeddings
+    small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    config = AutoConfig.for_model(
+        "modernbert-decoder", vocab_size=rows, num_attention_heads=2, pad_token_id=PAD, **small
+    )
+    other = AutoModelForCausalLM.from_config(config)
+    for parameter in other.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    other.save_pretrained(tmp_path / "other")
+    with pytest.raises(ScorerError, match=r"scorers\.one\.path.*prediction head"):
+        await scores_of(config_of(model, {"kind": "logprobs", "path": str(tmp_path / "other")}))
 
 
 async def test_a_model_of_another_tokenizer_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,161 @@
+"""Every model is tried before it is trained: what it computes decides, not its name."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import dropout
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from policy_worker.model import attention
+from policy_worker.model.attention import LostPacking
+from policy_worker.model.heads import make_scorer, make_value_head, score
+from policy_worker.model.policy_model import ModelError, _prepared, load_model
+from policy_worker.objectives.batch import decode
+from policy_worker.objectives.objective import Part
+from policy_worker.ranks.sharding import load_sharded
+from policy_worker.rows.packing import pack
+from policy_worker.rows.probe import Unfit, probe
+from policy_worker.rows.replica import Replica
+from tests.fixtures.policy_models import make_config, random_groups, tiny_network
+
+CPU = torch.device("cpu")
+SHAPE = {
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "ffn_dim": 48,
+    "word_embed_proj_dim": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "num_local_experts": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "eos_token_id": [1, 2],
+    "sliding_window": 16,
+}
+RANDOM = {
+    **dict.fromkeys(("attention_dropout", "residual_dropout", "embedding_dropout"), 0.1),
+    **dict.fromkeys(("dropout", "hidden_dropout", "router_jitter_noise"), 0.1),
+}
+
+
+def network(family, kind=AutoModelForCausalLM, **changes):
+    """A random model of ``family``, with all the dropout and noise that it knows."""
+    attention.register()
+    config = AutoConfig.for_model(family)
+    given = {**SHAPE, **RANDOM, **changes}
+    config = AutoConfig.for_model(family, **{k: v for k, v in given.items() if hasattr(config, k)})
+    config.num_labels = 1
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = kind.from_config(config, attn_implementation=attention.BLOCKS)
+        for parameter in model.parameters():
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    return model
+
+
+def tried(model, *, head="lm", checkpointing=True):
+    if head == "scalar":
+        make_value_head(model)
+    else:
+        make_scorer(model)
+    settings = make_config().model.model_copy(update={"gradient_checkpointing": checkpointing})
+    probe(_prepared(model, settings, CPU, trainable=True), head, CPU)
+
+
+@pytest.mark.parametrize("family", ["opt", "seed_oss", "starcoder2", "mixtral"])
+def test_dropout_and_noise_of_training_are_off_whatever_they_are_called(family):
+    for checkpointing in (True, False):
+        tried(network(family), checkpointing=checkpointing)
+
+
+@pytest.mark.parametrize("trainable", [True, False])
+def test_a_scalar_head_is_tried_and_left_as_it_was(trainable):
+    model = network("qwen3", AutoModelForSequenceClassification)
+    with torch.no_grad():
+        model.score.weight.zero_()
+    make_value_head(model)
+    probe(_prepared(model, make_config().model, CPU, trainable=trainable), "scalar", CPU)
+    assert not model.score.weight.any() and model.config._attn_implementation == attention.BLOCKS
+    assert model.config.sliding_window in (None, SHAPE["sliding_window"])
+
+
+@pytest.mark.parametrize(
+    ("family", "why"),
+    [("gemma2", "softcap"), ("gpt_oss", "s_aux"), ("modernbert-decoder", "prediction head")],
+)
+def test_attention_that_packed_rows_cannot_give_is_refused(family, why):
+    with pytest.raises(Unfit, match=why):
+        tried(network(family))
+
+
+def test_layers_that_lose_the_packing_are_given_it():
+    model = network("nemotron")
+    make_scorer(model)
+    _prepared(model, make_config().model, CPU, trainable=True)
+    rng = np.random.default_rng(3)
+    batch = decode(random_groups(2, group_size=3, seed=3))
+    micro = pack(batch, np.arange(len(batch.length)), CPU)
+    with pytest.raises(LostPacking):
+        score(model, micro, 1.0)
+    probe(model, "lm", CPU)
+    score(model, micro, 1.0).logprobs.sum().backward()
+    packed = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    for sequence in rng.permutation(len(batch.length)):
+        score(model, pack(batch, np.array([sequence]), CPU), 1.0).logprobs.sum().backward()
+    for parameter, gradient in zip(model.parameters(), packed, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, atol=1e-4, rtol=1e-4)
+
+
+def test_a_window_in_the_mask_alone_is_refused_unless_no_sequence_reaches_it():
+    model = network("phimoe")
+    with pytest.raises(Unfit, match="window"):
+        tried(model)
+    probe(model, "lm", CPU, longest=SHAPE["sliding_window"])
+
+
+def noisy(layer, hidden):
+    return dropout(hidden, 0.3, training=True)
+
+
+def shifted(layer, hidden):
+    return hidden + hidden.roll(1, dims=1)
+
+
+@pytest.mark.parametrize(
+    "change, why",
+    [(noisy, "draws random numbers"), (shifted, "see one another")],
+    ids=["noise", "neighbours"],
+)
+def test_a_layer_with_a_life_of_its_own_is_refused(change, why):
+    model = tiny_network("qwen3", scorer=False)
+    mlp = model.model.layers[0].mlp
+    mlp.register_forward_hook(lambda layer, _, out: change(layer, out))
+    with pytest.raises(Unfit, match=why):
+        tried(model)
+
+
+def test_a_part_that_is_unfit_is_named_by_its_setting(tmp_path):
+    network("modernbert-decoder").save_pretrained(tmp_path)
+    config = make_config()
+    unfit = Part("reference", path=str(tmp_path), field="train.loss.reference_path")
+    with pytest.raises(ModelError, match=r"train\.loss\.reference_path.*architecture"):
+        load_sharded(unfit, config, Replica(), CPU, trainable=False)
+
+
+@pytest.mark.parametrize("family", ["gptj", "falcon"])
+def test_attention_of_its_own_is_the_reason(family, tmp_path):
+    small = {"n_embd": 16, "n_layer": 1, "n_head": 2, "rotary_dim": 4, "vocab_size": 20}
+    if family == "falcon":
+        small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = AutoConfig.for_model(
+        family, **small, **({} if "vocab_size" in small else {"vocab_size": 20})
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="attention of their own"):
+        load_model(str(tmp_path), make_config().model, CPU)
