@@ -7,13 +7,24 @@ from typing import Any
 
 def vocabulary_size(model: str) -> int | None:
     """Rows of the embedding of ``model``, a directory or hub name; None without a copy here."""
+    return _number(model, "vocab_size")
+
+
+def positions(model: str) -> int | None:
+    """Longest sequence that ``model`` takes, in tokens; None if its files, or those of a hub model
+    without a copy here, do not say."""
+    names = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
+    return next(filter(None, (_number(model, name) for name in names)), None)
+
+
+def _number(model: str, name: str) -> int | None:
     try:
         facts: dict[str, Any] = json.loads(model_file(model, "config.json").read_text())
     except (OSError, ValueError, LookupError):
         return None
     # Multimodal models keep the language model's settings in a section of their own.
-    size = facts.get("vocab_size") or facts.get("text_config", {}).get("vocab_size")
-    return size if isinstance(size, int) and size > 0 else None
+    number = facts.get(name) or facts.get("text_config", {}).get(name)
+    return number if isinstance(number, int) and number > 0 else None
 
 
 def model_file(model: str, name: str) -> Path:

@@ -6,6 +6,7 @@ with ``{% generation %}`` marks what the assistant wrote. With another one the c
 rendered turn by turn; a template that rewrites past turns (drops their reasoning) is refused.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.config.model_files import positions
 from paceline.config.schema import Config
 from paceline.dataset.messages import Message
 from paceline.dataset.recorded_rows import ASSISTANT, RowParts, parts_of
@@ -129,7 +131,7 @@ class RowEncoder:
     def __init__(self, config: Config, tokenizer: PromptTokenizer) -> None:
         self._data = config.data
         self._tokenizer = tokenizer
-        self._longest = config.longest_sequence
+        self._longest = min(config.longest_sequence, positions(config.model.path) or sys.maxsize)
 
     def encode(self, row: Mapping[str, Any]) -> RecordedRow:
         """Raises BadPrompt with the reason malformed_row, prompt_too_long or row_too_long."""
@@ -149,7 +151,7 @@ class RowEncoder:
             raise BadPrompt(
                 "row_too_long",
                 f"{longest} tokens with the prompt, at most {self._longest} (rollout.max_context, "
-                "or data.max_prompt_tokens + rollout.max_tokens)",
+                "or data.max_prompt_tokens + rollout.max_tokens, and what model.path takes)",
             )
         return RecordedRow(prompt, completions)
 

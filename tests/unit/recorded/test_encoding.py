@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +128,14 @@ def test_an_unusable_row_has_a_reason(
     with pytest.raises(BadPrompt) as caught:
         rows.encode(row)
     assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize("setting", ["max_position_embeddings", "n_positions"])
+def test_a_row_beyond_the_positions_of_the_model_is_too_long(tmp_path: Path, setting: str) -> None:
+    model = make_chat_model(tmp_path, PLAIN)
+    (model / "config.json").write_text(json.dumps({setting: 12}))
+    rows = encoder(model, {"max_tokens": 64}, completion_field="answer", max_prompt_tokens=8)
+    assert rows.encode({"prompt": "1" * 4, "answer": "2" * 7})
+    with pytest.raises(BadPrompt) as caught:
+        rows.encode({"prompt": "1" * 4, "answer": "2" * 9})
+    assert caught.value.reason == "row_too_long"
