@@ -63,11 +63,20 @@ class ToyStep:
         """The gradient alone of gradient_and_sums()."""
         return self.gradient_and_sums(*parts, **settings)[0]
 
-    def gradient_and_sums(
+    def gradient_and_sums(self, *parts: Groups, **settings: Any) -> tuple[Tensor, Tensor]:
+        """float32 [parameters], and float32 [Objective.summed], of what gradients() adds."""
+        gradients = self.gradients(*parts, **settings)
+        found = torch.empty(gradients.size)
+        gradients.flatten(found)
+        gradients.clear()
+        sums = gradients.sums_of(found)
+        return found[: len(found) - len(sums)], sums
+
+    def gradients(
         self, *parts: Groups, of: Groups | None = None, row_tokens: int = 1 << 20
-    ) -> tuple[Tensor, Tensor]:
-        """float32 [parameters], of the step of ``of`` (default: all groups), whose groups are added
-        in ``parts``; and float32 [Objective.summed]."""
+    ) -> Gradients:
+        """Local gradients of the step of ``of`` (default: all groups), whose groups are added in
+        ``parts``."""
         train = self.config.train
         memory = train.memory.model_copy(update={"tokens_per_microbatch": row_tokens})
         train = train.model_copy(update={"memory": memory})
@@ -77,16 +86,12 @@ class ToyStep:
         optimizer = build_optimizer(self.parts, config.train)
         state = TrainState(self.parts, optimizer, Step(0), Version(0), config, scalars)
         gradients = Gradients(state, CPU, self.frozen)
-        whole = self.groups if of is None else of
         gradients.clear()
-        gradients.begin(totals_of(whole), [key_of(group) for part in parts for group in part])
+        every = self.groups if of is None else of
+        gradients.begin(totals_of(every), [key_of(group) for part in parts for group in part])
         for part in parts:
             gradients.add(part)
-        found = torch.empty(gradients.size)
-        gradients.flatten(found)
-        gradients.clear()
-        sums = gradients.sums_of(found)
-        return found[: len(found) - len(sums)], sums
+        return gradients
 
 
 def _toy_model(part: Part) -> nn.Module:

@@ -177,7 +177,7 @@ class GroupMeta:
     min_version: Version
     max_version: Version
     reward_mean: float
-    reward_std: float
+    reward_std: float  # Of a sample: sqrt(sum (r - mean)^2 / (n - 1)); 0 for one sequence
     reward_max: float  # Over the group's sequences
     generate_s: float = 0.0
     reward_s: float = 0.0

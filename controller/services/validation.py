@@ -183,7 +183,8 @@ def _check_rising(versions: Sequence[int], field: str, within: tuple[int, int]) 
 
 
 def _std(rewards: Sequence[float], mean: float) -> float:
-    """Standard deviation; exactly 0 for equal rewards, whose mean may be rounded."""
+    """Standard deviation of a sample, as in advantages; exactly 0 for equal rewards, whose mean may
+    be rounded."""
     if min(rewards) == max(rewards):
         return 0.0
-    return math.sqrt(sum((r - mean) ** 2 for r in rewards) / len(rewards))
+    return math.sqrt(sum((r - mean) ** 2 for r in rewards) / (len(rewards) - 1))

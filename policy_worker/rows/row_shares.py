@@ -63,6 +63,8 @@ class RowShare:
     """The row that this rank computes, without counting it, in rounds in which it has no row:
     forwards are collective."""
     trained: int
+    owned: Sequence[rollout_pb2.Group] = ()
+    """Groups that this rank counts, each of one rank."""
 
 
 @dataclass(eq=False)
@@ -109,7 +111,7 @@ class RowShares:
             more = wanted_groups(dealt, lengths.group_of)
             if any(set(m) - set(w) for m, w in zip(more, wanted, strict=True)):
                 self._read_and_tell(held, more[here], (), fetch)
-        return self._share(held, dealt, trained)
+        return self._share(held, dealt, trained, owned)
 
     def of(
         self, groups: Sequence[rollout_pb2.Group], totals: StepTotals, vocabulary: int
@@ -121,7 +123,8 @@ class RowShares:
         held.add(dict(enumerate(groups)))
         keep = np.setdiff1d(np.arange(len(held.batch.length)), np.array(held.without, np.int64))
         dealt = self._deal(held.batch, keep)
-        return self._share(held, dealt, held.trained(range(len(groups))))
+        owned = range(len(groups)) if self.replica.leads else ()
+        return self._share(held, dealt, held.trained(range(len(groups))), owned)
 
     def _deal(
         self, lengths: GroupLengths, keep: Ints, held: Sequence[Collection[int]] = ()
@@ -156,7 +159,13 @@ class RowShares:
             raise _merged(faults, held.accepted)
         return reports
 
-    def _share(self, held: _Held, dealt: Sequence[Sequence[Ints]], trained: int) -> RowShare:
+    def _share(
+        self,
+        held: _Held,
+        dealt: Sequence[Sequence[Ints]],
+        trained: int,
+        owned: Collection[int],
+    ) -> RowShare:
         here = dealt[self.replica.rank]
         rows = [held.local(row) for row in here]
         last = next((rows[-1] for rows in (here, *reversed(dealt)) if rows), None)
@@ -169,6 +178,7 @@ class RowShares:
             rounds=max(map(len, dealt)),
             filler=held.local(last) if last is not None else np.empty(0, np.int64),
             trained=trained,
+            owned=[held.groups[g] for g in sorted(owned)],
         )
 
 

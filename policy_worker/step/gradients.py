@@ -37,7 +37,7 @@ from policy_worker.rows.group_reading import AcceptedGroup
 from policy_worker.rows.replica import Replica
 from policy_worker.rows.row_forwards import RowForwards, balance_of_sequences
 from policy_worker.rows.row_shares import Fetch, RowShare, RowShares
-from policy_worker.step.stats import Stats, measure
+from policy_worker.step.stats import Stats, count_rewards, measure
 
 
 class RowOutOfMemory(Exception):
@@ -159,6 +159,8 @@ class Gradients:
                 self.clear()
                 raise EpochCancelled(f"step {totals.step} was given up")
         self._added.update(share.keys)
+        if not self.state.config.recorded:
+            count_rewards(self.stats, share.owned)
         if self.replica.leads:
             self.stats.add("loss", 0.0, share.trained / max(totals.sequences, 1))
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from paceline.v1 import common_pb2
+from paceline.v1 import common_pb2, rollout_pb2
 from policy_worker.objectives.columns import TokenColumns, TokenScores
 from policy_worker.objectives.grpo import ratio, token_kl
 from policy_worker.objectives.objective import Loss
@@ -54,6 +55,24 @@ class Stats:
             for name, (total, weight, largest) in self.entries.items()
             if all(map(math.isfinite, (total, weight, largest)))
         }
+
+
+_STRANGE = re.compile(r"[^A-Za-z0-9_.:-]")
+_LONGEST_NAME = 48
+"""Characters of a reward function's name in the names of statistics."""
+
+
+def count_rewards(stats: Stats, groups: Iterable[rollout_pb2.Group]) -> None:
+    """Adds reward/NAME and reward_square/NAME of every reward function: its values, before weights,
+    and their squares, over completions."""
+    columns: dict[str, list[float]] = {}
+    for group in groups:
+        for completion in group.completions:
+            for name, value in completion.reward_components.items():
+                columns.setdefault(_STRANGE.sub("_", name)[-_LONGEST_NAME:], []).append(value)
+    for name, values in columns.items():
+        stats.add(f"reward/{name}", sum(values), len(values))
+        stats.add(f"reward_square/{name}", sum(v * v for v in values), len(values))
 
 
 def measure(

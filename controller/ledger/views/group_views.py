@@ -47,6 +47,6 @@ def reward_totals(groups: Collection[GroupMeta]) -> RewardTotals:
     samples = sum(g.sequences for g in groups)
     total = fsum(g.sequences * g.reward_mean for g in groups)
     mean = total / max(samples, 1)
-    within = fsum(g.sequences * g.reward_std**2 for g in groups)
+    within = fsum((g.sequences - 1) * g.reward_std**2 for g in groups)
     between = fsum(g.sequences * (g.reward_mean - mean) ** 2 for g in groups)
     return RewardTotals(samples, total, within + between, within)

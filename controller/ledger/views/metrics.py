@@ -10,6 +10,7 @@ from controller.ledger.state.steps import Vote
 from controller.ledger.state.tasks import GroupSizes, ordinal_of
 from controller.ledger.state.token_ages import trained_tokens
 from controller.ledger.views.age_metrics import age_metrics
+from controller.ledger.views.group_views import reward_totals
 
 TOO_LONG = "prompt_too_long"
 """Reason that rollout workers give for a prompt which they drop for its length."""
@@ -57,6 +58,9 @@ weights are equal."""
 CRITIC = ("return_mean", "return_square", "value_error", "value_error_square")
 """Statistics of votes that give explained_variance, 1 - Var(return - value) / Var(return). All but
 the first are reported only so."""
+REWARD, REWARD_SQUARE = "reward/", "reward_square/"
+"""Prefixes of statistics of votes, before the name of a reward function: its values and their
+squares. They give reward/NAME and reward/NAME/std."""
 _MEAN_AND_MAX = ("ratio", "logprob_gap", "logprob_gap_fresh")
 """Statistics of votes whose maximum is reported beside the mean."""
 
@@ -77,7 +81,7 @@ def step_metrics(
     metrics = {
         "step": float(step.step),
         "version": float(state.versions.version + 1),
-        **({} if state.run.recorded else _rewards(state, groups, sequences)),
+        **({} if state.run.recorded else _rewards(state, groups)),
         **_merge(votes),
         **age_metrics(state, groups, step.step),
         **data_metrics(state, groups),
@@ -97,13 +101,13 @@ def step_metrics(
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
-def _rewards(state: State, groups: Sequence[GroupMeta], sequences: int) -> dict[str, float]:
+def _rewards(state: State, groups: Sequence[GroupMeta]) -> dict[str, float]:
     """Metrics of samples: the reward of a recorded row says nothing of the policy.
     ``zero_variance_share`` counts groups whose rewards are all equal, those that were dropped for
     it included; a group of one has no variance to speak of."""
-    mean = sum(g.reward_mean * g.sequences for g in groups) / sequences
-    second = sum((g.reward_std**2 + g.reward_mean**2) * g.sequences for g in groups) / sequences
-    found = {"reward_mean": mean, "reward_std": math.sqrt(max(0.0, second - mean**2))}
+    totals = reward_totals(groups)
+    deviation = math.sqrt(totals.squares / max(totals.samples - 1, 1))
+    found = {"reward_mean": totals.total / totals.samples, "reward_std": deviation}
     if state.run.group_size > 1:
         dull = state.tasks.dropped_groups.get(DropReason.UNINFORMATIVE, GroupSizes()).groups
         equal = dull + sum(group.reward_std == 0.0 for group in groups)
@@ -128,6 +132,11 @@ def _merge(votes: Sequence[Vote]) -> dict[str, float]:
             out[f"{name}_mean"], out[f"{name}_max"] = value, s.max
         elif name == RATIO_SQUARE or name in CRITIC[1:]:
             continue
+        elif name.startswith(REWARD_SQUARE):
+            function = REWARD + name.removeprefix(REWARD_SQUARE)
+            mean = merged[function].sum / s.weight if function in merged and s.weight else 0.0
+            spread = (s.sum - s.weight * mean * mean) / max(s.weight - 1.0, 1.0)
+            out[f"{function}/std"] = math.sqrt(max(0.0, spread))
         else:
             out[name] = value
     ratio, square = merged.get("ratio"), merged.get(RATIO_SQUARE)

@@ -223,15 +223,12 @@ def _workers_here(this: _Node) -> dict[str, dict[str, list[Any]]]:
 def _lead(this: _Node, wait_s: float, as_json: bool) -> int:
     from paceline.redis.server import stop_redis
     from paceline.rpc.auth import own_token
-    from paceline_launcher.cli.control.up import check, run_to_end
+    from paceline_launcher.cli.control.up import check, run_to_end, steps_to_extend_to
     from paceline_launcher.launch.job import served_settings
     from paceline_launcher.launch.run_dir import check_no_leader, end_leftovers, locked
-    from paceline_launcher.preflight.earlier_run import set_meanwhile, steps_to_extend_to
 
     with locked(this.run_dir):
         extends_to = steps_to_extend_to(this.config, this.run_dir)
-        for note in set_meanwhile(this.config, this.run_dir):
-            typer.echo(note, err=True)
         if left := end_leftovers(this.run_dir):
             typer.echo(f"ended {len(left)} processes that an earlier start left behind", err=True)
         # It may listen on other addresses than those that the nodes need.

@@ -67,7 +67,6 @@ def up(
     from paceline_launcher.launch.run_dir import check_no_leader, clear, end_leftovers, locked
     from paceline_launcher.machine_gpus import machine_gpus
     from paceline_launcher.preflight.checks import LENGTH, default_run_dir
-    from paceline_launcher.preflight.earlier_run import set_meanwhile, steps_to_extend_to
     from paceline_launcher.preflight.places import require_answer
 
     set_process_limits()
@@ -103,8 +102,6 @@ def up(
         if fresh:
             clear(settings, directory)
         extends_to = steps_to_extend_to(settings, directory)
-        for kept in set_meanwhile(settings, directory):
-            typer.echo(kept, err=as_json)
         if left := end_leftovers(directory):
             ended = f"ended {len(left)} processes that an earlier session left behind"
             typer.echo(ended, err=as_json)
@@ -115,6 +112,15 @@ def up(
         raise typer.Exit(
             run_to_end(settings, directory, workers, line, as_json=as_json, extends_to=extends_to)
         )
+
+
+def steps_to_extend_to(settings: Config, directory: Path) -> int:
+    """Steps of a finished run that is given more of them; 0 for any other."""
+    from paceline.observe.summary import can_extend, read_summary
+    from paceline_launcher.preflight.data import steps_of
+
+    summary = read_summary(directory)
+    return steps_of(settings) if can_extend(summary, lambda: steps_of(settings)) else 0
 
 
 def check(

@@ -57,8 +57,8 @@ def wait(
 
 async def _end(settings: Config, directory: Path, addresses: list[str]) -> dict[str, Any]:
     from paceline.rpc.client import ControlPlane
+    from paceline_launcher.cli.control.up import steps_to_extend_to
     from paceline_launcher.launch.run_wait import RunWait
-    from paceline_launcher.preflight.earlier_run import steps_to_extend_to
 
     control = ControlPlane.from_config(settings, addresses, directory)
     try:

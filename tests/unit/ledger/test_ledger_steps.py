@@ -460,6 +460,21 @@ def test_a_step_has_no_rate_if_the_clock_was_set_back_meanwhile() -> None:
     assert not {"step_s", "tokens_per_s", "samples_per_s"} & metrics.keys()
 
 
+def test_each_reward_function_has_a_mean_and_a_deviation_over_all_replicas() -> None:
+    run = fleet("p0", "p1")
+    run.fill("r0", 4)
+    values = {"p0": [0.0, 1.0, 1.0], "p1": [3.0]}
+    for replica, found in values.items():
+        sums = sum(found), sum(v * v for v in found)
+        names = zip(("reward/exact", "reward_square/exact"), sums, strict=True)
+        stats = {name: cmd.StatValue(total, float(len(found)), 0.0) for name, total in names}
+        run.vote(replica, stats=stats)
+    metrics = run.event(ev.StepCommitted).metrics
+    assert metrics["reward/exact"] == pytest.approx(1.25)
+    assert metrics["reward/exact/std"] == pytest.approx(1.2583057)  # of a sample
+    assert not any(name.startswith("reward_square") for name in metrics)
+
+
 def test_votes_are_merged_exactly_into_the_steps_metrics() -> None:
     run = fleet("p0", "p1")
     run.now += 2.0
@@ -473,8 +488,8 @@ def test_votes_are_merged_exactly_into_the_steps_metrics() -> None:
     assert metrics["loss"] == 2.0
     assert metrics["ratio_mean"] == 1.5 and metrics["ratio_max"] == 3.5
     assert metrics["reward_mean"] == pytest.approx((3 * 0.5 + 0.9) / 4)
-    second_moment = (3 * 0.5 + 0.82) / 4
-    assert metrics["reward_std"] == pytest.approx((second_moment - 0.6**2) ** 0.5)
+    squares = (3 * 0.5**2 + 0.1**2) + 2 * (3 * 0.1**2 + 0.3**2)
+    assert metrics["reward_std"] == pytest.approx((squares / 7) ** 0.5)
     assert metrics["tokens"] == 100 and metrics["samples"] == 8
     assert metrics["step_s"] == pytest.approx(2.0)
     assert metrics["tokens_per_s"] == pytest.approx(50.0)

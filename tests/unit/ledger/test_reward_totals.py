@@ -72,6 +72,6 @@ def test_the_plan_brings_them_to_the_trainer_also_after_a_failover() -> None:
         reply = plan_of(run.state, "p0", run.current["p0"], request)
         totals = StepTotals.of(reply.plan)
         assert (totals.samples, totals.reward_sum) == (4, 4.0)
-        assert totals.reward_squares == 4 * 0.25**2 + 4 * 0.5**2
-        assert totals.within_squares == 4 * 0.25**2
+        assert totals.reward_squares == 2 * 0.25**2 + 4 * 0.5**2
+        assert totals.within_squares == 2 * 0.25**2
         run.failover()

@@ -145,6 +145,7 @@ def test_one_group_is_shared_by_all_ranks() -> None:
     assert reading.read == [["t0"]] * 3
     assert counted(shares) == sequences_of(groups)
     assert {share.trained for share in shares} == {4}, "counted by one rank alone"  # type: ignore[union-attr]
+    assert [len(share.owned) for share in shares] == [1, 0, 0]  # type: ignore[union-attr]
 
 
 def test_a_rank_without_a_row_takes_part_with_one_that_others_count() -> None:

@@ -7,16 +7,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from paceline.config.load import changeable, load_config, to_toml
+from paceline.config.load import load_config, to_toml
 from paceline_launcher.cli import app
 from paceline_launcher.preflight.checks import Place, run_checks
-from paceline_launcher.preflight.earlier_run import set_meanwhile, steps_to_extend_to
 from paceline_launcher.preflight.findings import Start
 
 COMMANDS = ("config check", "doctor", "up --dry-run", "up")
@@ -134,57 +132,6 @@ def test_a_resume_with_fewer_steps_than_are_trained_is_refused_by_every_command(
     assert_refused(command, config_file, "train.steps=6", words, tmp_path)
     allowed = said_by("up --dry-run", config_file, "train.steps=7")
     assert "allows" not in told(allowed), told(allowed)
-
-
-SET = {
-    "more steps": ({"train.steps": [100, 801]}, 150, []),
-    "epochs": ({"train.steps": [100, None], "train.epochs": [None, 9000.0]}, 150, []),
-    "samples": ({"train.steps": [100, None], "train.max_samples": [None, 10**6]}, 150, []),
-    "fewer steps": ({"train.steps": [100, 40]}, 30, []),
-    "another setting": ({"train.optimizer.lr": [1e-6, 5e-7]}, 30, []),
-    "and a file that was edited since": (
-        {"train.steps": [100, 801]},
-        150,
-        ["train.steps=120"],
-    ),
-}
-
-
-@pytest.mark.parametrize("what", SET)
-def test_what_was_set_while_a_run_ran_stays_if_the_file_is_unchanged(
-    what: str, config_file: Path, earlier_run: Path
-) -> None:
-    """The same command continues it. A value that was edited in the file since then wins."""
-    changes, trained, edited = SET[what]
-    file = changeable(load_config(config_file))
-    events: list[dict[str, Any]] = [
-        {"type": "RunStarted", "settings": file},
-        {"type": "SettingsChanged", "changes": changes, "configured": {}, "spec": {}},
-        *({"type": "StepCommitted", "step": n, "t": float(n)} for n in range(1, trained + 1)),
-    ]
-    (earlier_run / "events.jsonl").write_text("".join(f"{json.dumps(e)}\n" for e in events))
-    said = " ".join(told(said_by("up --dry-run", config_file, *edited)).split())
-    assert ("has trained 150 steps already" in said) == bool(edited)
-    notes = set_meanwhile(load_config(config_file, edited), earlier_run)
-    new = {name: value for name, (_, value) in changes.items() if value is not None}
-    assert [line.split(",")[0] for line in notes] == [
-        f"{name} = {value}" for name, value in new.items() if not edited
-    ]
-
-
-def test_a_run_that_ended_at_fewer_steps_than_the_file_has_is_finished(
-    config_file: Path, earlier_run: Path
-) -> None:
-    """As it was told while it ran: its fleet would wait for ever for the steps of the file."""
-    file = changeable(load_config(config_file))
-    events = [
-        {"type": "RunStarted", "settings": file},
-        {"type": "SettingsChanged", "changes": {"train.steps": [100, 7]}, "configured": {}},
-    ]
-    (earlier_run / "events.jsonl").write_text("".join(f"{json.dumps(e)}\n" for e in events))
-    (earlier_run / "summary.json").write_text(json.dumps({"status": "finished", "steps": 7}))
-    assert steps_to_extend_to(load_config(config_file), earlier_run) == 0
-    assert steps_to_extend_to(load_config(config_file, ["train.steps=9"]), earlier_run) == 9
 
 
 @pytest.mark.parametrize("command", ["config check", "doctor"])
