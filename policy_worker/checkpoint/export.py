@@ -162,7 +162,6 @@ def _model_of(
 
 def _save_tokenizer(out: Path, tokenizer: str, trust_remote_code: bool) -> None:
     folder = Path(tokenizer)
-    folder = Path(tokenizer)
     if not folder.is_dir():
         try:
             kept = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=trust_remote_code)

@@ -248,9 +248,3 @@ class StepTotals:
         rewards = plan.reward_sum, plan.reward_squares, plan.within_squares
         oldest = Step(plan.oldest_step)
         return cls(step, version, *totals, epochs, oldest, plan.total_samples, *rewards)
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> StepTotals:
-        """From asdict() that has gone through JSON."""
-        epochs = tuple(tuple(epoch) for epoch in value["version_epochs"])
-        return cls(**{**value, "version_epochs": epochs})

@@ -48,10 +48,6 @@ class RowOutOfMemory(Exception):
         super().__init__(message)
         self.groups = groups
 
-    @property
-    def names(self) -> str:
-        return ", ".join(task_id for task_id, _ in self.groups[:8])
-
 
 @dataclass(eq=False)
 class Gradients:
@@ -151,7 +147,8 @@ class Gradients:
                 if ranks > 1:
                     # The other ranks wait in a collective of their rows: the replica has to die as
                     # one. Its groups become suspects, and are computed one by one from then on.
-                    raise self.replica.given_up(f"groups {refused.names}: {refused}") from error
+                    names = ", ".join(task_id for task_id, _ in refused.groups[:8])
+                    raise self.replica.given_up(f"groups {names}: {refused}") from error
                 raise refused from error
             self.on_progress()
             # One integer over loopback for each micro-batch: ranks look at different moments.
