@@ -42,6 +42,7 @@ PRESENCE_S = 1.0
 EDITED_S = 30.0
 """How long a standby's config may differ from the leader's: a new leader takes its own over at
 once."""
+FOREIGN_LEASES = 3  # Lease times for which a leader of another fleet may lead
 STALE_PEER_S = 3600.0
 LATE_SAID_S = 30.0  # How long a controller that has lost the lead says why
 READING = "reading the journal"
@@ -165,13 +166,20 @@ class Controller:
         # First: a journal of another release is not to be touched.
         self.replica = replica = await LedgerFollower.load(self.journal, self.context.projector)
         stores = self.context.stores
-        await stores.registry.agree(
-            self.config.run.name, stores.payload_urls, self.context.run_json
-        )
+        holder, _ = await stores.election.holder()
+        try:
+            await stores.registry.agree(
+                self.config.run.name, stores.payload_urls, self.context.run_json
+            )
+        except BadInput as differing:
+            if holder is not None and self._is_foreign(holder):
+                raise self._two_fleets(holder) from differing
+            raise
         self._say_trouble("")
         event(log, "standing by", at=replica.at.entry)
         block_ms = self.FOLLOW_MS
         since: float | None = None
+        foreign_since: float | None = None
         while True:
             if await replica.follow(self.journal, block_ms=block_ms):
                 self._topic.wake()
@@ -180,6 +188,7 @@ class Controller:
             # Back in the very millisecond in which a lease that is not renewed runs out.
             block_ms = min(self.FOLLOW_MS, max(1, math.ceil(left_s * 1e3)))
             if holder is not None:
+                foreign_since = self._check_fleet(holder, foreign_since)
                 since = self._check_edited(holder, since)
                 self.hint = holder.address if holder.nonce != self.identity.nonce else ""
                 continue
@@ -190,6 +199,27 @@ class Controller:
                 term = await stores.election.acquire(replica.ledger.state.term)
                 if term is not None:
                     return term
+
+    def _is_foreign(self, leader: LeaderIdentity) -> bool:
+        """True if ``leader`` is of a fleet with another token than ours."""
+        return bool(leader.fleet) and leader.fleet != self.identity.fleet
+
+    def _check_fleet(self, leader: LeaderIdentity, since: float | None) -> float | None:
+        """Since when the leader is of another fleet. Raises BadInput if it stays so: a killed one's
+        lease runs out."""
+        now = self.clock.monotonic()
+        if not self._is_foreign(leader) or since is None:
+            return now if self._is_foreign(leader) else None
+        if now - since > FOREIGN_LEASES * self.config.controller.leader_lease_s:
+            raise self._two_fleets(leader)
+        return since
+
+    def _two_fleets(self, leader: LeaderIdentity) -> BadInput:
+        return BadInput(
+            f"run {self.config.run.name!r} in this Redis is led by {leader.controller_id} at "
+            f"{leader.address} (pid {leader.pid} on {leader.host}), a controller of another fleet, "
+            "with another token. Choose another run.name, or stop that fleet first"
+        )
 
     def _check_edited(self, leader: LeaderIdentity, since: float | None) -> float | None:
         """Since when this controller's config differs from the leader's in what a run may change.

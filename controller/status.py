@@ -28,7 +28,6 @@ def status_of(controller: Controller) -> admin_pb2.StatusReply:
     reply = message_of(
         admin_pb2.StatusReply,
         view,
-        clock_s=controller.clock.time(),
         tasks=message_of(admin_pb2.TaskCounts, view.tasks),
     )
     if spares := desired_spares(state):

@@ -232,6 +232,8 @@ class WorkerSpec:
     cgroup: str = ""  # Control group of its memory; empty: it knows none
     memory_kills: int = -1
     """Processes that the kernel had killed in that group by then; -1: not known."""
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """By setting: digest of the user's code or the model that it took from its disk."""
 
 
 @dataclass(frozen=True, slots=True)

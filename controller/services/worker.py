@@ -12,16 +12,18 @@ from controller.ledger.role_traits import TRAITS
 from controller.proto_encoding import ROLES
 from controller.replicated_controller import Controller
 from controller.runtime import NotLeading
-from controller.services.validation import MAX_TASKS, check_caller
+from controller.services.validation import MAX_TASKS, check_caller, check_count
 from paceline.config.changes import differences
 from paceline.config.schema import Config
 from paceline.errors import RefusalCode
 from paceline.groups.invalid import Invalid, check_text
 from paceline.ids import MeshEpoch, Version
+from paceline.process.origins import release
 from paceline.process.waits import MOST_TEXT
 from paceline.v1 import common_pb2, worker_pb2
 
 MAX_GAUGES = 128
+MAX_ORIGINS = 64
 MAX_RANKS = 4096
 MAX_WAITS = 64
 MAX_AGE_S = 1e9
@@ -55,6 +57,17 @@ async def register(
             f"{differences(context.config_json, request.config_json)}. Start every process of a "
             "run with the same config",
         )
+    if request.release not in ("", release()):
+        raise CommandRefused(
+            RefusalCode.FENCED,
+            f"the worker runs release {request.release[:64]!r} of Paceline, the controllers "
+            f"{release()!r}. Install the same release for every process of a run",
+        )
+    check_count(request.origins, "origins", MAX_ORIGINS)
+    origins = {
+        check_text(name, "origins", 256): check_text(digest, "origins", 64)
+        for name, digest in request.origins.items()
+    }
     if request.state_version < -1:
         raise Invalid("state_version must be -1 or a version")
     await leader.execute(
@@ -71,6 +84,7 @@ async def register(
             cgroup=check_text(request.cgroup, "cgroup", 1024),
             memory_kills=request.memory_kills if request.cgroup else -1,
             stalled_s=_check_age(request.stalled_s, "stalled_s"),
+            origins=origins,
         )
     )
     leader.liveness.heard(*caller, leader.clock.monotonic())

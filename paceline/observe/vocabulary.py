@@ -25,6 +25,7 @@ class EventType(StrEnum):
     LINK_ASSIGNED = "LinkAssigned"
     MESH_BROKEN = "MeshBroken"
     MESH_FORMED = "MeshFormed"
+    ORIGINS_DIFFER = "OriginsDiffer"
     PARITY_FAILED = "ParityFailed"
     PAUSED = "Paused"
     PROCESS_FAULT = "ProcessFault"

@@ -101,10 +101,12 @@ class WorkerSession:
         waits for a leader without limit. Raises RequestRefused if the fleet's config differs or the
         run has ended."""
         from paceline.config.load import fleet_digest
+        from paceline.process.origins import origins_of, release
 
         digest, canonical = fleet_digest(self.config)
         incarnation = secrets.randbits(63) | 1
         counted = memory_kills()
+        role = common_pb2.Role.Name(self.role).removeprefix("ROLE_").lower()
         request = worker_pb2.RegisterRequest(
             caller=common_pb2.Caller(worker_id=self.worker_id, incarnation=incarnation),
             role=self.role,
@@ -120,6 +122,8 @@ class WorkerSession:
             stalled_s=self._stalls.take(),
             cgroup=counted.cgroup if counted is not None else "",
             memory_kills=counted.kills if counted is not None else 0,
+            release=release(),
+            origins=origins_of(self.config, role, self.scorer),
         )
         reply: worker_pb2.RegisterReply = await self.call("WorkerService.Register", request)
         self._incarnation = incarnation

@@ -150,7 +150,7 @@ class TaskCounts(_message.Message):
     def __init__(self, dispatched: _Optional[int] = ..., pending: _Optional[int] = ..., leased: _Optional[int] = ..., ready: _Optional[int] = ..., in_step: _Optional[int] = ..., trained: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("run_id", "run_name", "phase", "leader", "term", "step", "total_steps", "version", "mesh_epoch", "tasks", "workers", "controllers", "desired", "metrics", "failovers", "mesh_rebuilds", "reason", "checkpoint_step", "proposed", "proposed_why", "provider_trouble", "clock_s", "spares", "reward_trouble", "changed")
+    __slots__ = ("run_id", "run_name", "phase", "leader", "term", "step", "total_steps", "version", "mesh_epoch", "tasks", "workers", "controllers", "desired", "metrics", "failovers", "mesh_rebuilds", "reason", "checkpoint_step", "proposed", "proposed_why", "provider_trouble", "spares", "reward_trouble", "changed")
     class DesiredEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -200,7 +200,6 @@ class StatusReply(_message.Message):
     PROPOSED_FIELD_NUMBER: _ClassVar[int]
     PROPOSED_WHY_FIELD_NUMBER: _ClassVar[int]
     PROVIDER_TROUBLE_FIELD_NUMBER: _ClassVar[int]
-    CLOCK_S_FIELD_NUMBER: _ClassVar[int]
     SPARES_FIELD_NUMBER: _ClassVar[int]
     REWARD_TROUBLE_FIELD_NUMBER: _ClassVar[int]
     CHANGED_FIELD_NUMBER: _ClassVar[int]
@@ -225,11 +224,10 @@ class StatusReply(_message.Message):
     proposed: _containers.ScalarMap[str, int]
     proposed_why: str
     provider_trouble: str
-    clock_s: float
     spares: _containers.ScalarMap[str, int]
     reward_trouble: str
     changed: _containers.RepeatedCompositeFieldContainer[SettingChange]
-    def __init__(self, run_id: _Optional[str] = ..., run_name: _Optional[str] = ..., phase: _Optional[str] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., version: _Optional[int] = ..., mesh_epoch: _Optional[int] = ..., tasks: _Optional[_Union[TaskCounts, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., controllers: _Optional[_Iterable[_Union[ControllerStatus, _Mapping]]] = ..., desired: _Optional[_Mapping[str, int]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., failovers: _Optional[int] = ..., mesh_rebuilds: _Optional[int] = ..., reason: _Optional[str] = ..., checkpoint_step: _Optional[int] = ..., proposed: _Optional[_Mapping[str, int]] = ..., proposed_why: _Optional[str] = ..., provider_trouble: _Optional[str] = ..., clock_s: _Optional[float] = ..., spares: _Optional[_Mapping[str, int]] = ..., reward_trouble: _Optional[str] = ..., changed: _Optional[_Iterable[_Union[SettingChange, _Mapping]]] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., run_name: _Optional[str] = ..., phase: _Optional[str] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., version: _Optional[int] = ..., mesh_epoch: _Optional[int] = ..., tasks: _Optional[_Union[TaskCounts, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., controllers: _Optional[_Iterable[_Union[ControllerStatus, _Mapping]]] = ..., desired: _Optional[_Mapping[str, int]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., failovers: _Optional[int] = ..., mesh_rebuilds: _Optional[int] = ..., reason: _Optional[str] = ..., checkpoint_step: _Optional[int] = ..., proposed: _Optional[_Mapping[str, int]] = ..., proposed_why: _Optional[str] = ..., provider_trouble: _Optional[str] = ..., spares: _Optional[_Mapping[str, int]] = ..., reward_trouble: _Optional[str] = ..., changed: _Optional[_Iterable[_Union[SettingChange, _Mapping]]] = ...) -> None: ...
 
 class SettingChange(_message.Message):
     __slots__ = ("name", "old", "new", "step")

@@ -66,7 +66,22 @@ def register(d: Decider, c: cmd.Register, now: float) -> None:
             spare=TRAITS[c.role].spares and desired_spares(d.state) > 0,
         )
     )
+    _compare_origins(d, fleet.workers[c.worker_id])
     d.settle_fleet(now)
+
+
+def _compare_origins(d: Decider, worker: Worker) -> None:
+    """Names the files that ``worker`` does not share with the first one that differs from it."""
+    for other in d.state.fleet.living_in(worker.pool):
+        differing = [
+            setting
+            for setting, digest in worker.origins.items()
+            if other.origins.get(setting, digest) != digest
+        ]
+        if differing:
+            settings = tuple(sorted(differing))
+            d.emit(ev.OriginsDiffer(worker.worker_id, other.worker_id, settings))
+            return
 
 
 def _check_ranks(d: Decider, c: cmd.Register) -> None:

@@ -39,6 +39,27 @@ class WorkerRegistered(WorkerSpec, Event):
 
 
 @event
+class OriginsDiffer(Event):
+    """A worker was started with other code or models than another one that does the same."""
+
+    worker_id: str
+    other: str
+    settings: tuple[str, ...]
+
+    directs = False
+    severity = Severity.WARNING
+
+    def apply(self, s: State) -> None:
+        """The registration's own event has changed the state."""
+
+    def text(self) -> str:
+        return (
+            f"{self.worker_id} has other files than {self.other} behind "
+            f"{', '.join(self.settings)}: give both the same ones, and restart the wrong one"
+        )
+
+
+@event
 class WorkerDied(Event):
     worker_id: str
     incarnation: int

@@ -7,6 +7,7 @@
   ``Fleet.links_of``): no question about one worker goes through all of them.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from controller.ledger.codec import TRANSIENT
@@ -77,6 +78,7 @@ class Worker:
     cgroup: str = ""
     memory_kills: int = -1
     """When it registered: processes that the kernel had killed in its control group."""
+    origins: Mapping[str, str] = field(default_factory=dict)  # See WorkerSpec
     stopped_t: float = 0.0  # Time at which its launcher saw it stopped; 0: never. Unix seconds.
     death: FaultCause | None = None
     """Cause of its death, as far as it is known; None: it has not died."""

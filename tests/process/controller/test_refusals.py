@@ -17,6 +17,7 @@ from paceline.config.changes import with_settings
 from paceline.groups.invalid import Invalid
 from paceline.groups.limits import GroupLimits
 from paceline.payloads.redis_payloads import RedisPayloads
+from paceline.process import origins
 from paceline.redis.client import connect
 from paceline.rpc.client import RequestRefused
 from paceline.v1 import admin_pb2, common_pb2, policy_pb2, rollout_pb2, worker_pb2
@@ -383,3 +384,14 @@ async def test_events_after_a_position_that_is_none_are_refused(tmp_path: Path) 
             ):
                 pass
         await control.close()
+
+
+async def test_a_worker_of_another_release_is_refused_by_both_releases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_controllers(tmp_path, 1) as controllers:
+        worker = FakeRollout(config_of(controllers), addresses(controllers), "rollout-0")
+        monkeypatch.setattr(origins, "release", lambda: "9.9.9")
+        with pytest.raises(RequestRefused, match=r"release '9\.9\.9' .* the controllers '"):
+            await worker.start()
+        await worker.control.close()

@@ -453,3 +453,25 @@ def test_an_ended_run_forms_no_mesh_and_leases_nothing() -> None:
     run.policy("p2")
     assert run.state.fleet.mesh_epoch == epoch
     assert run.lease("r0").empty_reason == "stopped"
+
+
+def test_a_worker_with_other_files_than_one_of_its_kind_is_named_with_the_settings() -> None:
+    run = Driven()
+
+    def join(worker_id: str, **origins: str) -> list[str]:
+        role = cmd.Role.POLICY if worker_id.startswith("p") else cmd.Role.ROLLOUT
+        run.incarnations += 1
+        who = (worker_id, run.incarnations, role, "h", 1, "127.0.0.1")
+        run.do(cmd.Register(*who, origins=origins))
+        return run.names()
+
+    assert "OriginsDiffer" not in join("r0", reward="1", environment="2")
+    assert "OriginsDiffer" not in join("r1", reward="1", environment="2")
+    assert "OriginsDiffer" not in join("p0", reward="9"), "it does something else"
+    assert "OriginsDiffer" not in join("r2", scorer="5"), "one that says nothing is believed"
+    assert "OriginsDiffer" in join("r3", reward="1", environment="3")
+    differing = run.event(ev.OriginsDiffer)
+    assert (differing.worker_id, differing.other) == ("r3", "r0")
+    assert differing.settings == ("environment",) and "r3" in differing.text()
+    run.failover()
+    assert "OriginsDiffer" not in join("r3", reward="1", environment="2"), "it was mended"

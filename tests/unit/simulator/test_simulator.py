@@ -131,6 +131,7 @@ def test_every_event_survives_the_journals_json_exactly() -> None:
         ev.WeightsNotLoaded("r0", 1, 1, "out of memory"),
         ev.CheckpointVoided("p0", 5, 5, "checkpoints/step-5"),
         ev.WeightsWithdrawn("p0", 5, ("r0", "r1")),
+        ev.OriginsDiffer("r1", "r0", ("rollout.environment",)),
         ev.ProcessFault("e", "redis", "h0", 7, FaultCause.OUT_OF_MEMORY, "by the kernel", 2.5),
     ]
     # Their settings change, and they are extended.
