@@ -30,7 +30,7 @@ from paceline.ids import MeshEpoch, Step, Version
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
 from paceline.payloads.store import Payloads
 from paceline.v1 import rollout_pb2
-from paceline.weights.wire.tensor_checksum import weights_digest
+from paceline.weights.tensor_checksum import weights_digest
 from policy_worker.checkpoint.checkpoint import Checkpointer, CheckpointInfo
 from policy_worker.model.train_state import NO_VERSION, TrainState
 from policy_worker.objectives.batch import BadGroup, GroupKey, StepTotals

@@ -16,8 +16,8 @@ from benchmarks.gpu_check.models import (
     trained_tokens,
 )
 from paceline.config.schema import Config
-from paceline.memory_plan.memory_plan import memory_plan
-from paceline.memory_plan.model_shape import shape_of
+from paceline.memory_plan import memory_plan
+from paceline.model_shape import shape_of
 from policy_worker.objectives.batch import StepTotals
 
 STEPS = 3

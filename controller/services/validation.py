@@ -10,8 +10,14 @@ from collections.abc import Mapping, Sequence, Sized
 
 from controller.ledger.commands import StatValue
 from controller.ledger.specs import GroupMeta
-from paceline.groups.invalid import MAX_REWARD, Invalid, check_task, check_text, usable_reward
-from paceline.groups.limits import GroupLimits
+from paceline.groups.limits import (
+    MAX_REWARD,
+    GroupLimits,
+    Invalid,
+    check_task,
+    check_text,
+    usable_reward,
+)
 from paceline.ids import Version
 from paceline.v1 import common_pb2, rollout_pb2
 

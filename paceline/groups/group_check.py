@@ -10,8 +10,14 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.groups.invalid import MAX_REWARD, Invalid, check_task, check_text, usable_reward
-from paceline.groups.limits import GroupLimits
+from paceline.groups.limits import (
+    MAX_REWARD,
+    GroupLimits,
+    Invalid,
+    check_task,
+    check_text,
+    usable_reward,
+)
 from paceline.v1 import common_pb2, rollout_pb2
 
 T = TypeVar("T")

@@ -20,8 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.mesh.gloo_backend import ABANDONED, FOREVER, Handle
-from paceline.mesh.rendezvous import MeshError, MeshMember, Rendezvous
-from paceline.mesh.tcp_store import host_store
+from paceline.mesh.rendezvous import MeshError, MeshMember, Rendezvous, host_store
 from paceline.process import threads
 from paceline.process.compute_device import set_up_cuda
 

@@ -18,6 +18,7 @@ Invariants:
 from __future__ import annotations
 
 import secrets
+import socket
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -246,3 +247,27 @@ def local_address(url: str) -> str:
         return address_towards(server, port)
     except OSError as error:
         raise MeshError(f"no route to the rendezvous at {server}: {error}") from error
+
+
+BACKLOG = 128
+
+
+def host_store(
+    host: str, timeout: timedelta, size: int | None = None, *, port: int = 0
+) -> dist.TCPStore:
+    """A store whose server listens on ``port`` (0: a free one) of ``host`` and of no other address.
+    ``size``: number of the processes that will use it, if known. Raises OSError if the port is
+    taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    port = listener.getsockname()[1]
+    # The store owns the socket from here on, and closes it.
+    return dist.TCPStore(
+        host,
+        port,
+        size,
+        is_master=True,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from paceline.durable_files import make_directory, sync_directory, write_durably
 from paceline.payloads.store import Payloads, Ref, Refs, StoreFull, StoreUnavailable, parse_ref
+from paceline.process.files import make_directory, sync_directory, write_durably
 
 T = TypeVar("T")
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)

@@ -15,7 +15,6 @@ from zlib import crc32
 
 from redis.exceptions import OutOfMemoryError, RedisError
 
-from paceline.byte_slices import slices
 from paceline.masking import masked
 from paceline.payloads.store import (
     Payloads,
@@ -25,7 +24,7 @@ from paceline.payloads.store import (
     StoreUnavailable,
     parse_ref,
 )
-from paceline.payloads.transfer_limits import SLICE_BYTES, Patience, limit_s
+from paceline.payloads.transfer_limits import SLICE_BYTES, Patience, limit_s, slices
 from paceline.redis.client import connect
 
 T = TypeVar("T")

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TypeVar
 
 SLICE_BYTES = 8 << 20
 """Several values go together up to this size; a larger one goes alone."""
@@ -56,3 +57,21 @@ class Patience:
             raise
         if time.monotonic() - began < allowed_s / 4:
             self.factor = max(self.factor / 2, 1.0)
+
+
+T = TypeVar("T")
+
+
+def slices(sized: Iterable[tuple[T, int]], most: int) -> Iterator[list[T]]:
+    """Items in their order, in slices of at most ``most`` bytes; a larger item is a slice of its
+    own."""
+    part: list[T] = []
+    total = 0
+    for item, size in sized:
+        if part and total + size > most:
+            yield part
+            part, total = [], 0
+        part.append(item)
+        total += size
+    if part:
+        yield part

@@ -131,3 +131,28 @@ def open_files_limit() -> int:
     """Soft limit of open files of this process, at most ``MOST_FILES``."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MOST_FILES if soft == resource.RLIM_INFINITY else min(soft, MOST_FILES)
+
+
+def write_durably(path: Path, data: bytes | str) -> None:
+    """Writes ``data`` and syncs it; the name is durable after ``sync_directory``."""
+    with path.open("wb") as stream:
+        stream.write(data.encode() if isinstance(data, str) else data)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def sync_directory(path: Path) -> None:
+    """Makes the names in ``path`` durable."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def make_directory(path: Path) -> None:
+    """Creates ``path`` and its parents, durably."""
+    missing = [p for p in (path, *path.parents) if not p.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for created in missing:
+        sync_directory(created.parent)

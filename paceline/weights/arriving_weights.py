@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from paceline.weights.wire.weight_manifest import WHOLE_SHARE, Manifest, WeightShare
+from paceline.weights.weight_manifest import WHOLE_SHARE, Manifest, WeightShare
 
 
 class GivenUp(Exception):

@@ -25,11 +25,11 @@ from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, waiting
 from paceline.v1 import worker_pb2
 from paceline.weights.arriving_weights import WeightSource
+from paceline.weights.link_greeting import PUBLISHER, await_hello
+from paceline.weights.share_request import Ask
 from paceline.weights.weight_link import FORM_S, LinkEnd, WeightLink
+from paceline.weights.weight_manifest import WHOLE_SHARE, WeightShare, WeightsRefused
 from paceline.weights.weight_sending import LifeSign, Sent, announce, send_life_sign, send_share
-from paceline.weights.wire.link_greeting import PUBLISHER, await_hello
-from paceline.weights.wire.share_request import Ask
-from paceline.weights.wire.weight_manifest import WHOLE_SHARE, WeightShare, WeightsRefused
 
 _log = logging.getLogger(__name__)
 

@@ -19,11 +19,11 @@ from torch import Tensor
 from paceline.mesh.elastic_mesh import ProcessMesh
 from paceline.process import threads
 from paceline.weights.arriving_weights import ArrivingWeights, ReceiverBase
-from paceline.weights.wire.bucket_delta import WORTH, apply_delta
-from paceline.weights.wire.frames import ENDS, PATIENCE, WHOLE, BucketRecord, recv_record
-from paceline.weights.wire.link_greeting import PUBLISHER
-from paceline.weights.wire.tensor_checksum import checksum
-from paceline.weights.wire.weight_manifest import Manifest, WeightsRefused
+from paceline.weights.bucket_delta import WORTH, apply_delta
+from paceline.weights.frames import ENDS, PATIENCE, WHOLE, BucketRecord, recv_record
+from paceline.weights.link_greeting import PUBLISHER
+from paceline.weights.tensor_checksum import checksum
+from paceline.weights.weight_manifest import Manifest, WeightsRefused
 
 T = TypeVar("T")
 

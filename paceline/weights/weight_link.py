@@ -23,7 +23,7 @@ import torch
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
 from paceline.process import threads
 from paceline.process.structured_log import event
-from paceline.weights.wire.weight_manifest import WeightsRefused
+from paceline.weights.weight_manifest import WeightsRefused
 
 _log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paceline.mesh.elastic_mesh import EpochCancelled, ProcessMesh
 from paceline.weights.arriving_weights import GivenUp, WeightSource, fingerprint
-from paceline.weights.wire.frames import (
+from paceline.weights.frames import (
     ENDS,
     PATIENCE,
     WHOLE,
@@ -24,9 +24,9 @@ from paceline.weights.wire.frames import (
     send_frame,
     send_record,
 )
-from paceline.weights.wire.link_greeting import PROTOCOL, RECEIVER, await_acknowledgement
-from paceline.weights.wire.share_request import Answer, Ask, recv_ask, send_answer
-from paceline.weights.wire.weight_manifest import WeightsRefused
+from paceline.weights.link_greeting import PROTOCOL, RECEIVER, await_acknowledgement
+from paceline.weights.share_request import Answer, Ask, recv_ask, send_answer
+from paceline.weights.weight_manifest import WeightsRefused
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from paceline.weights.arriving_weights import fingerprint
-from paceline.weights.wire.bucket_delta import encode_delta
-from paceline.weights.wire.tensor_checksum import checksum
-from paceline.weights.wire.weight_manifest import (
+from paceline.weights.bucket_delta import encode_delta
+from paceline.weights.tensor_checksum import checksum
+from paceline.weights.weight_manifest import (
     WHOLE_SHARE,
     Manifest,
     TensorSpec,

@@ -42,12 +42,12 @@ from torch import Tensor
 
 from paceline.mesh.elastic_mesh import ProcessMesh
 from paceline.weights.arriving_weights import ArrivingWeights, ReceiverBase
+from paceline.weights.frames import recv_frame
+from paceline.weights.link_greeting import PROTOCOL, PUBLISHER, other_protocol, version_in
 from paceline.weights.share_reception import Coming, receive_direct, receive_shares
-from paceline.weights.wire.frames import recv_frame
-from paceline.weights.wire.link_greeting import PROTOCOL, PUBLISHER, other_protocol, version_in
-from paceline.weights.wire.share_request import Answer, Ask, recv_answer, send_ask, send_go
-from paceline.weights.wire.tensor_checksum import weights_digest
-from paceline.weights.wire.weight_manifest import Manifest, WeightShare, WeightsRefused, is_count
+from paceline.weights.share_request import Answer, Ask, recv_answer, send_ask, send_go
+from paceline.weights.tensor_checksum import weights_digest
+from paceline.weights.weight_manifest import Manifest, WeightShare, WeightsRefused, is_count
 
 _HEADER_FRAME = 128 << 20
 

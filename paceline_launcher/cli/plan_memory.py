@@ -20,7 +20,7 @@ def _group() -> None:
 
 
 def gpu_names() -> list[str]:
-    from paceline.memory_plan.gpus import GPUS
+    from paceline.memory_plan import GPUS
 
     return list(GPUS)
 
@@ -49,15 +49,17 @@ def memory(
     Example: paceline plan memory run.toml --gpu h100-80g --set fleet.policy_ranks=8
     """
     from paceline.config.load import load_config
-    from paceline.memory_plan.gpus import GIB, found_gpu, named_gpu
-    from paceline.memory_plan.memory_plan import (
+    from paceline.memory_plan import (
+        GIB,
         RESERVE,
+        found_gpu,
         kv_sequences,
         memory_plan,
+        named_gpu,
         problems,
         trainer_dtype,
     )
-    from paceline.memory_plan.model_shape import read_shape
+    from paceline.model_shape import read_shape
     from paceline_launcher.preflight.models import check_model_config
 
     resolved = load_config(config, overrides or ())

@@ -47,7 +47,7 @@ def serve(
 
     Example: paceline serve exported -- --tensor-parallel-size 2 --enable-prefix-caching
     """
-    from paceline.process.spawned_children import VLLM_MARK
+    from paceline.cuda_extensions import VLLM_MARK
     from paceline.process.user_code import python_module
     from paceline.rpc.addresses import is_loopback
     from paceline.rpc.auth import checked_token

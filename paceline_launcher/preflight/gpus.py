@@ -6,7 +6,7 @@ from pathlib import Path
 
 from paceline.config.schema import Config
 from paceline.errors import BadInput
-from paceline.memory_plan.gpus import Gpu
+from paceline.memory_plan import Gpu
 from paceline.worker_pools import desired_workers, worker_name
 from paceline_launcher.machine_gpus import machine_gpus
 from paceline_launcher.node_placement import gpus_needed
@@ -23,13 +23,13 @@ def gpu_memory(config: Config, gpu: Gpu | None = None) -> Findings:
         return
     # Without a driver there is no GPU, and torch, which takes seconds to import, is not asked.
     if gpu is None and DRIVER.exists():
-        from paceline.memory_plan.gpus import found_gpu
+        from paceline.memory_plan import found_gpu
 
         gpu = found_gpu()
     if gpu is None:
         return
-    from paceline.memory_plan.memory_plan import memory_plan, problems, trainer_dtype
-    from paceline.memory_plan.model_shape import read_shape
+    from paceline.memory_plan import memory_plan, problems, trainer_dtype
+    from paceline.model_shape import read_shape
 
     try:
         shape = read_shape(

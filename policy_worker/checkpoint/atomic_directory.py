@@ -13,8 +13,8 @@ import zlib
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from paceline.durable_files import sync_directory
 from paceline.ids import Step
+from paceline.process.files import sync_directory
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2

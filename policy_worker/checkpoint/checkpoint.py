@@ -39,7 +39,6 @@ from torch import Tensor
 
 from paceline.config.load import fleet_digest
 from paceline.config.schema import Config
-from paceline.durable_files import make_directory, sync_directory, write_durably
 from paceline.errors import UserError
 from paceline.ids import Step, Version
 from paceline.observe.checkpoint_links import (
@@ -49,6 +48,7 @@ from paceline.observe.checkpoint_links import (
     is_checkpoint_name,
     unlink,
 )
+from paceline.process.files import make_directory, sync_directory, write_durably
 from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, waiting
 from policy_worker.checkpoint.atomic_directory import (

@@ -24,8 +24,8 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from paceline.durable_files import write_durably
 from paceline.errors import BadInput
+from paceline.process.files import write_durably
 from paceline.process.structured_log import first_line
 from policy_worker.checkpoint.atomic_directory import locked_directory, put_in_place
 from policy_worker.checkpoint.checkpoint import CheckpointError, read_meta

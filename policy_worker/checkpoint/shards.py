@@ -32,8 +32,8 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.tensor import DTensor
 
-from paceline.byte_slices import slices
-from paceline.durable_files import write_durably
+from paceline.payloads.transfer_limits import slices
+from paceline.process.files import write_durably
 from policy_worker.model.host_memory import CopiesDone, DeviceCopies, copy_to_host
 from policy_worker.model.train_state import TrainState
 

@@ -33,7 +33,7 @@ from paceline.config.changes import differences
 from paceline.config.load import fleet_digest
 from paceline.config.schema import Config
 from paceline.errors import BadInput
-from paceline.mesh.tcp_store import host_store
+from paceline.mesh.rendezvous import host_store
 from paceline.process.structured_log import event, first_line
 from paceline.process.torchrun_environment import TorchrunPlace
 from paceline.process.waits import WaitKind, waiting

@@ -31,8 +31,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from paceline.byte_slices import slices
-from paceline.mesh.tcp_store import host_store
+from paceline.mesh.rendezvous import host_store
+from paceline.payloads.transfer_limits import slices
 from paceline.process.user_code import python_module
 from paceline.v1 import rollout_pb2
 from policy_worker.ranks.child_ranks import (

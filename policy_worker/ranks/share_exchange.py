@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from paceline.weights.wire.weight_manifest import DTYPES, Manifest, WeightShare
+from paceline.weights.weight_manifest import DTYPES, Manifest, WeightShare
 
 Extent = tuple[int, int]
 """First element of a slice in the flattened weight, and number of elements."""

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
-from paceline.byte_slices import slices
 from paceline.config.sections.training import TrainConfig
 from paceline.ids import Step, Version
+from paceline.payloads.transfer_limits import slices
 from paceline.process.structured_log import event
 from policy_worker.model.train_state import TrainState, local_tensor
 from policy_worker.step.gradients import Gradients

@@ -19,15 +19,13 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
-from paceline.byte_slices import slices
 from paceline.config.schema import Config
 from paceline.groups.group_check import check_group
-from paceline.groups.invalid import Invalid
-from paceline.groups.limits import GroupLimits
+from paceline.groups.limits import GroupLimits, Invalid
 from paceline.groups.payload import encode, payload_digest
 from paceline.ids import ANY, TaskId
 from paceline.payloads.store import PayloadStore, StoreUnavailable
-from paceline.payloads.transfer_limits import SLICE_BYTES
+from paceline.payloads.transfer_limits import SLICE_BYTES, slices
 from paceline.process.structured_log import event, first_line
 from paceline.process.waits import WaitKind, waiting
 from paceline.rpc.client import RequestRefused

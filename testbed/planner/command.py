@@ -21,8 +21,8 @@ from paceline_launcher.cli.plan_memory import gpu_names
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config
-    from paceline.memory_plan.gpus import Gpu
-    from paceline.memory_plan.model_shape import ModelShape
+    from paceline.memory_plan import Gpu
+    from paceline.model_shape import ModelShape
     from testbed.planner.lengths import Lengths
     from testbed.planner.sizes import SizePlan
     from testbed.planner.systems import Calibrated
@@ -114,9 +114,8 @@ def pace(
     Example: python -m testbed.planner run.toml --gpus 8,16 --gpu h100 --from-run runs/demo
     """
     from paceline.config.load import load_config
-    from paceline.memory_plan.gpus import named_gpu
-    from paceline.memory_plan.memory_plan import memory_plan, problems, trainer_dtype
-    from paceline.memory_plan.model_shape import read_shape
+    from paceline.memory_plan import memory_plan, named_gpu, problems, trainer_dtype
+    from paceline.model_shape import read_shape
     from paceline_launcher.preflight.models import check_model_config
     from testbed.planner.sizes import NoSplit, best_size
 

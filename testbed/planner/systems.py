@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paceline.config.schema import Config
-    from paceline.memory_plan.gpus import Gpu
-    from paceline.memory_plan.model_shape import ModelShape
+    from paceline.memory_plan import Gpu
+    from paceline.model_shape import ModelShape
 
 PUBLISH_S_PER_BILLION = 0.5
 """Seconds until engines serve new weights, per billion parameters: published runs of 7B to 72B over

@@ -184,7 +184,7 @@ class _Child:
         ``stop_inside``: the process stops itself with the operation under way."""
         import torch
 
-        from paceline.weights.wire.tensor_checksum import weights_digest
+        from paceline.weights.tensor_checksum import weights_digest
 
         gradients = torch.randn(elements, generator=torch.Generator().manual_seed(seed))
         before = weights_digest([("g", gradients)])

@@ -22,13 +22,13 @@ from torch import Tensor
 
 from paceline.mesh.elastic_mesh import ProcessMesh
 from paceline.v1 import worker_pb2
+from paceline.weights.frames import WHOLE, BucketRecord, send_record
+from paceline.weights.link_greeting import PUBLISHER, RECEIVER, await_hello
+from paceline.weights.share_request import Answer, recv_ask, send_answer
+from paceline.weights.weight_manifest import WeightShare
 from paceline.weights.weight_sending import announce
 from paceline.weights.weight_snapshot import WeightSnapshot
 from paceline.weights.weight_transfer import StagedWeights
-from paceline.weights.wire.frames import WHOLE, BucketRecord, send_record
-from paceline.weights.wire.link_greeting import PUBLISHER, RECEIVER, await_hello
-from paceline.weights.wire.share_request import Answer, recv_ask, send_answer
-from paceline.weights.wire.weight_manifest import WeightShare
 from rollout_worker.weight_receiver import WeightReceiver
 from testbed.faults.egress_limit import pace_sockets
 

@@ -10,8 +10,8 @@ import torch
 from transformers import PretrainedConfig
 
 from paceline.config.schema import Config
+from paceline.cuda_extensions import VLLM_MARK
 from paceline.process.compute_device import compute_dtype
-from paceline.process.spawned_children import VLLM_MARK
 from rollout_worker.engine.base import EngineError
 from rollout_worker.engine.model import cache_budget, context_limit, model_path
 

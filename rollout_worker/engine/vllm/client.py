@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from paceline.config.schema import Config
-from paceline.process.spawned_children import hidden_in_children
+from paceline.cuda_extensions import hidden_in_children
 from paceline.process.structured_log import first_line
 from paceline.process.user_code import safe_path_for_children
 from rollout_worker.engine.base import EngineDied, EngineError

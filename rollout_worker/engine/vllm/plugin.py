@@ -6,8 +6,8 @@ import multiprocessing
 import os
 import signal
 
+from paceline.cuda_extensions import VLLM_MARK
 from paceline.process.lifetime import die_with
-from paceline.process.spawned_children import VLLM_MARK
 
 
 def register() -> None:

@@ -25,8 +25,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from paceline.weights.wire.tensor_checksum import checksum
-from paceline.weights.wire.weight_manifest import Manifest
+from paceline.weights.tensor_checksum import checksum
+from paceline.weights.weight_manifest import Manifest
 from rollout_worker.engine.base import SwapFailed
 from rollout_worker.engine.parameter_parity import ParameterPart
 from rollout_worker.engine.vllm.client import VLLMClient

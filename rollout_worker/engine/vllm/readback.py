@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from paceline.weights.wire.tensor_checksum import checksum, weights_digest
+from paceline.weights.tensor_checksum import checksum, weights_digest
 from rollout_worker.engine.base import Completion, Request, SamplingParams
 
 

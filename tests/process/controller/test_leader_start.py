@@ -24,7 +24,7 @@ from controller.store.journal import Deposed
 from controller.store.ledger_follower import LedgerFollower
 from controller.store.stores import redis_stores
 from paceline.config.load import load_config
-from paceline.groups.invalid import Invalid
+from paceline.groups.limits import Invalid
 from paceline.ids import TaskId
 from paceline.payloads.store import partial_ref
 from paceline.redis.leader_lease import LeaderIdentity

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.weights.wire.tensor_checksum import weights_digest
+from paceline.weights.tensor_checksum import weights_digest
 from testbed.patience import patient
 from testbed.workers.mesh_member import Crew, Member, crew_on
 

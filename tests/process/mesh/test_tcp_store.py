@@ -6,7 +6,7 @@ import psutil
 import pytest
 import torch.distributed as dist
 
-from paceline.mesh.tcp_store import host_store
+from paceline.mesh.rendezvous import host_store
 
 WAIT = timedelta(seconds=60)
 

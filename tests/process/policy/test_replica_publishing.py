@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from paceline.weights.wire.weight_manifest import Manifest, WeightShare
+from paceline.weights.weight_manifest import Manifest, WeightShare
 from testbed.redis.redis_process import throwaway_redis
 from tests.fixtures import ranks
 from tests.fixtures.train_states import tiny_config

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from paceline.weights import weight_snapshot
+from paceline.weights.weight_manifest import WeightsRefused
 from paceline.weights.weight_snapshot import WeightSnapshot
-from paceline.weights.wire.weight_manifest import WeightsRefused
 
 LAYOUT = [(f"w{i}", torch.empty(100, device="meta")) for i in range(8)]
 

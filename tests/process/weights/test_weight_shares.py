@@ -15,8 +15,8 @@ from torch import Tensor
 from paceline.mesh.elastic_mesh import ProcessMesh
 from paceline.v1 import worker_pb2
 from paceline.weights import weight_link, weight_transfer
+from paceline.weights.weight_manifest import Manifest, WeightShare
 from paceline.weights.weight_snapshot import WeightSnapshot
-from paceline.weights.wire.weight_manifest import Manifest, WeightShare
 from policy_worker.publisher import WeightPublisher
 from testbed.workers import weight_link_peer
 from testbed.workers.weight_link_peer import SHARED_BUCKET_BYTES, shared_weights

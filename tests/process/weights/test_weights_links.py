@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from paceline.weights.wire.tensor_checksum import weights_digest
+from paceline.weights.tensor_checksum import weights_digest
 from testbed.patience import patient
 from testbed.workers import weight_link_peer
 from tests.fixtures.weight_links import PublishingEnd, ReceivingEnd, Trained, link, shares, until

@@ -10,19 +10,19 @@ from torch import Tensor
 
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
 from paceline.weights.arriving_weights import ReceiverBase
-from paceline.weights.weight_sending import Sent, announce, send_share
-from paceline.weights.weight_snapshot import WeightSnapshot, WireDtype
-from paceline.weights.weight_transfer import StagedWeights, receive_snapshot
-from paceline.weights.wire.frames import recv_frame, send_frame
-from paceline.weights.wire.link_greeting import (
+from paceline.weights.frames import recv_frame, send_frame
+from paceline.weights.link_greeting import (
     PUBLISHER,
     RECEIVER,
     acknowledge,
     await_hello,
     say_hello,
 )
-from paceline.weights.wire.tensor_checksum import weights_digest
-from paceline.weights.wire.weight_manifest import WeightsRefused
+from paceline.weights.tensor_checksum import weights_digest
+from paceline.weights.weight_manifest import WeightsRefused
+from paceline.weights.weight_sending import Sent, announce, send_share
+from paceline.weights.weight_snapshot import WeightSnapshot, WireDtype
+from paceline.weights.weight_transfer import StagedWeights, receive_snapshot
 
 CPU = torch.device("cpu")
 Pair = tuple[ProcessMesh, ProcessMesh]

@@ -7,12 +7,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
+import paceline.memory_plan as memory_plan_module
 from paceline.config.schema import Config, with_new_names
 from paceline.errors import BadInput
-from paceline.memory_plan import memory_plan as memory_plan_module
-from paceline.memory_plan.gpus import named_gpu
-from paceline.memory_plan.memory_plan import activation_bytes, memory_plan
-from paceline.memory_plan.model_shape import read_shape, shape_of
+from paceline.memory_plan import activation_bytes, memory_plan, named_gpu
+from paceline.model_shape import read_shape, shape_of
 from paceline.weights.weight_snapshot import BUCKET_BYTES
 from paceline_launcher.cli import app
 from paceline_launcher.preflight.gpus import gpu_memory

@@ -7,9 +7,8 @@ from transformers import AutoConfig
 
 from paceline.config.schema import Config
 from paceline.config.template import ALGORITHMS, SIZES, template
-from paceline.memory_plan.gpus import Gpu, named_gpu
-from paceline.memory_plan.memory_plan import memory_plan, problems
-from paceline.memory_plan.model_shape import shape_of
+from paceline.memory_plan import Gpu, memory_plan, named_gpu, problems
+from paceline.model_shape import shape_of
 from tests.unit.memory_plan.test_memory_plan import QWEN3_06B, QWEN3_32B, QWEN25_7B, QWEN25_72B
 
 MODELS = {

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from paceline.mesh.tcp_store import host_store
+from paceline.mesh.rendezvous import host_store
 from paceline.v1 import worker_pb2
 from policy_worker.publisher import LinkNotices
 from tests.process.weights.test_weights_links import until

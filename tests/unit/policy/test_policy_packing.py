@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.memory_plan.model_shape import MIB
+from paceline.model_shape import MIB
 from policy_worker.model import attention
 from policy_worker.model.heads import score
 from policy_worker.objectives.batch import decode

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.weights.weight_manifest import Manifest, WeightShare
 from paceline.weights.weight_snapshot import WeightSnapshot, WireDtype
-from paceline.weights.wire.weight_manifest import Manifest, WeightShare
 from policy_worker.ranks.share_exchange import Extent, ShareExchange
 
 SIZES = (1, 2, 3, 4, 7)

@@ -64,7 +64,7 @@ def test_a_process_that_a_library_spawns_does_not_find_it_either(tmp_path: Path)
     )
     code = (
         "import contextlib, multiprocessing, paceline, library\n"
-        "from paceline.process.spawned_children import hidden_in_children\n"
+        "from paceline.cuda_extensions import hidden_in_children\n"
         "for around in (contextlib.nullcontext, hidden_in_children):\n"
         "    with around():\n"
         "        child = multiprocessing.get_context('spawn').Process(target=library.say)\n"

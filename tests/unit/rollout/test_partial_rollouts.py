@@ -9,7 +9,7 @@ import pytest
 
 from controller.ledger import commands as cmd
 from controller.ledger.views.views import oldest_fresh
-from paceline.groups.invalid import Invalid
+from paceline.groups.limits import Invalid
 from paceline.ids import TaskId
 from paceline.payloads.store import Payloads, Ref, StoreFull, partial_ref
 from paceline.v1 import common_pb2, rollout_pb2

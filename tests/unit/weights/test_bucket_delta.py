@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from paceline.weights.wire.bucket_delta import WORTH, apply_delta, encode_delta
-from paceline.weights.wire.weight_manifest import WeightsRefused
+from paceline.weights.bucket_delta import WORTH, apply_delta, encode_delta
+from paceline.weights.weight_manifest import WeightsRefused
 
 WORDS = 5_000
 

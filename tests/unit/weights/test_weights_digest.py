@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.weights.wire.tensor_checksum import checksum, weights_digest
+from paceline.weights.tensor_checksum import checksum, weights_digest
 
 BASE = {"a": torch.arange(70_001, dtype=torch.float32), "b": torch.ones(3, 5)}
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.weights.wire.weight_manifest import Manifest, WeightsRefused
+from paceline.weights.weight_manifest import Manifest, WeightsRefused
 
 LIMIT = 1 << 20
 

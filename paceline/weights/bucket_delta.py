@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paceline.weights.wire.weight_manifest import WeightsRefused
+from paceline.weights.weight_manifest import WeightsRefused
 
 _HEAD = 3
 _SKIP = 255

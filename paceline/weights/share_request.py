@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from paceline.mesh.elastic_mesh import ProcessMesh
-from paceline.weights.wire.frames import recv_frame, send_frame
-from paceline.weights.wire.link_greeting import PUBLISHER, RECEIVER, SMALL_FRAME, version_in
-from paceline.weights.wire.weight_manifest import WeightsRefused, is_count
+from paceline.weights.frames import recv_frame, send_frame
+from paceline.weights.link_greeting import PUBLISHER, RECEIVER, SMALL_FRAME, version_in
+from paceline.weights.weight_manifest import WeightsRefused, is_count
 
 _ASK_FRAME = 16 << 20
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.mesh.elastic_mesh import ProcessMesh
-from paceline.weights.wire.frames import recv_frame, send_frame
-from paceline.weights.wire.weight_manifest import WeightsRefused, is_count
+from paceline.weights.frames import recv_frame, send_frame
+from paceline.weights.weight_manifest import WeightsRefused, is_count
 
 PUBLISHER, RECEIVER = 0, 1
 PROTOCOL = 4

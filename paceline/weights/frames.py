@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from paceline.mesh.elastic_mesh import ProcessMesh
-from paceline.weights.wire.weight_manifest import WeightsRefused
+from paceline.weights.weight_manifest import WeightsRefused
 
 
 def send_frame(mesh: ProcessMesh, value: dict[str, Any], peer: int) -> None:

@@ -1,1 +1,0 @@
-"""Bytes on a weights link: greeting, manifest, shares, buckets, deltas, checksums."""
