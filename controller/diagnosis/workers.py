@@ -224,7 +224,9 @@ def lost(e: Evidence) -> Diagnosis | None:
     because = str(first.death).replace("_", " ") if first.death in ATTRIBUTED else "cause unknown"
     if others:
         because += f", and {', '.join(w.worker_id for w in others[:5])}"
-    following = f"{' and '.join(at_work)} go on, and a launcher starts it again"
+    following = (
+        f"{' and '.join(at_work)} go on, and a launcher starts {'them' if others else 'it'} again"
+    )
     if e.provider_trouble:
         following += f"; the provider reports: {e.provider_trouble}"
     culprit = Culprit(CulpritKind.WORKER, first.worker_id, first.host, first.pid)

@@ -64,7 +64,7 @@ function showRun(run) {
   put($("v-tokens"), "tokens_per_s" in m && !run.stalled_s ? number(m.tokens_per_s) : "–");
   put($("v-stale"), "staleness_max" in m ? stale : "–");
   put($("v-left"), run.stalled_s ? "–" : seconds(run.time_left_s));
-  put($("v-leader"), run.leader);
+  put($("v-leader"), run.leader || "–");
   put($("v-leader-label"), run.failovers ? `leader (change ${run.failovers})` : "leader");
   const over = isOver(run);
   put($("do-pause"), run.phase === "paused" ? "Resume" : "Pause");

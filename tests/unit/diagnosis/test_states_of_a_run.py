@@ -185,7 +185,7 @@ STATES: dict[str, tuple[Callable[[], Evidence], Severity, str, str]] = {
         lambda: without("p1", "r1"),
         WARNING,
         "the run has lost p1 (host h, pid 1), killed, and r1; 1 of 2 policy replicas and 1 of 2 "
-        "rollout workers go on, and a launcher starts it again",
+        "rollout workers go on, and a launcher starts them again",
         f"paceline logs p1 {RUN_DIR}",
     ),
     "all replicas are dead": (

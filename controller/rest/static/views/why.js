@@ -12,5 +12,6 @@ export async function watchWhy() {
   banner.hidden = !state.trouble;
   banner.className = found.severity === "stuck" ? "alert" : "alert slow";
   const remedy = found.remedy ? ` ${found.remedy}.` : "";
-  if (!banner.hidden) put(banner, `${found.sentence}.${remedy}`);
+  const sentence = found.sentence.charAt(0).toUpperCase() + found.sentence.slice(1);
+  if (!banner.hidden) put(banner, `${sentence}.${remedy}`);
 }
