@@ -27,10 +27,10 @@ RATE = 100.0  # Requests a second of one lane, in the long run
 BURST_S = 2.0  # A lane that was quiet may have so many seconds' requests at once
 LONGEST_WAIT_S = 5.0
 REFUSED_AFTER_S = 1.0
-REST = 9.0
-"""After a computation the next one waits this many times as long: readers take a tenth of the
+REST = 4.0
+"""After a computation the next one waits this many times as long: readers take a fifth of the
 time, and an answer is good for as long."""
-LONGEST_REST_S = 1.0
+LONGEST_REST_S = 0.5
 MOST_WAITING = 32  # Questions that wait to be computed
 KEPT_ANSWERS, KEPT_BYTES = 64, 1 << 20
 

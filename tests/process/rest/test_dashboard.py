@@ -82,7 +82,12 @@ def test_values_on_the_page_are_those_of_the_interface(served: Controllers, page
 
     open_page(page, url, "flow")
     flow = api(url, "flow")
-    wait(lambda: text(page, "bottleneck") == flow["bottleneck"], "another sentence")
+
+    def without_times(sentence: str) -> str:
+        return re.sub(r"\d+(\.\d+)? (s|min)", "", sentence)
+
+    expected = without_times(flow["bottleneck"])
+    wait(lambda: without_times(text(page, "bottleneck")) == expected, "another sentence")
     assert f"{flow['tasks']['trained']} trained" in text(page, "pipeline-text")
 
     open_page(page, url, "fleet")
