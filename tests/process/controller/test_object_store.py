@@ -1,4 +1,4 @@
-"""Payloads in an object store: the S3 protocol against moto's server, and what is no usable
+"""Payloads in an object store: emulators of S3 and of Google Cloud Storage, and what is no usable
 store."""
 
 import asyncio
@@ -44,6 +44,24 @@ def s3() -> Iterator[subprocess.Popen[bytes]]:
             server.wait()
 
 
+@pytest.fixture(scope="module")
+def gs() -> Iterator[None]:
+    """An emulator of Google Cloud Storage with one bucket."""
+    pytest.importorskip("gcsfs", reason="pip install 'paceline[gcs]'")
+    pytest.importorskip("gcp_storage_emulator", reason="pip install gcp-storage-emulator")
+    from gcp_storage_emulator.server import create_server
+
+    (port,) = free_ports("127.0.0.1", 1)
+    server = create_server("127.0.0.1", port, in_memory=True, default_bucket="bucket")
+    server.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
+        try:
+            yield
+        finally:
+            server.stop()
+
+
 def await_server(server: subprocess.Popen[bytes], port: int) -> None:
     """Returns once it listens; it says nothing of it, and takes seconds on a busy machine."""
     patience = Patience(120)
@@ -54,7 +72,7 @@ def await_server(server: subprocess.Popen[bytes], port: int) -> None:
         time.sleep(0.05)
 
 
-@pytest.fixture(params=["s3", "memory", "file", "redis"])
+@pytest.fixture(params=["s3", "gs", "memory", "file", "redis"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[PayloadStore]:
     if request.param == "redis":
         with throwaway_redis(tmp_path) as url:
@@ -62,10 +80,11 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
             yield found
             await found.close()
         return
-    if request.param == "s3":
-        request.getfixturevalue("s3")
-    place = {"s3": "s3://bucket/a", "memory": "memory://a", "file": f"file://{tmp_path}"}
-    found = open_payloads([place[request.param]], "run", "")
+    place = {"memory": "memory://a", "file": f"file://{tmp_path}"}
+    if request.param not in place:
+        request.getfixturevalue(request.param)
+    url = place.get(request.param, f"{request.param}://bucket/a")
+    found = open_payloads([url], "run", "")
     yield found
     await found.delete(await found.list())
     await found.close()
@@ -76,7 +95,8 @@ def ref(name: str, attempt: int = 1) -> Ref:
 
 
 async def test_every_store_keeps_the_same_promises(store: PayloadStore) -> None:
-    groups = {ref(f"t{n}"): bytes([n]) * (1 << 16) for n in range(20)}
+    # The emulator of Google's protocol loses carriage returns at the end of an object.
+    groups = {ref(f"t{n}"): bytes([n]) * (1 << 16) + b"." for n in range(20)}
     assert await store.list() == []
     await store.put(groups)
     assert [x async for x in store.stream([*groups, ref("t99")])] == [*groups.values(), None]
@@ -87,8 +107,12 @@ async def test_every_store_keeps_the_same_promises(store: PayloadStore) -> None:
     assert await store.missing([ref("t0"), ref("t1"), ref("t99")]) == [ref("t0"), ref("t99")]
 
 
-async def test_what_another_process_has_written_is_seen(s3: object) -> None:
-    one, other = (FsspecPayloads("s3://bucket/b", "run") for _ in range(2))
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+async def test_what_another_process_has_written_is_seen(
+    request: pytest.FixtureRequest, scheme: str
+) -> None:
+    request.getfixturevalue(scheme)
+    one, other = (FsspecPayloads(f"{scheme}://bucket/b", "run") for _ in range(2))
     assert await other.list() == []
     assert await other.missing([ref("t1")]) == [ref("t1")]
     await one.put({ref("t1"): b"payload"})
@@ -98,13 +122,19 @@ async def test_what_another_process_has_written_is_seen(s3: object) -> None:
     assert await one.get([ref("t1")]) == [None]
 
 
-async def test_a_bucket_that_is_not_there_is_no_lost_payload_on_writing(s3: object) -> None:
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+async def test_a_bucket_that_is_not_there_is_no_lost_payload_on_writing(
+    request: pytest.FixtureRequest, scheme: str
+) -> None:
+    request.getfixturevalue(scheme)
     with pytest.raises(StoreUnavailable, match="does not answer"):
-        await FsspecPayloads("s3://no-such-bucket/b", "run").put({ref("t1"): b"x"})
+        await FsspecPayloads(f"{scheme}://no-such-bucket/b", "run").put({ref("t1"): b"x"})
 
 
-async def test_a_store_that_can_be_used_passes_the_check(s3: object, tmp_path: Path) -> None:
-    for url in ("s3://bucket/checked", f"file://{tmp_path}"):
+async def test_a_store_that_can_be_used_passes_the_check(
+    s3: object, gs: object, tmp_path: Path
+) -> None:
+    for url in ("s3://bucket/checked", "gs://bucket/checked", f"file://{tmp_path}"):
         await check_urls([url])
     assert fsspec.filesystem("s3").find("bucket/checked") == [], "the check leaves nothing"
 
@@ -113,13 +143,14 @@ async def test_a_store_that_can_be_used_passes_the_check(s3: object, tmp_path: P
     ("url", "said"),
     [
         ("s3://no-such-bucket/x", "nothing can be stored"),
+        ("gs://no-such-bucket/x", "nothing can be stored"),
         ("redis://127.0.0.1:1/0", "nothing can be stored.*Start the store"),
         ("file:///proc/payloads", "cannot be opened"),
         ("nosuch://bucket/x", "cannot be opened"),
     ],
 )
 async def test_a_store_that_cannot_be_used_is_named_before_the_run(
-    s3: object, url: str, said: str
+    s3: object, gs: object, url: str, said: str
 ) -> None:
     with pytest.raises(BadInput, match=f"payloads.url: .*{said}"):
         await check_urls([url])
@@ -145,3 +176,15 @@ async def test_a_store_that_forgets_is_named_before_the_run(
     monkeypatch.setattr(FilePayloads, "get", nothing)
     with pytest.raises(BadInput, match="did not return what was written"):
         await check_urls([f"file://{tmp_path}"])
+
+
+@pytest.mark.parametrize("scheme", ["gs", "gcs"])
+async def test_without_gcsfs_the_package_to_install_is_named(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    # fsspec.registry is a mapping in the package, and hides the module.
+    loaded = sys.modules["fsspec.registry"]._registry  # type: ignore[attr-defined]
+    monkeypatch.delitem(loaded, scheme, raising=False)
+    with pytest.raises(BadInput, match=rf"{scheme}://b/x needs a package.*paceline\[gcs\]"):
+        await check_urls([f"{scheme}://b/x"])
