@@ -134,6 +134,7 @@ class Leader:
             context, term, self.ledger, self.group_commit, replica.snapshot_at
         )
         self.renewals = Renewals(context.clock, config.controller.leader_lease_s)
+        self._lapse = ""  # reason why the lease cannot be renewed now
         self.flow = FlowAverage()
         """How the rollout workers spend their time; filled by the autoscaler's loop."""
         self.proposal: Proposal | None = None  # Change that the autoscaler would make
@@ -226,7 +227,9 @@ class Leader:
     def trouble(self) -> str:
         if self.group_commit.trouble:
             return self.group_commit.trouble
-        return "" if self.election.holds_lease else "waiting for the lease"
+        if self.election.holds_lease:
+            return ""
+        return self._lapse or "waiting for the lease"
 
     def _directive(self, session: ServerSession) -> worker_pb2.Directive:
         directive = directive_of(self.ledger.state, *session.key, session.report)
@@ -328,10 +331,12 @@ class Leader:
                         return
                     renewed = await self.election.renew(self.term)
                 self.renewals.asked(renewed=renewed)
+                self._lapse = ""
                 if not renewed:
                     raise Deposed("the lease is another controller's")
             except (RedisError, OSError, TimeoutError) as error:
                 self.renewals.asked(renewed=False)
+                self._lapse = trouble_of(error)
                 if not self.election.holds_lease and not lapsed:
                     lapsed = True
                     event(log, "lease lapsed", logging.WARNING, **log_fields(trouble_of(error)))

@@ -111,6 +111,8 @@ async def serve(
         address = at(host, bound)
     door = open_door(config, run_dir, controller_id, token=token, host=host)
     endpoint = await asyncio.to_thread(ensure_redis, run_dir, config.redis)
+    if endpoint.healed:
+        event(log, "journal healed", logging.WARNING, how=endpoint.healed)
     identity = LeaderIdentity(
         controller_id=controller_id,
         address=address,

@@ -310,7 +310,8 @@ class Controller:
         """The embedded server has no other guardian where roles are started by hand."""
         if self.config.redis.url is None:
             with contextlib.suppress(NoRedis, OSError):
-                await asyncio.to_thread(ensure_redis, self.run_dir, self.config.redis)
+                settings = self.config.redis
+                await asyncio.to_thread(ensure_redis, self.run_dir, settings, again=True)
 
     @property
     def troubled_s(self) -> float:

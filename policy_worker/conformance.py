@@ -86,13 +86,23 @@ class Property:
     another one."""
 
 
-def conformance(algorithm: str, options: dict[str, Any], train: dict[str, Any]) -> list[Property]:
+def conformance(
+    algorithm: str,
+    options: dict[str, Any],
+    train: dict[str, Any],
+    begins: Callable[[str, int, int], None] = lambda *_: None,
+) -> list[Property]:
     """Every property of an objective, held or not. ``train``: further settings of ``[train]``.
-    Raises ObjectiveError if it cannot be loaded, and ConfigError on settings that do not fit."""
+    ``begins`` is called with the name of each property before it is tried, with its number and how
+    many there are. Raises ObjectiveError if it cannot be loaded, and ConfigError on settings that
+    do not fit."""
     config = toy_config(algorithm, options, train)
     load_objective(config)
-    toy = ToyStep(config)
-    return [_tried(name, check, toy) for name, check in _PROPERTIES.items()]
+    toy, found = ToyStep(config), []
+    for number, (name, check) in enumerate(_PROPERTIES.items(), 1):
+        begins(name, number, len(_PROPERTIES))
+        found.append(_tried(name, check, toy))
+    return found
 
 
 def _tried(name: str, check: Callable[[ToyStep], str], toy: ToyStep) -> Property:

@@ -66,12 +66,15 @@ def open_door(
 
 
 def _ports(config: Config, run_dir: Path, controller_id: str, address: str) -> list[int]:
+    # A restarted controller keeps the port that open dashboards and scrapers know. If that is taken
+    # meanwhile, another one does less harm than no controller.
+    before = re.search(r":(\d+)$", _written(run_dir, controller_id))
+    known = [int(before[1])] if before else []
     if config.rest.port:
         number = re.search(r"(\d{1,4})$", controller_id)
-        return [config.rest.port + (int(number[1]) if number else 0)]
-    # A restarted controller keeps the port that open dashboards and scrapers know.
-    before = re.search(r":(\d+)$", _written(run_dir, controller_id))
-    return [*([int(before[1])] if before else []), *free_ports(address, 1)]
+        known = [config.rest.port + (int(number[1]) if number else 0), *known]
+        return [*known, *free_ports(address, 1)] if before else known
+    return [*known, *free_ports(address, 1)]
 
 
 def _written(run_dir: Path, controller_id: str) -> str:

@@ -85,7 +85,10 @@ STAGES = {
                 "train.eval_every": 4,
                 "evaluation.sets.truth.limit": 16,
             },
-            {"reward_mean": "score", "kl": "KL"},
+            {
+                "reward_mean": "mean score by the reward model (to rise)",
+                "kl": "KL from the SFT model in nats a token (to stay small)",
+            },
         ),
         Stage(
             "dpo",

@@ -27,6 +27,22 @@ def _number(model: str, name: str) -> int | None:
     return number if isinstance(number, int) and number > 0 else None
 
 
+def context_length(model: str) -> int | None:
+    """Most tokens of a sequence of ``model``; None without a limit or without a copy here."""
+    try:
+        facts: dict[str, Any] = json.loads(model_file(model, "config.json").read_text())
+    except (OSError, ValueError, LookupError):
+        return None
+    facts = facts.get("text_config") or facts
+    positions = facts.get("max_position_embeddings")
+    if not isinstance(positions, int) or positions <= 0:
+        return None
+    factor = (facts.get("rope_scaling") or {}).get("factor")  # some engines allow so much more
+    return (
+        int(positions * max(1.0, float(factor))) if isinstance(factor, int | float) else positions
+    )
+
+
 def model_file(model: str, name: str) -> Path:
     """A file of a model's directory, or of the hub's cache. Raises LookupError."""
     directory = Path(model).expanduser()

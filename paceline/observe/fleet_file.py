@@ -13,6 +13,8 @@ from pydantic import TypeAdapter
 from paceline.process.files import read_ours
 from paceline.process.lifetime import started_s
 
+FILE = "fleet.json"
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessId:
@@ -25,12 +27,15 @@ class ProcessId:
         return cls(pid, started_s(pid))
 
     def alive(self) -> bool:
-        """Return True if this process runs, not another one with its id. Zombies are dead."""
+        """Return True if this process runs, not another one with its id. Zombies are dead. One that
+        cannot be looked at now, for lack of descriptors, is taken to run: it is looked at again."""
         try:
             same = started_s(self.pid) == self.started
             return same and bool(psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE)
         except psutil.Error:
             return False
+        except OSError:
+            return True
 
 
 @dataclass(slots=True)
@@ -55,7 +60,7 @@ class FleetRecord:
 
     def write(self, run_dir: Path) -> None:
         """Replaces ``fleet.json`` atomically."""
-        path = run_dir / "fleet.json"
+        path = run_dir / FILE
         fresh = path.with_name(f".fleet.json.{os.getpid()}")
         fresh.write_bytes(_FILE.dump_json(self, indent=1) + b"\n")
         fresh.replace(path)
@@ -65,7 +70,7 @@ class FleetRecord:
         """The record in ``run_dir``; None if there is none or it cannot be read. Raises NotOurs:
         processes that it names are sent signals."""
         try:
-            return _FILE.validate_json(read_ours(run_dir / "fleet.json"))
+            return _FILE.validate_json(read_ours(run_dir / FILE))
         except (OSError, ValueError):
             return None
 

@@ -4,6 +4,9 @@ A Sentinel URL names the sentinels, the service and optionally a database number
 
     redis+sentinel://:password@host1:26379,host2:26379/mymaster/0
 
+The URL of a run's own server on another machine names the file of its port (``port_file=PATH``): if
+the port is taken by another process while nobody listens there, it comes back at another one.
+
 The clients never retry: only the caller knows which commands may be sent twice. A full memory and a
 full disk of the server have a name and a remedy; the words stand in the leader's log, in
 ``paceline status`` as the run's phase, and in ``paceline why``.
@@ -11,7 +14,9 @@ full disk of the server have a name and a remedy; the words stand in the leader'
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -96,6 +101,8 @@ def _client(
     }
     parts = parse_sentinel(url)
     if parts is None:
+        if "port_file=" in url:
+            options["connection_class"] = _following_port(redis, url)
         return redis.from_url(url, **options, **pool)
     options |= {"db": parts.db, "ssl": parts.tls}
     options |= {"username": parts.username, "password": parts.password}
@@ -104,6 +111,24 @@ def _client(
     return sentinel(list(parts.sentinels), sentinel_kwargs=asked, **options).master_for(
         parts.service
     )
+
+
+def _following_port(redis: Any, url: str) -> Any:
+    """Class of connections of ``redis``, the class of its clients, to ``url``."""
+    kind: Any = redis.from_url(url).connection_pool.connection_class
+
+    class FollowingPort(kind):  # type: ignore[misc]
+        def __init__(self, *, port_file: str, **options: Any) -> None:
+            super().__init__(**options)
+            self._port_file = Path(port_file)
+
+        def connect(self) -> Any:
+            # Not to be read on another machine, and then the port is the one in the URL.
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                self.port = int(self._port_file.read_text().split()[-1])
+            return super().connect()
+
+    return FollowingPort
 
 
 def trouble_of(error: BaseException) -> str:

@@ -11,14 +11,16 @@ host.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import importlib.util
+import os
 import shutil
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -30,6 +32,7 @@ from paceline.masking import masked
 from paceline.process.files import private_directory, write_private
 from paceline.process.lifetime import alive, started_s, wait_ended
 from paceline.process.structured_log import first_line
+from paceline.redis.append_only_file import REFUSALS, Damaged, cut_torn_tail
 from paceline.redis.client import connect_sync
 from paceline.redis.server_version import problem_of_binary, problem_of_info
 from paceline.redis.tls_front import Front, ensure_front, front_process
@@ -45,6 +48,7 @@ from paceline.rpc.addresses import is_loopback
 
 START_LIMIT_S = 30.0
 PROBE_S = 0.02
+CAN_PASS = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 
 REDIS_OUT_OF_REACH = (
     "controller.host: {host} admits workers on other machines, but the Redis that Paceline starts "
@@ -72,6 +76,7 @@ class RedisEndpoint:
     """
     started: bool  # True if this call started it
     front: Front | None = None  # by which other machines reach it
+    healed: str = ""  # how its append-only file was mended; empty if it was whole
 
     def worker_url_at(self, host: str) -> str:
         """``worker_url`` for workers that reach the embedded server's machine at ``host``."""
@@ -87,10 +92,12 @@ is reaped at once, or by the start of any other process, and its exit status is 
 reports what it has ended of. The second may run before that one has looked at the first."""
 
 
-def ensure_redis(run_dir: Path, cfg: RedisConfig) -> RedisEndpoint:
+def ensure_redis(run_dir: Path, cfg: RedisConfig, *, again: bool = False) -> RedisEndpoint:
     """Finds or starts the run's Redis and waits until it answers. If ``cfg.url`` is set, that
-    server is only probed. Raises NoRedis with the remedy. Blocks for tens of milliseconds, or
-    longer if a large append-only file is loaded."""
+    server is only probed. ``again``: processes of the run work already, so that a configured port
+    which is taken is no reason to stay away. Raises NoRedis with the remedy, and OSError if the
+    system has no room for it now. Blocks for tens of
+    milliseconds, or longer if a large append-only file is loaded."""
     if cfg.url is not None:
         return _probe_existing(cfg.url)
     home = private_directory(run_dir / "redis")
@@ -99,8 +106,8 @@ def ensure_redis(run_dir: Path, cfg: RedisConfig) -> RedisEndpoint:
             # A server that was just killed may still count as running; then it is replaced.
             with suppress(_Ended):
                 _wait_until_ready(home, process)
-                return _endpoint(home, cfg, process.pid, started=False)
-        return _start(home, cfg)
+                return _endpoint(home, cfg, process.pid, started=False, again=again)
+        return _start(home, cfg, again=again)
 
 
 def front_is_down(run_dir: Path, cfg: RedisConfig) -> bool:
@@ -178,7 +185,28 @@ def _probe_existing(url: str) -> RedisEndpoint:
     return RedisEndpoint(url, None, worker_url=url, started=False)
 
 
-def _start(home: Path, cfg: RedisConfig) -> RedisEndpoint:
+def _start(home: Path, cfg: RedisConfig, *, again: bool) -> RedisEndpoint:
+    try:
+        return _start_once(home, cfg, again=again)
+    except _Ended as ended:
+        if not any(words in str(ended) for words in REFUSALS):
+            raise
+        healed = _heal(home, ended)
+    return replace(_start_once(home, cfg, again=again), healed=healed)
+
+
+def _heal(home: Path, ended: NoRedis) -> str:
+    """How the append-only file was mended. Raises NoRedis if it was not."""
+    try:
+        cut = cut_torn_tail(home)
+    except Damaged as error:
+        raise NoRedis(f"the embedded Redis cannot read its journal: {error}") from None
+    if cut is None:
+        raise ended
+    return str(cut)
+
+
+def _start_once(home: Path, cfg: RedisConfig, *, again: bool) -> RedisEndpoint:
     config = home / "redis.conf"
     write_private(config, "\n".join(_settings(home, cfg)) + "\n")
     with (home / LOG).open("ab") as log:
@@ -195,13 +223,15 @@ def _start(home: Path, cfg: RedisConfig) -> RedisEndpoint:
     process = psutil.Process(child.pid)
     _write_pid(home, process)
     _wait_until_ready(home, process)
-    return _endpoint(home, cfg, child.pid, started=True)
+    return _endpoint(home, cfg, child.pid, started=True, again=again)
 
 
-def _endpoint(home: Path, cfg: RedisConfig, pid: int, *, started: bool) -> RedisEndpoint:
+def _endpoint(
+    home: Path, cfg: RedisConfig, pid: int, *, started: bool, again: bool
+) -> RedisEndpoint:
     front = None
     if _has_front(cfg):
-        front = ensure_front(home, cfg.host, cfg.port, server_socket(home))
+        front = ensure_front(home, cfg.host, cfg.port, server_socket(home), again=again)
     urls = user_url(home, CONTROLLER), user_url(home, WORKER)
     return RedisEndpoint(urls[0], pid, urls[1], started, front)
 
@@ -245,7 +275,11 @@ def _wait_until_ready(home: Path, process: psutil.Process) -> None:
         if _answers(user_url(home, CONTROLLER)):
             return
         if not alive(process):
-            raise _Ended(f"the embedded Redis ended at its start: {_last_line(home / LOG)}")
+            last = _last_line(home / LOG)
+            for number in CAN_PASS:
+                if os.strerror(number) in last:
+                    raise OSError(number, os.strerror(number), str(home))
+            raise _Ended(f"the embedded Redis ended at its start: {last}")
         # If another process started it, only its socket can be watched.
         time.sleep(PROBE_S)
     raise NoRedis(

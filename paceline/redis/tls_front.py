@@ -33,6 +33,8 @@ from paceline.rpc.ports import bindable, free_ports
 FIRST_S = 10.0  # for the handshake, and for the first request
 CHUNK = 1 << 18
 BACKLOG = 256
+RECORD = "front.pid"
+"""File of the process, with its port at the end."""
 LOGIN = re.compile(
     rb"\*\d+\r\n(\$4\r\nAUTH|\$5\r\nHELLO\r\n\$1\r\n[23]\r\n\$4\r\nAUTH)\r\n", re.IGNORECASE
 )
@@ -43,17 +45,19 @@ _ENDED = (OSError, ssl.SSLError, TimeoutError, asyncio.IncompleteReadError)
 class Front:
     port: int
     certificate: str  # PEM
+    port_file: str
 
 
-def ensure_front(home: Path, host: str, port: int, server: Path) -> Front:
+def ensure_front(home: Path, host: str, port: int, server: Path, *, again: bool = False) -> Front:
     """Finds or starts the front of the Redis in ``home``, whose socket is ``server``. ``port`` 0:
-    that of the last start, or a free one. Raises BadInput if the port is taken. Only for callers
-    that hold the lock of ``home``."""
+    that of the last start, or a free one. Raises BadInput if the port is taken, unless workers may
+    know it ``again``: then another one is taken, which they read in its file. Only for callers that
+    hold the lock of ``home``."""
     certificate = _certificate(home)
     running = front_process(home)
     if running is not None:
-        return Front(_record(home)[2], certificate)
-    listener = _listener(host, port or _record(home)[2], fixed=bool(port))
+        return Front(_record(home)[2], certificate, str(home.resolve() / RECORD))
+    listener = _listener(host, port or _record(home)[2], fixed=bool(port) and not again)
     bound = int(listener.getsockname()[1])
     with listener, (home / "front.log").open("ab") as log:
         child = subprocess.Popen(
@@ -63,8 +67,8 @@ def ensure_front(home: Path, host: str, port: int, server: Path) -> Front:
             stderr=log,
             start_new_session=True,
         )
-    write_private(home / "front.pid", f"{child.pid} {started_s(child.pid)} {bound}\n")
-    return Front(bound, certificate)
+    write_private(home / RECORD, f"{child.pid} {started_s(child.pid)} {bound}\n")
+    return Front(bound, certificate, str(home.resolve() / RECORD))
 
 
 def front_process(home: Path) -> psutil.Process | None:
@@ -80,7 +84,7 @@ def front_process(home: Path) -> psutil.Process | None:
 def _record(home: Path) -> tuple[int, float, int]:
     """Process id, its start and the port of the last front; zeroes for none."""
     try:
-        pid, started, port = (home / "front.pid").read_text().split()
+        pid, started, port = (home / RECORD).read_text().split()
         return int(pid), float(started), int(port)
     except (OSError, ValueError):
         return 0, 0.0, 0

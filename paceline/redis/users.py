@@ -69,5 +69,10 @@ def worker_url_through(worker_url: str, host: str, front: Front) -> str:
     """``worker_url`` for a worker on another machine, which reaches ``front`` at ``host``. It has
     the certificate by which the front proves itself."""
     credentials = worker_url.partition("://")[2].rpartition("@")[0]
-    pinned = urlencode({"ssl_check_hostname": "false", "ssl_ca_data": front.certificate})
-    return f"rediss://{credentials}@{at(host, front.port)}/0?{pinned}"
+    options = {
+        "ssl_check_hostname": "false",
+        "ssl_ca_data": front.certificate,
+        # Read again whenever a worker connects, if the run directory is shared with it.
+        "port_file": front.port_file,
+    }
+    return f"rediss://{credentials}@{at(host, front.port)}/0?{urlencode(options)}"

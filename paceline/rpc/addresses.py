@@ -1,9 +1,13 @@
-"""Network addresses of this machine."""
+"""Network addresses of this machine, and those of a run's controllers."""
 
 from __future__ import annotations
 
 import ipaddress
+import json
 import socket
+from pathlib import Path
+
+from paceline.process.files import read_ours
 
 
 def is_loopback(host: str) -> bool:
@@ -46,3 +50,14 @@ def address_towards(host: str, port: int) -> str:
     with socket.socket(family, kind, proto) as probe:
         probe.connect(address)
         return str(probe.getsockname()[0])
+
+
+def written_by_controllers(run_dir: Path, field: str) -> list[str]:
+    """``field`` (address or rest) of each controller's file in a run directory; may be empty."""
+    found = []
+    for path in sorted((run_dir / "controllers").glob("*.json")):
+        try:
+            found.append(str(json.loads(read_ours(path)).get(field) or ""))
+        except (OSError, ValueError, AttributeError):
+            continue
+    return [text for text in found if text]

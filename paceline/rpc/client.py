@@ -3,6 +3,8 @@
 - Every request is idempotent, so a call whose reply was lost is made again.
 - A standby refuses and names the leader. If a controller is dead or hangs, the client tries the
   next.
+- If none answers, the addresses are read again in the run's directory: a controller whose port was
+  taken while it was dead comes back at another one.
 - A definite refusal (malformed, unknown, fenced, unauthenticated) is raised at once and never
   retried.
 """
@@ -24,6 +26,7 @@ import grpc.aio
 from paceline.config.schema import Config
 from paceline.errors import RefusalCode, Unreachable, UserError
 from paceline.process.structured_log import event, first_line
+from paceline.rpc.addresses import written_by_controllers
 from paceline.rpc.auth import client_root, worker_token
 from paceline.rpc.grpc_channel import LEADER_KEY, METHODS, bind_method, call_metadata, open_channel
 from paceline.rpc.listeners import UNPROVEN
@@ -35,6 +38,7 @@ ATTEMPT_S = 3.0
 """Time for one controller to answer, in addition to the wait that the request asks for."""
 ASK_INTERVAL_S = 0.1
 ASK_LIMIT_S = 0.5
+READ_AGAIN_S = 1.0
 FIRST_BACKOFF_S = 0.02
 LAST_BACKOFF_S = 0.25
 
@@ -82,7 +86,9 @@ class ControlPlane:
         token: str | None = None,
         tls_ca: Path | None = None,
         max_message_mb: int = 64,
+        run_dir: Path | None = None,
     ) -> None:
+        """``run_dir``: directory in which the controllers write their addresses."""
         if not addresses:
             raise ValueError("no controller address given")
         self.addresses = list(dict.fromkeys(addresses))
@@ -96,6 +102,8 @@ class ControlPlane:
         self._bound: dict[tuple[str, str], Any] = {}
         self._answers: dict[asyncio.Future[Any], str] = {}
         """Calls under way, with the controller that each was sent to."""
+        self._run_dir = run_dir
+        self._reading: asyncio.Future[None] | None = None
 
     @classmethod
     def from_config(
@@ -108,6 +116,7 @@ class ControlPlane:
             token=worker_token(config, run_dir),
             tls_ca=client_root(config.auth),
             max_message_mb=config.controller.max_message_mb,
+            run_dir=run_dir,
         )
 
     async def call(self, method: str, request: Any, timeout_s: float | None = 30.0) -> Any:
@@ -246,6 +255,18 @@ class ControlPlane:
             return
         following = (self.addresses.index(address) + 1) % len(self.addresses)
         self.address = self.addresses[following]
+        idle = self._reading is None or self._reading.done()
+        if following == 0 and self._run_dir is not None and idle:
+            self._reading = asyncio.ensure_future(self._read_again(self._run_dir))
+
+    async def _read_again(self, run_dir: Path) -> None:
+        """Adds addresses that controllers have written since. Not more often than once a second:
+        the directory may be on another machine."""
+        for address in await asyncio.to_thread(written_by_controllers, run_dir, "address"):
+            if address not in self.addresses:
+                self.addresses.append(address)
+                self.address = address
+        await asyncio.sleep(READ_AGAIN_S)
 
     def prefer(self, address: str) -> None:
         """``address`` leads: pending calls to other controllers move to it now."""
@@ -285,6 +306,8 @@ class ControlPlane:
         """Closes all channels. Idempotent."""
         channels, self._channels = list(self._channels.values()), {}
         self._bound.clear()
+        if self._reading is not None:
+            self._reading.cancel()
         for channel in channels:
             await channel.close()
 

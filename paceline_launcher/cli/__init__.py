@@ -8,31 +8,33 @@ Exit status: 0 done, 1 it failed or was refused, 2 bad input, 3 no controller an
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import sys
+from collections.abc import Callable
 from typing import Annotated, NoReturn
 
 import typer
 
 from paceline.errors import UserError
 from paceline.masking import masked
-from paceline_launcher.cli import export, serve
-from paceline_launcher.cli.control import admin, node, roles, up, wait
-from paceline_launcher.cli.evaluation import command as evaluation
+from paceline_launcher.cli import config, doctor, eval_command, export, render, serve
+from paceline_launcher.cli.control import admin, node, roles, up
 from paceline_launcher.cli.plan_memory import plan
-from paceline_launcher.cli.reports import events, ledger, runs, samples, status, why
+from paceline_launcher.cli.reports import events, ledger, runs, samples, status
 from paceline_launcher.cli.reports import open as page
-from paceline_launcher.cli.setup import alerts, completion, config, doctor, objective, render
 
 app = typer.Typer(
     name="paceline",
     help="Asynchronous, fault-tolerant reinforcement learning for language models.\n\n"
+    "A run is one file: `paceline up` runs all of it on this machine; `paceline node`, started on "
+    "each of several machines, runs it on all of them.\n\n"
     "Example: paceline up examples/digit_sort/digit_sort.toml",
     epilog="Exit status: 0 done, 1 failed or refused, 2 bad input, 3 no controller answers, "
     "130 interrupted.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 
 
@@ -56,40 +58,49 @@ def _options(
     pass
 
 
-for command in (
-    *(
-        up.up,
-        node.node,
-        wait.wait,
-        config.init,
-        doctor.doctor,
-        status.status,
-        status.top,
-        events.events,
-        events.logs,
+GROUPS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
+    "Start a run": (up.up, node.node, config.init, config.config, doctor.doctor),
+    "Watch a run": (
+        *(status.status, status.top, status.why, events.events, events.logs, samples.samples),
+        *(status.stacks, page.open_run, runs.runs, runs.compare),
     ),
-    *(why.why, why.stacks, samples.samples, runs.runs, runs.compare),
-    *(roles.controller, roles.policy, roles.rollout, roles.scorer),
-    *(admin.scale, admin.drain, admin.pause, admin.resume, admin.checkpoint, admin.stop),
-    export.export,
-    serve.serve,
-    objective.check_objective,
-    render.render,
-    completion.completion,
-):
-    app.command()(command)
-app.command("open")(page.open_run)
-app.command("set")(admin.set_settings)
-app.command("eval")(evaluation.evaluate)
-app.add_typer(ledger.ledger, name="ledger")
-app.add_typer(config.config, name="config")
-app.add_typer(plan, name="plan")
-app.add_typer(alerts.alerts, name="alerts")
+    "Steer a run": (
+        *(admin.set_settings, admin.scale, admin.drain, admin.pause, admin.resume),
+        *(admin.checkpoint, admin.stop),
+    ),
+    "Use the model": (eval_command.evaluate, export.export, serve.serve),
+    "Plan and check": (plan, config.check_objective, ledger.ledger, doctor.alerts),
+    "On a cluster": (
+        *(render.render, roles.controller, roles.policy, roles.rollout, roles.scorer),
+        roles.wait,
+    ),
+}
+NAMES = {
+    "open_run": "open",
+    "set_settings": "set",
+    "evaluate": "eval",
+    "check_objective": "check-objective",
+}
+
+
+def _unwrapped(text: str) -> str:
+    """A docstring with each paragraph on one line: the terminal's width wraps it."""
+    return re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(text))
+
+
+for title, commands in GROUPS.items():
+    for command in commands:
+        if isinstance(command, typer.Typer):
+            for inner in command.registered_commands:
+                inner.help = _unwrapped((inner.callback and inner.callback.__doc__) or "")
+            app.add_typer(command, rich_help_panel=title)
+            continue
+        name, text = command.__name__, _unwrapped(command.__doc__ or "")
+        app.command(NAMES.get(name, name), help=text, rich_help_panel=title)(command)
 
 
 def main() -> None:
     try:
-        completion.prepare()
         app(prog_name="paceline")
     except KeyboardInterrupt:
         sys.exit(130)
@@ -107,6 +118,11 @@ def main() -> None:
             for line in str(error).splitlines():
                 print(f"error: {line}", file=sys.stderr)
             sys.exit(error.exit_status)
+        if isinstance(error, OSError) and error.errno:
+            from paceline_launcher.launch.passing import in_words
+
+            print(f"error: {in_words(error)}", file=sys.stderr)
+            sys.exit(1)
         hint = "set PACELINE_TRACEBACK=1 to see the traceback"
         print(masked(f"error: {type(error).__name__}: {error} ({hint})"), file=sys.stderr)
         sys.exit(1)

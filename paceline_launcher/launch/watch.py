@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import time
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from paceline.config.schema import Config
@@ -12,14 +14,19 @@ from paceline.observe.event_follower import leader_status
 from paceline.observe.event_history import text_of
 from paceline.observe.file_tail import FileTail
 from paceline.observe.vocabulary import EventType
+from paceline.redis.client import remedy_of
 from paceline.rpc.auth import dashboard_link
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.v1 import admin_pb2
-from paceline_launcher.console.live_view import Console
 from paceline_launcher.launch.fleet import Fleet
-from paceline_launcher.launch.stop import Interrupts, TimedStop
+from paceline_launcher.launch.passing import can_pass, in_words
+from paceline_launcher.live_view import Console
 
 POLL_S = 0.5
+REMOVED = (
+    "{run_dir} was removed while the run went on, with its journal and its checkpoints. Start the "
+    "run again, in a directory that stays (--run-dir)"
+)
 ASK_LIMIT_S = 2.0
 
 
@@ -46,6 +53,8 @@ class RunWatch:
         self._config, self._console, self._fleet, self._control = config, console, fleet, control
         self._interrupts, self._events, self._extends_to = interrupts, events, extends_to
         self._token, self._dashboard = token, ""
+        self._place: tuple[int, int] | None = None  # device and number of the run directory
+        self._trouble = ""
         self._stop: TimedStop | None = None  # set while the run is being stopped
 
     async def until_end(self, beside: Coroutine[Any, Any, None]) -> tuple[str, str]:
@@ -56,8 +65,10 @@ class RunWatch:
             while True:
                 if self._fleet.failed.done():
                     return "failed", self._fleet.failed.result()
-                await self._note_events()
                 try:
+                    if await asyncio.to_thread(self._directory_is_gone):
+                        return "failed", REMOVED.format(run_dir=self._fleet.specs.run_dir)
+                    await self._note_events()
                     if end := await self.poll():
                         return end
                 except ControlPlaneUnavailable:
@@ -66,6 +77,10 @@ class RunWatch:
                         self._begin_stop(self.status)
                 except RequestRefused as error:
                     return "failed", error.message
+                except (OSError, RuntimeError, MemoryError) as error:
+                    if not can_pass(error):
+                        raise
+                    self._note_trouble(f"paused: {in_words(error)}")
                 if self.must_stop_now:
                     return "interrupted", "interrupted"
                 if task.done():
@@ -76,6 +91,24 @@ class RunWatch:
         finally:
             task.cancel()
 
+    def _directory_is_gone(self) -> bool:
+        """True if the run directory was removed, or another one has its name."""
+        try:
+            found = self._fleet.specs.run_dir.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:
+            return False
+        place = found.st_dev, found.st_ino
+        self._place = self._place or place
+        return place != self._place
+
+    def _note_trouble(self, words: str) -> None:
+        """Says once what holds the run up, and once that it goes on. ``words``: empty for none."""
+        if words != self._trouble:
+            self._console.note(words or "the run goes on")
+        self._trouble = words
+
     async def poll(self) -> tuple[str, str] | None:
         """Looks at the run once, and acts on it. (status, reason) once it has ended."""
         if self._stop is not None:
@@ -84,6 +117,9 @@ class RunWatch:
         status = self.status = await leader_status(self._control, ASK_LIMIT_S)
         self._begun |= status.term > 0
         self._note_dashboard(status)
+        held = status.phase.startswith(("paused: ", "waiting for "))
+        remedy = remedy_of(status.phase)
+        self._note_trouble(f"{status.phase}. {remedy}".removesuffix(". ") if held else "")
         self._console.show(status)
         if status.total_steps < self._extends_to:
             return None  # the journal's end; the leader has not extended the run yet
@@ -133,3 +169,87 @@ class RunWatch:
             self.accepted |= event["type"] == EventType.TERM_BEGUN
             if event["type"] != EventType.STEP_COMMITTED:
                 self._console.note(text_of(event))
+
+
+ASK_S = 2.0
+LEDGER_S = 10.0
+"""After the limit, the ledger has this long to record the stop: an election may be under way."""
+
+
+class Interrupts:
+    """SIGINT, SIGTERM and SIGHUP of this process: the first one asks, the second one insists."""
+
+    def __init__(self, on_first: Callable[[], None], on_second: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self.first: asyncio.Future[None] = loop.create_future()
+        self.second: asyncio.Future[None] = loop.create_future()
+        self._calls = on_first, on_second
+
+    def install(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, self.take)
+
+    def take(self) -> None:
+        for future, call in zip((self.first, self.second), self._calls, strict=True):
+            if not future.done():
+                future.set_result(None)
+                call()
+                return
+
+
+class TimedStop:
+    """Stages of a stop within a time limit, as requests to the ledger. It stops the workers once it
+    has recorded the checkpoint, or at the last stage.
+
+    0 ──────────────► limit / 2 ─────────► limit ─────────► limit + LEDGER_S
+    commit the open   leave it; write      stop without     stop without
+    step              a checkpoint         a checkpoint     the ledger
+
+    ``limit_s``: fleet.stop_s. The time runs from the construction."""
+
+    def __init__(
+        self,
+        control: ControlPlane,
+        limit_s: float,
+        *,
+        ending: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``ending``: the run is being ended for good, after its open step, already."""
+        self._control = control
+        self._limit_s = limit_s
+        self._clock = clock
+        self._began = clock()
+        self._id = uuid.uuid4().hex
+        self._sent = {admin_pb2.SUSPEND_STAGE_FINISH_STEP} if ending else set()
+
+    @property
+    def overdue(self) -> bool:
+        """The ledger does not answer in time: the fleet is to be stopped without it."""
+        return self._clock() - self._began >= self._limit_s + LEDGER_S
+
+    def stage(self) -> admin_pb2.SuspendStage:
+        """The stage that is due now."""
+        for_s = self._clock() - self._began
+        if for_s >= self._limit_s:
+            return admin_pb2.SUSPEND_STAGE_AT_ONCE
+        if for_s >= self._limit_s / 2:
+            return admin_pb2.SUSPEND_STAGE_LEAVE_STEP
+        return admin_pb2.SUSPEND_STAGE_FINISH_STEP
+
+    async def ask(self) -> None:
+        """Asks for the stage that is due, until a leader has accepted it."""
+        stage = self.stage()
+        if stage in self._sent:
+            return
+        request = admin_pb2.SuspendRequest(
+            # One id a stage: a retry over a failover has one effect.
+            request_id=f"{self._id}-{stage}",
+            reason="paceline up was interrupted",
+            stage=stage,
+        )
+        try:
+            await self._control.call("AdminService.Suspend", request, timeout_s=ASK_S)
+        except (ControlPlaneUnavailable, RequestRefused):
+            return  # the next poll asks again; a run that has ended is seen in its status
+        self._sent.add(stage)

@@ -6,10 +6,10 @@ from enum import Flag, auto
 from pathlib import Path
 
 from paceline.config.schema import Config
-from paceline_launcher.preflight import data, gpus, machine, models, network, places, user_code
-from paceline_launcher.preflight.config_warnings import config_warnings
-from paceline_launcher.preflight.earlier_run import earlier_run
-from paceline_launcher.preflight.findings import Finding, Findings, Start, skip
+from paceline_launcher.launch.passing import in_words
+from paceline_launcher.preflight import data, machine, models, network, user_code
+from paceline_launcher.preflight.earlier_run import config_warnings, earlier_run
+from paceline_launcher.preflight.findings import Finding, Findings, Start, fail, skip
 
 LENGTH, FIRST_ROW, PLACEMENT = "run length", "first row", "GPU placement"
 """Checks whose findings are shown even if all is well."""
@@ -49,11 +49,14 @@ CHECKS = (
     Check("settings", _A, lambda start: config_warnings(start.config)),
     Check("vllm", _M | _W, lambda start: machine.vllm(start.given)),
     Check("provider", _W, network.provider),
-    Check("GPU memory", _W, lambda start: gpus.gpu_memory(start.config)),
-    Check(PLACEMENT, _W, gpus.gpu_placement),
+    Check("GPUs", _W, machine.wanted_gpus),
+    Check("GPU memory", _W, lambda start: machine.gpu_memory(start.config)),
+    Check(PLACEMENT, _W, machine.gpu_placement),
     Check("run directory", _C, lambda start: machine.run_directory(start.run_dir)),
+    Check("room", _C, machine.room),
     Check("earlier run", _C, earlier_run),
     Check("model", _C | _W, models.model_findings),
+    Check("lengths", _C | _W, models.lengths),
     Check("data", _C | _W, lambda start: iter(start.data.findings)),
     Check(LENGTH, _C | _W, data.run_length),
     Check(FIRST_ROW, _C | _W, user_code.first_row),
@@ -79,7 +82,7 @@ def run_checks(start: Start, at: Place) -> Iterator[Finding]:
     each check would wait for it."""
     run = Place.ANYWHERE | Place.CONTROL | Place.WORKERS
     local = start.here or start.given is None or start.config.fleet.provider in ("local", "none")
-    silent = [replace(f, name="storage") for f in places.silent(start)] if local else []
+    silent = [replace(f, name="storage") for f in machine.silent(start)] if local else []
     yield from silent
     if silent:
         return
@@ -92,5 +95,9 @@ def run_checks(start: Start, at: Place) -> Iterator[Finding]:
             why = f"fleet.provider is {provider}: this is checked where the processes start"
             yield replace(skip(why), name=check.name)
             continue
-        for finding in check.run(start):
-            yield replace(finding, name=check.name)
+        try:
+            for finding in check.run(start):
+                yield replace(finding, name=check.name)
+        except OSError as error:
+            # A path that the system refuses to look at: too long a name, a broken file system.
+            yield replace(fail(in_words(error), "Give another path"), name=check.name)

@@ -1,7 +1,7 @@
 """Checks of the data sets that a run reads: files, or names of the hub."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,8 @@ class FoundData:
     first_row: Row | None
     rows: int
     findings: list[Finding]
+    training: Sequence[RowSource] = ()
+    """Rows to train with, of each source that could be read."""
 
 
 def open_data(config: Config) -> FoundData:
@@ -47,7 +49,8 @@ def open_data(config: Config) -> FoundData:
             load = functools.partial(_load, eval_path, split, settings)
             findings += _opened(setting, eval_path, load)[1]
     rows_read = sum(map(len, read))
-    return FoundData(read[0][0] if read else None, rows_read, findings or [ok(f"{rows_read} rows")])
+    found = findings or [ok(f"{rows_read} rows")]
+    return FoundData(read[0][0] if read else None, rows_read, found, read)
 
 
 def _load(path: str, split: str, data: DataConfig) -> RowSource:

@@ -1,20 +1,22 @@
 """Checks of the models that a run reads: directories, names of the hub, and chat templates."""
 
 import difflib
+import itertools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.config.model_files import difference, misread, model_file
+from paceline.config.model_files import context_length, difference, misread, model_file
 from paceline.config.schema import Config
-from paceline.dataset.rows import DataError, Row, prompt_of
+from paceline.dataset.rows import DataError, Row, RowSource, prompt_of
 from paceline.errors import BadInput, seen_from
 from paceline_launcher.preflight.data import CHECK_HUB, HUB_S, hub_silence
 from paceline_launcher.preflight.findings import Findings, Start, fail, ok
 
 GIVE_MODEL = "Give a model directory or a hub name"
+ROWS_LOOKED_AT = 20_000
 WEIGHTS = (".safetensors", ".bin")
 TEMPLATES = ("chat_template.jinja", "chat_template.json")
 Problem = tuple[str, str]
@@ -46,6 +48,54 @@ def model_problems(config: Config, first_row: Row | None) -> Iterator[Problem]:
                 "chat messages",
                 "Give a tokenizer with one (model.tokenizer), or prompts as text without data.chat",
             )
+
+
+def lengths(start: Start) -> Findings:
+    """Checks whether prompts and completions fit: the run's limits, and the model's context."""
+    config = start.config
+    if config.recorded:
+        return
+    limit, context = config.rollout.max_tokens, context_length(config.model.path)
+    if context is not None and limit >= context:
+        yield fail(
+            f"rollout.max_tokens: {limit} tokens, and with its prompt a completion of "
+            f"{config.model.path} may have {context}",
+            f"Lower it below {context}",
+        )
+    if config.data.long_prompts == "drop" and start.data.training:
+        shortest = _shortest_prompt(config, start.data.training)
+        if shortest is not None and shortest > config.data.max_prompt_tokens:
+            yield fail(
+                f"data.max_prompt_tokens = {config.data.max_prompt_tokens}: every prompt is longer "
+                f"(the shortest has {shortest} tokens) and would be dropped",
+                "Raise it, or set data.long_prompts to truncate them",
+            )
+
+
+def _shortest_prompt(config: Config, sources: Sequence[RowSource]) -> int | None:
+    """Tokens of the first prompt that fits, or of the shortest of the rows looked at, without what
+    a chat template adds; None if nobody can tell here."""
+    from tokenizers import Tokenizer
+
+    path, shortest = config.model.tokenizer or config.model.path, None
+    try:
+        tokenizer = Tokenizer.from_file(str(model_file(path, "tokenizer.json")))
+    except Exception:  # whatever that library raises for a missing or another kind of file
+        return None
+    suffix = len(tokenizer.encode(config.data.prompt_suffix or "", add_special_tokens=False).ids)
+    rows = (source[index] for source in sources for index in range(len(source)))
+    for row in itertools.islice(rows, ROWS_LOOKED_AT):
+        try:
+            content = prompt_of(row, config.data)
+        except DataError:
+            continue
+        texts = [content] if isinstance(content, str) else [str(m["content"]) for m in content]
+        count = sum(len(tokenizer.encode(text, add_special_tokens=False).ids) for text in texts)
+        count -= suffix  # it may or may not be in the text already
+        shortest = count if shortest is None else min(shortest, count)
+        if shortest <= config.data.max_prompt_tokens:
+            return shortest
+    return shortest
 
 
 def _models(config: Config) -> Iterator[tuple[str, str, bool]]:

@@ -6,8 +6,7 @@ from paceline.errors import BadInput
 from paceline.providers.kubernetes import KubernetesProvider
 from paceline.redis.users import CONTROLLER, RULES
 from paceline_launcher.render.request import Pool, RenderRequest, Secret, Secrets
-from paceline_launcher.render.run_file import run_file, with_changes
-from paceline_launcher.render.templates import Templates
+from paceline_launcher.render.templates import Templates, run_file, with_changes
 
 TLS_MOUNT = "/etc/paceline-tls"
 

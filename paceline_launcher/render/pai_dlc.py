@@ -12,8 +12,7 @@ from typing import Any
 from paceline.errors import BadInput
 from paceline_launcher.render.options import limit_minutes
 from paceline_launcher.render.request import RenderRequest
-from paceline_launcher.render.run_file import script_run_file
-from paceline_launcher.render.templates import Templates
+from paceline_launcher.render.templates import Templates, script_run_file
 
 Document = dict[str, Any]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from rich.table import Table
 
-from paceline_launcher.console.plot import new_figure, save_figure
-from paceline_launcher.console.terminal import out_console
+from paceline_launcher.cli.reports.runs import new_figure, save_figure
+from paceline_launcher.terminal import out_console
 from testbed.planner.sizes import SizePlan, Variant
 
 COLUMNS: tuple[tuple[str, str, Callable[[Variant], float], str], ...] = (

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline_launcher.launch.child import Child, ChildSpec
-from paceline_launcher.launch.evidence import Witness
+from paceline_launcher.launch.fault_reports import Witness
 from testbed.faults.memory_group import LIMIT_MB, members, memory_group, name_of
 from testbed.fleets.controllers import until
 

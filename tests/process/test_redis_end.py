@@ -15,8 +15,7 @@ from paceline.config.sections.services import RedisConfig
 from paceline.observe.fleet_file import ProcessId
 from paceline.redis.server import ensure_redis, redis_log, stop_redis
 from paceline_launcher.launch.child import until_gone
-from paceline_launcher.launch.evidence import end_in_log
-from paceline_launcher.launch.fault_reports import FaultReports
+from paceline_launcher.launch.fault_reports import FaultReports, end_in_log
 from testbed.patience import patient
 
 

@@ -23,8 +23,7 @@ from paceline_launcher.cli.common import (
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config
-    from paceline_launcher.launch.job import NodeJob
-    from paceline_launcher.launch.node_environment import NodePlace
+    from paceline_launcher.launch.job import NodeJob, NodePlace
     from paceline_launcher.launch.node_workers import NodeWorkers
 
 NOTE_S = 10.0  # between two lines about a wait
@@ -121,13 +120,17 @@ def _this_node(
 ) -> _Node:
     """Raises BadInput if command line, environment and settings contradict one another."""
     from paceline.config.load import load_config, to_toml
-    from paceline_launcher.launch.job import NodeJob
-    from paceline_launcher.launch.node_environment import node_place
+    from paceline_launcher.launch.job import NodeJob, node_place
     from paceline_launcher.launch.node_workers import NodeWorkers
-    from paceline_launcher.machine_gpus import gpus_for
-    from paceline_launcher.node_placement import Nodes, NoPlacement, Placement, parse_roles
+    from paceline_launcher.node_placement import (
+        Nodes,
+        NoPlacement,
+        Placement,
+        gpus_for,
+        parse_roles,
+    )
     from paceline_launcher.preflight.checks import default_run_dir
-    from paceline_launcher.preflight.places import require_answer
+    from paceline_launcher.preflight.machine import require_answer
 
     rank, count, master = given
     place = node_place(os.environ, rank=rank, nodes=count, master=master)
@@ -278,13 +281,17 @@ def _resolved(host: str, wait_s: float) -> None:
 
 def _follow(this: _Node, wait_s: float) -> int:
     from paceline_launcher.cli.control.up import check
-    from paceline_launcher.launch.follower import FollowingNode
+    from paceline_launcher.launch.follower import FollowingNode, Meeting
     from paceline_launcher.launch.job import node_directory
-    from paceline_launcher.launch.meeting import Meeting
     from paceline_launcher.launch.run_dir import end_leftovers, locked
+    from paceline_launcher.live_view import RunOutput
+    from paceline_launcher.terminal import printable
+
+    output = RunOutput(node_directory(this.run_dir, this.place.rank) / "node.log")
 
     def note(line: str) -> None:
-        typer.echo(f"node {this.place.rank}: {line}")
+        text = f"node {this.place.rank}: {printable(line)}"
+        output.print(text, markup=False, highlight=False, soft_wrap=True)
 
     async def run() -> int:
         meeting = Meeting(this.place, this.run_dir, this.job, wait_s, note)

@@ -1,15 +1,18 @@
-"""``paceline up``: a whole fleet on this machine."""
+"""``paceline up``: a whole fleet on this machine, or a new run from an earlier one's weights."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.errors import BadInput
+from paceline.observe.checkpoint_links import VOID, complete
 from paceline_launcher.cli.common import (
     ConfigArgument,
     JsonOption,
@@ -17,7 +20,6 @@ from paceline_launcher.cli.common import (
     SetOption,
     print_json,
 )
-from paceline_launcher.cli.control.continuation import check_begins_elsewhere, from_override
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config
@@ -65,9 +67,9 @@ def up(
     from paceline.process.files import set_process_limits
     from paceline_launcher.launch.node_workers import NodeWorkers
     from paceline_launcher.launch.run_dir import check_no_leader, clear, end_leftovers, locked
-    from paceline_launcher.machine_gpus import machine_gpus
+    from paceline_launcher.node_placement import machine_gpus
     from paceline_launcher.preflight.checks import LENGTH, default_run_dir
-    from paceline_launcher.preflight.places import require_answer
+    from paceline_launcher.preflight.machine import require_answer
 
     set_process_limits()
     require_answer("--from", begin_with)
@@ -186,25 +188,29 @@ def run_to_end(
 ) -> int:
     """Leads the run from this node, and prints how it ended. Returns the exit status. ``line``:
     what is started, for people. ``options``: further fields of ``Run``."""
-    from rich.console import Console
-
     from paceline.observe.progress import Progress
     from paceline.observe.projection import Projection
-    from paceline_launcher.console.live_view import open_console
     from paceline_launcher.launch.run import Outcome, Run
+    from paceline_launcher.live_view import RunOutput, open_console
 
     # The view of a continued run begins with the rewards so far.
-    console = open_console(Console(stderr=as_json), Progress(Projection.read(directory).metrics))
+    output = RunOutput(directory / "logs" / "up.log", stderr=as_json)
+    console = open_console(output, Progress(Projection.read(directory).metrics))
     console.note(line)
 
     async def run() -> Outcome:
         return await Run(settings, directory, console, workers, **options).run()
 
     outcome = asyncio.run(run())
-    if as_json:
-        print_json({**outcome.summary, "run_dir": str(directory)})
-    else:
-        print_outcome(outcome.summary, outcome.status, directory)
+    # How it ended counts, whoever reads it.
+    try:
+        if as_json:
+            print_json({**outcome.summary, "run_dir": str(directory)})
+        else:
+            print_outcome(outcome.summary, outcome.status, directory)
+        sys.stdout.flush()
+    except (OSError, SystemExit):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return outcome.exit_code
 
 
@@ -218,7 +224,7 @@ def _fleet_line(settings: Config) -> str:
 
 
 def print_outcome(summary: dict[str, Any], status: str, directory: Path) -> None:
-    from paceline_launcher.console.terminal import out_console, printable, short, table
+    from paceline_launcher.terminal import out_console, printable, short, table
 
     def cell(value: Any) -> Any:
         is_dict = isinstance(value, dict)
@@ -238,3 +244,52 @@ def print_outcome(summary: dict[str, Any], status: str, directory: Path) -> None
     if status == "failed":
         reason = printable(str(summary.get("reason")))
         typer.echo(f"error: {reason} (logs: {directory / 'logs'})", err=True)
+
+
+def from_override(given: Path | None) -> list[str]:
+    """Override that makes a run begin with a checkpoint, or with the newest of a directory."""
+    if given is None:
+        return []
+    return [f"model.initial_checkpoint={json.dumps(str(_checkpoint_of(given)))}"]
+
+
+def _checkpoint_of(given: Path) -> Path:
+    if (given / "meta.json").is_file():
+        return given.resolve()
+    folder = given / "checkpoints" if (given / "checkpoints").is_dir() else given
+    found = complete(folder)
+    if not found:
+        raise BadInput(
+            f"--from: {given} is no checkpoint, and no run directory with one. Checkpoints are in "
+            "RUN_DIR/checkpoints/step-NNNNNN, and the best one is RUN_DIR/checkpoints/best"
+        )
+    return found[-1].resolve()
+
+
+def check_begins_elsewhere(settings: Config, directory: Path) -> str:
+    """Sentence for users about a run that begins with a checkpoint; empty for any other. Raises
+    BadInput if the checkpoint cannot be read, or is the run's own."""
+    if settings.model.initial_checkpoint is None:
+        return ""
+    path = Path(settings.model.initial_checkpoint)
+    try:
+        meta = json.loads((path / "meta.json").read_text())
+    except (OSError, ValueError) as error:
+        raise BadInput(
+            f"model.initial_checkpoint: {path} is not a complete checkpoint: {error}"
+        ) from error
+    if (path / VOID).exists():
+        raise BadInput(
+            f"--from: {path} is void: the weights of the other replicas of its run differed. Give "
+            "another checkpoint"
+        )
+    if directory in path.resolve().parents:
+        raise BadInput(
+            f"--from: {path} is a checkpoint of the run in {directory} itself. Give the new run "
+            "another directory with --run-dir, and another run.name"
+        )
+    return (
+        f"begins with the weights of {path} (step {meta.get('step')}), and with its optimizer "
+        "state if that fits. Steps, data order, learning-rate schedule and versions begin anew; "
+        "the KL reference stays model.path"
+    )

@@ -25,7 +25,7 @@ from paceline_launcher.cli.common import (
     print_json_line,
     takes_target,
 )
-from paceline_launcher.console.terminal import printable
+from paceline_launcher.terminal import printable
 
 if TYPE_CHECKING:
     from paceline.rpc.client import ControlPlane

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 EPOCHS_SHOWN = 10
 
 ledger = typer.Typer(
+    name="ledger",
     help="Verify a run's ledger.\n\nExample: paceline ledger verify --run-dir runs/demo",
     no_args_is_help=True,
 )
@@ -82,7 +83,7 @@ def _print(name: str, report: Report) -> None:
 
 
 def _print_coverage(coverage: CoverageReport) -> None:
-    from paceline_launcher.console.terminal import out_console, table
+    from paceline_launcher.terminal import out_console, table
 
     console = out_console()
     order = f"shuffled by seed {coverage.seed}" if coverage.shuffle else "in the order of the file"

@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 
 from paceline.errors import BadInput
-from paceline_launcher.cli.common import given_or_default, written_by_controllers
+from paceline.rpc.addresses import written_by_controllers
+from paceline_launcher.cli.common import given_or_default
 
 
 def open_run(

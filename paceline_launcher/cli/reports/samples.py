@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.errors import BadInput
+from paceline.rpc.addresses import written_by_controllers
 from paceline_launcher.cli.common import (
     JsonOption,
     Target,
     print_json,
     run_config,
     takes_target,
-    written_by_controllers,
 )
-from paceline_launcher.console.terminal import printable
+from paceline_launcher.terminal import printable
 
 if TYPE_CHECKING:
     from paceline.rpc.client import ControlPlane

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,8 @@ def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
 COMMANDS = dict(commands(get_command(app)))
 WITHOUT_DATA = {
     *((role,) for role in ("controller", "policy", "rollout", "scorer", "serve")),
-    ("completion",),
     ("config", "docs"),
+    ("open",),
 }
 """Processes that run, and text that is made for a file."""
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -86,7 +87,7 @@ def test_every_command_that_prints_data_prints_it_as_json() -> None:
 def test_no_command_waits_for_torch() -> None:
     code = (
         "import sys; from paceline_launcher.cli import app; "
-        "import paceline_launcher.launch.run, paceline_launcher.console.live_view, "
+        "import paceline_launcher.launch.run, paceline_launcher.live_view, "
         "paceline.rpc.client; print({'torch', 'transformers', 'datasets'} & set(sys.modules))"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -94,11 +95,33 @@ def test_no_command_waits_for_torch() -> None:
 
 
 def test_config_check_prints_what_it_reads_back(paceline: Command, config: Path) -> None:
-    shown = paceline("config", "check", str(config), "--set", "train.steps=7")
+    check = ("config", "check", str(config))
+    shown = paceline(*check, "--resolved", "--set", "train.steps=7")
     assert shown.returncode == 0
     assert "steps = 7" in shown.stdout
     config.write_text(shown.stdout)
-    assert paceline("config", "check", str(config)).stdout == shown.stdout
+    assert paceline(*check, "--resolved").stdout == shown.stdout
+    assert paceline(*check).stdout == f"valid: {config}\n"
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+@pytest.mark.parametrize("command", ["", "up", "node"])
+def test_help_is_wrapped_by_the_terminal_and_groups_the_commands(
+    command: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    shown = CliRunner().invoke(app, [*command.split(), "--help"], terminal_width=width)
+    text, _, tables = shown.output.partition("╭")
+    for paragraph in text.split(f"\n{' ' * width}\n"):
+        lines = [line.rstrip() for line in paragraph.splitlines() if line.strip()]
+        for line, following in pairwise(lines):
+            word = following.split()[0]
+            assert len(line) + 1 + len(word) >= width - 1, "it breaks where the source does"
+    if not command:
+        titles = ("Start a run", "Watch a run", "Steer a run", "Use the model", "On a cluster")
+        assert all(title in tables for title in titles)
+        told = " ".join(text.split())
+        assert "`paceline node`" in told and "`paceline up`" in told
 
 
 @pytest.mark.parametrize("filters", ["rollout.top_p=0.9", "rollout.top_k=20"])

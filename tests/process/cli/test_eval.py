@@ -128,7 +128,10 @@ def test_the_same_seed_gives_the_same_samples_and_a_limit_the_first_rows(
             ["{}/model", "--data", "{}/held_out.jsonl", "--reward", "nothing"],
             "nothing is not a reward",
         ),
-        (["{}/model", "--data", "{}/held_out.jsonl", "--prompt-field", "q"], "no field 'q'"),
+        (
+            ["{}/model", "--data", "{}/held_out.jsonl", "--set", "data.prompt_field=q"],
+            "no field 'q'",
+        ),
         (["{}/model", "--data", "{}/half_a_row.jsonl"], "half_a_row.jsonl"),
         (["{}/model", "--data", "{}/empty.jsonl"], "empty.jsonl"),
         (["{}/scorer", "--data", "{}/held_out.jsonl"], "it scores text and writes none"),

@@ -1,12 +1,17 @@
 """Processes of the local fleet: restarted, recorded, and never left behind."""
 
 import asyncio
+import contextlib
+import errno
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,21 +21,27 @@ import psutil
 import pytest
 
 from paceline.config import Config
+from paceline.config.load import load_config, to_toml
 from paceline.errors import BadInput
 from paceline.observe.fleet_file import FleetRecord, ProcessId, ProcessRecord
-from paceline.redis.server import RedisEndpoint
+from paceline.redis.server import RedisEndpoint, embedded_pid, stop_redis
+from paceline.rpc.auth import own_token
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
+from paceline.rpc.ports import free_ports
 from paceline.v1 import admin_pb2
-from paceline_launcher.console.live_view import open_console
-from paceline_launcher.launch import run, watch
-from paceline_launcher.launch.child import Child, ChildSpec, end_all
+from paceline_launcher.launch import passing, run, watch
+from paceline_launcher.launch.child import Child, ChildSpec, ChildSpecs, controller_ports, end_all
 from paceline_launcher.launch.fleet import Fleet
 from paceline_launcher.launch.fleet_process import ACTIVE, NEXT, State
 from paceline_launcher.launch.node_workers import NodeWorkers
 from paceline_launcher.launch.run import Run
 from paceline_launcher.launch.run_dir import clear, end_leftovers, locked
-from paceline_launcher.machine_gpus import MachineGpus
-from testbed.fleets.controllers import until
+from paceline_launcher.live_view import open_console
+from paceline_launcher.node_placement import MachineGpus
+from testbed.fleets.controller_processes import write_config
+from testbed.fleets.controllers import status, until
+from testbed.fleets.local_run import ROOT
+from testbed.patience import Patience
 
 FOREVER = "import time; time.sleep(600)"
 STUBBORN = """
@@ -66,6 +77,9 @@ class Scripts:
 
     def controller(self, index: int) -> ChildSpec:
         return self._spec("controller", index)
+
+    def port_is_taken(self, index: int) -> bool:
+        return False
 
     def worker(self, role: str, index: int) -> ChildSpec:
         return self._spec(role, index)
@@ -480,7 +494,56 @@ def test_an_unreadable_record_is_no_record(tmp_path: Path) -> None:
     assert FleetRecord.read(tmp_path) is None
 
 
-def no_redis(*_: object) -> RedisEndpoint:
+async def test_a_controller_whose_port_is_taken_moves_and_is_found(tmp_path: Path) -> None:
+    """A killed process comes back, and another program listens at its port by then."""
+    (port,) = free_ports("127.0.0.1", 1)
+    written = write_config(tmp_path, fleet={"controllers": 1}, controller={"port": port})
+    config, path = load_config(written, []), tmp_path / "config.toml"
+    path.write_text(to_toml(config))
+    specs = ChildSpecs(config, path, tmp_path, controller_ports(config))
+    own_token(tmp_path)
+    control = ControlPlane.from_config(config, specs.addresses, tmp_path)
+    notes: list[str] = []
+    fleet = Fleet(config, specs, tmp_path, control, notes.append, NodeWorkers(config))
+    stranger: socket.socket | None = None
+    try:
+        fleet.start_controllers()
+        await until(lambda: leads(control))
+        before = await status(control)
+        os.kill(fleet.running(workers=False)[0].pid, signal.SIGKILL)
+        stranger = taken(port)
+        await until(lambda: leads(control, before.term))
+        assert not fleet.failed.done()
+        assert any("it moves to" in note for note in notes)
+    finally:
+        await fleet.close()
+        await control.close()
+        stop_redis(tmp_path)
+        if stranger is not None:
+            stranger.close()
+
+
+async def leads(control: ControlPlane, after: int = 0) -> bool:
+    """A controller leads, of a term after ``after``, and the journal can be written."""
+    try:
+        found = await status(control)
+        request = admin_pb2.PauseRequest(request_id=uuid.uuid4().hex)
+        await control.call("AdminService.Pause", request, 5.0)
+    except ControlPlaneUnavailable:
+        return False
+    return found.term > after
+
+
+def taken(port: int) -> socket.socket:
+    """A listener at ``port``, as soon as that is free. Blocks: the fleet must not be faster."""
+    patience = Patience(10.0)
+    while patience.left():
+        with contextlib.suppress(OSError):
+            return socket.create_server(("127.0.0.1", port))
+    raise AssertionError(f"port {port} is not free")
+
+
+def no_redis(*_: object, **__: object) -> RedisEndpoint:
     return RedisEndpoint("redis://127.0.0.1:1", None, "", started=False)
 
 
@@ -521,14 +584,101 @@ async def test_an_error_of_the_supervisor_itself_leaves_a_summary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+        raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(run, "ensure_redis", no_redis)
     monkeypatch.setattr(Fleet, "start_workers", lambda _: None)
     monkeypatch.setattr(Fleet, "start_controllers", lambda _: None)
     monkeypatch.setattr(watch, "leader_status", broken)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="Input/output"):
         await a_run(tmp_path).run()
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["status"] == "failed"
-    assert "No space left" in summary["reason"]
+    assert "Input/output" in summary["reason"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE, errno.EAGAIN, errno.ENOMEM])
+async def test_what_can_pass_is_waited_for_and_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A full disk, and no descriptors, processes or memory left: at a start and at a record."""
+    left = {"start": 2, "write": 2}
+    error = OSError(number, os.strerror(number), "/a/file")
+    start, write = Child.start, FleetRecord.write
+
+    async def starts(spec: ChildSpec) -> Child:
+        left["start"] -= 1
+        if left["start"] >= 0:
+            raise error
+        return await start(spec)
+
+    def writes(record: FleetRecord, run_dir: Path) -> None:
+        left["write"] -= 1
+        if left["write"] >= 0:
+            raise error
+        write(record, run_dir)
+
+    monkeypatch.setattr(passing, "AGAIN_S", 0.01)
+    async with fleet_of(tmp_path, settings()) as (fleet, notes):
+        monkeypatch.setattr(Child, "start", starts)
+        monkeypatch.setattr(FleetRecord, "write", writes)
+        fleet.start_workers()
+        await until(lambda: len(worker_pids(fleet)) == 2)
+        await until(lambda: len(recorded(tmp_path).survivors()) == 2)
+        assert not fleet.failed.done()
+        paused = [note for note in notes if note.startswith("paused")]
+        assert paused and len(set(paused)) == len(paused), "once for each process"
+        assert os.strerror(number) in paused[0]
+        assert "/a/file. " in paused[0], "a path, then a remedy"
+        assert any("goes on" in note for note in notes)
+
+
+async def test_a_run_whose_directory_is_removed_says_so_and_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    servers: list[ProcessId] = []
+
+    async def status(*_: object) -> admin_pb2.StatusReply:
+        if not servers:
+            servers.append(ProcessId.of(embedded_pid(run_dir) or 0))
+            shutil.rmtree(run_dir)
+        raise ControlPlaneUnavailable("none answers")
+
+    monkeypatch.setattr(watch, "leader_status", status)
+    monkeypatch.setattr(Fleet, "start_controllers", lambda _: None)
+    monkeypatch.setattr(Fleet, "start_workers", lambda _: None)
+    outcome = await a_run(run_dir).run()
+    assert outcome.status == "failed" and outcome.exit_code == 1
+    assert str(run_dir) in outcome.summary["reason"] and "removed" in outcome.summary["reason"]
+    (server,) = servers
+    assert not server.alive()
+
+
+def test_a_run_whose_reader_has_gone_writes_to_its_log(tmp_path: Path) -> None:
+    """``paceline up ... | head -1``"""
+    code = (
+        "import pathlib, sys; from paceline_launcher.live_view import RunOutput, open_console\n"
+        "console = open_console(RunOutput(pathlib.Path('up.log')))\n"
+        "for line in sys.stdin: console.note(line.strip())\n"
+        "sys.exit(7)"
+    )
+    run = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+        text=True,
+    )
+    assert run.stdin is not None and run.stdout is not None
+    run.stdin.write("first\n")
+    run.stdin.flush()
+    assert "first" in run.stdout.readline()
+    run.stdout.close()
+    run.stdin.write("second\nthird\n")
+    run.stdin.close()
+    assert run.wait(60) == 7
+    log = (tmp_path / "up.log").read_text()
+    assert "second" in log and "third" in log

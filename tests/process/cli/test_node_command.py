@@ -13,17 +13,17 @@ from paceline.config.load import load_config, to_toml
 from paceline.errors import BadInput, Unreachable
 from paceline.rpc.client import RequestRefused
 from paceline.rpc.ports import free_ports
-from paceline_launcher.launch import meeting
+from paceline_launcher.launch import follower as meeting
+from paceline_launcher.launch.follower import Meeting
 from paceline_launcher.launch.job import (
     NodeJob,
+    NodePlace,
     RunOutcome,
     read_job,
     read_outcome,
     write_job,
     write_outcome,
 )
-from paceline_launcher.launch.meeting import Meeting
-from paceline_launcher.launch.node_environment import NodePlace
 from testbed.fleets.local_run import write_run
 
 SECOND = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}

@@ -16,11 +16,9 @@ import pytest
 from paceline.config import Config
 from paceline.v1 import admin_pb2
 from paceline_launcher.launch import restarts
-from paceline_launcher.launch.child import ChildSpec
-from paceline_launcher.launch.child_specs import ChildSpecs
+from paceline_launcher.launch.child import ChildSpec, ChildSpecs
 from paceline_launcher.launch.fleet import Fleet
-from paceline_launcher.launch.node_workers import NodeWorkers
-from paceline_launcher.launch.replica_ranks import publish_point
+from paceline_launcher.launch.node_workers import NodeWorkers, publish_point
 from paceline_launcher.node_placement import Nodes, Placement
 from testbed.fleets.controllers import until
 

@@ -12,7 +12,7 @@ from paceline.config.load import load_config
 from paceline.config.template import ALGORITHMS, SIZES, template_settings
 from paceline.errors import BadInput
 from paceline_launcher.cli import app
-from paceline_launcher.preflight.config_warnings import config_warnings
+from paceline_launcher.preflight.earlier_run import config_warnings
 from tests.fixtures.preflight import INPUTS, findings_of
 
 ROOT = Path(__file__).resolve().parents[3]

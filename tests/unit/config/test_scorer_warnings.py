@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from paceline.config.schema import Config
-from paceline_launcher.preflight.config_warnings import config_warnings
+from paceline_launcher.preflight.earlier_run import config_warnings
 
 MODEL = {"kind": "reward_model", "path": "/rm"}
 LOGPROBS = {"kind": "logprobs", "path": "/large"}

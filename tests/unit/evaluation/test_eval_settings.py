@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.config.schema import Config
 from paceline.config.sections.training import DataConfig
-from paceline_launcher.cli.evaluation.settings import SET, Wanted, settings
+from paceline_launcher.cli.eval_settings import SET, Wanted, settings
 
 
 def prompts_of(config: Config) -> DataConfig:

@@ -16,7 +16,7 @@ from paceline.process.memory_kills import (
     memory_kills,
 )
 from paceline_launcher.launch.child import UNSEEN
-from paceline_launcher.launch.evidence import BEFORE_S, Witness
+from paceline_launcher.launch.fault_reports import BEFORE_S, Witness
 
 PID = 812
 

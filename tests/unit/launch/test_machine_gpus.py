@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from paceline.config.schema import Config
-from paceline_launcher.machine_gpus import MachineGpus, machine_gpus, shown
+from paceline_launcher.node_placement import MachineGpus, machine_gpus, shown
 
 
 def config_of(**fleet: Any) -> Config:

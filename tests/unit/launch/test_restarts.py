@@ -26,6 +26,15 @@ def test_bad_input_is_not_tried_again() -> None:
     assert isinstance(policy().decide("policy-0", 2, lived_s=1.0, now=0.0), GiveUp)
 
 
+def test_bad_input_of_a_restart_is_a_failure_like_others() -> None:
+    """Its port was taken meanwhile, or a file is away for a moment."""
+    decided = policy()
+    assert decided.decide("controller-0", -9, lived_s=100.0, now=0.0) == Restart(0.0)
+    assert isinstance(decided.decide("controller-0", 2, lived_s=1.0, now=101.0), Restart)
+    decided.stands("controller-1")  # taken over from an earlier launcher
+    assert isinstance(decided.decide("controller-1", 2, lived_s=1.0, now=0.0), Restart)
+
+
 def delays_of(exit_code: int) -> list[float]:
     decided = policy(max_restarts=50)
     delays = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +12,7 @@ import pytest
 from paceline.rpc.client import ControlPlaneUnavailable
 from paceline.v1 import admin_pb2
 from paceline_launcher.launch import watch
-from paceline_launcher.launch.stop import Interrupts
-from paceline_launcher.launch.watch import RunWatch
+from paceline_launcher.launch.watch import Interrupts, RunWatch
 
 
 class Stop:
@@ -30,7 +30,8 @@ def watch_of(reconcile: Any = None) -> tuple[RunWatch, Interrupts]:
     config: Any = SimpleNamespace(fleet=SimpleNamespace(stop_s=1.0))
     console: Any = SimpleNamespace(note=lambda _: None, show=lambda _: None)
     failed = asyncio.get_running_loop().create_future()
-    fleet: Any = SimpleNamespace(failed=failed, reconcile=reconcile)
+    specs = SimpleNamespace(run_dir=Path())
+    fleet: Any = SimpleNamespace(failed=failed, reconcile=reconcile, specs=specs)
     events: Any = SimpleNamespace(records=lambda: ())
     interrupts = Interrupts(lambda: None, lambda: None)
     control: Any = None

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.rpc.client import ControlPlaneUnavailable
 from paceline.v1 import admin_pb2
-from paceline_launcher.launch.stop import LEDGER_S, TimedStop
+from paceline_launcher.launch.watch import LEDGER_S, TimedStop
 
 FINISH = admin_pb2.SUSPEND_STAGE_FINISH_STEP
 LEAVE = admin_pb2.SUSPEND_STAGE_LEAVE_STEP

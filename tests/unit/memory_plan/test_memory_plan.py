@@ -14,7 +14,7 @@ from paceline.memory_plan import activation_bytes, memory_plan, named_gpu
 from paceline.model_shape import read_shape, shape_of
 from paceline.weights.weight_snapshot import BUCKET_BYTES
 from paceline_launcher.cli import app
-from paceline_launcher.preflight.gpus import gpu_memory
+from paceline_launcher.preflight.machine import gpu_memory
 from policy_worker.model import attention
 from policy_worker.step import optimizer as moments
 from policy_worker.step.optimizer import build_optimizer

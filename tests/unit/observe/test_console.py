@@ -13,7 +13,7 @@ from paceline.rpc.auth import dashboard_link
 from paceline.v1 import admin_pb2, common_pb2
 from paceline_launcher.cli.control.up import print_outcome
 from paceline_launcher.cli.reports.samples import _text
-from paceline_launcher.console.live_view import LiveConsole, PlainConsole, fitted, open_console
+from paceline_launcher.live_view import LiveConsole, PlainConsole, fitted, open_console
 
 
 def status(step: int) -> admin_pb2.StatusReply:

@@ -41,7 +41,7 @@ def blocked(path: Path) -> Iterator[None]:
 @pytest.fixture
 def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("paceline_launcher.preflight.places.ANSWER_S", 0.5)
+    monkeypatch.setattr("paceline_launcher.preflight.machine.ANSWER_S", 0.5)
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.config.schema import Config
 from paceline_launcher.preflight.findings import Finding, Start
-from paceline_launcher.preflight.gpus import gpu_placement
+from paceline_launcher.preflight.machine import gpu_placement
 
 
 def config_of(**fleet: Any) -> Config:

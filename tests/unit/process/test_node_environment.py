@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.errors import BadInput
-from paceline_launcher.launch.node_environment import NodePlace, node_place
+from paceline_launcher.launch.job import NodePlace, node_place
 
 AT = {"MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}
 SECOND = AT | {"RANK": "1", "WORLD_SIZE": "2"}

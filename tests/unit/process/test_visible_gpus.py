@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline_launcher.machine_gpus import visible_gpus
+from paceline_launcher.node_placement import visible_gpus
 
 
 @pytest.mark.parametrize(

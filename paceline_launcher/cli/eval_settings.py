@@ -1,28 +1,31 @@
 """Options of ``paceline eval``, and the configuration that they make."""
 
+from __future__ import annotations
+
+import json
 import os
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import ValidationError
 
 from paceline.config.load import changed_config, parse_setting
 from paceline.config.schema import Config
-from paceline.config.sections.evaluation import EvalSetConfig
 from paceline.config.sections.training import TrainConfig
 from paceline.errors import BadInput
 from paceline_launcher.cli.common import SetOption
+
+if TYPE_CHECKING:
+    from paceline.config.schema import Config
 
 RECORDED_FIELDS = tuple(
     f"{name}_field" for name in ("messages", "completion", "chosen", "rejected", "margin", "label")
 )
 SET = "data"  # name of the set in the configuration
-
-
 EngineName = StrEnum("EngineName", ["transformers", "vllm"])
-VoteRule = StrEnum("VoteRule", ["auto", "text", "boxed", "number"])
 
 
 def _option(text: str, *flag: str, **more: Any) -> Any:
@@ -56,11 +59,6 @@ class Wanted:
     ] = None
     engine: Annotated[EngineName | None, _option("Default: the run's, or transformers.")] = None
     limit: Annotated[int | None, _option("First prompts only, so many.", min=1)] = None
-    split: Annotated[str | None, _option("Split of a Hugging Face data set; default: test.")] = None
-    prompt_field: Annotated[str | None, _option("Field with the prompt.")] = None
-    answer_field: Annotated[str | None, _option("Field with the answer.")] = None
-    solved_at: Annotated[float, _option("Reward from which a sample counts as solved.")] = 1.0
-    vote: Annotated[VoteRule, _option("What the samples vote on in maj@k.")] = VoteRule.auto
     seed: Annotated[int, _option("Seed of the samples.", min=0)] = 0
     threads: Annotated[int | None, _option("CPU threads of the engine; default: all.", min=1)] = (
         None
@@ -99,7 +97,6 @@ def settings(wanted: Wanted, base: Config | None, model: str) -> Config:
             "tokenizer": config.model.tokenizer if base is None else None,
             "trust_remote_code": wanted.trust_remote_code or config.model.trust_remote_code,
         },
-        "data": _given(prompt_field=wanted.prompt_field, answer_field=wanted.answer_field),
         "reward": _given(functions=wanted.reward),
         "rollout": {
             **_given(engine=wanted.engine, max_tokens=wanted.max_tokens),
@@ -115,8 +112,6 @@ def settings(wanted: Wanted, base: Config | None, model: str) -> Config:
         raw[section] |= values
     raw["evaluation"] = {"sets": {SET: _set(wanted, data, config)}}
     raw["data"]["eval_path"] = None
-    if wanted.prompt_field is not None:
-        raw["data"]["prompt_template"] = None
     # Nothing is trained, and what the run trained may have needed recorded rows.
     raw["train"] = TrainConfig().model_dump(mode="json")
     raw["objective"] = {}
@@ -134,22 +129,102 @@ def settings(wanted: Wanted, base: Config | None, model: str) -> Config:
 def _set(wanted: Wanted, data: str, config: Config) -> dict[str, Any]:
     sampled = wanted.k > 1 or wanted.temperature is not None or wanted.top_p is not None
     known = data == config.data.eval_path
-    split = wanted.split or (
-        config.data.eval_split if known else EvalSetConfig.model_fields["split"].default
-    )
     return {
         "path": data,
         "name": config.data.name if known else None,
-        "split": split,
+        "split": config.data.eval_split,
         "samples": wanted.k,
         "greedy": not sampled,
         "temperature": wanted.temperature,
         "top_p": wanted.top_p,
-        "solved_at": wanted.solved_at,
-        "vote": wanted.vote,
         "limit": wanted.limit or (1 << 31),
     }
 
 
 def _given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
+
+
+_EXPORT_NOTE = "paceline.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """``checkpoint``: to be exported first; None: ``model`` can be loaded as it is."""
+
+    model: str
+    checkpoint: Path | None
+    config: Config | None
+    """Configuration of the run that the model comes from, if it is known."""
+
+
+def find_source(text: str) -> Source:
+    """A model's directory or hub name, an export, a checkpoint, or a run directory with its newest
+    checkpoint. Raises BadInput."""
+    from paceline.dataset.rows import could_be_hub_name
+    from paceline.observe.checkpoint_links import META, complete
+
+    path = Path(text).expanduser()
+    if not path.is_dir():
+        if could_be_hub_name(text) and not path.exists():
+            return Source(text, None, None)
+        raise BadInput(f"{text}: no such directory. Give a model, an export, a checkpoint or a run")
+    if (path / META).is_file():
+        return Source(text, path, _run_config(path.absolute().parent.parent))
+    if (path / "config.json").is_file():
+        refuse_scalar_head(path)
+        return Source(str(path), None, _config_of_export(path))
+    if (path / "checkpoints").is_dir():
+        found = list(complete(path / "checkpoints"))
+        if not found:
+            raise BadInput(f"{text}: the run has no complete checkpoint yet")
+        return Source(text, found[-1], _run_config(path))
+    raise BadInput(
+        f"{text} is no model (it has no config.json), no checkpoint (no {META}) and no run. Give "
+        "one of them"
+    )
+
+
+def exported(source: Source, into: Path, *, trust_remote_code: bool) -> str:
+    """Directory or hub name of the model that an engine loads. Raises ExportError."""
+    if source.checkpoint is None:
+        return source.model
+    from policy_worker.checkpoint.export import export
+
+    out = into / "model"
+    original = source.config.model.path if source.config is not None else None
+    if original is not None and original.startswith(("/", ".")) and not Path(original).is_dir():
+        original = None
+    export(source.checkpoint, original, out, trust_remote_code=trust_remote_code)
+    refuse_scalar_head(out)
+    return str(out)
+
+
+def refuse_scalar_head(model: Path) -> None:
+    try:
+        config: dict[str, Any] = json.loads((model / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{model / 'config.json'} cannot be read: {error}") from None
+    kinds = [str(kind) for kind in config.get("architectures") or ()]
+    if any(kind.endswith("ForSequenceClassification") for kind in kinds):
+        raise BadInput(
+            f"{model} is {kinds[0]}: it scores text and writes none. Give a language model"
+        )
+
+
+def _config_of_export(path: Path) -> Config | None:
+    try:
+        note = json.loads((path / _EXPORT_NOTE).read_text())
+        return _run_config(Path(note["checkpoint"]).parent.parent)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _run_config(run_dir: Path) -> Config | None:
+    """Configuration of the run; None if its directory has gone, or if it is of another release."""
+    from paceline.config.load import ConfigError, load_config
+
+    try:
+        return load_config(run_dir / "config.toml", stored=True)
+    except ConfigError:
+        return None

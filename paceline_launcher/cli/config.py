@@ -1,9 +1,9 @@
-"""``paceline init`` and ``paceline config check | docs``."""
+"""``paceline init``, ``paceline config check | docs`` and ``paceline check-objective``."""
 
 import importlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,6 +19,7 @@ from paceline_launcher.cli.common import (
 
 DEFAULT = Path("run.toml")
 config = typer.Typer(
+    name="config",
     help="Check a configuration, or describe all settings.\n\nExample: paceline config check "
     "run.toml",
     no_args_is_help=True,
@@ -100,10 +101,13 @@ def check(
             help="Check the settings alone, for example on a machine without the run's files.",
         ),
     ] = False,
+    resolved: Annotated[
+        bool,
+        typer.Option("--resolved", help="Print all settings as TOML, passwords masked."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the resolved configuration as TOML or JSON, and warnings and errors on standard error.
-    Passwords are masked.
+    """Say whether a configuration is valid, with warnings and errors on standard error.
 
     The checks are those of `paceline up`: files, data rows, rewards, access, ports, Redis and the
     run that the directory holds already. Exit status 2 if one of them fails.
@@ -120,24 +124,25 @@ def check(
     )
     from paceline_launcher.preflight.findings import Start
 
-    resolved = load_config(config, overrides or ())
-    if as_json:
-        print_json(masked_settings(resolved.model_dump(mode="json")))
-    else:
-        typer.echo(to_toml(resolved, mask=True), nl=False)
-    start = Start(resolved, run_dir or default_run_dir(resolved))
+    settings = load_config(config, overrides or ())
+    start = Start(settings, run_dir or default_run_dir(settings))
     at = Place.ANYWHERE if settings_only else Place.ANYWHERE | Place.CONTROL | Place.WORKERS
-    failed = []
-    for found in run_checks(start, at):
-        # Standard output stays a configuration that can be read back.
-        if found.state == "warn":
-            typer.echo(f"warning: {found}", err=True)
-        elif found.state == "fail":
-            failed.append(str(found))
-        elif found.state == "skip":
-            typer.echo(f"not checked: {found.name}: {found}", err=True)
-        elif found.name in (FIRST_ROW, LENGTH):
-            typer.echo(f"{found.name}: {found}", err=True)
+    found = list(run_checks(start, at))
+    failed = [str(check) for check in found if check.state == "fail"]
+    if not failed:
+        # With --resolved or --json, standard output is a configuration that can be read back.
+        typer.echo(f"valid: {config}", err=resolved or as_json)
+    for check in found:
+        if check.state == "warn":
+            typer.echo(f"warning: {check}", err=True)
+        elif check.state == "skip":
+            typer.echo(f"not checked: {check.name}: {check}", err=True)
+        elif check.state == "ok" and check.name in (FIRST_ROW, LENGTH):
+            typer.echo(f"{check.name}: {check}", err=True)
+    if as_json:
+        print_json(masked_settings(settings.model_dump(mode="json")))
+    elif resolved:
+        typer.echo(to_toml(settings, mask=True), nl=False)
     if failed:
         raise BadInput("\n".join(failed))
 
@@ -151,3 +156,61 @@ def docs() -> None:
     from paceline.config.reference import reference
 
     typer.echo(reference(), nl=False)
+
+
+def check_objective(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="One that is built in, such as grpo or dpo, or a class of yours: "
+            "package.module:Class.",
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="A.B=C", help="A setting of [objective] or [train]; may be repeated."
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Try an objective on a toy model: whether its gradients are the same however a fleet splits a
+    step.
+
+    Exit status: 0 if every property holds, 1 if one does not, 2 if the objective cannot be loaded.
+
+    Example: paceline check-objective grpo --set train.loss.kl_coef=0.1
+
+    Example: paceline check-objective my_objectives:Reinforce --set objective.baseline=false
+    """
+    from paceline.config.load import ConfigError, parse_setting
+
+    settings: dict[str, dict[str, Any]] = {"objective": {}, "train": {}}
+    for text in overrides or ():
+        dotted, value = parse_setting(text)
+        section, *tables, field = dotted.split(".")
+        if section not in settings:
+            raise ConfigError(f"--set {text}: name a setting of [objective] or [train]")
+        fields = settings[section]
+        for table in tables:
+            fields = fields.setdefault(table, {})
+        fields[field] = value
+    typer.echo("loading torch, then a toy model: about a minute in all", err=True)
+    from policy_worker.conformance import conformance
+
+    def begins(tried: str, number: int, count: int) -> None:
+        typer.echo(f"{number} of {count}: {tried}", err=True)
+
+    found = conformance(name, settings["objective"], settings["train"], begins)
+    if as_json:
+        print_json(
+            [{"property": p.name, "holds": not p.problem, "problem": p.problem} for p in found]
+        )
+    else:
+        for each in found:
+            typer.echo(f"{'FAILS' if each.problem else 'ok':<6}{each.name}")
+            if each.problem:
+                typer.echo(f"      {each.problem}")
+    if any(each.problem for each in found):
+        raise typer.Exit(1)

@@ -1,1 +1,0 @@
-"""``paceline eval``: a model judged on a data set, without a run."""

@@ -1,1 +1,0 @@
-"""Commands of the set-up: config files, checks of the machine, completion and alerts."""

@@ -1,1 +1,0 @@
-"""The terminal views of a run: live view, status tables, plots."""

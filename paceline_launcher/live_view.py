@@ -1,0 +1,319 @@
+"""Live view of a run: a table on a terminal, plain lines otherwise."""
+
+import contextlib
+import os
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console as RichConsole
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from paceline.observe.progress import WIDTH, Progress, duration
+from paceline.observe.summary import TIME_SPLIT
+from paceline.redis.client import remedy_of
+from paceline.v1 import admin_pb2, common_pb2
+from paceline_launcher.terminal import printable, short, table
+
+EVENTS_SHOWN = 8
+LEAST_PROCESSES = 2
+AROUND_BARS = 48
+"""Columns for the rest of the line: its name, the range of rewards and the time left."""
+PLAIN_EVERY_S = 2.0  # shortest interval between two lines about steps, without a terminal
+
+
+class RunOutput(RichConsole):
+    """Output of a run, which goes on without its reader: what nobody reads any more (``| head``, a
+    terminal that was closed) is written to ``log`` from then on."""
+
+    def __init__(self, log: Path, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr)
+        self._log = log
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        try:
+            super().print(*objects, **options)
+        except OSError:
+            self.on_broken_pipe()
+
+    def on_broken_pipe(self) -> None:
+        """Called by rich. The text that could not be written is in the stream's buffer still."""
+        descriptor = self.file.fileno()
+        try:
+            log = os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        except OSError:
+            log = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(log, descriptor)
+        os.close(log)
+        with contextlib.suppress(OSError):
+            self.file.flush()
+
+
+class PlainConsole:
+    """Plain lines: each event, and a line about the newest step every few seconds."""
+
+    private = False  # a log may be written from what is shown: no token belongs there
+
+    def __init__(self, out: RichConsole, progress: Progress | None = None) -> None:
+        self._out = out
+        self._progress = progress or Progress()
+        self._began = time.monotonic()
+        self._step = 0
+        self._next_at = 0.0
+
+    def show(self, status: admin_pb2.StatusReply) -> None:
+        self._progress.observe(status)
+        now = time.monotonic()
+        last = status.step == status.total_steps
+        if status.step <= self._step or (now < self._next_at and not last):
+            return
+        self._step, self._next_at = status.step, now + PLAIN_EVERY_S
+        m = status.metrics
+        left = self._progress.seconds_left(int(status.step), int(status.total_steps))
+        self.note(
+            f"step {status.step}/{status.total_steps} {_learning(m)} "
+            f"{m['samples_per_s']:.0f} samples/s {m['tokens_per_s']:.0f} tokens/s"
+            + (f", {duration(left)} left" if left else "")
+        )
+
+    def note(self, line: str, t: float | None = None) -> None:
+        """Takes an event at ``t`` (Unix seconds), or now."""
+        when = f"{time.monotonic() - self._began:7.1f}s" if t is None else _clock(t)
+        self._out.print(f"{when}  {printable(line)}", markup=False, highlight=False, soft_wrap=True)
+
+    keep = note  # of a line that must stay in sight
+
+    def close(self) -> None:
+        pass
+
+
+class LiveConsole:
+    """A table that redraws itself, with the last events below it."""
+
+    private = True  # only the person at the terminal sees it
+
+    def __init__(self, out: RichConsole, progress: Progress) -> None:
+        self._progress = progress
+        self._events: deque[tuple[float, str]] = deque(maxlen=EVENTS_SHOWN)
+        self._status: admin_pb2.StatusReply | None = None
+        self._live = Live(console=out, auto_refresh=False, transient=False)
+        self._live.start()
+
+    def show(self, status: admin_pb2.StatusReply) -> None:
+        self._progress.observe(status)
+        self._status = status
+        self._draw()
+
+    def note(self, line: str, t: float | None = None) -> None:
+        self._events.append((time.time() if t is None else t, line))
+        self._draw()
+
+    def keep(self, line: str) -> None:
+        # Above the view, whole: a terminal cannot follow an address that is cut.
+        self._live.console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        self._live.stop()
+
+    def _draw(self) -> None:
+        drawn = fitted(self._live.console, self._status, self._progress, list(self._events))
+        self._live.update(drawn, refresh=True)
+
+
+Console = PlainConsole | LiveConsole
+
+
+def open_console(out: RichConsole | None = None, progress: Progress | None = None) -> Console:
+    out, progress = out or RichConsole(), progress or Progress()
+    # A dumb terminal cannot redraw: rich would show nothing before the end.
+    live = out.is_terminal and not out.is_dumb_terminal
+    return LiveConsole(out, progress) if live else PlainConsole(out, progress)
+
+
+def fitted(
+    out: RichConsole,
+    status: admin_pb2.StatusReply | None,
+    progress: Progress,
+    events: list[tuple[float, str]],
+) -> Group:
+    """The view with fewer events, then with fewer processes, until it fits the terminal."""
+    room = out.size.height
+    most = min(room, len(status.controllers) + len(status.workers)) if status is not None else 0
+    while True:
+        drawn = picture(status, progress, events, most, out.size.width)
+        over = len(out.render_lines(drawn, pad=False)) - room
+        if over <= 0 or (len(events) <= 1 and most <= LEAST_PROCESSES):
+            return drawn
+        fewer = min(over, max(0, len(events) - 1))
+        events = events[fewer:]
+        if not fewer:
+            most = max(LEAST_PROCESSES, most - over)
+
+
+def picture(
+    status: admin_pb2.StatusReply | None,
+    progress: Progress,
+    events: Iterable[tuple[float, str]],
+    processes: int | None = None,
+    width: int = 150,
+) -> Group:
+    """The whole view, with at most ``processes`` lines for processes, in ``width`` columns."""
+    parts: list[RenderableType] = []
+    if status is not None:
+        learning = Text.assemble(
+            ("learning ", "dim"),
+            progress.line(status, max(8, min(WIDTH, width - AROUND_BARS))),
+            no_wrap=True,
+        )
+        parts += [
+            Text(headline(status), style="bold", no_wrap=True),
+            ProgressBar(total=max(1, status.total_steps), completed=status.step),
+            Text(""),  # the bar does not end its line: the next one would be cut off
+            learning,
+            progress_table(status),
+            Rule(style="dim"),
+            fleet_table(status, gone=False, most=processes),
+            Rule(style="dim"),
+        ]
+    last = list(events)
+    for t, line in last:
+        newest = (t, line) == last[-1]
+        shown = f"{_clock(t)}  {printable(line)}"
+        shown += f"  ({duration(max(0.0, time.time() - t))} ago)" if newest else ""
+        parts.append(Text(shown, style="bold" if newest else "", no_wrap=True, overflow="ellipsis"))
+    return Group(*parts)
+
+
+def _learning(m: Mapping[str, float]) -> str:
+    loss = f"loss {m['loss']:.4f}"
+    if "reward_mean" not in m:
+        return loss
+    return f"reward {m['reward_mean']:.3f} {loss} staleness {m['staleness_mean']:.2f}"
+
+
+def _clock(t: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(t))
+
+
+STATE_STYLE = {
+    "running": "green",
+    "leader": "green",
+    "standby": "cyan",
+    "spare": "cyan",
+    "silent": "red",
+    "starting": "yellow",
+    "draining": "yellow",
+    "suspect": "yellow",
+    "dead": "red",
+}
+GONE = frozenset({"dead", "stopped"})
+QUIET = frozenset({"running", "spare"})
+LINES = {
+    "reward": "{reward_mean} ± {reward_std}",
+    "policy": (
+        "loss {loss}   kl {kl}   entropy {entropy}   clipped {clip_fraction}   grad {grad_norm}   "
+        "lr {lr}"
+    ),
+    "pace": "{samples_per_s} samples/s   {tokens_per_s} tokens/s   {step_s} s/step",
+    "freshness": (
+        "staleness {staleness_mean} (max {staleness_max})   ratio {ratio_mean} (max {ratio_max})   "
+        "engine gap {logprob_gap_mean} (max {logprob_gap_max})"
+    ),
+}
+"""Metrics of the newest step, by the name of their line."""
+TASKS = ("pending", "leased", "ready", "in step", "trained")
+
+
+def fleet_table(
+    status: admin_pb2.StatusReply, *, gone: bool = True, most: int | None = None
+) -> Table:
+    """A row for each process, at most ``most``; ``gone``: dead and stopped workers too. Workers
+    that just run are left out first."""
+    workers = [w for w in status.workers if gone or w.state not in GONE]
+    room = len(workers) if most is None else max(0, most - len(status.controllers))
+    shown, left_out = workers, 0
+    if len(workers) > room:
+        room = max(0, room - 1)  # the last line says how many more there are
+        left_out = len(workers) - room
+        shown = sorted(workers, key=lambda w: (w.state in QUIET, w.worker_id))[:room]
+    rows: list[Sequence[Any]] = [
+        (c.controller_id, _cut(c.host), c.pid, _state(c.state), "", "", _age(c.heartbeat_age_s), "")
+        for c in sorted(status.controllers, key=lambda c: c.controller_id)
+    ]
+    for worker in sorted(shown, key=lambda w: w.worker_id):
+        in_mesh = worker.role == common_pb2.ROLE_POLICY and worker.mesh_epoch
+        leases = f" ({worker.held_leases} tasks)" if worker.held_leases else ""
+        rows.append(
+            (
+                worker.worker_id,
+                _cut(worker.host),
+                worker.pid,
+                _state(worker.state),
+                worker.mesh_epoch if in_mesh else "",
+                worker.version if worker.version >= 0 else None,
+                _age(worker.heartbeat_age_s),
+                _cut(f"{worker.activity}{leases}".strip()),
+            )
+        )
+    if left_out:
+        rows.append([f"… {left_out:,} more"])
+    # One line a process: on a narrow terminal, host and activity are cut.
+    return table("process|~host|>pid|state|>mesh|>version|heard|~doing", rows)
+
+
+def progress_table(status: admin_pb2.StatusReply) -> Table:
+    shown = defaultdict(lambda: "-", {name: short(v) for name, v in status.metrics.items()})
+    # Recorded data has no reward and no staleness.
+    rows: list[tuple[str, str | Text]] = [
+        (name, line.format_map(defaultdict(lambda: "-", shown)))
+        for name, line in LINES.items()
+        if not shown or any(f"{{{metric}}}" in line for metric in shown)
+    ]
+    split = [f"{n} {shown[k]}" for n in TIME_SPLIT if (k := f"time_{n}_s") in shown]
+    rows.append(("seconds", "   ".join(split) or "-"))
+    tasks = status.tasks
+    counts = {name: getattr(tasks, name.replace(" ", "_")) for name in TASKS}
+    counts["dropped"] = sum(tasks.dropped.values())
+    rows.append(("tasks", "   ".join(f"{count} {name}" for name, count in counts.items())))
+    for change in status.changed:
+        line = f"{change.name} {change.old} -> {change.new} (from step {change.step})"
+        rows.append(("changed", line))
+    if status.proposed:
+        desired = " ".join(f"{role}={count}" for role, count in sorted(status.proposed.items()))
+        rows.append(("proposal", f"{desired}: {status.proposed_why}"))
+    if status.reward_trouble:
+        rows.append(("warning", Text(printable(status.reward_trouble), style="yellow")))
+    if status.provider_trouble:
+        rows.append(("provider", status.provider_trouble))
+    return table("|", rows, header=False)
+
+
+def headline(status: admin_pb2.StatusReply) -> str:
+    line = (
+        f"{status.run_name or status.run_id}: {status.phase}, step "
+        f"{status.step}/{status.total_steps}, leader {status.leader or '-'} (term {status.term}), "
+        f"version {status.version}, mesh epoch {status.mesh_epoch}"
+    )
+    reason = status.reason or remedy_of(status.phase)
+    return printable(f"{line}: {reason}" if reason else line)
+
+
+def _cut(text: str) -> Text:
+    return Text(printable(text), no_wrap=True, overflow="ellipsis")
+
+
+def _state(state: str) -> Text:
+    return Text(state, style=STATE_STYLE.get(state, ""))
+
+
+def _age(seconds: float) -> str:
+    if seconds < 0:
+        return "-"
+    return f"{seconds:.1f} s" if seconds < 100 else f"{seconds:.0f} s"
