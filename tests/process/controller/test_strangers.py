@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import grpc
 import grpc.aio
+import psutil
 import pytest
 import redis
 
@@ -213,6 +214,22 @@ async def test_a_stolen_lease_is_worth_nothing(tmp_path: Path) -> None:
         training.cancel()
         await control.close()
         await asyncio.gather(*(worker.stop(goodbye=False) for worker in (*workers, later)))
+
+
+def test_on_one_machine_only_the_page_listens_on_a_port(tmp_path: Path) -> None:
+    """Nothing that takes a credential can be reached, or be replaced, by another user."""
+    with running_controllers(tmp_path, 1) as controllers:
+        page = urlsplit(rest_url(controllers)).port
+        token = (controllers.run_dir / "token").read_text().strip()
+        for pid, ports in ((controllers.started[0].pid, {page}), (controllers.redis_pid, set())):
+            process = psutil.Process(pid)
+            listening = [c for c in process.net_connections("inet") if c.status == "LISTEN"]
+            assert {c.laddr.port for c in listening} == ports
+            assert token not in " ".join(process.cmdline())
+        (address,) = addresses(controllers)
+        for path in (address, urlsplit(controllers.redis_url).path):
+            home = Path(path.removeprefix("unix:")).parent
+            assert stat.S_IMODE(home.lstat().st_mode) == 0o700
 
 
 async def test_more_event_streams_than_the_bound_are_refused(tmp_path: Path) -> None:
