@@ -53,8 +53,8 @@ CAN_PASS = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EAGAIN
 REDIS_OUT_OF_REACH = (
     "controller.host: {host} admits workers on other machines, but the Redis that Paceline starts "
     "listens on a Unix socket, so they could not reach it. Set redis.url to a server that all "
-    "machines reach, set redis.host to the same address, or bind 127.0.0.1 (rest.host alone shows the "
-    "dashboard to others)"
+    "machines reach, set redis.host to the same address, or bind 127.0.0.1 (rest.host alone shows "
+    "the dashboard to others)"
 )
 """The error if the embedded server would have to serve several machines. Takes ``host``."""
 

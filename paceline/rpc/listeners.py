@@ -141,10 +141,11 @@ def socket_path(run_dir: Path, name: str) -> Path:
     ``run_dir``/sockets, or one in /tmp if that path is too long or its file system has no sockets.
     """
     home = run_dir.resolve() / "sockets"
-    path = home / f"{name}.sock"
-    if len(os.fsencode(path)) <= LONGEST_PATH and _has_sockets(home):
+    path, pointer = home / f"{name}.sock", home.with_suffix(".path")
+    fits = len(os.fsencode(path)) <= LONGEST_PATH
+    if fits and not pointer.exists() and _has_sockets(home):
         return path
-    short = _short_directory(home.with_suffix(".path")) / f"{name}.sock"
+    short = _short_directory(pointer) / f"{name}.sock"
     if len(os.fsencode(short)) > LONGEST_PATH:
         raise BadInput(f"--id {name}: the name is too long for the path of a socket")
     return short

@@ -20,6 +20,7 @@ from paceline.process.files import new_private_directory
 
 OWN_ENTRIES = (
     *("redis", "controllers", "logs", "checkpoints", "export", "samples", "stacks"),
+    *("sockets", "sockets.path"),
     *("tensorboard", "wandb", "mlflow"),
     *("events.jsonl", "metrics.jsonl", "summary.json", "fleet.json", "config.toml", "alerts.json"),
 )
