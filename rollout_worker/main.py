@@ -59,6 +59,7 @@ from rollout_worker.held_tasks import HeldTasks
 from rollout_worker.lifecycle import WorkerLifecycle
 from rollout_worker.rewards.scoring import Scorer
 from rollout_worker.tasks.environment_runner import EnvironmentRunner
+from rollout_worker.tasks.failed_attempts import FailedAttempts
 from rollout_worker.tasks.group_producer import GroupProducer, RecordedProducer
 from rollout_worker.tasks.group_scores import GroupScores
 from rollout_worker.tasks.lease_loop import LeaseLoop, tasks_wanted
@@ -274,6 +275,7 @@ class RolloutWorker:
             set_scorers=self.set_scorers,
             group_scores=self.group_scores,
             partials=PartialRollouts(self.held),
+            failures=FailedAttempts(self._run_dir, self.worker_id),
         )
 
     async def close(self) -> None:

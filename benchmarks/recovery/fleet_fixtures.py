@@ -56,7 +56,7 @@ def _poisoned(where: Path) -> AbstractContextManager[LaunchedFleet]:
     path = where / "poisoned.jsonl"
     rows = ({"prompt": f"s{i}=", "answer": str(i)} for i in range(10, 138))
     lines = [
-        json.dumps(row if number % POISONED_EVERY else {**row, "answer": KILLS})
+        json.dumps(row if (number + 1) % POISONED_EVERY else {**row, "answer": KILLS})
         for number, row in enumerate(rows)
     ]
     path.write_text("\n".join(lines) + "\n")

@@ -77,7 +77,7 @@ HALF_PAIR = (
     "encoded. Remove it, or write the whole pair (\\ud83d\\ude00)"
 )
 _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
-"""What may be half of a pair, as an escape or in bytes. Only such rows are looked at: it costs
+"""A possible half of a pair, as an escape or in bytes. Only such rows are looked at: it costs
 time."""
 
 

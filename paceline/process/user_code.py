@@ -82,7 +82,7 @@ def hidden_file(module: str) -> Path | None:
 
 
 def raised_in(error: BaseException, caller: str) -> tuple[str, str]:
-    """What code of a user raised: one line with the error and the innermost place, such as
+    """An error of a user's code: one line with the error and the innermost place, such as
     "KeyError: 'x' (rewards.py:12 in score)", and a traceback of the frames after the last one in
     the file ``caller``, which called that code."""
     found = traceback.TracebackException(type(error), error, error.__traceback__)

@@ -19,7 +19,7 @@ import typer
 
 from paceline.errors import UserError
 from paceline.masking import masked
-from paceline_launcher.cli import config, doctor, eval_command, export, render, serve
+from paceline_launcher.cli import config, doctor, eval_command, export, render, reward, serve
 from paceline_launcher.cli.control import admin, node, roles, up
 from paceline_launcher.cli.plan_memory import plan
 from paceline_launcher.cli.reports import events, ledger, runs, samples, status
@@ -69,7 +69,9 @@ GROUPS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
         *(admin.checkpoint, admin.stop),
     ),
     "Use the model": (eval_command.evaluate, export.export, serve.serve),
-    "Plan and check": (plan, config.check_objective, ledger.ledger, doctor.alerts),
+    "Plan and check": (
+        *(plan, reward.check_reward, config.check_objective, ledger.ledger, doctor.alerts),
+    ),
     "On a cluster": (
         *(render.render, roles.controller, roles.policy, roles.rollout, roles.scorer),
         roles.wait,
@@ -80,6 +82,7 @@ NAMES = {
     "set_settings": "set",
     "evaluate": "eval",
     "check_objective": "check-objective",
+    "check_reward": "check-reward",
 }
 
 

@@ -60,7 +60,7 @@ CHECKS = (
     Check("data", _C | _W, lambda start: iter(start.data.findings)),
     Check(LENGTH, _C | _W, data.run_length),
     Check(FIRST_ROW, _C | _W, user_code.first_row),
-    Check("rewards", _C | _W, lambda start: user_code.rewards(start.config)),
+    Check("rewards", _C | _W, user_code.rewards),
     Check("engine", _C | _W, lambda start: user_code.engine(start.config)),
     Check("objective", _C | _W, lambda start: user_code.objective(start.config)),
     Check("judges", _C | _W, lambda start: user_code.judges(start.config)),

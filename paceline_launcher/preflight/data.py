@@ -17,6 +17,7 @@ from paceline.errors import BadInput
 from paceline_launcher.preflight.findings import Finding, Findings, Start, fail, ok
 
 HUB_S = 5.0
+ANSWERS = 64  # Rows of a source whose answers are looked at
 CHECK_HUB = (
     "Check HF_ENDPOINT and the network to the hub, or give a directory or file of this machine"
 )
@@ -31,6 +32,15 @@ class FoundData:
     findings: list[Finding]
     training: Sequence[RowSource] = ()
     """Rows to train with, of each source that could be read."""
+
+    def answers(self, field: str | None) -> Iterator[tuple[str, Any]]:
+        """Answers of a few rows of each source, each with its place."""
+        for rows in self.training if field else ():
+            last = len(rows) - 1
+            for index in sorted({n * last // (ANSWERS - 1) for n in range(ANSWERS)}):
+                answer = rows[index].get(str(field))
+                if isinstance(answer, str | int | float):
+                    yield f"{rows.where}: row {index}", answer
 
 
 def open_data(config: Config) -> FoundData:

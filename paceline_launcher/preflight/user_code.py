@@ -9,7 +9,6 @@ from typing import Any
 from paceline.config.objectives import BUILT_IN
 from paceline.config.schema import Config
 from paceline.config.sections.scorers import named_scorer
-from paceline.config.sections.training import BUILT_IN_REWARDS
 from paceline.process.user_code import python_module
 from paceline_launcher.preflight.findings import (
     CORRECT,
@@ -64,7 +63,16 @@ def try_import(check: str, name: str, **given: Any) -> Tried:
     return Tried(lines[-1].removeprefix("check: "))
 
 
-def rewards(config: Config) -> Findings:
+REWARD = "Name a reward that is built in, or package.module:function (docs/rewards.md)"
+TRY = "Mend the function: paceline check-reward CONFIG calls it on any row and completion"
+GOLDS = (
+    "Write the answers as mathematics alone, or use exact_match (docs/rewards.md): "
+    "paceline check-reward CONFIG --row N --completion TEXT tries one"
+)
+
+
+def rewards(start: Start) -> Findings:
+    config = start.config
     if not config.reward.functions:
         remedy = 'Name at least one function, for example ["exact_match"]'
         yield fail("reward.functions is empty", remedy)
@@ -72,11 +80,30 @@ def rewards(config: Config) -> Findings:
     for set_name, eval_set in config.evaluation.sets.items():
         for name in eval_set.reward or ():
             settings.setdefault(name, f"evaluation.sets.{set_name}.reward")
-    for name, setting in settings.items():
-        if name in BUILT_IN_REWARDS or named_scorer(name) is not None:
-            continue
-        tried = try_import("rollout_worker.rewards.functions", name)
-        yield from tried.findings(f"{setting}: ")
+    plain = ("exact_match", *(name for name in settings if named_scorer(name) is not None))
+    if config.recorded or (not config.rollout.environment and settings.keys() <= set(plain)):
+        return  # there is nothing to import or to try
+    tried = try_import(
+        "rollout_worker.check_rewards",
+        "reward",
+        config=config.model_dump(mode="json"),
+        row=start.data.first_row,
+        answers=list(start.data.answers(config.data.answer_field)),
+    )
+    if tried.problem or tried.slow:
+        named = [f"{setting}: " for name, setting in settings.items() if name in tried.problem]
+        yield from tried.findings(named[0] if named else "rewards: ", REWARD)
+        return
+    trial = json.loads(tried.lines[-1])
+    if trial["problem"]:
+        where = "rollout.environment" if config.rollout.environment else "reward.functions"
+        found = f"{where}: tried on the first row with a made-up completion: {trial['problem']}"
+        if trial["trace"]:
+            found += "\n    " + trial["trace"].rstrip().replace("\n", "\n    ") + "\n   "
+        yield fail(found, TRY) if trial["wrong"] else warn(found, TRY)
+    if doubtful := trial["doubtful"]:
+        more = f"; and {len(doubtful) - 3} more" if len(doubtful) > 3 else ""
+        yield warn("; ".join(doubtful[:3]) + more, GOLDS)
 
 
 def engine(config: Config) -> Findings:

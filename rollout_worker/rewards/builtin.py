@@ -60,6 +60,10 @@ def _plain(number: str) -> str:
 _STEP_LIMIT_S = 3
 """Limit of each parse and of comparing: all of it ends before reward.timeout_s (10)."""
 _LONGEST = 1000  # Characters of a box that is read: parsing a longer one would take all of the time
+_DELIMITED = re.compile(r"\$\$?([^$]+)\$\$?|\\\((.+)\\\)|\\\[(.+)\\\]", re.DOTALL)
+_SENTENCE = re.compile(r"####|(?<![\\A-Za-z])[A-Za-z]{2,}[,:;]?\s+(?:[A-Za-z]{2,}|\$?-?\d|\\)")
+"""Signs of words around mathematics, as in "The answer is 12" or "#### 12"."""
+_DIGITS = re.compile(r"\d")
 _WORDS = re.compile(r"\\(?:text|textbf|textit|textrm|mbox|mathrm)\s*\{([^{}]*)\}")
 
 
@@ -71,13 +75,26 @@ def exact_match(prompt: str, completion: str, answer: Any) -> float:
 
 def math_verify(prompt: str, completion: str, answer: Any) -> float:
     """1 if the completion's last mathematical expression equals the answer, by math-verify."""
-    library, limit = _prepared_library(), _limit(5)
+    limit = _limit(_STEP_LIMIT_S)
+    found = _prepared_library().parse(completion, parsing_timeout=limit)
+    gold = _parsed_gold(str(answer))
+    return float(_prepared_library().verify(gold, found, timeout_seconds=limit))
+
+
+def doubtful_gold(answer: Any) -> str:
+    """The reason why a right answer may not equal ``answer``, as the rewards of mathematics read
+    it; empty if there is none."""
     text = str(answer)
-    gold = library.parse(text, parsing_timeout=limit) or library.parse(
-        f"${text}$", parsing_timeout=limit
-    )
-    found = library.parse(completion, parsing_timeout=limit)
-    return float(library.verify(gold, found, timeout_seconds=limit))
+    gold = _parsed_gold(text)
+    if len(gold) < 2:
+        return f"the answer {text!r:.80} is not read as mathematics: only the same text equals it"
+    read = str(gold[-1])
+    inner = _inner(text)
+    if not _has_words(inner) and _DIGITS.findall(read) != _DIGITS.findall(inner):
+        return f"the answer {text!r:.80} is read as {read!r:.80}"
+    if not _prepared_library().verify(gold, gold, timeout_seconds=_limit(_STEP_LIMIT_S)):
+        return f"the answer {text!r:.80} is read as {read!r:.80}, which does not equal itself"
+    return ""
 
 
 def boxed_reward(*, intervals: bool) -> Callable[..., float]:
@@ -93,7 +110,7 @@ def boxed_reward(*, intervals: bool) -> Callable[..., float]:
         found = last_boxed(completion)
         if not found or len(found) > _LONGEST:
             return 0.0
-        gold = last_boxed(str(answer)) or str(answer).strip()
+        gold = _inner(str(answer))
         return float(_words(found) == _words(gold) or _same(gold, found, intervals))
 
     return equals
@@ -114,14 +131,49 @@ def _prepared_library() -> ModuleType:
 
 
 def _same(gold: str, found: str, intervals: bool) -> bool:
-    library = _prepared_library()
-    # Nothing is searched for: the box is all there is to read.
-    reads, limit = [library.LatexExtractionConfig()], _limit(_STEP_LIMIT_S)
-    parsed = (
-        library.parse(f"\\boxed{{{text}}}", extraction_config=reads, parsing_timeout=limit)
-        for text in (gold, found)
+    return bool(
+        _prepared_library().verify(
+            _parsed(gold),
+            _parsed(found),
+            allow_set_relation_comp=intervals,
+            timeout_seconds=_limit(_STEP_LIMIT_S),
+        )
     )
-    return bool(library.verify(*parsed, allow_set_relation_comp=intervals, timeout_seconds=limit))
+
+
+def _parsed(text: str) -> list[Any]:
+    """``text`` as what it is: nothing is searched for."""
+    library = _prepared_library()
+    found: list[Any] = library.parse(
+        f"\\boxed{{{text}}}",
+        extraction_config=[library.LatexExtractionConfig()],
+        parsing_timeout=_limit(_STEP_LIMIT_S),
+    )
+    return found
+
+
+def _inner(answer: str) -> str:
+    """The mathematics of an answer: the content of its last box, or what stands between its
+    delimiters."""
+    if (boxed := last_boxed(answer)) is not None:
+        return boxed
+    delimited = _DELIMITED.fullmatch(answer.strip())
+    inner = next(filter(None, delimited.groups())) if delimited else answer
+    return inner.strip().rstrip(".")
+
+
+def _has_words(inner: str) -> bool:
+    """There are words around the mathematics: it is to be searched for."""
+    without = _WORDS.sub(" ", inner)
+    return _SENTENCE.search(without) is not None or "$" in without.replace("\\$", "")
+
+
+def _parsed_gold(answer: str) -> list[Any]:
+    """An answer may be bare LaTeX: a search would find a part of it."""
+    inner = _inner(answer)
+    if not _has_words(inner) and len(inner) <= _LONGEST and (found := _parsed(inner)):
+        return found
+    return list(_prepared_library().parse(answer, parsing_timeout=_limit(_STEP_LIMIT_S)))
 
 
 def _words(text: str) -> str:

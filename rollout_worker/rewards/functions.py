@@ -1,5 +1,6 @@
 """Reward functions by their names in the config. Imports no torch: scoring processes use it."""
 
+import difflib
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -9,8 +10,7 @@ from typing import Any, cast
 from paceline.config.sections.scorers import named_scorer
 from paceline.config.sections.training import BUILT_IN_REWARDS
 from paceline.errors import BadInput
-from paceline.process.lifetime import leave_after
-from paceline.process.user_code import NotFound, asked, find
+from paceline.process.user_code import NotFound, find
 from rollout_worker.rewards import builtin
 
 _FORMAT = "format:"
@@ -77,10 +77,12 @@ def _find(name: str) -> Callable[..., Any]:
         except re.error as error:
             raise RewardError(f"reward {name!r}: not a regular expression: {error}") from None
     if ":" not in name:
+        close = difflib.get_close_matches(name, BUILT_IN_REWARDS, 1)
+        meant = f"did you mean {close[0]}? " if close else ""
         raise RewardError(
-            f"{name} is not a reward: neither built in ({', '.join(BUILT_IN_REWARDS)}, "
-            "format:REGEX) nor of "
-            "the form package.module:function"
+            f"{name} is not a reward: {meant}Name one that is built in "
+            f"({', '.join(BUILT_IN_REWARDS)}, format:REGEX), or a function of your own as "
+            "package.module:function"
         )
     try:
         return cast(Callable[..., Any], find(name))
@@ -113,14 +115,3 @@ def _describe(name: str, component: str, weight: float, call: Callable[..., Any]
         getattr(call, "__call__", None)  # noqa: B004
     )
     return Reward(component, weight, call, None if open_ended else names, batch, waits)
-
-
-def main() -> int:
-    """Imports a reward function as the scoring processes do. Standard input: {"name": ...}. The
-    exit status is 2, with one line on standard error, if it cannot be used."""
-    load([asked()["name"]])
-    return 0
-
-
-if __name__ == "__main__":
-    leave_after(main, "check")

@@ -1,5 +1,7 @@
 """Execution of a group's reward functions, in a scoring process or in the worker."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ class AttemptFailed(Exception):
     ) -> None:
         super().__init__(detail)
         self.reason, self.trace, self.number = reason, trace, number
+        self.job: Job | None = None  # What rewards were asked to score
 
 
 class ScoringFailed(AttemptFailed):

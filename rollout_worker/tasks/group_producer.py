@@ -37,6 +37,7 @@ from rollout_worker.held_tasks import (
 from rollout_worker.rewards.score import AttemptFailed, Job
 from rollout_worker.rewards.scoring import Scorer, Scores, penalised
 from rollout_worker.tasks.environment_runner import EnvironmentRunner
+from rollout_worker.tasks.failed_attempts import FailedAttempts
 from rollout_worker.tasks.group_scores import GroupScores
 from rollout_worker.tasks.partial_rollouts import PartialRollouts
 
@@ -62,6 +63,7 @@ class GroupProducer:
     group_scores: GroupScores | None = None  # Scorers of the config; None: there are none
     partials: PartialRollouts = field(default_factory=lambda: PartialRollouts(HeldTasks()))
     """Work that earlier attempts have left."""
+    failures: FailedAttempts = field(default_factory=FailedAttempts)
 
     @property
     def scoring_capacity(self) -> int:
@@ -73,7 +75,10 @@ class GroupProducer:
             return await self._scored_group(held)
         except (AttemptFailed, BadPrompt) as failed:
             kind = _KINDS.get(failed.reason, rollout_pb2.RETURN_KIND_FAILED)
-            return returned(held.lease.task, failed.reason, str(failed), kind)
+            detail = str(failed)
+            if isinstance(failed, AttemptFailed) and kind == rollout_pb2.RETURN_KIND_FAILED:
+                detail = self.failures.keep(held.lease, failed)
+            return returned(held.lease.task, failed.reason, detail, kind)
         except GenerationFailed as error:
             return returned(held.lease.task, "generation_error", str(error))
 
@@ -124,7 +129,12 @@ class GroupProducer:
         names = ", ".join(name for name in functions if named_scorer(name) is None)
         limit_s = settings_of(lease, self.config).reward_timeout_s
         with waiting(WaitKind.REWARD, f"scoring with {names}", names, limit_s=limit_s):
-            scores = await scorer.score(Job(shared, made.scored, limit_s))
+            job = Job(shared, made.scored, limit_s)
+            try:
+                scores = await scorer.score(job)
+            except AttemptFailed as failed:
+                failed.job = job
+                raise
         if self.group_scores is None:
             return scores
         return await self.group_scores.rewards(made, shared["answer"], scores, functions)

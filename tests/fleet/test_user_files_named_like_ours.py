@@ -22,7 +22,6 @@ PACKAGES = ("paceline", "paceline_launcher", *ROLES)
 MODULES = (
     *ROLES,
     *(
-        "rollout_worker.rewards.functions",
         "rollout_worker.engine.own_engine",
         "policy_worker.conformance",
     ),
