@@ -13,15 +13,15 @@ from typing import Any
 MASK = "***"
 _URL = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]*://)(?P<hidden>(?:(?!\w://)[^\s\"'<>])*)@")
 _QUERY = re.compile(
-    r"(?P<name>[?&][^=&\s\"']*(?:passw|token|secret|key|sig|credential)[^=&\s\"']*=)[^&\s\"'<>]+",
+    r"(?P<name>[?&][^=&\s\"']*(?:passw|token|secret|key|sig|credential|ssl_ca)[^=&\s\"']*=)[^&\s\"'<>]+",
     re.IGNORECASE,
 )
 _NAME = re.compile(r"(?:^|[._-])(?:password|passwd|secret|token|credentials?|api_?key)$", re.I)
 
 
 def masked(text: str) -> str:
-    """``text``; what stands before the @ of a URL, and keys in its query, are replaced. The name of
-    a user stays if a password follows it."""
+    """``text``; what stands before the @ of a URL, and keys and certificates in its query, are
+    replaced. The name of a user stays if a password follows it."""
     if "://" not in text:
         return text
     return _QUERY.sub(rf"\g<name>{MASK}", _URL.sub(_masked, text))

@@ -31,6 +31,7 @@ HIDING = [
     f"redis://:with/{SECRET}@h/0",
     f"s3://bucket/prefix?endpoint=x&secret_key={SECRET}&b=1",
     f"https://h/hook?access_token={SECRET}",
+    f"rediss://w:{SECRET}@h:1/0?ssl_check_hostname=false&ssl_ca_data=-----BEGIN%0A{SECRET}%3D",
     f"sqlite+x://u:{SECRET}@/path",
 ]
 
