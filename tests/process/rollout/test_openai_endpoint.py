@@ -168,75 +168,81 @@ HALF_A_PAIR = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("changes", "kind", "code", "param"),
-    [
-        ({"model": "gpt-9"}, "NotFoundError", "model_not_found", "model"),
-        ({"n": 2}, "BadRequestError", "unsupported_parameter", "n"),
-        ({"tools": [ADD]}, "BadRequestError", "unsupported_parameter", "tools"),
-        ({"tools": [{"type": "function"}]}, "BadRequestError", "invalid_value", "tools"),
-        ({"tool_choice": "required"}, "BadRequestError", "unsupported_parameter", "tool_choice"),
-        ({"top_logprobs": 3}, "BadRequestError", "unsupported_parameter", "top_logprobs"),
-        ({"extra_body": {"best": 1}}, "BadRequestError", "unsupported_parameter", "best"),
-        ({"temperature": 3}, "BadRequestError", "invalid_value", "temperature"),
-        ({"temperature": 10**400}, "BadRequestError", "invalid_value", "temperature"),
-        ({"messages": HALF_A_PAIR}, "BadRequestError", "invalid_value", "messages[1]"),
-        ({"top_p": 0}, "BadRequestError", "invalid_value", "top_p"),
-        ({"max_tokens": 0}, "BadRequestError", "invalid_value", "max_tokens"),
-        ({"stop": [""]}, "BadRequestError", "invalid_value", "stop"),
-        ({"seed": "x"}, "BadRequestError", "invalid_value", "seed"),
-        ({"messages": []}, "BadRequestError", "invalid_value", "messages"),
-        (
-            {"messages": [{"role": "assistant", "content": "I"}]},
-            "BadRequestError",
-            "invalid_value",
-            "messages",
-        ),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "BadRequestError",
-            "unsupported_parameter",
-            "messages[0]",
-        ),
-        (
-            {"extra_headers": {"X-Paceline-Sample": "nobody"}},
-            "NotFoundError",
-            "unknown_sample",
-            None,
-        ),
-        (
-            {"messages": [{"role": "user", "content": "x" * 200}]},
-            "BadRequestError",
-            "context_length_exceeded",
-            "messages",
-        ),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-async def test_refusals_are_those_that_clients_know(
-    model: Path, changes: dict[str, Any], kind: str, code: str, param: str | None
-) -> None:
-    seen: list[Any] = []
+NOT_FOUND = ("model_not_found", "unknown_sample")
+REFUSALS: list[tuple[dict[str, Any], str, str | None]] = [
+    ({"model": "gpt-9"}, "model_not_found", "model"),
+    ({"n": 2}, "unsupported_parameter", "n"),
+    ({"tools": [ADD]}, "unsupported_parameter", "tools"),
+    ({"tools": [{"type": "function"}]}, "invalid_value", "tools"),
+    ({"tool_choice": "required"}, "unsupported_parameter", "tool_choice"),
+    ({"top_logprobs": 3}, "unsupported_parameter", "top_logprobs"),
+    ({"extra_body": {"best": 1}}, "unsupported_parameter", "best"),
+    ({"temperature": 3}, "invalid_value", "temperature"),
+    ({"temperature": 10**400}, "invalid_value", "temperature"),
+    ({"messages": HALF_A_PAIR}, "invalid_value", "messages[1]"),
+    ({"top_p": 0}, "invalid_value", "top_p"),
+    ({"max_tokens": 0}, "invalid_value", "max_tokens"),
+    ({"stop": [""]}, "invalid_value", "stop"),
+    ({"seed": "x"}, "invalid_value", "seed"),
+    ({"messages": []}, "invalid_value", "messages"),
+    (
+        {"messages": [{"role": "assistant", "content": "I"}]},
+        "invalid_value",
+        "messages",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        "unsupported_parameter",
+        "messages[0]",
+    ),
+    (
+        {"extra_headers": {"X-Paceline-Sample": "nobody"}},
+        "unknown_sample",
+        None,
+    ),
+]
+"""Changes to a request that would be served, and the code and parameter of the refusal."""
+
+
+async def refusal_of(client: Any, task: EnvironmentTask, changes: dict[str, Any]) -> Any:
+    options = {"model": task.openai.model, "messages": BEGIN, **changes}
+    with pytest.raises(openai.APIStatusError) as caught:
+        await client.chat.completions.create(**options)
+    return caught.value
+
+
+async def test_refusals_are_those_that_clients_know(model: Path) -> None:
+    errors: list[Any] = []
 
     async def refused(client: Any, task: EnvironmentTask) -> float:
-        options = {"model": task.openai.model, "messages": BEGIN, **changes}
-        with pytest.raises(openai.APIStatusError) as caught:
-            await client.chat.completions.create(**options)
-        seen.append(caught.value)
-        if code != "context_length_exceeded":
-            await ask(client, task, BEGIN)
+        for changes, *_ in REFUSALS:
+            errors.append(await refusal_of(client, task, changes))
+        await ask(client, task, BEGIN)
         return 1.0
 
     async with staged(model, agent(refused), count_up, **SETTINGS) as stage:
         outcome = await stage.produce(lease_of(count=1))
-    (error,) = seen
-    assert (type(error).__name__, error.code, error.param) == (kind, code, param)
-    assert error.body["message"] and error.body["type"] == "invalid_request_error"
-    if code == "context_length_exceeded":
-        # No other attempt at this row can do better.
-        assert (outcome.kind, outcome.reason) == (rollout_pb2.RETURN_KIND_DROP, "prompt_too_long")
-    else:
-        assert outcome.completions[0].text == "turn 1<eos>", "a refusal leaves no trace"
+    for error, (changes, code, param) in zip(errors, REFUSALS, strict=True):
+        assert (error.code, error.param) == (code, param), changes
+        kind = openai.NotFoundError if code in NOT_FOUND else openai.BadRequestError
+        assert type(error) is kind, changes
+        assert error.body["message"] and error.body["type"] == "invalid_request_error"
+    assert outcome.completions[0].text == "turn 1<eos>", "a refusal leaves no trace"
+
+
+async def test_a_prompt_without_room_for_a_turn_drops_its_row(model: Path) -> None:
+    """No other attempt at the row can do better."""
+    errors: list[Any] = []
+
+    async def too_long(client: Any, task: EnvironmentTask) -> float:
+        messages = [{"role": "user", "content": "x" * 200}]
+        errors.append(await refusal_of(client, task, {"messages": messages}))
+        return 1.0
+
+    async with staged(model, agent(too_long), count_up, **SETTINGS) as stage:
+        outcome = await stage.produce(lease_of(count=1))
+    assert (errors[0].code, errors[0].param) == ("context_length_exceeded", "messages")
+    assert (outcome.kind, outcome.reason) == (rollout_pb2.RETURN_KIND_DROP, "prompt_too_long")
 
 
 async def test_a_sample_is_named_by_header_or_key_and_is_gone_once_it_is_made(model: Path) -> None:
