@@ -62,6 +62,15 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture(autouse=True)
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Controllers that are not there are not waited for as long as those that may come back."""
+    reports = "paceline_launcher.cli.reports"
+    monkeypatch.setattr(f"{reports}.status.ANSWER_LIMIT_S", 0.3)
+    monkeypatch.setattr(f"{reports}.samples.ANSWER_S", 0.3)
+    monkeypatch.setattr("paceline.observe.run_watcher.FIRST_ANSWER_S", 0.3)
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_every_command_has_help_with_an_example(command: tuple[str, ...]) -> None:
     shown = CliRunner().invoke(app, [*command, "--help"])
