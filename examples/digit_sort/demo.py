@@ -15,6 +15,9 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent.parent
+PROMPTS = 5
+LEARNS_STEPS = 100
+"""After so many steps the demo fails if it has not learned."""
 
 
 def main() -> int:
@@ -39,23 +42,27 @@ def main() -> int:
     if status != 0:
         return status
     summary = json.loads((run_dir / "summary.json").read_text())
+    before, after = summary["eval_first"], summary["eval_last"]
     print()
     print(
-        f"held-out exact match {summary['eval_first']:.2f} -> {summary['eval_last']:.2f}"
-        f" in {summary['steps']} steps, {time.monotonic() - started:.0f} s;"
-        f" samples lost {summary['samples_lost']}, duplicated {summary['samples_duplicated']},"
-        f" staleness up to {summary['max_staleness']:.0f}"
+        f"The model sorted {before:.0%} of the held-out digits before, and {after:.0%} after "
+        f"{summary['steps']} steps ({time.monotonic() - started:.0f} s). "
+        f"Samples lost {summary['samples_lost']}, trained twice {summary['samples_duplicated']}."
     )
     if not summary.get("export"):
         print("error: the run exported no model", file=sys.stderr)
         return 1
-    print(f"exported model: {summary['export']}")
-    print(ask(Path(summary["export"])))
+    print("The exported model, on prompts that it was not trained on:")
+    right = ask(Path(summary["export"]))
+    if summary["steps"] >= LEARNS_STEPS and (after <= before or not right):
+        print("error: the model has not learned: paceline why --run-dir", run_dir, file=sys.stderr)
+        return 1
     return 0
 
 
-def ask(model_dir: Path) -> str:
-    """Reloads the exported model through transformers and samples one held-out answer."""
+def ask(model_dir: Path) -> int:
+    """Reloads the exported model through transformers, prints its most likely answers to a few
+    held-out prompts, and returns how many of them are right."""
     from paceline.cuda_extensions import hide_cuda_extensions
 
     hide_cuda_extensions()
@@ -66,14 +73,18 @@ def ask(model_dir: Path) -> str:
     logging.disable_progress_bar()
     torch.set_num_threads(1)
     rows = (HERE / "held_out.jsonl").read_text().splitlines()
-    row = json.loads(random.choice(rows))
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     model = AutoModelForCausalLM.from_pretrained(model_dir)
-    prompt = tokenizer(row["prompt"], return_tensors="pt")
-    output = model.generate(**prompt, do_sample=True, temperature=1.0, max_new_tokens=24)
-    answer = tokenizer.decode(output[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
-    verdict = "right" if answer == row["answer"] else f"wrong, it is {row['answer']}"
-    return f"sampled from it: {row['prompt']} {answer}   ({verdict})"
+    right = 0
+    for row in map(json.loads, random.sample(rows, PROMPTS)):
+        prompt = tokenizer(row["prompt"], return_tensors="pt")
+        output = model.generate(**prompt, do_sample=False, max_new_tokens=24)
+        start = prompt["input_ids"].shape[1]
+        answer = tokenizer.decode(output[0, start:], skip_special_tokens=True)
+        right += answer == row["answer"]
+        verdict = "right" if answer == row["answer"] else f"wrong, it is {row['answer']}"
+        print(f"  {row['prompt']} {answer}   {verdict}")
+    return right
 
 
 if __name__ == "__main__":
