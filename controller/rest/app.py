@@ -99,7 +99,7 @@ class Rest:
             response_class=Response,
             responses={
                 200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
-                **documented(401, 429, 500, 503),
+                **documented(401, 500, 503),
             },
         )
         async def metrics() -> Response:

@@ -6,14 +6,12 @@
 - A request from another site's page, as reported by the browser, is refused even with the token.
   Pages of the run's other controllers are accepted, so that an open dashboard continues with
   another controller when its own dies.
-- An address that sends too many wrong tokens is locked out for a while; the right token still gets
-  in.
+- Whoever guesses tokens waits for turns with all who have none: see readers.py.
 """
 
 import asyncio
 import hashlib
 import hmac
-import time
 from collections import defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -28,9 +26,6 @@ from controller.rest.schemas import respond
 from paceline.rpc.addresses import is_loopback
 from paceline.rpc.request_proof import Proofs
 
-FAILURES_ALLOWED = 10
-WINDOW_S = 60.0
-REMEMBERED = 10_000
 MOST_BODY = 64 << 10
 PROVEN = "paceline-proven"
 """In the scope's state: SHA-256 of the body that the request's proof is for; empty for a request
@@ -66,8 +61,6 @@ class RestAuth:
     """Turns of probes, of requests with the token, and of all others."""
     _proofs: Proofs = field(init=False)
     _bearer: bytes = field(init=False, repr=False)
-    _failures: dict[str, list[float]] = field(default_factory=dict)
-    """Monotonic times of the newest wrong tokens, by address."""
 
     def __post_init__(self) -> None:
         self._proofs, self._bearer = Proofs(self.token), f"Bearer {self.token}".encode()
@@ -137,18 +130,8 @@ class RestAuth:
         is_open = self.loopback or path in OPEN_PATHS or path.startswith(STATIC)
         if not offered and not write and is_open:
             return None
-        client = request.client.host if request.client else "?"
-        # First: whoever shares an address with a guesser, behind a proxy or on this machine, gets
-        # in.
         if self._authorised(request):
-            self._failures.pop(client, None)
             return None
-        wait_s = self._locked(client)
-        if wait_s > 0:
-            problem = f"too many wrong tokens from this address; wait {wait_s:.0f} s"
-            return respond(429, problem, path, {"Retry-After": f"{wait_s:.0f}"})
-        if offered:
-            self._failed(client)
         problem = "the token is wrong" if offered else "this request needs the run's token"
         problem += ": send Authorization: Bearer TOKEN"
         return respond(401, problem, path, {"WWW-Authenticate": "Bearer"})
@@ -195,19 +178,6 @@ class RestAuth:
         place = place_of(request.headers.get("origin", ""))
         own = f"{request.url.scheme}://{request.headers.get('host', '')}"
         return place is not None and place in map(place_of, (own, *self.origins()))
-
-    def _locked(self, client: str) -> float:
-        """Seconds until the address may offer a token again; 0: at once."""
-        now = time.monotonic()
-        recent = [t for t in self._failures.get(client, ()) if t > now - WINDOW_S]
-        return max(1.0, recent[0] + WINDOW_S - now) if len(recent) >= FAILURES_ALLOWED else 0.0
-
-    def _failed(self, client: str) -> None:
-        if len(self._failures) >= REMEMBERED:
-            self._failures.clear()
-        times = self._failures.setdefault(client, [])
-        times.append(time.monotonic())
-        del times[:-FAILURES_ALLOWED]
 
 
 def busy(scope: Scope) -> Response:

@@ -51,7 +51,7 @@ def router(controller: Controller) -> APIRouter:
         tags=["steering"],
         responses={
             307: {"description": "Repeat the request there: that controller leads"},
-            **documented(400, 401, 403, 409, 411, 413, 422, 429, 500, 503),
+            **documented(400, 401, 403, 409, 411, 413, 422, 500, 503),
         },
     )
 

@@ -46,7 +46,7 @@ def parse_id(text: str) -> Key | None:
 
 
 def router(controller: Controller, rate: StepRate) -> APIRouter:
-    routes = APIRouter(prefix="/api/v1", responses=documented(401, 403, 422, 429, 500, 503))
+    routes = APIRouter(prefix="/api/v1", responses=documented(401, 403, 422, 500, 503))
     redactor = Redactor(controller.run_dir)
     projector = controller.context.projector
     archive = ArchivedGroups(controller.run_dir)

@@ -91,7 +91,7 @@ def _lines(run: Projection, key: Key | None) -> list[tuple[Key, bytes]]:
 
 
 def router(streams: EventStreams) -> APIRouter:
-    routes = APIRouter(prefix="/api/v1", responses=documented(401, 403, 422, 429, 500, 503))
+    routes = APIRouter(prefix="/api/v1", responses=documented(401, 403, 422, 500, 503))
 
     @routes.get(
         "/events/stream",
