@@ -33,54 +33,19 @@ ROLES = {
     common_pb2.ROLE_ROLLOUT: "rollout",
     common_pb2.ROLE_SCORER: "scorer",
 }
-OF_STEP = {
-    "reward_mean": "Mean reward of the newest step",
-    "reward_std": "Standard deviation of its rewards",
-    "loss": "Its loss",
-    "kl": "Its KL divergence from the reference, in nats",
-    "kl_behaviour": "Its KL divergence of the trainer from the policy that sampled, in nats",
-    "kl_coef": "Coefficient of the KL penalty in its rewards",
-    "value_loss": "Mean value loss of the critic, per token",
-    "value_mean": "Mean value that the critic gave",
-    "return_mean": "Mean value target",
-    "explained_variance": "Share of the variance of value targets that the critic explains",
-    "grad_norm_critic": "Norm of the critic's gradient",
-    "pair_accuracy": "Share of its pairs whose chosen completion has the higher reward",
-    "reward_margin": "Mean reward of its chosen completions less that of the rejected ones",
-    "chosen_reward": "Mean reward of its chosen completions",
-    "rejected_reward": "Mean reward of its rejected completions",
-    "chosen_logprob_shift": "Mean log-ratio to the reference of its chosen completions, in nats",
-    "entropy": "Its mean entropy, in nats",
-    "clip_fraction": "Share of its tokens that were clipped",
-    "dual_clip_fraction": "Share of its tokens that the dual clip bounded",
-    "update_skipped": "1 if the gradient was not finite and no weight changed",
-    "grad_norm": "Norm of its gradient",
-    "lr": "Its learning rate",
-    "logprob_gap_mean": "Mean gap between sampled and recomputed log-probabilities, in nats",
-    "logprob_gap_max": "Largest such gap, in nats",
-    "logprob_gap_fresh_mean": "Mean gap over tokens of staleness 0 alone, in nats",
-    "logprob_gap_fresh_max": "Largest gap over tokens of staleness 0 alone, in nats",
-    "staleness_mean": "Mean staleness of its tokens, in steps",
-    "staleness_max": "Largest staleness of its tokens, in steps",
-    "late_share": "Share of its groups that were older than max_staleness",
-    "masked_share": "Share of its tokens that were masked for their age",
-    "dropped_share": "Share of generated groups dropped for their age, since the step before",
-    "zero_variance_share": "Share of generated groups whose rewards are all equal",
-    "uninformative_share": "Share of generated groups dropped for equal rewards",
-    "prompts_truncated": "Its prompts that were truncated",
-    "prompts_too_long": "Prompts dropped for their length since the run began",
-    "rows_always_solved": "Share of rows whose newest group was all solved, with a curriculum",
-    "rows_never_solved": "Share of those of which none was solved",
-    "ess": "Effective sample size of its importance weights, as a share of its tokens",
-    "response_tokens_mean": "Mean length of its completions, in tokens",
-    "late_response_tokens_mean": "Mean length of those of late groups",
-    "masked_response_tokens_mean": "Mean length of those of groups with masked tokens",
-    "dropped_response_tokens_mean": "Mean length of completions that were dropped for their age",
-    "uninformative_response_tokens_mean": "Mean length of those dropped for equal rewards",
-    "tokens_per_s": "Tokens trained per second",
-    "samples_per_s": "Samples trained per second",
-    "step_s": "Duration of the newest step",
-}
+OF_STEP = (
+    *("reward_mean", "reward_std", "loss", "kl", "kl_behaviour", "kl_coef", "value_loss"),
+    *("value_mean", "return_mean", "explained_variance", "grad_norm_critic", "pair_accuracy"),
+    *("reward_margin", "chosen_reward", "rejected_reward", "chosen_logprob_shift", "entropy"),
+    *("clip_fraction", "dual_clip_fraction", "update_skipped", "grad_norm", "lr"),
+    *("logprob_gap_mean", "logprob_gap_max", "logprob_gap_fresh_mean", "logprob_gap_fresh_max"),
+    *("staleness_mean", "staleness_max", "late_share", "masked_share", "dropped_share"),
+    *("zero_variance_share", "uninformative_share", "prompts_truncated", "prompts_too_long"),
+    *("rows_always_solved", "rows_never_solved", "ess", "response_tokens_mean"),
+    *("late_response_tokens_mean", "masked_response_tokens_mean", "dropped_response_tokens_mean"),
+    *("uninformative_response_tokens_mean", "tokens_per_s", "samples_per_s", "step_s"),
+)
+"""Metrics of the newest step, which docs/metrics.md defines."""
 OF_WORKER = {
     "heartbeat_age_s": ("heartbeat_age_seconds", "Since the last report"),
     "version": ("weights_version", "Held or served"),
@@ -156,7 +121,8 @@ class PrometheusMetrics(Collector):
     @staticmethod
     def _step(view: views.StatusView) -> Iterator[Metric]:
         # A metric that the run lacks has no value, so that every name can be looked up.
-        for name, help_text in OF_STEP.items():
+        for name in OF_STEP:
+            help_text = f"{name} of the newest step, as docs/metrics.md defines it"
             yield _metric(RENAMED.get(name, name), help_text, view.metrics.get(name))
         times = (re.fullmatch("time_(.*)_s", name) for name in view.metrics)
         parts = {found[1]: view.metrics[found[0]] for found in times if found}
