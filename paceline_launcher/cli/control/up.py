@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -224,15 +225,11 @@ def _fleet_line(settings: Config) -> str:
 
 
 def print_outcome(summary: dict[str, Any], status: str, directory: Path) -> None:
-    from paceline_launcher.terminal import out_console, printable, short, table
+    from paceline_launcher.terminal import out_console, printable, table
 
-    def cell(value: Any) -> Any:
-        is_dict = isinstance(value, dict)
-        return ", ".join(f"{k} {short(v)}" for k, v in value.items()) if is_dict else value
-
-    rows = [(name, cell(value)) for name, value in summary.items() if value not in (None, [], {})]
+    rows = [(name, printable(text)) for name, text in outcome(summary)]
     out_console().print(table("|", rows, header=False))
-    typer.echo(f"summary: {directory / 'summary.json'}")
+    typer.echo(f"more: {directory / 'summary.json'}")
     if summary.get("export"):
         typer.echo(f"exported model: {summary['export']}")
     if status == "interrupted":
@@ -244,6 +241,41 @@ def print_outcome(summary: dict[str, Any], status: str, directory: Path) -> None
     if status == "failed":
         reason = printable(str(summary.get("reason")))
         typer.echo(f"error: {reason} (logs: {directory / 'logs'})", err=True)
+
+
+def outcome(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What a person wants to know of a run that is over, by name."""
+    from paceline_launcher.terminal import short
+
+    got = {name: short(value) for name, value in summary.items()}
+    known = {name for name, value in summary.items() if value not in (None, 0, "", [], {})}
+    trained = "" if "samples_trained" not in known else f", {summary['samples_trained']:,} samples"
+    rate = f", {got['samples_per_s']} samples/s" if "samples_per_s" in known else ""
+    yield "run", f"{summary.get('status')} after {summary.get('steps', 0)} steps{trained}{rate}"
+    if "reason" in known:
+        yield "reason", str(summary["reason"])
+    if "reward_last5" in known:
+        first, last = got["reward_first5"], got["reward_last5"]
+        yield "training reward", f"{first} -> {last}, mean of 5 steps, of sampled completions"
+    if "eval_last" in known:
+        change = f"{got['eval_first']} -> {got['eval_last']}"
+        yield "held-out reward", f"{change}, of the most likely completions of other prompts"
+    if "best_checkpoint_step" in known:
+        best = got.get("best_checkpoint_eval")
+        yield "best checkpoint", f"step {summary['best_checkpoint_step']}, held-out reward {best}"
+    if "ledger_ok" in summary:
+        counts = f"{summary.get('samples_lost')} lost, {summary.get('samples_duplicated')} trained twice"
+        problems = "; ".join(map(str, summary.get("ledger_problems") or ()))
+        yield "samples", f"{counts}{': ' if problems else ''}{problems}"
+    if "max_staleness" in known:
+        late = "a group begins within train.max_staleness steps, and a long one ends later"
+        yield "staleness", f"at most {got['max_staleness']} steps ({late})"
+    if "groups_dropped" in known:
+        dropped = summary["groups_dropped"].items()
+        yield "dropped", ", ".join(f"{count} groups {reason}" for reason, count in dropped)
+    names = ("controller_failovers", "mesh_rebuilds", "rollbacks")
+    if met := [f"{summary[name]} {name.replace('_', ' ')}" for name in names if name in known]:
+        yield "survived", ", ".join(met)
 
 
 def from_override(given: Path | None) -> list[str]:
