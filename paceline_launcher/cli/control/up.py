@@ -264,7 +264,9 @@ def outcome(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
         best = got.get("best_checkpoint_eval")
         yield "best checkpoint", f"step {summary['best_checkpoint_step']}, held-out reward {best}"
     if "ledger_ok" in summary:
-        counts = f"{summary.get('samples_lost')} lost, {summary.get('samples_duplicated')} trained twice"
+        counts = (
+            f"{summary.get('samples_lost')} lost, {summary.get('samples_duplicated')} trained twice"
+        )
         problems = "; ".join(map(str, summary.get("ledger_problems") or ()))
         yield "samples", f"{counts}{': ' if problems else ''}{problems}"
     if "max_staleness" in known:
