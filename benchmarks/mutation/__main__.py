@@ -112,6 +112,8 @@ def judge(tree: Path, guard: Guard) -> dict[str, object]:
     finally:
         for file, text in originals.items():
             (tree / file).write_text(text)
+    if status not in (0, 1):
+        raise SystemExit(f"{guard.name}: its tests did not run once it was removed")
     return {"guard": guard.name, "what": guard.what, "red": status == 1, "failed": failed}
 
 
