@@ -31,6 +31,7 @@ class RunFileWriter:
         self._metrics = JsonLinesFile(run_dir / "metrics.jsonl")
         self._counts: Counter[str] = Counter()
         self._position, self._index, self._previous = "", -1, ""
+        self._place = position_key("")
         self._listed, self.last_position = _last_line(run_dir / "events.jsonl")
         self._measured, _ = _last_line(run_dir / "metrics.jsonl")
 
@@ -42,8 +43,9 @@ class RunFileWriter:
         must not fall; several events may share one. ``t`` is in Unix seconds."""
         if position != self._position:
             self._previous, self._position, self._index = self._position, position, -1
+            self._place = position_key(position)
         self._index += 1
-        key = (position_key(position), self._index)
+        key = (self._place, self._index)
         kind = str(event.get("type", ""))
         self._counts[kind] += 1
         head = {"position": position, "n": self._index, "t": round(t, 3)}
