@@ -51,6 +51,15 @@ _VERSIONS = (
 )
 
 
+def control_groups(pid: int, root: Path = ROOT) -> str:
+    """The control groups of process ``pid``, as the kernel lists them; empty if there is no such
+    process."""
+    try:
+        return (root / "proc" / str(pid) / "cgroup").read_text()
+    except OSError:
+        return ""
+
+
 def memory_kills(pid: int | None = None, root: Path = ROOT) -> MemoryKills | None:
     """Counter of the control group of process ``pid``; of this process by default. None if there is
     no such process, or its memory is in no control group that can be read. ``root``: directory

@@ -29,6 +29,7 @@ from paceline.observe.vocabulary import FaultCause
 from paceline.process.kernel_state import KernelState, kernel_state
 from paceline.process.memory_kills import (
     MemoryKills,
+    control_groups,
     count_again,
     memory_kills,
 )
@@ -138,7 +139,8 @@ def _status_of(pid: int) -> int:
 BEFORE_S = 5.0
 """A replica ends a moment after one of its ranks was killed: kills of that time count."""
 COUNT_S = 2.0
-"""Counts are taken no more often: each reads a file for every control group up to the mount."""
+"""Of a process that stays in its group, counts are taken no more often: each reads a file for every
+group up to the mount."""
 STOPPED_LOOKS = 2
 """A process that is stopped in so many looks in a row: a debugger stops it for less."""
 CRASHES = frozenset(
@@ -168,11 +170,14 @@ class Witness:
     again: Callable[[MemoryKills], MemoryKills] = count_again
     state: Callable[[int], KernelState | None] = kernel_state
     clock: Callable[[], float] = time.monotonic
+    groups: Callable[[int], str] = control_groups
+    _groups: str = ""  # at the last count
     _before: deque[tuple[float, MemoryKills]] = field(default_factory=deque)
     """Counts with their times: the newest that is older than BEFORE_S, and all since."""
     _stopped: int = 0  # looks in a row in which it was stopped
 
     def __post_init__(self) -> None:
+        self._groups = self.groups(self.pid)
         self._note(self.count(self.pid))
 
     def look(self) -> Finding | None:
@@ -180,7 +185,10 @@ class Witness:
         state = self.state(self.pid)
         if state is None or state.letter in DEAD:
             return None  # the kernel has taken it out of its group
-        if not self._before or self.clock() >= self._before[-1][0] + COUNT_S:
+        groups = self.groups(self.pid)
+        due = not self._before or self.clock() >= self._before[-1][0] + COUNT_S
+        if due or groups != self._groups:
+            self._groups = groups
             self._note(self.count(self.pid))
         self._stopped = self._stopped + 1 if state.stopped else 0
         if self._stopped != STOPPED_LOOKS:

@@ -28,9 +28,10 @@ class Machine:
     kills: int = 3
     now: float = 100.0
     letter: str = "R"
+    group: str = "/demo"
 
     def counted(self, *_: object) -> MemoryKills:
-        return MemoryKills("/demo", self.kills, 512 << 20, "/demo")
+        return MemoryKills(self.group, self.kills, 512 << 20, self.group)
 
     def witness(self) -> Witness:
         return Witness(
@@ -39,6 +40,7 @@ class Machine:
             self.counted,
             lambda pid: KernelState(self.letter),
             lambda: self.now,
+            lambda pid: self.group,
         )
 
 
@@ -60,6 +62,15 @@ def test_a_kill_of_another_process_some_time_before_is_not_its_own() -> None:
         machine.now += BEFORE_S / 4
         assert witness.look() is None
     assert witness.verdict(-signal.SIGKILL).cause == "killed"
+
+
+def test_a_kill_in_a_group_that_it_has_just_been_moved_to_counts() -> None:
+    machine = Machine()
+    witness = machine.witness()
+    machine.group, machine.kills = "/small", 0
+    assert witness.look() is None
+    machine.kills = 1
+    assert witness.verdict(-signal.SIGKILL).cause == "out_of_memory"
 
 
 def test_a_replica_that_ends_because_one_of_its_ranks_was_killed_says_so() -> None:
