@@ -1,5 +1,6 @@
 // REST client: reads from any controller, fails over to the next, and sends commands to the leader.
 
+import { hmac, sha256 } from "./sha256.js";
 import { state } from "./state.js";
 
 const READ_TIMEOUT_MS = 4000;
@@ -30,24 +31,16 @@ export const storeToken = (token) => {
 };
 export const forgetToken = () => storeToken("");
 
-const hex = (bytes) =>
-  [...new Uint8Array(bytes)].map((b) => b.toString(16).padStart(2, "0")).join("");
+const hex = (bytes) => [...bytes].map((b) => b.toString(16).padStart(2, "0")).join("");
 
 // Proves that this page has the token, without sending it: paceline/rpc/request_proof.py. Whoever
 // took the port of a controller that died gets a proof of this one request.
-async function proof(token, method, path, body) {
-  if (!crypto.subtle)
-    throw new Refusal(
-      401,
-      "open this page over https or as localhost: a token is not sent in clear",
-    );
-  const text = new TextEncoder();
-  const algorithm = { name: "HMAC", hash: "SHA-256" };
-  const key = await crypto.subtle.importKey("raw", text.encode(token), algorithm, false, ["sign"]);
-  const digest = hex(await crypto.subtle.digest("SHA-256", text.encode(body || "")));
+function proof(token, method, path, body) {
+  const bytes = (text) => new TextEncoder().encode(text);
+  const digest = hex(sha256(bytes(body || "")));
   const signed = [Date.now(), hex(crypto.getRandomValues(new Uint8Array(16))), digest];
-  const lines = [method, path, ...signed].join("\n");
-  return `Paceline ${[...signed, hex(await crypto.subtle.sign("HMAC", key, text.encode(lines)))].join(".")}`;
+  const mac = hex(hmac(bytes(token), bytes([method, path, ...signed].join("\n"))));
+  return `Paceline ${[...signed, mac].join(".")}`;
 }
 
 let readsNeedToken = false;
@@ -66,8 +59,7 @@ export async function request(base, path, { method = "GET", body, token } = {}) 
   const headers = { Accept: "application/json" };
   const target = new URL(`${base}/api/v1/${path}`);
   const secret = token ?? (write || readsNeedToken ? storedToken() : "");
-  if (secret)
-    headers.Authorization = await proof(secret, method, target.pathname + target.search, body);
+  if (secret) headers.Authorization = proof(secret, method, target.pathname + target.search, body);
   if (body) headers["Content-Type"] = "application/json";
   const stop = new AbortController();
   const timer = setTimeout(() => stop.abort(), write ? COMMAND_TIMEOUT_MS : READ_TIMEOUT_MS);
