@@ -240,17 +240,23 @@ def _has_front(cfg: RedisConfig) -> bool:
     return bool(cfg.port) or not is_loopback(cfg.host)
 
 
+def _quoted(path: Path) -> str:
+    """A value of the server's configuration, which knows the escapes of C."""
+    text = str(path).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{text}"'
+
+
 def _settings(home: Path, cfg: RedisConfig) -> list[str]:
     lines = [
         "port 0",
-        f'unixsocket "{server_socket(home)}"',
+        f"unixsocket {_quoted(server_socket(home))}",
         "unixsocketperm 700",
         *acl_lines(home),
         # No file but its own can be written through it, and no code loaded.
         "enable-protected-configs no",
         "enable-debug-command no",
         "enable-module-command no",
-        f'dir "{home.resolve()}"',
+        f"dir {_quoted(home.resolve())}",
         "daemonize no",
         "databases 1",
         "appendonly yes",
