@@ -1,5 +1,6 @@
 """User errors, with a command's exit status, and the leader's reasons to refuse a request."""
 
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 
@@ -34,6 +35,14 @@ def one_line(error: BaseException) -> str:
     except BaseException:  # a class of the user's may fail at this too
         message = ["its message cannot be read"]
     return f"{type(error).__name__}: {message[0] if message else 'no message'}"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """ "Did you mean exact_match? " for a name close to a known one; else empty."""
+    import difflib
+
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f"Did you mean {close[0]}? " if close else ""
 
 
 def seen_from(path: str) -> str:

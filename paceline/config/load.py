@@ -45,7 +45,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, stored: bool
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+        raise ConfigError(_no_toml(path, text, str(error))) from None
     if stored:
         raw = with_new_names(raw)
     overridden: dict[Field, str] = {}
@@ -59,6 +59,31 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, stored: bool
         places = _Places(path, field_lines(text), overridden)
         found = dict.fromkeys(_describe(e, places) for e in _one_per_field(error.errors()))
         raise ConfigError("\n".join(found)) from None
+
+
+_TOML_REMEDIES = {
+    "Cannot overwrite": "This setting stands twice: remove one of the two lines",
+    "Cannot declare": "This section stands twice: put its settings under the first one",
+    "Cannot mutate": "This section stands twice: put its settings under the first one",
+    "Invalid value": 'A text needs quotes ("yes"); true, false and numbers have none',
+    "Illegal character": "A text ends on its line, with the quote that it began with",
+    "Expected ']'": "A section is [NAME] on a line of its own",
+    "Expected '='": 'A setting is NAME = VALUE; a text needs quotes ("yes")',
+}
+
+
+def _no_toml(path: Path, text: str, message: str) -> str:
+    """One line: the place, the text there, the problem and the remedy."""
+    found = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", message)
+    lines = text.splitlines() or [""]
+    number = int(found[1]) if found and found[1] else len(lines)
+    problem = message[: found.start()] if found else message
+    remedy = next((r for words, r in _TOML_REMEDIES.items() if problem.startswith(words)), "")
+    there = lines[min(number, len(lines)) - 1].strip()
+    name, equals, value = there.partition("=")
+    if equals:
+        there = f"{name.strip()} = {masked_settings(value.strip(), name.strip())}"
+    return f"{path} line {number}: {there}: not valid TOML: {problem}. {remedy}".strip()
 
 
 def to_toml(config: Config, *, mask: bool = False) -> str:
@@ -255,12 +280,14 @@ def _describe(error: ErrorDetails, places: _Places) -> str:
         return f"{places.of(field)}: {name} is missing. {_remedy_missing(field)}"
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "value_error":
-        if _table_of(field):
+        if _table_of(field) or name == "reward.functions":
             return f"{places.of(field)}: {name}: {message}"
         mentioned = re.findall(r"\b[a-z]+(?:\.[a-z_]+)+\b", message)
         place = places.of(tuple(mentioned[0].split(".")) if mentioned else field)
         return f"{place}: {message}"
     message = message[0].lower() + message[1:]
+    if error["type"] in ("model_type", "model_attributes_type"):
+        message = f"it is a section. Write [{name}] on a line of its own, and its settings under it"
     shown = json.dumps(error["input"], default=str)
     explained = f" {name}: {_meaning(field)}" if _meaning(field) else ""
     return f"{places.of(field)}: {name} = {shown}: {message}.{explained}"

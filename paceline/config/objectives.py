@@ -19,6 +19,7 @@ from paceline.config.sections.objective_options import (
     PpoOptions,
     RewardModelOptions,
 )
+from paceline.errors import did_you_mean
 
 if TYPE_CHECKING:
     from paceline.config.sections.training import TrainConfig
@@ -194,9 +195,11 @@ def _toml(value: Any) -> str:
 def problem_of(algorithm: str, options: Mapping[str, Any]) -> str:
     """The problem with the name, or with the options of a built-in objective; else empty."""
     if algorithm not in BUILT_IN:
+        meant = did_you_mean(algorithm, BUILT_IN)
         return (
-            f"train.algorithm = {algorithm!r} is not an objective: name one that is built in "
-            f"({', '.join(BUILT_IN)}), or a class of yours as package.module:Class"
+            f"train.algorithm = {algorithm!r} is not an objective. {meant}Name one that is "
+            f"built in ({', '.join(BUILT_IN)}), or a class of yours as "
+            "package.module:Class"
             if ":" not in algorithm
             else ""
         )

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from paceline.config.fields import Fixed, LocalPath, Positive, Section
 from paceline.config.sections.scorers import named_scorer
-from paceline.config.sections.training import BUILT_IN_REWARDS, DataConfig, RewardConfig
+from paceline.config.sections.training import BUILT_IN_REWARDS, DataConfig, RewardConfig, Rewards
 from paceline.evaluation import judging_metrics
 
 HELD_OUT = "held_out"
@@ -45,7 +45,7 @@ class EvalSetConfig(Section):
     every: Positive | None = None
     """Steps between evaluations, beside those at step 0 and at the end. Default:
     train.eval_every."""
-    reward: list[str] | dict[str, float] | None = None
+    reward: Rewards | None = None
     """Rewards of this set. Default: reward.functions."""
     solved_at: float = 1.0
     """Reward from which a sample counts as solved, in pass@k and maj@k."""

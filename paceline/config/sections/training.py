@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from paceline.config.fields import (
     AT_START,
@@ -25,6 +32,7 @@ from paceline.config.fields import (
 )
 from paceline.config.objectives import with_defaults
 from paceline.config.prompt_template import placeholders
+from paceline.errors import did_you_mean
 
 LENGTHS = ("steps", "epochs", "max_samples")
 """Settings of [train] that say how long the run is; one of them is set."""
@@ -46,6 +54,27 @@ BUILT_IN_REWARDS: Mapping[str, str] = {
 """Rewards that are built in, beside format:REGEX, all of which compare with the row's answer: name
 in
 the configuration, and name of the function among the rewards of the rollout worker."""
+
+
+def _names_rewards(value: Any) -> Any:
+    """Raises ValueError for a list or table of rewards with a name or weight that cannot be one."""
+    if isinstance(value, str):
+        raise ValueError(f'{value!r} is no list. Write ["{value}"], or a table with weights')
+    for name in value if isinstance(value, list | dict) else ():
+        own = isinstance(name, str) and (":" in name or name in BUILT_IN_REWARDS)
+        if isinstance(name, str) and not own:
+            raise ValueError(
+                f"{name} is not a reward. {did_you_mean(name, BUILT_IN_REWARDS)}Name one that is "
+                f"built in ({', '.join(BUILT_IN_REWARDS)}, format:REGEX), a scorer as scorer:NAME, "
+                "or a function of your own as package.module:function"
+            )
+    for name, weight in value.items() if isinstance(value, dict) else ():
+        if not isinstance(weight, int | float):
+            raise ValueError(f"the weight of {name} is {weight!r}. Write a number")
+    return value
+
+
+Rewards = Annotated[list[str] | dict[str, float], BeforeValidator(_names_rewards)]
 
 
 class RunConfig(Section):
@@ -261,7 +290,7 @@ def _check_renamed(source: str, setting: str, field: object, known: Mapping[str,
 class RewardConfig(Section):
     change = Fixed("groups in flight were scored with them")
 
-    functions: list[str] | dict[str, float] = Field(default_factory=lambda: ["exact_match"])
+    functions: Rewards = Field(default_factory=lambda: ["exact_match"])
     """Rewards: exact_match, math_verify, math_boxed, math_boxed:intervals, format:REGEX,
     package.module:function, or scorer:NAME. As a table, each has a weight."""
     timeout_s: Annotated[Seconds, LEASE] = 10.0

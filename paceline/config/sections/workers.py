@@ -17,6 +17,7 @@ from paceline.config.fields import (
     Section,
     Workload,
 )
+from paceline.errors import did_you_mean
 
 
 class RolloutConfig(Section):
@@ -115,10 +116,11 @@ class RolloutConfig(Section):
     @field_validator("engine")
     @classmethod
     def _known_or_named(cls, name: str) -> str:
-        if name not in ("transformers", "vllm") and not re.fullmatch(r"[\w.]+:[\w.]+", name):
+        known = ("transformers", "vllm")
+        if name not in known and not re.fullmatch(r"[\w.]+:[\w.]+", name):
             raise ValueError(
-                f"{name!r} is no engine: use transformers, vllm, or a class of your own as "
-                "package.module:Class"
+                f"rollout.engine = {name!r} is not an engine. {did_you_mean(name, known)}"
+                "Use transformers, vllm, or a class of your own as package.module:Class"
             )
         return name
 

@@ -4,6 +4,7 @@ machine, and the wait for the run's end."""
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import socket
@@ -41,6 +42,10 @@ Controllers = Annotated[
 Identity = Annotated[
     str | None, typer.Option("--id", help="Name of this process, unique in the run.")
 ]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="File with the run's token, in place of auth.token_file."),
+]
 TensorHost = Annotated[
     str | None,
     typer.Option(
@@ -58,6 +63,7 @@ def controller(
         int, typer.Option(min=0, help="Position of this controller in --controllers, from 0.")
     ] = 0,
     run_dir: RunDirOption = None,
+    token_file: TokenFile = None,
     overrides: SetOption = None,
 ) -> None:
     """Start one controller. The election decides whether it leads or stands by.
@@ -69,7 +75,8 @@ def controller(
     """
     from paceline.config.load import load_config
 
-    settings = load_config(config, overrides or ())
+    overrides = _with_token(overrides, token_file)
+    settings = load_config(config, overrides)
     addresses = parse_addresses(controllers)
     if index >= len(addresses):
         raise BadInput(
@@ -93,11 +100,13 @@ def _worker(role: str, help_text: str) -> Callable[..., None]:
         identity: Identity = None,
         tensor_host: TensorHost = None,
         run_dir: RunDirOption = None,
+        token_file: TokenFile = None,
         overrides: SetOption = None,
     ) -> None:
         from paceline.config.load import load_config
 
-        settings = load_config(config, overrides or ())
+        overrides = _with_token(overrides, token_file)
+        settings = load_config(config, overrides)
         arguments = _arguments(settings, role, controllers, identity, tensor_host, run_dir)
         _become(f"{role}_worker", config, arguments, overrides)
 
@@ -150,6 +159,7 @@ def scorer(
     identity: Identity = None,
     tensor_host: TensorHost = None,
     run_dir: RunDirOption = None,
+    token_file: TokenFile = None,
     overrides: SetOption = None,
 ) -> None:
     """Start one worker of a scorer.
@@ -158,7 +168,8 @@ def scorer(
     """
     from paceline.config.load import load_config
 
-    settings = load_config(config, overrides or ())
+    overrides = _with_token(overrides, token_file)
+    settings = load_config(config, overrides)
     known = list(settings.scorers.by_name)
     if not known:
         raise BadInput(f"{config}: it has no scorer. Add a section [scorers.NAME]")
@@ -170,6 +181,11 @@ def scorer(
     pool = f"scorer-{chosen}"
     arguments = _arguments(settings, pool, controllers, identity, tensor_host, run_dir)
     _become("scorer_worker", config, [*arguments, "--scorer", chosen], overrides)
+
+
+def _with_token(overrides: list[str] | None, token_file: Path | None) -> list[str]:
+    named = [] if token_file is None else [f"auth.token_file={json.dumps(str(token_file))}"]
+    return [*(overrides or ()), *named]
 
 
 def _become(
@@ -192,6 +208,7 @@ def wait(
         typer.Option(metavar="HOST:PORT,...", help="Addresses of all controllers of the run."),
     ],
     run_dir: RunDirOption = None,
+    token_file: TokenFile = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -204,7 +221,8 @@ def wait(
     """
     from paceline.config.load import load_config
 
-    settings = load_config(config, overrides or ())
+    overrides = _with_token(overrides, token_file)
+    settings = load_config(config, overrides)
     directory = run_dir or Path("runs") / settings.run.name
     summary = asyncio.run(_end(settings, directory, parse_addresses(controllers)))
     if as_json:
