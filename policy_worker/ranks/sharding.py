@@ -27,7 +27,7 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 
-from paceline.config.model_files import difference
+from paceline.config.model_files import difference, positions
 from paceline.config.schema import Config
 from paceline.ids import Step
 from paceline.process.compute_device import compute_dtype
@@ -93,6 +93,18 @@ def _check_tokens(parts: Sequence[Part], config: Config) -> None:
             )
 
 
+def _check_positions(part: Part, config: Config) -> None:
+    """Rows fit model.path: another part may take fewer tokens."""
+    longest = min(config.longest_sequence, positions(config.model.path) or 0)
+    limit = positions(part.path) if part.path else None
+    if limit is not None and limit < longest:
+        raise ModelError(
+            f"{part.field or part.name} = {part.path!r} takes {limit} tokens, and sequences of "
+            f"this run have up to {longest}: name a model that takes as many, or set "
+            f"rollout.max_context = {limit}"
+        )
+
+
 def load_sharded(
     part: Part,
     config: Config,
@@ -106,6 +118,7 @@ def load_sharded(
     ModelError, also if it cannot be trained on packed rows. With train.memory.offload_frozen the
     weights of a part that is not trainable are in host memory, and come to ``device`` for their
     pass."""
+    _check_positions(part, config)
     model = _load_slices(part, config, replica, device, on_progress, trainable=trainable)
     sliced = replica.mesh is not None
     mixed = sliced and compute_dtype(config.model, device.type) == "bfloat16"

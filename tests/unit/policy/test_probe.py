@@ -24,6 +24,9 @@ CPU = torch.device("cpu")
 SHAPE = {
     "vocab_size": 40,
     "hidden_size": 32,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
     "intermediate_size": 48,
     "ffn_dim": 48,
     "word_embed_proj_dim": 32,
@@ -146,6 +149,15 @@ def test_a_part_that_is_unfit_is_named_by_its_setting(tmp_path):
     unfit = Part("reference", path=str(tmp_path), field="train.loss.reference_path")
     with pytest.raises(ModelError, match=r"train\.loss\.reference_path.*architecture"):
         load_sharded(unfit, config, Replica(), CPU, trainable=False)
+
+
+def test_a_part_that_takes_fewer_tokens_than_the_rows_have_is_refused(tmp_path):
+    for name, tokens in (("model", 640), ("reference", 24)):
+        network("gpt2", max_position_embeddings=tokens).save_pretrained(tmp_path / name)
+    config = make_config(model=tmp_path / "model")
+    short = Part("reference", path=str(tmp_path / "reference"), field="train.loss.reference_path")
+    with pytest.raises(ModelError, match=r"reference_path.*takes 24 tokens.*max_context"):
+        load_sharded(short, config, Replica(), CPU, trainable=False)
 
 
 @pytest.mark.parametrize("family", ["gptj", "falcon"])
