@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from controller.replicated_controller import Controller
 from controller.rest import commands, queries, sse
-from controller.rest.auth import ENDLESS, OPEN_PATHS, RestAuth, busy
+from controller.rest.auth import ENDLESS, OPEN_PATHS, PROVEN, RestAuth, busy
 from controller.rest.data_flow import StepRate
 from controller.rest.prometheus import PrometheusMetrics
 from controller.rest.readers import SharedReads
@@ -123,10 +123,11 @@ class Rest:
 
 
 def is_shared(scope: Scope) -> bool:
-    """Return True for reads of what a controller computes."""
+    """Return True for reads of what a controller computes, by someone without the token."""
     path = str(scope["path"])
     read = scope["method"] == "GET" and path != ENDLESS
-    return bool(read) and (path == "/metrics" or path.startswith("/api/v1/"))
+    owner = scope.get("state", {}).get(PROVEN) is not None
+    return bool(read) and not owner and (path == "/metrics" or path.startswith("/api/v1/"))
 
 
 async def refuse_busy(scope: Scope, receive: Receive, send: Send) -> None:
