@@ -17,7 +17,7 @@ HEAD = """\
 
 A run is described by one TOML file. `--set section.field=value` on the command line overrides any
 setting; the value is parsed as TOML, or taken as plain text if that fails. Unknown settings are
-refused. `paceline config check FILE` prints the resolved configuration.
+refused. `paceline config check FILE --resolved` prints all of them.
 
 TOML has no null: `"none"` unsets a setting whose type below allows none. A leading `~` of a path is
 the home directory.

@@ -117,7 +117,10 @@ class RunWatch:
         status = self.status = await leader_status(self._control, ASK_LIMIT_S)
         self._begun |= status.term > 0
         self._note_dashboard(status)
-        held = status.phase.startswith(("paused: ", "waiting for "))
+        # At the start every controller waits for Redis for a moment.
+        held = status.phase.startswith("paused: ") or (
+            self._begun and status.phase.startswith("waiting for ")
+        )
         remedy = remedy_of(status.phase)
         self._note_trouble(f"{status.phase}. {remedy}".removesuffix(". ") if held else "")
         self._console.show(status)
