@@ -7,8 +7,7 @@ from typing import Any
 
 from controller.leader import Leader
 from controller.ledger.decisions.standby_workers import desired_spares
-from controller.ledger.enums import Lifecycle
-from controller.ledger.role_traits import TRAITS
+from controller.ledger.enums import TRAITS, Lifecycle
 from controller.ledger.state.fleet import Worker
 from controller.ledger.state.settings import SettingChange
 from controller.ledger.state.state import State

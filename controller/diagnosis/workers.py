@@ -16,8 +16,7 @@ from controller.diagnosis.evidence import (
     finding,
     seconds,
 )
-from controller.ledger.enums import Lifecycle, Role
-from controller.ledger.role_traits import TRAITS
+from controller.ledger.enums import TRAITS, Lifecycle, Role
 from controller.ledger.state.fleet import Worker
 from paceline.observe.vocabulary import ATTRIBUTED, NO_FAULT, FaultCause, Severity
 from paceline.process.kernel_state import KernelState

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from controller.ledger.enums import Role
-from controller.ledger.role_traits import TRAITS
+from controller.ledger.enums import TRAITS, Role
 from paceline.worker_pools import role_of
 
 MOST_WORKERS = 10_000

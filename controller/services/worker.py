@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from controller.fleet.sessions import ServerSession
 from controller.leader import Leader
 from controller.ledger.commands import BreakLink, BreakMesh, CommandRefused, Observe, Register
-from controller.ledger.enums import Lifecycle
-from controller.ledger.role_traits import TRAITS
+from controller.ledger.enums import TRAITS, Lifecycle
 from controller.proto_encoding import ROLES
 from controller.replicated_controller import Controller
 from controller.runtime import NotLeading

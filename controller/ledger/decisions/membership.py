@@ -20,6 +20,7 @@ from controller.ledger.decisions.rejections import blame, drop_from_step
 from controller.ledger.decisions.standby_workers import desired_spares
 from controller.ledger.enums import (
     LIFECYCLE_TRANSITIONS,
+    TRAITS,
     GroupFault,
     Lifecycle,
     Phase,
@@ -27,7 +28,6 @@ from controller.ledger.enums import (
     Role,
 )
 from controller.ledger.limits import bounds_of, setting_of
-from controller.ledger.role_traits import TRAITS
 from controller.ledger.specs import WorkerSpec, values
 from controller.ledger.state.fleet import Worker
 from paceline.errors import RefusalCode

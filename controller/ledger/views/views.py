@@ -4,8 +4,7 @@ turns these into messages; nothing here knows of protobuf."""
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from controller.ledger.enums import DesiredLifecycle, Kind, Lifecycle, Phase, PlanState
-from controller.ledger.role_traits import TRAITS
+from controller.ledger.enums import TRAITS, DesiredLifecycle, Kind, Lifecycle, Phase, PlanState
 from controller.ledger.specs import GroupMeta, Member, MeshSpec
 from controller.ledger.state.fleet import Worker
 from controller.ledger.state.state import State
