@@ -11,6 +11,18 @@ from testbed.simulator.cluster import Shape
 from testbed.simulator.world import World
 
 
+def seeds(first: int, count: int) -> pytest.MarkDecorator:
+    """Seeds of schedules; make test-fast tries a quarter of them."""
+    fast = count // 4
+    return pytest.mark.parametrize(
+        "seed",
+        [
+            pytest.param(first + n, marks=pytest.mark.heavy if n >= fast else ())
+            for n in range(count)
+        ],
+    )
+
+
 def recorded(shape: Shape) -> Shape:
     spec = replace(shape.spec, recorded=True, filter_uninformative=False, eval_rows=2)
     return replace(shape, spec=spec)
@@ -21,7 +33,7 @@ def expired(world: World) -> int:
     return sum(dropped.get(reason, 0) for reason in DROPPED_FOR_AGE)
 
 
-@pytest.mark.parametrize("seed", range(6_000_000, 6_000_024))
+@seeds(6_000_000, 24)
 def test_every_promise_holds_for_recorded_data_under_random_faults(seed: int) -> None:
     world = World(seed, recorded(faults.draw_shape(random.Random(seed))))
     faults.plan_faults(world, 12.0)
@@ -32,7 +44,7 @@ def test_every_promise_holds_for_recorded_data_under_random_faults(seed: int) ->
         assert state.run.steps in state.evals.scores
 
 
-@pytest.mark.parametrize("seed", range(6_100_000, 6_100_012))
+@seeds(6_100_000, 12)
 def test_every_row_is_accounted_for_whatever_role_dies(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
