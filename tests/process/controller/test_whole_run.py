@@ -107,7 +107,6 @@ def _check_coverage(report: Report, redis_url: str) -> None:
     them."""
     coverage = report.coverage
     assert (coverage.skipped, coverage.twice) == (0, 0)
-    assert not any(epoch.unrecorded for epoch in coverage.epochs)
     assert sum(epoch.trained for epoch in coverage.epochs) == report.counts["trained"] > 80
     arguments = ["ledger", "verify", "--redis-url", redis_url, "--run", "load"]
     shown = CliRunner().invoke(app, arguments)
