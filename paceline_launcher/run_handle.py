@@ -145,7 +145,7 @@ class RunHandle:
         return Rows(self._read().evals)
 
     def events(self) -> Rows:
-        """What has happened: faults, joins, commits and changes, oldest first."""
+        """Faults, joins, commits and changes, oldest first."""
         from paceline.observe.json_lines import read_lines
 
         return Rows(read_lines(self.path / "events.jsonl"))
@@ -244,7 +244,7 @@ class RunHandle:
         return self._send("Stop", reason=reason)
 
     def why(self) -> str:
-        """What the run waits for, or is limited by, and what can be done."""
+        """The cause for which the run waits or that limits it, and the remedy."""
         done = subprocess.run(
             [*python_module("paceline_launcher"), "why", "--run-dir", str(self.path)],
             capture_output=True,

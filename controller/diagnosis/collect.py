@@ -107,7 +107,7 @@ def evidence_of(controller: Controller, pace: str = "") -> Evidence:
 
 
 def headline(controller: Controller) -> str:
-    """What limits the run, or what it waits for, in a sentence."""
+    """The limit of the run, or the cause for which it waits, in a sentence."""
     pace = _pace(controller)
     found = diagnose(evidence_of(controller))
     if pace is not None and found.at_work:
@@ -124,7 +124,7 @@ def _pace(controller: Controller) -> Bottleneck | None:
 
 
 def unlearned(config: Config, steps: Sequence[Mapping[str, Any]]) -> str:
-    """Why these steps, oldest first, taught nothing; empty if they did, or if too few are known.
+    """The reason why these steps, oldest first, taught nothing; empty if they did, or if too few are known.
     Groups of equal rewards have no advantage, unless it is relative to the whole step."""
     rows = [row for row in steps if row.get("zero_variance_share") is not None]
     if len(rows) < FEWEST_STEPS or config.train.algorithm in REWARDLESS:

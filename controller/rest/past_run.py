@@ -32,7 +32,7 @@ from paceline.rpc.ports import free_ports
 
 HOST = "127.0.0.1"
 PHASES = {"finished": Phase.FINISHED, "failed": Phase.FAILED}
-"""Of any other run a later fleet can go on."""
+"""Phases of runs that no later fleet can go on with."""
 
 
 class Nowhere:

@@ -109,7 +109,7 @@ class RunReply(StatusView):
     served_by: str
     """The controller that answers."""
     bottleneck: str
-    """What limits the run or what it waits for, in a sentence."""
+    """The limit of the run, or the cause for which it waits, in a sentence."""
     time_left_s: float | None
     """Estimate by the median of the newest 20 steps; null if unknown or if the run is over."""
     stalled_s: float
@@ -258,7 +258,7 @@ class AgesReply(Reply):
 
 class FlowReply(Reply):
     bottleneck: str
-    """What limits the run or what it waits for, in a sentence."""
+    """The limit of the run, or the cause for which it waits, in a sentence."""
     stalled_s: float
     """Time since the last commit if that is far longer than a step: the rates are old then."""
     tasks: TaskCounts

@@ -139,7 +139,7 @@ def _status_of(pid: int) -> int:
 BEFORE_S = 5.0
 """A replica ends a moment after one of its ranks was killed: kills of that time count."""
 COUNT_S = 2.0
-"""Of a process that stays in its group, counts are taken no more often: each reads a file for every
+"""Counts of a process that stays in its group are taken no more often: each reads a file for every
 group up to the mount."""
 STOPPED_LOOKS = 2
 """A process that is stopped in so many looks in a row: a debugger stops it for less."""

@@ -244,7 +244,7 @@ def print_outcome(summary: dict[str, Any], status: str, directory: Path) -> None
 
 
 def outcome(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """What a person wants to know of a run that is over, by name."""
+    """Results of a run that is over, as a person wants to know them, by name."""
     from paceline_launcher.terminal import short
 
     got = {name: short(value) for name, value in summary.items()}
