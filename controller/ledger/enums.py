@@ -12,7 +12,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RoleTraits:
-    """What differs between policy replicas, rollout workers and scorers."""
+    """Differences between policy replicas, rollout workers and scorers."""
 
     words: str  # For users: "policy replica"
     command: str  # ``paceline COMMAND`` starts one by hand
