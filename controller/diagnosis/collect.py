@@ -125,7 +125,7 @@ def _pace(controller: Controller) -> Bottleneck | None:
 
 def unlearned(config: Config, steps: Sequence[Mapping[str, Any]]) -> str:
     """The reason why these steps, oldest first, taught nothing; empty if they did, or if too few
-    are known. Groups of equal rewards have no advantage, unless it is relative to the whole step."""
+    are known. Groups of equal rewards have no advantage, unless it is relative to all groups."""
     rows = [row for row in steps if row.get("zero_variance_share") is not None]
     if len(rows) < FEWEST_STEPS or config.train.algorithm in REWARDLESS:
         return ""
