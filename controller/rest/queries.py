@@ -247,7 +247,11 @@ def run_of(controller: Controller, redactor: Redactor, rate: StepRate) -> schema
         max_staleness=controller.settings.config.train.max_staleness,
         started_t=state.started_t,
         ended_t=state.ended_t,
-        controllers=[schemas.ControllerReply(**seen) for seen in controllers_of(controller)],
+        controllers=[
+            # An address on this machine is the path of a socket.
+            schemas.ControllerReply(**{**seen, "address": redactor.text(seen["address"])})
+            for seen in controllers_of(controller)
+        ],
         served_by=controller.identity.controller_id,
         bottleneck=redactor.text(headline(controller)),
         time_left_s=rate.time_left_s,
