@@ -63,27 +63,31 @@ _REMEDY = "it may be another user's trap. Remove it, or name one that is yours a
 
 
 def _judge(path: Path, status: os.stat_result) -> None:
+    home = path if stat.S_ISDIR(status.st_mode) else path.parent
     if status.st_uid not in (os.geteuid(), 0):
-        trouble = f"belongs to {_user(status.st_uid)}, and not to {_user(os.geteuid())}"
-        remedy = _REMEDY
+        made = _new_file_in(home)
+        if made is None or made.st_uid != status.st_uid:
+            raise NotOurs(
+                f"{path} belongs to {_user(status.st_uid)}, and not to {_user(os.geteuid())}: "
+                f"{_REMEDY}"
+            )
     elif status.st_mode & stat.S_IWOTH or (
         status.st_mode & stat.S_IWGRP and not _is_private_group(status.st_gid)
     ):
-        trouble, remedy = "can be written by other users", f"Run chmod go-w {path}"
-    else:
-        return
-    if _keeps_owners(path if stat.S_ISDIR(status.st_mode) else path.parent):
-        raise NotOurs(f"{path} {trouble}: {remedy}")
+        made = _new_file_in(home)
+        if made is None or not made.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise NotOurs(f"{path} can be written by other users: Run chmod go-w {path}")
 
 
-def _keeps_owners(directory: Path) -> bool:
-    """False if a new file in ``directory`` has another owner or mode than it was made with."""
+def _new_file_in(directory: Path) -> os.stat_result | None:
+    """Owner and mode that a new file of ours, of mode 0600, gets in ``directory``; None if none can
+    be made. Where it gets the very owner or the wide mode that is judged, those say nothing. It may
+    well get a narrower mode: the default ACL of a directory, which is for its owner to choose."""
     try:
         with tempfile.NamedTemporaryFile(dir=directory, prefix=".paceline-") as probe:
-            status = os.fstat(probe.fileno())
+            return os.fstat(probe.fileno())
     except OSError:
-        return True
-    return status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == 0o600
+        return None
 
 
 def _is_private_group(number: int) -> bool:

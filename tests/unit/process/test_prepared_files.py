@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -147,5 +148,35 @@ def test_a_file_system_without_owners_cannot_tell(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_to_all(run_dir)
-    monkeypatch.setattr(files, "_keeps_owners", lambda _: False)
+    monkeypatch.setattr(files, "_new_file_in", lambda _: run_dir.stat())
     check_ours(run_dir)
+
+
+def test_a_file_system_that_gives_all_files_one_owner_cannot_tell(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_away(run_dir)
+    monkeypatch.setattr(files, "_new_file_in", lambda _: run_dir.stat())
+    check_ours(run_dir)
+
+
+def test_a_directory_that_narrows_the_modes_of_new_files_is_refused_as_any_other(
+    run_dir: Path,
+) -> None:
+    read_only_for_its_owner = b"".join(
+        struct.pack("<HHI", tag, rights, 0xFFFFFFFF)
+        for tag, rights in ((0x01, 4), (0x04, 5), (0x20, 5))
+    )
+    try:
+        os.setxattr(
+            run_dir, "system.posix_acl_default", struct.pack("<I", 2) + read_only_for_its_owner
+        )
+    except OSError:
+        pytest.skip("this file system has no access control lists")
+    for name in ("token", "fleet.json"):
+        given_away(run_dir / name)
+        with pytest.raises(NotOurs, match=name):
+            FILES[name](run_dir)
+    given_away(run_dir)
+    with pytest.raises(NotOurs, match="belongs to"):
+        own_token(run_dir)
