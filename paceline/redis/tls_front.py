@@ -4,7 +4,9 @@
 
 The server itself listens on its Unix socket alone. A worker learns the URL from the leader, with
 the certificate in it, so its password goes to this process and to nobody who took the port over.
-A connection whose first request does not log in ends with it: strangers keep none.
+A connection whose first request does not log in ends with it: strangers keep none. The server sees
+a connection once that request is whole, and few at a time that it has not let in: its connections
+are the controllers' too.
 """
 
 from __future__ import annotations
@@ -38,7 +40,14 @@ RECORD = "front.pid"
 LOGIN = re.compile(
     rb"\*\d+\r\n(\$4\r\nAUTH|\$5\r\nHELLO\r\n\$1\r\n[23]\r\n\$4\r\nAUTH)\r\n", re.IGNORECASE
 )
-_ENDED = (OSError, ssl.SSLError, TimeoutError, asyncio.IncompleteReadError)
+MOST_LOGINS = 256
+"""Connections at a time whose login the server has not answered."""
+_COUNT = re.compile(rb"\*([2-9])\r\n")
+_SIZE = re.compile(rb"\$(\d{1,3})\r\n")
+_ENDED = (
+    *(OSError, ssl.SSLError, TimeoutError),
+    *(asyncio.IncompleteReadError, asyncio.LimitOverrunError),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +129,14 @@ def _listener(host: str, port: int, *, fixed: bool) -> socket.socket:
 async def _serve(listener: socket.socket, home: Path, server: Path) -> None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(home / "front.pem")
+    turns = asyncio.Semaphore(MOST_LOGINS)
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(*_ENDED), contextlib.closing(writer):
             async with asyncio.timeout(FIRST_S):
-                first = await reader.read(CHUNK)
-            if LOGIN.match(first):
-                await _relay(first, reader, writer, server)
+                login = await _login(reader)
+            if login:
+                await _relay(login, reader, writer, server, turns)
 
     serving = await asyncio.start_server(
         connected, sock=listener, ssl=context, ssl_handshake_timeout=FIRST_S, limit=CHUNK
@@ -134,14 +144,34 @@ async def _serve(listener: socket.socket, home: Path, server: Path) -> None:
     await serving.serve_forever()
 
 
+async def _login(reader: asyncio.StreamReader) -> bytes:
+    """The whole first request; empty if it does not log in."""
+    request = await reader.readuntil(b"\r\n")
+    count = _COUNT.fullmatch(request)
+    if count is None:
+        return b""
+    for _ in range(int(count[1])):
+        line = await reader.readuntil(b"\r\n")
+        size = _SIZE.fullmatch(line)
+        if size is None:
+            return b""
+        request += line + await reader.readexactly(int(size[1]) + 2)
+    return request if LOGIN.match(request) else b""
+
+
 async def _relay(
-    first: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, server: Path
+    login: bytes,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    server: Path,
+    turns: asyncio.Semaphore,
 ) -> None:
-    """Relays a connection whose first request logs in, unless the server refuses the password."""
-    answers, requests = await asyncio.open_unix_connection(server, limit=CHUNK)
-    with contextlib.closing(requests):
-        requests.write(first)
-        async with asyncio.timeout(FIRST_S):
+    """Relays a connection that begins with ``login``, unless the server refuses the password."""
+    async with contextlib.AsyncExitStack() as stack:
+        async with asyncio.timeout(FIRST_S), turns:
+            answers, requests = await asyncio.open_unix_connection(server, limit=CHUNK)
+            stack.enter_context(contextlib.closing(requests))
+            requests.write(login)
             answer = await answers.read(CHUNK)
         writer.write(answer)
         await writer.drain()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import threading
@@ -32,15 +33,17 @@ def endpoint(tmp_path: Path) -> Iterator[RedisEndpoint]:
     assert front_process(tmp_path / "redis") is None
 
 
-def reach(url: str, data: bytes) -> bytes:
-    """What a stranger gets who sends ``data``, until the connection ends."""
+def connected(url: str) -> ssl.SSLSocket:
+    """A stranger's connection to the front."""
     parts = urlsplit(url)
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    with (
-        socket.create_connection((parts.hostname, parts.port), timeout=30) as plain,
-        context.wrap_socket(plain) as stranger,
-    ):
+    return context.wrap_socket(socket.create_connection((parts.hostname, parts.port), timeout=30))
+
+
+def reach(url: str, data: bytes) -> bytes:
+    """What a stranger gets who sends ``data``, until the connection ends."""
+    with connected(url) as stranger:
         stranger.sendall(data)
         answer = b""
         while more := stranger.recv(1 << 12):
@@ -61,6 +64,23 @@ def test_workers_log_in_over_tls_and_strangers_keep_no_connection(
     assert reach(url, LOGIN).startswith(b"-WRONGPASS")
     with pytest.raises(redis.ConnectionError), connect_sync(url.split("&ssl_ca_data")[0]) as client:
         client.ping()
+
+
+def test_the_server_has_no_connection_of_who_has_not_sent_a_whole_login(
+    endpoint: RedisEndpoint,
+) -> None:
+    url = endpoint.worker_url_at("127.0.0.1")
+    assert reach(url, LOGIN).startswith(b"-WRONGPASS")  # the front has started
+    with connect_sync(endpoint.url) as client, contextlib.ExitStack() as stack:
+        before = client.info("clients")["connected_clients"]
+        for _ in range(20):
+            stranger = stack.enter_context(connected(url))
+            stranger.sendall(LOGIN[:15])
+        with connected(url) as one:
+            for at in range(len(LOGIN)):  # a login may come in pieces
+                one.sendall(LOGIN[at : at + 1])
+            assert one.recv(1 << 12).startswith(b"-WRONGPASS")
+        assert client.info("clients")["connected_clients"] <= before + 1
 
 
 def test_who_takes_the_port_over_is_sent_no_password(
