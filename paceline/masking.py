@@ -12,6 +12,8 @@ from typing import Any
 
 MASK = "***"
 _URL = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]*://)(?P<hidden>(?:(?!\w://)[^\s\"'<>])*)@")
+_PAIR = re.compile(r":(?!/)(?:(?!\w://)[^\s\"'<>]){1,256}@(?!sha256:)")
+"""User and password, in an address with no scheme or a mistyped one."""
 _QUERY = re.compile(
     r"(?P<name>[?&][^=&\s\"']*(?:passw|token|secret|key|sig|credential|ssl_ca)[^=&\s\"']*=)[^&\s\"'<>]+",
     re.IGNORECASE,
@@ -20,11 +22,11 @@ _NAME = re.compile(r"(?:^|[._-])(?:password|passwd|secret|token|credentials?|api
 
 
 def masked(text: str) -> str:
-    """``text``; what stands before the @ of a URL, and keys and certificates in its query, are
+    """``text``; what stands before the @ of an address, and keys and certificates in its query, are
     replaced. The name of a user stays if a password follows it."""
-    if "://" not in text:
-        return text
-    return _QUERY.sub(rf"\g<name>{MASK}", _URL.sub(_masked, text))
+    if "@" in text:
+        text = _PAIR.sub(f":{MASK}@", _URL.sub(_masked, text))
+    return _QUERY.sub(rf"\g<name>{MASK}", text) if "://" in text else text
 
 
 def masked_settings(value: Any, name: str = "") -> Any:

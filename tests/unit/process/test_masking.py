@@ -33,6 +33,9 @@ HIDING = [
     f"https://h/hook?access_token={SECRET}",
     f"rediss://w:{SECRET}@h:1/0?ssl_check_hostname=false&ssl_ca_data=-----BEGIN%0A{SECRET}%3D",
     f"sqlite+x://u:{SECRET}@/path",
+    f"redis//u:{SECRET}@h:6379/0",
+    f"redis:u:{SECRET}@h:6379/0",
+    f'Invalid bucket name "k:{SECRET}@b"',
 ]
 
 
@@ -47,7 +50,15 @@ def test_nothing_of_a_secret_is_left(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["redis://h:6379/0", "see https://github.com/a/b?x=1#y", "mail a@b.c", "unix:/r/c.sock", ""],
+    [
+        "redis://h:6379/0",
+        "see https://github.com/a/b?x=1#y",
+        "mail a@b.c",
+        "unix:/r@2/c.sock",
+        "r/i:1@sha256:a",
+        "evaluation: pass@8",
+        "",
+    ],
 )
 def test_other_text_stays_as_it_is(text: str) -> None:
     assert masked(text) == text
@@ -101,7 +112,7 @@ def test_a_checked_configuration_is_printed_masked(tmp_path: Path, options: list
         timeout=300,
         check=False,
     )
-    assert MASK in ended.stdout
+    assert (MASK in ended.stdout) == bool(options), "only --json prints the settings"
     assert SECRET not in ended.stdout + ended.stderr
 
 
