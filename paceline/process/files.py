@@ -45,6 +45,24 @@ def check_ours(path: Path) -> None:
     _judge(path, path.stat())
 
 
+def others_can_replace(path: Path) -> bool:
+    """True if a user other than this one and root can put something else in the place of ``path``,
+    which may be missing: a directory above it is theirs, or they can write in it, and no sticky bit
+    keeps them from what is there."""
+    path = path.resolve()
+    for directory in path.parents:
+        try:
+            status = directory.stat()
+        except OSError:
+            path = directory
+            continue
+        kept = status.st_mode & stat.S_ISVTX and path.exists()
+        if status.st_uid not in (os.geteuid(), 0) or (_open_to_others(status) and not kept):
+            return True
+        path = directory
+    return False
+
+
 def read_ours(path: Path) -> bytes:
     """Content of a file of a run, which is no link. Raises NotOurs, and OSError if it cannot be
     read."""
@@ -71,9 +89,7 @@ def _judge(path: Path, status: os.stat_result) -> None:
                 f"{path} belongs to {_user(status.st_uid)}, and not to {_user(os.geteuid())}: "
                 f"{_REMEDY}"
             )
-    elif status.st_mode & stat.S_IWOTH or (
-        status.st_mode & stat.S_IWGRP and not _is_private_group(status.st_gid)
-    ):
+    elif _open_to_others(status):
         made = _new_file_in(home)
         if made is None or not made.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise NotOurs(f"{path} can be written by other users: Run chmod go-w {path}")
@@ -88,6 +104,11 @@ def _new_file_in(directory: Path) -> os.stat_result | None:
             return os.fstat(probe.fileno())
     except OSError:
         return None
+
+
+def _open_to_others(status: os.stat_result) -> bool:
+    by_group = status.st_mode & stat.S_IWGRP and not _is_private_group(status.st_gid)
+    return bool(status.st_mode & stat.S_IWOTH or by_group)
 
 
 def _is_private_group(number: int) -> bool:

@@ -1,6 +1,7 @@
 """Addresses where roles listen, and the proof that a listener is the run's own.
 
-    one machine        unix:RUN_DIR/sockets/NAME.sock   the directory is closed to other users
+    one machine        unix:RUN_DIR/sockets/NAME.sock   the directory is closed to other users, and
+                                                        none of them can put another in its place
     several machines   host:port                        TLS by the token: both prove to have it
 
 A port outlives its process, and whoever listens there next would be sent the token by every client
@@ -27,7 +28,7 @@ import grpc
 
 from paceline.config.sections.services import AuthConfig
 from paceline.errors import BadInput
-from paceline.process.files import NotOurs, private_directory
+from paceline.process.files import NotOurs, others_can_replace, private_directory
 
 UNIX = "unix:"
 LONGEST_PATH = 107  # bytes of a Unix socket's path
@@ -121,7 +122,8 @@ def client_credentials(
     the path proves it, or the client has nothing to be stolen."""
     if address.startswith(UNIX):
         home = Path(address.removeprefix(UNIX)).parent
-        if home.exists() and not _is_ours_alone(home):
+        closed = _is_ours_alone(home) if home.exists() else not others_can_replace(home)
+        if not closed:
             raise NotOurs(
                 f"{address}: {home} is not closed to other users, so anyone may listen there. Name "
                 "the controllers of a run of your own"
@@ -138,12 +140,14 @@ def client_credentials(
 
 def socket_path(run_dir: Path, name: str) -> Path:
     """Path of the Unix socket ``name`` of a run, in a directory that is closed to other users:
-    ``run_dir``/sockets, or one in /tmp if that path is too long or its file system has no sockets.
+    ``run_dir``/sockets, or one in /tmp if that path is too long, its file system has no sockets, or
+    other users can move ``run_dir`` away.
     """
     home = run_dir.resolve() / "sockets"
     path, pointer = home / f"{name}.sock", home.with_suffix(".path")
     fits = len(os.fsencode(path)) <= LONGEST_PATH
-    if fits and not pointer.exists() and _has_sockets(home):
+    here = fits and not pointer.exists() and not others_can_replace(home.parent)
+    if here and _has_sockets(home):
         return path
     short = _short_directory(pointer) / f"{name}.sock"
     if len(os.fsencode(short)) > LONGEST_PATH:

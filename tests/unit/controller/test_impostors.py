@@ -16,9 +16,16 @@ import pytest
 
 from paceline.config.sections.services import AuthConfig
 from paceline.errors import BadInput
+from paceline.process.files import NotOurs
 from paceline.rpc import listeners
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
-from paceline.rpc.listeners import UNPROVEN, add_port, run_certificate, socket_path
+from paceline.rpc.listeners import (
+    UNPROVEN,
+    add_port,
+    client_credentials,
+    run_certificate,
+    socket_path,
+)
 from paceline.v1 import admin_pb2
 
 TOKEN, OTHER = "0123456789abcdef0123", "another-token-of-a-stranger"
@@ -133,3 +140,29 @@ def test_sockets_are_in_a_directory_that_is_closed_to_others(
     assert last not in (deep.parent, other.parent)
     other.parent.unlink()
     last.rmdir()
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770])
+def test_sockets_are_not_where_others_can_move_the_run_away(tmp_path: Path, mode: int) -> None:
+    if os.geteuid():
+        pytest.skip("only root can choose any group")
+    run_dir = tmp_path / "shared" / "run"
+    run_dir.mkdir(parents=True, mode=0o700)
+    os.chown(run_dir.parent, -1, 65534)
+    run_dir.parent.chmod(mode | 0o1000)
+    assert socket_path(run_dir, "controller-0").parent == run_dir / "sockets", "it is sticky"
+    (run_dir / "sockets").rmdir()
+    run_dir.parent.chmod(mode)
+    path = socket_path(run_dir, "controller-0")
+    assert not path.is_relative_to(run_dir)
+    assert path == socket_path(run_dir, "controller-0")
+    path.parent.rmdir()
+
+
+def test_no_token_goes_to_a_socket_whose_directory_others_can_make(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/run/sockets/c.sock"
+    tmp_path.chmod(0o700)
+    assert client_credentials(address, TOKEN, None) == (None, [])
+    tmp_path.chmod(0o1777)
+    with pytest.raises(NotOurs, match="closed to other users"):
+        client_credentials(address, TOKEN, None)
