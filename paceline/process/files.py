@@ -35,14 +35,14 @@ def new_private_directory(path: Path) -> Path:
     return path
 
 
-def check_ours(path: Path) -> None:
-    """Raises NotOurs if a user other than this one and root can have written ``path``, or have
-    chosen what it links to. A file system without owners and modes, as some mounts are, cannot
-    tell. Raises OSError if there is no such path."""
+def check_ours(path: Path, *, trusted: int = 0) -> None:
+    """Raises NotOurs if a user other than this one, root and ``trusted`` can have written ``path``,
+    or have chosen what it links to. A file system without owners and modes, as some mounts are,
+    cannot tell. Raises OSError if there is no such path."""
     link = path.lstat()
-    if stat.S_ISLNK(link.st_mode) and link.st_uid not in (os.geteuid(), 0):
+    if stat.S_ISLNK(link.st_mode) and link.st_uid not in (os.geteuid(), 0, trusted):
         raise NotOurs(f"{path} is a symbolic link of {_user(link.st_uid)}: {_REMEDY}")
-    _judge(path, path.stat())
+    _judge(path, path.stat(), trusted)
 
 
 def others_can_replace(path: Path) -> bool:
@@ -80,9 +80,9 @@ def read_ours(path: Path) -> bytes:
 _REMEDY = "it may be another user's trap. Remove it, or name one that is yours alone"
 
 
-def _judge(path: Path, status: os.stat_result) -> None:
+def _judge(path: Path, status: os.stat_result, trusted: int = 0) -> None:
     home = path if stat.S_ISDIR(status.st_mode) else path.parent
-    if status.st_uid not in (os.geteuid(), 0):
+    if status.st_uid not in (os.geteuid(), 0, trusted):
         made = _new_file_in(home)
         if made is None or made.st_uid != status.st_uid:
             raise NotOurs(

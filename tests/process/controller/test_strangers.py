@@ -21,6 +21,7 @@ from paceline.redis.server import ensure_redis, stop_redis
 from paceline.rpc.client import ControlPlane, RequestRefused
 from paceline.rpc.grpc_channel import METHODS
 from paceline.v1 import admin_pb2, common_pb2, rollout_pb2, worker_pb2
+from testbed.fleets.controller_processes import write_config
 from testbed.fleets.controllers import (
     addresses,
     config_of,
@@ -156,6 +157,7 @@ def server(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped
 
 
 async def test_files_of_a_run_are_private_whatever_the_umask(tmp_path: Path) -> None:
+    write_config(tmp_path).chmod(0o600)  # of the user's own: others may not write it
     before = os.umask(0)
     try:
         with running_controllers(tmp_path, 1) as controllers:
