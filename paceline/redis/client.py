@@ -101,9 +101,12 @@ def _client(
     }
     parts = parse_sentinel(url)
     if parts is None:
+        client = redis.from_url(url, **options, **pool)
         if "port_file=" in url:
-            options["connection_class"] = _following_port(redis, url)
-        return redis.from_url(url, **options, **pool)
+            # Not as an argument: the asynchronous from_url() takes the class of the URL's scheme.
+            found = client.connection_pool
+            found.connection_class = _following_port(found.connection_class)
+        return client
     options |= {"db": parts.db, "ssl": parts.tls}
     options |= {"username": parts.username, "password": parts.password}
     # Sentinels are asked with a short timeout and without the master's password.
@@ -113,9 +116,8 @@ def _client(
     )
 
 
-def _following_port(redis: Any, url: str) -> Any:
-    """Class of connections of ``redis``, the class of its clients, to ``url``."""
-    kind: Any = redis.from_url(url).connection_pool.connection_class
+def _following_port(kind: Any) -> Any:
+    """Class of connections of ``kind`` whose port is in a file."""
 
     class FollowingPort(kind):  # type: ignore[misc]
         def __init__(self, *, port_file: str, **options: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import ssl
@@ -15,7 +16,7 @@ import pytest
 import redis
 
 from paceline.config.sections.services import RedisConfig
-from paceline.redis.client import connect_sync
+from paceline.redis.client import connect, connect_sync
 from paceline.redis.server import RedisEndpoint, ensure_redis, front_is_down, stop_redis
 from paceline.redis.tls_front import front_process
 from paceline.rpc.listeners import certificate_of
@@ -59,11 +60,18 @@ def test_workers_log_in_over_tls_and_strangers_keep_no_connection(
     with connect_sync(url) as client:
         client.mset({"paceline:r:payload:1": payload})
         assert client.mget(["paceline:r:payload:1"]) == [payload]
+    assert asyncio.run(read_beside_others(url, "paceline:r:payload:1")) == [payload]
     for words in (b"PING\r\n", b"*1\r\n$5\r\nRESET\r\n", b"*1\r\n$4\r\nQUIT\r\n" + LOGIN):
         assert reach(url, words) == b""
     assert reach(url, LOGIN).startswith(b"-WRONGPASS")
     with pytest.raises(redis.ConnectionError), connect_sync(url.split("&ssl_ca_data")[0]) as client:
         client.ping()
+
+
+async def read_beside_others(url: str, key: str) -> list[bytes]:
+    async with connect(url) as client:
+        values: list[bytes] = await client.mget([key])
+        return values
 
 
 def test_the_server_has_no_connection_of_who_has_not_sent_a_whole_login(
