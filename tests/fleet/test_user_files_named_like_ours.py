@@ -19,14 +19,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 ROLES = ("controller", "policy_worker", "rollout_worker", "scorer_worker")
 PACKAGES = ("paceline", "paceline_launcher", *ROLES)
-MODULES = (
-    *ROLES,
-    *(
-        "rollout_worker.engine.own_engine",
-        "policy_worker.conformance",
-    ),
-)
-"""Those of our processes that answer --help."""
 REWARD = """
 import pathlib, sys
 def digits(completion):
@@ -100,7 +92,7 @@ def start_directory(tmp_path: Path) -> Iterator[Path]:
     assert not (tmp_path / "ran").exists(), (tmp_path / "ran").read_text()
 
 
-@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("module", ROLES)
 def test_a_process_of_ours_is_ours(python: str, module: str, start_directory: Path) -> None:
     _, *options = python_module(module)
     shown = subprocess.run(
