@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.fleets.local_run import Up
+from testbed.fleets.local_run import Up, paceline
 from testbed.tiny_model import make_tiny_model, make_tiny_reward_model
 from tests.fleet.conftest import Start
 
@@ -34,7 +34,8 @@ def test_a_run_survives_the_loss_of_all_its_scorers(start: Start, tmp_path: Path
     for name in scorers:
         up.kill(name, signal.SIGSTOP)
     up.until(lambda: set(scorers) <= {event["worker_id"] for event in _of(up, "WorkerDied")})
-    up.until(lambda: "scorer helpful, none is alive" in up.command("why"))
+    why = ("why", "--run-dir", str(up.run_dir))
+    up.until(lambda: "0 of 2 scorers helpful" in paceline(*why).stdout)
     before = up.step()
     assert before < STEPS
     up.kill(scorers[0])
