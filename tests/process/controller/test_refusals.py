@@ -49,7 +49,7 @@ def test_equal_rewards_have_no_spread_at_all() -> None:
     assert sum([0.1] * 3) / 3 != 0.1
     assert accepted(equal, limits, newest_version=0).reward_std == 0.0
     equal.completions[0].reward = 0.4
-    assert accepted(equal, limits, newest_version=0).reward_std == pytest.approx(0.1414, abs=1e-4)
+    assert accepted(equal, limits, newest_version=0).reward_std == pytest.approx(0.1732, abs=1e-4)
 
 
 @pytest.mark.parametrize("claim", [-2, (1 << 53), (1 << 63) - 1])
@@ -209,7 +209,8 @@ def test_facts_of_a_group_count_what_will_be_trained() -> None:
     assert (facts.min_version, facts.max_version) == (0, 3)
     assert facts.token_versions == ((0, 48), (1, 2), (3, 6))
     assert facts.sequence_versions == (((0,), 3), ((1, 3), 1))
-    assert facts.reward_mean == 0.5 and facts.reward_std == 0.5 and facts.reward_max == 1.0
+    assert facts.reward_mean == 0.5 and facts.reward_max == 1.0
+    assert facts.reward_std == pytest.approx(1 / 3**0.5)
 
 
 async def test_refused_submissions_change_nothing(tmp_path: Path) -> None:
