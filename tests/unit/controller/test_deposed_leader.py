@@ -41,6 +41,7 @@ def won(monkeypatch: pytest.MonkeyPatch) -> Controller:
         identity=SimpleNamespace(controller_id="c"),
         clock=SimpleNamespace(monotonic=lambda: 7.0, time=lambda: 7.0),
         stores=SimpleNamespace(journal=None, payloads=None),
+        projector=SimpleNamespace(glance=SimpleNamespace(reward_trouble="")),
     )
     rows: Any = asyncio.get_running_loop().create_future()
     rows.set_result(None)

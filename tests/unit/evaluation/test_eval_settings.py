@@ -11,10 +11,8 @@ def prompts_of(config: Config) -> DataConfig:
     return config.evaluation.sets[SET].data(config.data)
 
 
-def test_prompts_are_made_as_in_the_run_unless_a_field_is_named() -> None:
+def test_prompts_are_made_as_in_the_run() -> None:
     base = Config.model_validate(
         {"model": {"path": "m"}, "data": {"path": "d", "prompt_template": "{q}="}}
     )
     assert prompts_of(settings(Wanted("held_out"), base, "m")).prompt_template == "{q}="
-    named = prompts_of(settings(Wanted("held_out", prompt_field="text"), base, "m"))
-    assert (named.prompt_template, named.prompt_field) == (None, "text")

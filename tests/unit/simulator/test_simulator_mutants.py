@@ -115,17 +115,6 @@ def no_digest_comparison(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(steps, "diverged", lambda mesh, step: ())
 
 
-def no_payloads_after_commit(patch: pytest.MonkeyPatch) -> None:
-    committed = ev.StepCommitted.apply
-
-    def forget(e: Any, s: Any) -> None:
-        groups = s.steps.open.groups
-        committed(e, s)
-        s.garbage.extend((t, s.tasks.records[t].attempt) for t in groups)
-
-    patch.setattr(ev.StepCommitted, "apply", forget)
-
-
 def no_lease_expiry(patch: pytest.MonkeyPatch) -> None:
     """Silent workers live for ever."""
     patch.setattr(Liveness, "_verdict", lambda self, state, key, pulse, now: None)
@@ -177,7 +166,6 @@ MUTANTS: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
     no_admission_limit,
     no_commit_vote,
     no_digest_comparison,
-    no_payloads_after_commit,
     no_lease_expiry,
     every_death_charged_to_all_that_were_held,
     a_step_opens_anew_in_the_same_epoch,
