@@ -247,7 +247,7 @@ class ControlPlane:
                 self.address = hint
         else:
             self.leave(address)
-        return f"{address}: {code.name} {_reason(error)}"
+        return f"{address}: {code.name} {call_error(error)}"
 
     def leave(self, address: str) -> None:
         """Switches to the next controller, unless another call already did."""
@@ -312,8 +312,9 @@ class ControlPlane:
             await channel.close()
 
 
-def _reason(error: grpc.aio.AioRpcError) -> str:
-    reason = first_line(error.details())
+def call_error(error: grpc.aio.AioRpcError) -> str:
+    """The reason why a call failed, for people."""
+    reason = first_line(error.details() or error.code().name)
     if "CERTIFICATE_VERIFY_FAILED" not in reason:
         return reason
     return f"the listener {UNPROVEN}: it is a stranger, or the token here is that of another run"

@@ -24,6 +24,7 @@ import grpc.aio
 from paceline.config.schema import Config
 from paceline.process.waits import WaitKind, waiting
 from paceline.rpc.auth import client_root, worker_token
+from paceline.rpc.client import call_error
 from paceline.rpc.grpc_channel import METHODS, bind_method, call_metadata, open_channel
 from paceline.v1 import scorer_pb2, worker_pb2
 from rollout_worker.rewards.score import AttemptFailed
@@ -196,7 +197,7 @@ class ScoreCall:
         try:
             found = task.result()
         except grpc.aio.AioRpcError as error:
-            details = error.details() or error.code().name
+            details = call_error(error)
             if error.code() in _ITS_FAULT or self._is_last_hope(error, scorer):
                 raise ScorerFailed(
                     "scorer_error", f"scorer {self._name} ({scorer.worker_id}): {details}"

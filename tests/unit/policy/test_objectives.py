@@ -168,7 +168,10 @@ class WithOptions(Plain):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("grpoo", "is not an objective. Did you mean grpo? Name one that is built in (grpo, dr_grpo"),
+        (
+            "grpoo",
+            "is not an objective. Did you mean grpo? Name one that is built in (grpo, dr_grpo",
+        ),
         (f"{HERE}:Nothing", "has no 'Nothing'"),
         ("no_such_module:Class", "cannot import no_such_module"),
         (f"{HERE}:failing", "must be a subclass of policy_worker.objectives.objective.Objective"),
