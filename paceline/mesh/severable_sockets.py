@@ -59,11 +59,16 @@ def shut(sockets: Collection[SocketId]) -> None:
 
 def any_closed(sockets: Collection[SocketId]) -> bool:
     """True if the other end of one of these connections has gone. Never blocks."""
+    # One connection may be listed twice: another thread that looked for sockets at the same time
+    # held a second descriptor of it for a moment.
+    present = [connection for connection in sockets if _is_open(connection)]
+    if {connection.inode for connection in sockets} - {connection.inode for connection in present}:
+        return True
     poll = select.poll()
-    for connection in sockets:
+    for connection in present:
         poll.register(connection.descriptor, select.POLLRDHUP)
     ended = {descriptor for descriptor, _ in poll.poll(0)}
-    return bool(ended) or any(not _is_open(connection) for connection in sockets)
+    return any(c.descriptor in ended and _is_open(c) for c in present)
 
 
 def _is_open(wanted: SocketId) -> bool:

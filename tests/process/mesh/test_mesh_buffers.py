@@ -16,12 +16,14 @@ LARGE = 4_000_000
 
 
 class Pair:
-    """Two members; each has a flag of its own."""
+    """Two members, or more; each has a flag of its own."""
 
-    def __init__(self, url: str, key: str) -> None:
-        self.over = [threading.Event(), threading.Event()]
+    def __init__(self, url: str, key: str, size: int = 2) -> None:
+        self.over = [threading.Event() for _ in range(size)]
         self.meshes: dict[int, ProcessMesh] = {}
-        members = [threading.Thread(target=self._form, args=(url, key, rank)) for rank in (0, 1)]
+        members = [
+            threading.Thread(target=self._form, args=(url, key, rank)) for rank in range(size)
+        ]
         for member in members:
             member.start()
         for member in members:
@@ -29,7 +31,12 @@ class Pair:
 
     def _form(self, url: str, key: str, rank: int) -> None:
         self.meshes[rank] = ProcessMesh.form(
-            url=url, key=key, rank=rank, size=2, device=CPU, cancelled=self.over[rank].is_set
+            url=url,
+            key=key,
+            rank=rank,
+            size=len(self.over),
+            device=CPU,
+            cancelled=self.over[rank].is_set,
         )
 
 
@@ -57,11 +64,25 @@ def test_buckets_reduce_in_the_order_they_were_started(pair: Pair) -> None:
     assert torch.equal(buffers[1], buffers[0])
 
 
-def test_a_member_sees_at_once_that_another_has_left(pair: Pair) -> None:
-    side = pair.meshes[0].host_side
-    assert side is not None and not side.lost_peer()
-    pair.meshes[1].abandon()
-    until(side.lost_peer)
+def test_a_member_sees_at_once_that_another_has_left(url: str) -> None:
+    four = Pair(url, "four", size=4)
+    sides = [mesh.host_side for mesh in four.meshes.values()]
+    buffers = [torch.ones(LARGE) for _ in sides]
+    reducing = [
+        threading.Thread(target=mesh.all_reduce, args=(buffers[rank],))
+        for rank, mesh in four.meshes.items()
+    ]
+    for thread in reducing:
+        thread.start()
+    for thread in reducing:
+        thread.join()
+    assert [side is not None and side.lost_peer() for side in sides] == [False] * 4
+    four.meshes[1].abandon()
+    for rank in (0, 2, 3):
+        side = four.meshes[rank].host_side
+        assert side is not None
+        until(side.lost_peer)
+        four.meshes[rank].abandon()
 
 
 def test_a_cancelled_wait_leaves_no_operation_that_writes(pair: Pair) -> None:
