@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import tomli_w
 
 from paceline.errors import BadInput, UserError
+from paceline.observe.fleet_file import FleetRecord
 from paceline.observe.projection import Projection
-from paceline.observe.runs import is_run, read_run
+from paceline.observe.runs import is_run, is_running, read_run
 from paceline.observe.summary import read_summary
 from paceline.process.user_code import python_module
 from paceline_launcher.cli.common import Target
@@ -204,7 +205,7 @@ class RunHandle:
         """Waits until the run is over and returns its summary. Raises RunFailed if it failed, and
         TimeoutError after ``timeout_s`` seconds."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while self._process.poll() is None if self._process else self.state == "running":
+        while self._process.poll() is None if self._process else is_running(self.path):
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(f"the run in {self.path} is not over after {timeout_s:g} s")
             time.sleep(POLL_S)
@@ -270,9 +271,12 @@ class RunHandle:
 
         assert self._process is not None
         while self._process.poll() is None:
-            with contextlib.suppress(UserError):
-                if self._ask(lambda control: answers(control, 1.0)) is not None:
-                    return
+            # A run that another launcher has in the directory answers too: this one is refused.
+            record = FleetRecord.read(self.path)
+            if record is not None and record.supervisor.pid == self._process.pid:
+                with contextlib.suppress(UserError):
+                    if self._ask(lambda control: answers(control, 1.0)) is not None:
+                        return
             time.sleep(POLL_S)
         if self._process.returncode:
             raise RunFailed(f"the run in {self.path} did not start: {self._last_words()}")

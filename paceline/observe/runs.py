@@ -88,7 +88,7 @@ def read_run(path: Path) -> Run:
         # Killed or still running: its events say what its summary would.
         run = Projection.read(path)
         # The controllers of a run that was started by hand stay after its end.
-        state = run.history.status or ("running" if _is_running(path) else "ended")
+        state = run.history.status or ("running" if is_running(path) else "ended")
         reason, took_s = run.history.reason, run.history.took_s
         summary = summarise(run, status=state, reason=reason, wall_s=took_s)
     return Run(
@@ -125,7 +125,7 @@ def _places(directory: Path, depth: int) -> Iterator[Path]:
         yield from _places(path, depth - 1)
 
 
-def _is_running(path: Path) -> bool:
+def is_running(path: Path) -> bool:
     """Return True if a process of this machine's fleet, or a controller beside it, is alive."""
     from paceline.observe.fleet_file import FleetRecord
 

@@ -37,6 +37,8 @@ def test_a_run_is_started_watched_steered_and_read(tmp_path: Path) -> None:
         assert run.state == "running" and "policy-0" in str(run.status())
         run.pause()
         assert run.why()
+        with pytest.raises(paceline.RunFailed, match="did not start"):
+            paceline.start(config, run_dir=tmp_path / "run", settings=SETTINGS)
         run.resume()
         with pytest.raises(UserError, match="refused"):
             run.scale({"scorer:none": 2})
