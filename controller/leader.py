@@ -43,8 +43,8 @@ from controller.runtime import Clock, LongPolls, NotLeading, cancel_all
 from controller.store.group_commit import CommitBatch, GroupCommit
 from controller.store.journal import Deposed, LedgerSnapshot
 from controller.store.ledger_follower import LedgerFollower
-from paceline.groups.limits import GroupLimits, Invalid
 from paceline.ids import TaskId
+from paceline.payloads.group_limits import GroupLimits, Invalid
 from paceline.payloads.store import Ref
 from paceline.process.structured_log import event
 from paceline.redis.client import log_fields, trouble_of

@@ -13,7 +13,7 @@ from typing import Any
 from paceline.config.schema import Config
 from paceline.config.sections.evaluation import EvalSetConfig
 from paceline.errors import one_line
-from paceline.groups.limits import task_settings
+from paceline.payloads.group_limits import task_settings
 from paceline.v1 import common_pb2, rollout_pb2
 from rollout_worker.engine.base import Completion, Request, SamplingParams
 from rollout_worker.rewards.score import AttemptFailed

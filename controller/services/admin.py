@@ -12,8 +12,8 @@ from controller.proto_encoding import wire_values
 from controller.replicated_controller import Controller
 from controller.services.validation import check_caller, check_request_id
 from controller.status import setting_changes, status_of
-from paceline.groups.limits import Invalid, check_text
 from paceline.observe.vocabulary import DeathCause, FaultCause
+from paceline.payloads.group_limits import Invalid, check_text
 from paceline.providers.base import who_scales
 from paceline.v1 import admin_pb2, common_pb2
 from paceline.worker_pools import ROLES, role_of

@@ -26,7 +26,7 @@ from controller.replicated_controller import Controller
 from controller.runtime import NotLeading
 from controller.store.journal import Deposed
 from paceline.config.schema import Config
-from paceline.groups.limits import Invalid
+from paceline.payloads.group_limits import Invalid
 from paceline.process.files import open_files_limit
 from paceline.process.structured_log import event, first_line
 from paceline.rpc.grpc_channel import LEADER_KEY, METHODS, TOKEN_KEY, Method

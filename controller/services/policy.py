@@ -12,8 +12,8 @@ from controller.ledger.state.versions import REMEMBERED_CHECKPOINTS
 from controller.proto_encoding import plan_of, wire_values
 from controller.replicated_controller import Controller
 from controller.services.validation import check_caller, check_count, check_stats, check_wait
-from paceline.groups.limits import Invalid, check_task, check_text
 from paceline.ids import MeshEpoch, Step, TaskId, Version
+from paceline.payloads.group_limits import Invalid, check_task, check_text
 from paceline.process.structured_log import event
 from paceline.v1 import common_pb2, policy_pb2
 

@@ -17,8 +17,8 @@ from controller.services.validation import (
     check_wait,
 )
 from paceline.errors import one_line
-from paceline.groups.limits import Invalid, check_task, check_text, task_settings
 from paceline.ids import Version
+from paceline.payloads.group_limits import Invalid, check_task, check_text, task_settings
 from paceline.payloads.store import Ref, partial_ref
 from paceline.v1 import rollout_pb2
 

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence, Sized
 
 from controller.ledger.commands import StatValue
 from controller.ledger.specs import GroupMeta
-from paceline.groups.limits import (
+from paceline.ids import Version
+from paceline.payloads.group_limits import (
     MAX_REWARD,
     GroupLimits,
     Invalid,
@@ -18,7 +19,6 @@ from paceline.groups.limits import (
     check_text,
     usable_reward,
 )
-from paceline.ids import Version
 from paceline.v1 import common_pb2, rollout_pb2
 
 WORKER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")

@@ -15,8 +15,8 @@ from controller.services.validation import MAX_TASKS, check_caller, check_count
 from paceline.config.changes import differences
 from paceline.config.schema import Config
 from paceline.errors import RefusalCode
-from paceline.groups.limits import Invalid, check_text
 from paceline.ids import MeshEpoch, Version
+from paceline.payloads.group_limits import Invalid, check_text
 from paceline.process.origins import release
 from paceline.process.waits import MOST_TEXT
 from paceline.v1 import common_pb2, worker_pb2

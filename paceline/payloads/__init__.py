@@ -1,2 +1,2 @@
-"""Payload plane: the tokens of groups in a store that workers write, policy ranks read and
-controllers tidy."""
+"""Groups of completions: their checks and facts, and the store of their payloads, which workers
+write, policy ranks read and controllers tidy."""

@@ -1,18 +1,22 @@
 """Payload store: the tokens of groups, from before they are submitted until a checkpoint covers
 them.
 
-A payload is one group, encoded (see ``paceline.groups.payload``), under (task id, attempt). The
-rollout worker stores it before it submits the group's facts, so an accepted group has one unless
-the store has lost it. Policy ranks read it; the leader deletes it. The payload of a group that was
-not accepted is overwritten by a repeated attempt, or deleted as an orphan.
+A payload is one encoded group, under (task id, attempt). The rollout worker stores it before it
+submits the group's facts with its digest, so an accepted group has one unless the store has lost
+it. Policy ranks read it, and compare the bytes with the digest, and what follows from them with the
+facts: a store that has changed bytes and a worker that lied are both found out. The leader deletes
+it. The payload of a group that was not accepted is overwritten by a repeated attempt, or deleted as
+an orphan.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from hashlib import sha256
 from typing import Protocol
 
 from paceline.ids import TaskId
+from paceline.v1 import rollout_pb2
 
 Ref = tuple[TaskId, int]
 """(task id, attempt), or ``partial_ref`` of a task."""
@@ -73,3 +77,20 @@ def parse_ref(text: str) -> Ref:
     """Inverse of ``f"{task_id}-{attempt}"``."""
     task_id, _, attempt = text.rpartition("-")
     return TaskId(task_id), int(attempt)
+
+
+def encode(group: rollout_pb2.Group) -> bytes:
+    """The payload of ``group``."""
+    return bytes(group.SerializeToString())
+
+
+def decode(payload: bytes) -> rollout_pb2.Group:
+    """The group in ``payload``. Raises google.protobuf's DecodeError."""
+    group: rollout_pb2.Group = rollout_pb2.Group.FromString(payload)
+    return group
+
+
+def payload_digest(payload: bytes) -> str:
+    """The first 128 bits of the SHA-256 of the bytes, 32 hexadecimal digits: processors have
+    instructions for it."""
+    return sha256(payload).hexdigest()[:32]

@@ -19,11 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from paceline.groups.payload import decode as decode_payload
-from paceline.groups.payload import payload_digest
 from paceline.ids import TaskId
 from paceline.payloads.open_store import open_or_refuse
-from paceline.payloads.store import Payloads, PayloadStore, StoreUnavailable
+from paceline.payloads.store import Payloads, PayloadStore, StoreUnavailable, payload_digest
+from paceline.payloads.store import decode as decode_payload
 from paceline.process.structured_log import event
 from paceline.process.threads import BackgroundLoop
 from paceline.v1 import policy_pb2, rollout_pb2

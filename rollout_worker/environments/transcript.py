@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.groups.limits import usable_reward
+from paceline.payloads.group_limits import usable_reward
 from rollout_worker.engine.base import Completion, Finish, merge_spans
 from rollout_worker.environments.base import COMPONENT, TURNS, EnvironmentFailed, TurnRewards
 from rollout_worker.environments.conversation import Conversation

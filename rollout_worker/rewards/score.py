@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from paceline.groups.limits import usable_reward
+from paceline.payloads.group_limits import usable_reward
 from paceline.process.threads import replace_executor
 from paceline.process.user_code import raised_in
 from rollout_worker.rewards.functions import Reward

@@ -18,7 +18,7 @@ from math import fsum
 
 from paceline.config.sections.scorers import named_scorer
 from paceline.config.sections.training import RewardConfig
-from paceline.groups.limits import usable_reward
+from paceline.payloads.group_limits import usable_reward
 from paceline.process.structured_log import event
 from rollout_worker.rewards.functions import Reward, RewardError, load
 from rollout_worker.rewards.process import ProcessLost, ScoringProcess

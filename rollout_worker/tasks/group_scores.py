@@ -12,7 +12,7 @@ import numpy as np
 
 from paceline.config.schema import Config
 from paceline.config.sections.scorers import PREFIX, named_scorer
-from paceline.groups.limits import usable_reward
+from paceline.payloads.group_limits import usable_reward
 from paceline.v1 import scorer_pb2
 from rollout_worker.generated_group import GeneratedGroup, token_bytes
 from rollout_worker.rewards.functions import weights_of

@@ -20,11 +20,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 from paceline.config.schema import Config
-from paceline.groups.group_check import check_group
-from paceline.groups.limits import GroupLimits, Invalid
-from paceline.groups.payload import encode, payload_digest
 from paceline.ids import ANY, TaskId
-from paceline.payloads.store import PayloadStore, StoreUnavailable
+from paceline.payloads.group_check import check_group
+from paceline.payloads.group_limits import GroupLimits, Invalid
+from paceline.payloads.store import PayloadStore, StoreUnavailable, encode, payload_digest
 from paceline.payloads.transfer_limits import SLICE_BYTES, slices
 from paceline.process.structured_log import event, first_line
 from paceline.process.waits import WaitKind, waiting

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from random import Random
 
 from controller.services import rollout as rollout_service
-from paceline.groups.group_check import check_group
-from paceline.groups.limits import GroupLimits
-from paceline.groups.payload import encode, payload_digest
 from paceline.ids import TaskId
+from paceline.payloads.group_check import check_group
+from paceline.payloads.group_limits import GroupLimits
+from paceline.payloads.store import encode, payload_digest
 from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
 from testbed.simulator.cluster import Cluster
 from testbed.simulator.controller_process import Session

@@ -16,8 +16,8 @@ import grpc
 import numpy as np
 
 from paceline.config.sections.training import TrainConfig
-from paceline.groups.payload import encode
 from paceline.payloads.redis_payloads import payload_key
+from paceline.payloads.store import encode
 from paceline.process.threads import BackgroundLoop
 from paceline.redis.client import connect_sync
 from paceline.v1 import policy_pb2, rollout_pb2, worker_pb2

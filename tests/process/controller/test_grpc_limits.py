@@ -18,7 +18,7 @@ from controller.services import grpc_server
 from controller.services.grpc_server import Services, new_server
 from paceline.config.load import load_config
 from paceline.config.sections.services import AuthConfig
-from paceline.groups.limits import Invalid
+from paceline.payloads.group_limits import Invalid
 from paceline.rpc.client import ControlPlane
 from paceline.rpc.listeners import add_port
 from paceline.v1 import admin_pb2

@@ -24,8 +24,8 @@ from controller.store.journal import Deposed
 from controller.store.ledger_follower import LedgerFollower
 from controller.store.stores import redis_stores
 from paceline.config.load import load_config
-from paceline.groups.limits import Invalid
 from paceline.ids import TaskId
+from paceline.payloads.group_limits import Invalid
 from paceline.payloads.store import partial_ref
 from paceline.redis.leader_lease import LeaderIdentity
 from testbed.fleets.controller_processes import write_config

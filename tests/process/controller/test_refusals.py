@@ -14,7 +14,7 @@ from controller.store.journal import Journal
 from controller.store.ledger_follower import LedgerFollower
 from controller.store.redis_keys import Keys
 from paceline.config.changes import with_settings
-from paceline.groups.limits import GroupLimits, Invalid
+from paceline.payloads.group_limits import GroupLimits, Invalid
 from paceline.payloads.redis_payloads import RedisPayloads
 from paceline.process import origins
 from paceline.redis.client import connect

@@ -19,7 +19,7 @@ from controller.ledger.commands import CommandRefused
 from controller.services.grpc_server import Services
 from paceline.config.schema import Config
 from paceline.errors import RefusalCode
-from paceline.groups.limits import Invalid
+from paceline.payloads.group_limits import Invalid
 from paceline.rpc import client
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.v1 import admin_pb2, rollout_pb2

@@ -10,7 +10,7 @@ import pytest
 from controller.ledger.specs import GroupMeta
 from controller.ledger.views.group_views import reward_totals
 from controller.proto_encoding import plan_of
-from paceline.groups.limits import GroupLimits
+from paceline.payloads.group_limits import GroupLimits
 from paceline.v1 import policy_pb2
 from policy_worker.objectives.batch import StepTotals
 from tests.fixtures.group_meta import accepted

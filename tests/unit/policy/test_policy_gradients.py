@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from controller.services.validation import check_stats
-from paceline.groups.limits import GroupLimits
 from paceline.mesh.elastic_mesh import EpochCancelled
+from paceline.payloads.group_limits import GroupLimits
 from paceline.v1 import rollout_pb2
 from policy_worker.objectives.batch import StepTotals, decode
 from policy_worker.step.stats import Stats

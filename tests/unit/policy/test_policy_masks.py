@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.groups.limits import GroupLimits
+from paceline.payloads.group_limits import GroupLimits
 from policy_worker.objectives.batch import StepTotals
 from tests.fixtures.group_meta import accepted
 from tests.fixtures.policy_models import make_config, make_group, tiny_network

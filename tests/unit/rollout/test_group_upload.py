@@ -2,8 +2,7 @@
 
 import pytest
 
-from paceline.groups.payload import decode, payload_digest
-from paceline.payloads.store import PayloadStore
+from paceline.payloads.store import PayloadStore, decode, payload_digest
 from paceline.v1 import rollout_pb2
 from rollout_worker.tasks import outbox
 from rollout_worker.tasks.outbox import Encoded, GroupUpload

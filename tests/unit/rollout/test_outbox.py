@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from paceline.groups.limits import GroupLimits
-from paceline.groups.payload import encode, payload_digest
-from paceline.payloads.store import Ref, StoreFull, StoreUnavailable
+from paceline.payloads.group_limits import GroupLimits
+from paceline.payloads.store import Ref, StoreFull, StoreUnavailable, encode, payload_digest
 from paceline.process import waits
 from paceline.v1 import common_pb2, rollout_pb2
 from rollout_worker.held_tasks import HeldTasks

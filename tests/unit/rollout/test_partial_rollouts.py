@@ -9,8 +9,8 @@ import pytest
 
 from controller.ledger import commands as cmd
 from controller.ledger.views.views import oldest_fresh
-from paceline.groups.limits import Invalid
 from paceline.ids import TaskId
+from paceline.payloads.group_limits import Invalid
 from paceline.payloads.store import Payloads, Ref, StoreFull, partial_ref
 from paceline.v1 import common_pb2, rollout_pb2
 from rollout_worker.engine.base import Completion, Finish, Request, SamplingParams

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from paceline.config.sections.training import RewardConfig
-from paceline.groups.limits import GroupLimits, Invalid
+from paceline.payloads.group_limits import GroupLimits, Invalid
 from paceline.v1 import rollout_pb2
 from rollout_worker.environments.base import EnvironmentTask, Sample, TurnRewards
 from rollout_worker.rewards.score import Job, ScoringFailed

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.groups.limits import (
+from paceline.payloads.group_limits import (
     MAX_REWARD,
     GroupLimits,
     Invalid,

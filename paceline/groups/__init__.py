@@ -1,1 +1,0 @@
-"""Groups of completions as workers exchange them: their checks, payloads, digests and facts."""
