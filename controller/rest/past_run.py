@@ -51,7 +51,7 @@ class Nowhere:
 
 def past_controller(run_dir: Path) -> Controller:
     """A controller that stands where the run ended. Raises BadInput and ConfigError."""
-    config = load_config(run_dir / "config.toml", stored=True)
+    config = load_config(run_dir / "config.toml")
     try:
         run = Projection.read(run_dir, Redactor(run_dir).value)
     except (DamagedFile, OSError) as error:

@@ -7,8 +7,10 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
 from paceline.config.fields import OBJECTIVE, AtStart, Change, Fixed, Live
-from paceline.config.schema import RENAMED, SECTIONS, Config
+from paceline.config.schema import SECTIONS, SETTINGS, Config
 from paceline.config.sections.scorers import ScorerConfig
 
 NEW_RUN = (
@@ -106,20 +108,21 @@ def problem_of_divisor(before: Config, now: Config) -> str:
 def differences(ours: str, theirs: str) -> str:
     """The fields that differ between two canonical configs: the run's value, then the other's."""
     try:
-        run, other = dict(_flat(json.loads(ours))), dict(_flat(json.loads(theirs)))
-    except (ValueError, AttributeError):
+        run, other = json.loads(ours), json.loads(theirs)
+        names = sorted(n for n in run | other if run.get(n) != other.get(n))
+    except (ValueError, AttributeError, TypeError):
         return "one of them cannot be read"
-    names = sorted(n for n in run.keys() | other.keys() if run.get(n) != other.get(n))
-    shown = [
-        f"{RENAMED.get(n, n)} is {run.get(n)!r} in the run, {other.get(n)!r} here"
-        for n in names[:8]
+    told = [
+        f"{name} is {run.get(name, default_of(name))!r} in the run, "
+        f"{other.get(name, default_of(name))!r} here"
+        for name in names[:8]
     ]
-    return "; ".join(shown) or "its digest"
+    return "; ".join(told) or "its digest"
 
 
-def _flat(tree: dict[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
+def default_of(name: str) -> Any:
+    """The default of a setting by its dotted name, as JSON value; None if it has none."""
+    info = SETTINGS.get(name)
+    if info is None or info.is_required():
+        return None
+    return to_jsonable_python(info.get_default(call_default_factory=True))

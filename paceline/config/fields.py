@@ -6,7 +6,17 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+)
 from pydantic.fields import FieldInfo
 
 Positive = Annotated[int, Field(ge=1)]
@@ -48,15 +58,14 @@ class Fixed:
 Change = Live | AtStart | Fixed
 
 
-@dataclass(frozen=True, slots=True)
-class Newer:
-    """A setting that early releases lack: its default is in no digest, so their runs go on."""
-
-
-NEWER = Newer()
 AT_START = AtStart()
 STEP, LEASE = Live("step"), Live("lease")
 OBJECTIVE = "steps that a rollback repeats must optimise what they optimised before"
+
+
+AS_TOML = "TOML"
+"""Context of a dump as TOML, which has no null: a field without a value is left out if that is its
+default, and "none" otherwise."""
 
 
 class RowForm(StrEnum):
@@ -92,6 +101,20 @@ class Section(BaseModel):
         """TOML has no null: `"none"` unsets a field that may be unset."""
         optional = NoneType in get_args(cls.model_fields[str(info.field_name)].annotation)
         return None if value == "none" and optional else value
+
+    @model_serializer(mode="wrap")
+    def _written(
+        self, write: SerializerFunctionWrapHandler, info: SerializationInfo
+    ) -> dict[str, Any]:
+        values: dict[str, Any] = write(self)
+        if info.context != AS_TOML:
+            return values
+        unset = {
+            name: "none"
+            for name, field in type(self).model_fields.items()
+            if values.get(name) is None and field.default is not None
+        }
+        return {name: value for name, value in (values | unset).items() if value is not None}
 
 
 def meaning(field: FieldInfo) -> str:

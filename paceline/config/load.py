@@ -5,8 +5,7 @@ import hashlib
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ import tomli_w
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from paceline.config.changes import values_of, with_settings
-from paceline.config.fields import NEWER, AtStart, Change, Fixed, Live, Section, meaning
-from paceline.config.schema import RENAMED, SECTIONS, SETTINGS, TABLES, Config, with_new_names
+from paceline.config.changes import default_of, values_of, with_settings
+from paceline.config.fields import AS_TOML, AtStart, Change, Fixed, Live, Section, meaning
+from paceline.config.schema import SECTIONS, SETTINGS, TABLES, Config
 from paceline.config.sections.scorers import ScorerConfig
 from paceline.errors import BadInput
 from paceline.masking import masked_settings
@@ -35,30 +34,26 @@ class ConfigError(BadInput):
     """A configuration cannot be used. One line a problem: the place, the field and the remedy."""
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = (), *, stored: bool = False) -> Config:
-    """Reads ``path`` (TOML) with overrides (``section.field=value``). Raises ConfigError.
-
-    ``stored``: a run wrote the file, perhaps with the names of an earlier release.
-    """
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Reads ``path`` (TOML) with overrides (``section.field=value``). Raises ConfigError."""
     path = Path(path)
     text = _read(path)
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(_no_toml(path, text, str(error))) from None
-    if stored:
-        raw = with_new_names(raw)
-    overridden: dict[Field, str] = {}
-    for override in overrides:
-        field, value = _parse_override(override)
+    parsed = {override: _parse_override(override) for override in overrides}
+    for override, (field, value) in parsed.items():
         _put(raw, field, value, override)
-        overridden[field] = override
     try:
         return Config.model_validate(raw)
     except ValidationError as error:
-        places = _Places(path, field_lines(text), overridden)
-        found = dict.fromkeys(_describe(e, places) for e in _one_per_field(error.errors()))
-        raise ConfigError("\n".join(found)) from None
+        places = {field: f"{path} line {line}" for field, line in field_lines(text).items()}
+        for override, (field, _) in parsed.items():
+            places[field] = f"--set {override}"
+            for depth in range(1, len(field)):
+                places.setdefault(field[:depth], f"--set {override}")
+        raise ConfigError("\n".join(_described(error, places, str(path)))) from None
 
 
 _TOML_REMEDIES = {
@@ -93,45 +88,23 @@ def to_toml(config: Config, *, mask: bool = False) -> str:
     TOML has no null: a field without a value is left out if that is its default, and ``"none"``
     otherwise.
     """
-    written = _written(config.model_dump(mode="json"), Config)
-    written["scorers"] = {
-        name: scorer.model_dump(mode="json", exclude_none=True)
-        for name, scorer in config.scorers.by_name.items()
-    }
+    written = config.model_dump(mode="json", context=AS_TOML)
     return tomli_w.dumps(masked_settings(written) if mask else written)
-
-
-def _written(values: Mapping[str, Any], section: type[Section], path: str = "") -> dict[str, Any]:
-    """``values`` of ``section``, or of a table, whose dotted name is ``path``."""
-    written: dict[str, Any] = {}
-    for name, value in values.items():
-        dotted = f"{path}.{name}" if path else name
-        if dotted in SECTIONS:
-            written[name] = _written(value, SECTIONS[dotted], dotted)
-        elif (table := TABLES.get(dotted)) is not None:
-            written[name] = {
-                key: _written(inner, table, f"{dotted}.{key}") for key, inner in value.items()
-            }
-        elif value is not None:
-            written[name] = value
-        elif name in section.model_fields and section.model_fields[name].default is not None:
-            written[name] = "none"
-    return written
 
 
 def fleet_digest(config: Config) -> tuple[str, str]:
     """Digest (hex) and canonical JSON of the settings that must agree across the fleet: not Live
     ones, which come from the controller, but the divisor of ``dr_grpo``, which a replica reads
     itself."""
-    shared = _by_section(config, Fixed, AtStart)
+    shared = _shared(config, Fixed, AtStart)
     if config.train.loss.aggregation == "dr_grpo":
-        shared["rollout"][config.length_setting] = config.longest_completion
+        shared[f"rollout.{config.length_setting}"] = config.longest_completion
     return _digest(shared)
 
 
 def run_digest(config: Config) -> tuple[str, str]:
     """Digest (hex) and canonical JSON of the settings that are fixed for the run."""
-    return _digest(_by_section(config, Fixed))
+    return _digest(_shared(config, Fixed))
 
 
 def changeable(config: Config) -> dict[str, Any]:
@@ -140,29 +113,13 @@ def changeable(config: Config) -> dict[str, Any]:
     return {name: v for name, v in found.items() if name.partition(".")[0] in FLEET_SECTIONS}
 
 
-def _by_section(config: Config, *changes: type[Change]) -> dict[str, dict[str, Any]]:
-    nested: dict[str, dict[str, Any]] = {section: {} for section in FLEET_SECTIONS}
-    for dotted, value in values_of(config, *changes).items():
-        section, _, name = dotted.partition(".")
-        if section not in nested or _is_newer_default(dotted, value):
-            continue
-        # Digests of earlier releases know no tables in [train].
-        nested[section][name.rpartition(".")[2] if section == "train" else name] = value
-    # As of the releases that did not know them: their runs can be continued.
-    for section in ("objective", "scorers"):
-        if not nested[section]:
-            del nested[section]
-    if not any(nested["evaluation"].values()):
-        del nested["evaluation"]
-    return nested
-
-
-def _is_newer_default(dotted: str, value: Any) -> bool:
-    info = SETTINGS.get(dotted)
-    if info is None or NEWER not in info.metadata:
-        return False
-    default = info.get_default(call_default_factory=True)
-    return bool(value == json.loads(json.dumps(default)))
+def _shared(config: Config, *changes: type[Change]) -> dict[str, Any]:
+    # Without defaults, so that a release with one more setting continues the run.
+    return {
+        name: value
+        for name, value in values_of(config, *changes).items()
+        if name.partition(".")[0] in FLEET_SECTIONS and value != default_of(name)
+    }
 
 
 def _digest(settings: Mapping[str, Any]) -> tuple[str, str]:
@@ -182,10 +139,9 @@ def parse_setting(text: str, option: str = "--set ") -> tuple[str, Any]:
 def unknown_setting(name: str) -> str:
     """Says that ``name`` is no setting, and which was probably meant; empty if it is one."""
     field = tuple(name.split("."))
-    _, model = _section_of(field)
-    if name in SETTINGS or (field[0] == "objective" and len(field) == 2):
-        return ""
-    if model is ScorerConfig and len(field) == 3 and field[2] in model.model_fields:
+    path, model = _owner(field)
+    of_a_scorer = model is ScorerConfig and len(field) == 3 and field[2] in model.model_fields
+    if name in SETTINGS or of_a_scorer or (path == ("objective",) and len(field) == 2):
         return ""
     return f"{name[:128] or 'an empty name'} {_no_setting(field)}"
 
@@ -195,9 +151,7 @@ def changed_config(config: Config, settings: Mapping[str, Any]) -> Config:
     try:
         return with_settings(config, settings)
     except ValidationError as error:
-        places = _Places(Path("settings"), {}, {})
-        found = dict.fromkeys(_describe(e, places) for e in _one_per_field(error.errors()))
-        raise ConfigError("; ".join(line.removeprefix("settings: ") for line in found)) from None
+        raise ConfigError("; ".join(_described(error, {}, ""))) from None
 
 
 def _read(path: Path) -> str:
@@ -236,92 +190,64 @@ def _put(raw: dict[str, Any], keys: Field, value: Any, override: str) -> None:
     table[keys[-1]] = value
 
 
-@dataclass(frozen=True, slots=True)
-class _Places:
-    """The origin of a field's value: an override, a line of the file, or just the file."""
-
-    path: Path
-    lines: Mapping[Field, int]
-    overridden: Mapping[Field, str]
-
-    def of(self, field: Field) -> str:
-        for depth in range(len(field), 0, -1):
-            if override := self.overridden.get(field[:depth]):
-                return f"--set {override}"
-            if line := self.lines.get(field[:depth]):
-                return f"{self.path} line {line}"
-        for dotted, override in self.overridden.items():
-            if field and dotted[: len(field)] == field:
-                return f"--set {override}"
-        return str(self.path)
-
-
-def _one_per_field(errors: list[ErrorDetails]) -> Iterator[ErrorDetails]:
-    """The first error of each field: a union fails once for each of its alternatives."""
-    seen = set()
-    for error in errors:
-        key = (_field_of(error), error["type"] == "missing")
-        if key not in seen or not key[0]:
-            seen.add(key)
-            yield error
+def _described(error: ValidationError, places: Mapping[Field, str], file: str) -> Iterable[str]:
+    """A line for each field with an error: its place, the problem and the remedy."""
+    found: dict[object, str] = {}
+    for number, detail in enumerate(error.errors()):
+        field = _field_of(detail)
+        about, message = _described_one(field, detail)
+        prefixes = (about[:depth] for depth in range(len(about), 0, -1))
+        place = next((places[prefix] for prefix in prefixes if prefix in places), file)
+        # A union fails once for each of its alternatives.
+        key = (field, detail["type"] == "missing") if field else number
+        found.setdefault(key, f"{place}: {message}" if place else message)
+    return dict.fromkeys(found.values())
 
 
 def _field_of(error: ErrorDetails) -> Field:
     """Path of an error's setting, without the position inside the setting's value."""
     loc = tuple(str(part) for part in error["loc"])
-    return loc[: len(_table_of(loc) or _section_of(loc)[0]) + 1]
+    return loc[: len(_owner((*loc, ""))[0]) + 1]
 
 
-def _describe(error: ErrorDetails, places: _Places) -> str:
-    """One line: the place, the problem and the remedy."""
-    field = _field_of(error)
-    name = ".".join(field)
+def _described_one(field: Field, error: ErrorDetails) -> tuple[Field, str]:
+    """The setting at whose place the error is shown, and the problem with the remedy."""
+    name, message = ".".join(field), error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
-        return f"{places.of(field)}: {name} {_no_setting(field)}"
+        return field, f"{name} {_no_setting(field)}"
     if error["type"] == "missing":
-        return f"{places.of(field)}: {name} is missing. {_remedy_missing(field)}"
-    message = error["msg"].removeprefix("Value error, ")
+        return field, f"{name} is missing. {_remedy_missing(field)}"
     if error["type"] == "value_error":
-        if _table_of(field) or name == "reward.functions":
-            return f"{places.of(field)}: {name}: {message}"
-        mentioned = re.findall(r"\b[a-z]+(?:\.[a-z_]+)+\b", message)
-        place = places.of(tuple(mentioned[0].split(".")) if mentioned else field)
-        return f"{place}: {message}"
+        dotted = [name.split(".") for name in re.findall(r"\b[a-z]+(?:\.[a-z_]+)+\b", message)]
+        named = [tuple(setting) for setting in dotted if setting[0] in Config.model_fields]
+        in_table = ".".join(_owner((*field, ""))[0]) not in SECTIONS
+        if named and not (field and in_table):
+            return named[0], message
+        return field, f"{name}: {message}"
     message = message[0].lower() + message[1:]
     if error["type"] in ("model_type", "model_attributes_type"):
         message = f"it is a section. Write [{name}] on a line of its own, and its settings under it"
-    shown = json.dumps(error["input"], default=str)
-    explained = f" {name}: {_meaning(field)}" if _meaning(field) else ""
-    return f"{places.of(field)}: {name} = {shown}: {message}.{explained}"
+    shown, text = json.dumps(error["input"], default=str), _meaning(field)
+    return field, f"{name} = {shown}: {message}." + (f" {name}: {text}" if text else "")
 
 
 def _no_setting(field: Field) -> str:
     """Says that ``field`` is no setting, and which was probably meant."""
-    if (now := RENAMED.get(".".join(field))) is not None:
-        return f"is now {now}"
-    return f"is not a setting. {_suggest(field)}"
-
-
-def _suggest(field: Field) -> str:
-    path, model = _section_of(field)
+    path, model = _owner(field)
     section, leaf = ".".join(path), field[-1]
-    elsewhere = [known for known in SETTINGS if known.rpartition(".")[2] == leaf]
-    if len(field) == 1 or field[0] not in SECTIONS:
-        if elsewhere:
-            owner = elsewhere[0].rpartition(".")[0]
-            return f"Did you mean {elsewhere[0]}? Put it under [{owner}]"
-        if close := difflib.get_close_matches(field[0], SECTIONS, 1, 0.6):
-            return f"Did you mean [{close[0]}]?"
-        return f"The sections are {', '.join(SECTIONS)}"
-    names = [f"{section}.{name}" for name in model.model_fields]
-    inner = [name for name in SETTINGS if name.startswith(f"{section}.") and name not in names]
-    siblings = {name.rpartition(".")[2]: name for name in [*inner, *names] if name not in SECTIONS}
-    close = difflib.get_close_matches(leaf, siblings, 1, 0.7)
-    if not close and elsewhere:
-        return f"Did you mean {elsewhere[0]}?"
-    if close := close or difflib.get_close_matches(leaf, siblings, 1, 0.5):
-        return f"Did you mean {siblings[close[0]]}?"
-    return f"Settings of [{section}]: {', '.join(siblings)}"
+    if section in SECTIONS:
+        inside = [name for name in SETTINGS if name.startswith(f"{section}.")]
+    else:
+        inside = [f"{section}.{name}" for name in model.model_fields] if path else []
+    siblings = {name.rpartition(".")[2]: name for name in inside}
+    meant = [siblings[name] for name in difflib.get_close_matches(leaf, siblings, 1)]
+    meant += [name for name in SETTINGS if name.rpartition(".")[2] == leaf]
+    if not path and not meant:
+        meant = [f"[{name}]" for name in difflib.get_close_matches(field[0], SECTIONS, 1)]
+    if meant:
+        return f"is not a setting. Did you mean {meant[0]}?"
+    there = f"Settings of [{section}]: {', '.join(siblings)}"
+    return f"is not a setting. {there if path else 'The sections are ' + ', '.join(SECTIONS)}"
 
 
 def _remedy_missing(field: Field) -> str:
@@ -329,42 +255,32 @@ def _remedy_missing(field: Field) -> str:
         fields = SECTIONS[field[0]].model_fields
         needed = [f"{name} = ..." for name, info in fields.items() if info.is_required()]
         return f"Add a section [{field[0]}] with {', '.join(needed)}"
-    add = f"Add {field[-1]} = ... under [{'.'.join(field[:-1])}]"
-    override = "" if field[0] == "scorers" else f", or --set {'.'.join(field)}=..."
-    return f"{add}{override}. {_meaning(field)}"
+    return f"Add {field[-1]} = ... under [{'.'.join(field[:-1])}]. {_meaning(field)}"
 
 
 def _meaning(field: Field) -> str:
-    info = _section_of(field)[1].model_fields.get(field[-1])
+    info = _owner(field)[1].model_fields.get(field[-1])
     return meaning(info) if info and len(field) > 1 else ""
 
 
-def _table_of(field: Field) -> Field:
-    """Path of the table [SECTION.FIELD.NAME] that ``field`` is in; empty if it is in none."""
-    for length in (1, 2):
-        if ".".join(field[:length]) in TABLES and len(field) > length:
-            return field[: length + 1]
-    return ()
-
-
-def _section_of(field: Field) -> tuple[Field, type[Section]]:
-    """Path and schema of the section, or table, whose setting ``field`` is."""
-    if (table := _table_of(field)) and len(field) > len(table):
-        return table, TABLES[".".join(table[:-1])]
-    for length in (2, 1):
-        if ".".join(field[:length]) in SECTIONS and len(field) > length:
-            return field[:length], SECTIONS[".".join(field[:length])]
+def _owner(field: Field) -> tuple[Field, type[Section]]:
+    """Path and schema of the section, or of the table [SECTION.FIELD.NAME], that has ``field``."""
+    for length in range(min(len(field) - 1, 3), 0, -1):
+        path = field[:length]
+        table = SECTIONS.get(".".join(path)) or TABLES.get(".".join(path[:-1]))
+        if table is not None:
+            return path, table
     return (), Config
 
 
-def field_lines(text: str) -> dict[tuple[str, ...], int]:
+def field_lines(text: str) -> dict[Field, int]:
     """Line (from 1) of every key of a valid TOML document, by path: tomllib keeps no positions.
 
     It parses the document up to each line in turn, and fails inside a statement: what is new when
     it succeeds began after the last success.
     """
     lines = text.split("\n")
-    found: dict[tuple[str, ...], int] = {}
+    found: dict[Field, int] = {}
     began = 1
     for end in range(1, len(lines) + 1):
         try:
@@ -377,11 +293,8 @@ def field_lines(text: str) -> dict[tuple[str, ...], int]:
     return found
 
 
-def _paths(value: object) -> Iterator[tuple[str, ...]]:
-    if isinstance(value, list) and value and isinstance(value[-1], Mapping):
-        value = value[-1]
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield (key,)
-            for path in _paths(inner):
-                yield (key, *path)
+def _paths(table: Mapping[str, Any], path: Field = ()) -> Iterator[Field]:
+    for key, value in table.items():
+        yield (*path, key)
+        if isinstance(value, Mapping):
+            yield from _paths(value, (*path, key))

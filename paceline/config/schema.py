@@ -173,28 +173,3 @@ TABLES: dict[str, type[Section]] = {
     **{name: table for name, info in SETTINGS.items() if (table := table_of(info)) is not None},
 }
 """Sections of the tables [NAME.USER'S NAME], by the dotted name of what holds them."""
-
-RENAMED: dict[str, str] = {
-    f"train.{name}": f"{section}.{name}"
-    for section, model in SECTIONS.items()
-    if section.startswith("train.")
-    for name in model.model_fields
-}
-"""Settings of [train] in earlier releases, which had no tables in it, and their names now."""
-
-
-def with_new_names(sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Sections that an earlier release has stored, with the names that settings have now."""
-    train = sections.get("train")
-    if not isinstance(train, Mapping):
-        return dict(sections)
-    nested: dict[str, Any] = {}
-    for name, value in train.items():
-        *tables, leaf = RENAMED.get(f"train.{name}", f"train.{name}").split(".")[1:]
-        if tables:
-            nested.setdefault(tables[0], {})[leaf] = value
-        elif isinstance(value, Mapping):
-            nested.setdefault(leaf, {}).update(value)
-        else:
-            nested[leaf] = value
-    return {**sections, "train": nested}

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config.changes import flat_settings
-from paceline.config.schema import with_new_names
 from paceline.masking import masked_settings
 from paceline.observe.json_lines import DamagedFile
 from paceline.observe.projection import Projection
@@ -65,7 +64,7 @@ def settings_that_differ(run_dirs: Sequence[Path]) -> dict[str, list[Any]]:
                 sections = tomllib.load(file)
         except (OSError, ValueError):
             return {}
-        return dict(flat_settings(masked_settings(with_new_names(sections))))
+        return dict(flat_settings(masked_settings(sections)))
 
     configs = [read(path) for path in run_dirs]
     names = dict.fromkeys(name for config in configs for name in config)

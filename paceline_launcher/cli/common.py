@@ -62,7 +62,7 @@ def run_config(run_dir: Path) -> Config:
     path = run_dir / "config.toml"
     if not path.is_file():
         raise BadInput(f"--run-dir: {run_dir} has no config.toml: not a run directory")
-    return load_config(path, stored=True)
+    return load_config(path)
 
 
 def run_addresses(run_dir: Path) -> list[str]:

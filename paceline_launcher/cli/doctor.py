@@ -63,7 +63,7 @@ def doctor(
             addresses = run_addresses(run_dir)
         kept = run_dir / "config.toml"
         if settings is None and kept.is_file():
-            settings = load_config(kept, stored=True)
+            settings = load_config(kept)
     auth = target.auth(settings.auth if settings else None)
     directory = run_dir or (default_run_dir(settings) if settings else Path("runs"))
     findings: list[Finding] = []

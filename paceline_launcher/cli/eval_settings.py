@@ -225,6 +225,6 @@ def _run_config(run_dir: Path) -> Config | None:
     from paceline.config.load import ConfigError, load_config
 
     try:
-        return load_config(run_dir / "config.toml", stored=True)
+        return load_config(run_dir / "config.toml")
     except ConfigError:
         return None

@@ -242,7 +242,7 @@ class Meeting:
         path = self.run_dir / "config.toml"
         if not path.is_file():
             return f"{path} is not there yet"
-        config = load_config(path, stored=True)
+        config = load_config(path)
         if read_token(config.auth, self.run_dir) is None:
             raise BadInput(
                 f"this node has no token for node 0: {TOKEN_VARIABLE} is not set here, and there "

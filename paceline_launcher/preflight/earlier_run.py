@@ -45,7 +45,7 @@ def earlier_run(start: Start) -> Findings:
         yield ok(f"none in {run_dir}")
         return
     try:
-        before = load_config(kept, stored=True)
+        before = load_config(kept)
     except ConfigError as error:
         yield fail(f"{kept} cannot be read: {error}", f"Start another run with {elsewhere}")
         return

@@ -14,9 +14,9 @@ from typing import Any
 
 import tomli_w
 
-from paceline.config.schema import with_new_names
 from paceline.redis.server import stop_redis
 from paceline.redis.users import CONTROLLER, user_url
+from testbed.nested_settings import nested_sections
 from testbed.patience import Patience
 
 START_LIMIT_S = 100.0
@@ -35,7 +35,7 @@ def write_config(directory: Path, rows: int = 100, **sections: dict[str, Any]) -
     for name, fields in sections.items():
         whole.setdefault(name, {}).update(fields)
     path = directory / "load.toml"
-    path.write_text(tomli_w.dumps(with_new_names(whole)))
+    path.write_text(tomli_w.dumps(nested_sections(whole)))
     return path
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import tomli_w
 
-from paceline.config.schema import with_new_names
 from paceline.observe.fleet_file import FleetRecord, ProcessId
 from paceline.observe.vocabulary import EventType
+from testbed.nested_settings import nested_sections
 from testbed.patience import Patience, patient, until
 from testbed.tiny_model import make_tiny_model
 
@@ -64,7 +64,7 @@ def write_run(where: Path, *, rows: int = 64, **sections: dict[str, Any]) -> Pat
             table = table.setdefault(name, {})
         table.update(fields)
     path = where / "run.toml"
-    path.write_text(tomli_w.dumps(with_new_names(settings)))
+    path.write_text(tomli_w.dumps(nested_sections(settings)))
     return path
 
 

@@ -17,7 +17,6 @@ from pydantic import (
 from paceline.config.fields import (
     AT_START,
     LEASE,
-    NEWER,
     OBJECTIVE,
     STEP,
     Decay,
@@ -149,8 +148,8 @@ class DataConfig(Section):
     path: LocalPath | None = None
     """Training data: a JSONL or Parquet file, a directory of such files, or the name or directory
     of a Hugging Face data set. Either this or data.sources."""
-    sources: Annotated[dict[Annotated[str, Field(pattern=SOURCE_NAME)], SourceConfig], NEWER] = (
-        Field(default_factory=dict)
+    sources: dict[Annotated[str, Field(pattern=SOURCE_NAME)], SourceConfig] = Field(
+        default_factory=dict
     )
     """Several sources of training data, each as a table [data.sources.NAME]."""
     open_timeout_s: Annotated[Seconds, AT_START] = 1800.0
@@ -163,41 +162,41 @@ class DataConfig(Section):
     """Field with the prompt: text, or a list of chat messages for the tokenizer's chat template."""
     answer_field: str | None = "answer"
     """Field that rewards receive as the reference answer. If none, they receive only the row."""
-    messages_field: Annotated[str | None, NEWER] = None
+    messages_field: str | None = None
     """Recorded data: field with a chat. The assistant's turns are trained, the others are read."""
-    completion_field: Annotated[str | None, NEWER] = None
+    completion_field: str | None = None
     """Recorded data: field with the completion of prompt_field, as text or as chat messages."""
-    chosen_field: Annotated[str | None, NEWER] = None
+    chosen_field: str | None = None
     """Recorded data: field with the better of two completions, as text or messages. Whole chats in
     both fields need no prompt_field."""
-    rejected_field: Annotated[str | None, NEWER] = None
+    rejected_field: str | None = None
     """Recorded data: field with the worse one of two completions."""
-    margin_field: Annotated[str | None, NEWER] = None
+    margin_field: str | None = None
     """Recorded data: field with a positive number, by how much chosen is better."""
-    label_field: Annotated[str | None, NEWER] = None
+    label_field: str | None = None
     """Recorded data: field that is true for a good completion and false for a bad one."""
     chat: bool = False
     """Wrap a text prompt as one user message and apply the tokenizer's chat template."""
     system_prompt: str | None = None
     """System message put before the chat messages, unless the row has its own."""
-    prompt_template: Annotated[str | None, NEWER] = None
+    prompt_template: str | None = None
     """Prompt with names of fields in braces, in place of data.prompt_field: "Question:
     {question}\\nAnswer:". {{ and }} stand for braces."""
-    prompt_suffix: Annotated[str, NEWER] = ""
+    prompt_suffix: str = ""
     """Text that is put after every prompt, or after its last user message."""
-    chat_template_args: Annotated[dict[str, Any], NEWER] = Field(default_factory=dict)
+    chat_template_args: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the tokenizer's chat template, for example { enable_thinking = false }."""
     shuffle: bool = True
     """Shuffle the rows in each pass over the data, by run.seed."""
     max_prompt_tokens: Positive = 4096
     """Longest prompt, in tokens. See long_prompts."""
-    long_prompts: Annotated[Literal["drop", "truncate_left", "truncate_right"], NEWER] = "drop"
+    long_prompts: Literal["drop", "truncate_left", "truncate_right"] = "drop"
     """Prompts above max_prompt_tokens: drop them, or truncate the row's text at its beginning or
     end until the prompt fits; template, system prompt and suffix stay whole."""
-    curriculum: Annotated[Literal["success_rate"] | None, NEWER] = None
+    curriculum: Literal["success_rate"] | None = None
     """success_rate: each group in a row whose rewards are all equal halves the probability that its
     prompt is drawn in the next epoch. If none, every epoch draws every prompt."""
-    curriculum_min: Annotated[float, Field(gt=0, le=1), NEWER] = 0.1
+    curriculum_min: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Lowest probability to which the curriculum reduces a prompt."""
     eval_path: LocalPath | None = None
     """Held-out data, in any form that data.path accepts. If none, the run has no evaluations."""
@@ -298,10 +297,10 @@ class RewardConfig(Section):
     processes: Annotated[NonNegative, AT_START] = 1
     """Processes that score, per rollout worker. 0: the worker, where only async functions have a
     limit."""
-    overlong_buffer: Annotated[NonNegative, NEWER] = 0
+    overlong_buffer: NonNegative = 0
     """Soft penalty of long completions (DAPO): in this many tokens before the length limit the
     reward falls linearly, by overlong_penalty. Not for held-out prompts. 0: none."""
-    overlong_penalty: Annotated[float, Field(gt=0), NEWER] = 1.0
+    overlong_penalty: Annotated[float, Field(gt=0)] = 1.0
     """Reward that a completion at the length limit loses."""
 
 
@@ -337,16 +336,16 @@ class LossConfig(Section):
     """From token losses to one number. token_mean: mean over the step's tokens (DAPO).
     sequence_mean: mean over each sequence, then over sequences (GRPO). sequence_sum: sum over each,
     then the mean (RLOO). dr_grpo: sum divided by the longest completion allowed (Dr. GRPO)."""
-    advantage: Annotated[Literal["group", "leave_one_out", "step", "group_step"], NEWER] = "group"
+    advantage: Literal["group", "leave_one_out", "step", "group_step"] = "group"
     """Baseline of a reward. group: the mean of its group (GRPO). leave_one_out: of the group's
     others (RLOO). step: of all samples of the step (REINFORCE++). group_step: the mean of its
     group, with the step's standard deviation (REINFORCE++-baseline)."""
     advantage_norm: bool = True
     """Divide advantages by the standard deviation of the rewards: the group's or the step's."""
-    surrogate: Annotated[Literal["clip", "weight"], NEWER] = "clip"
+    surrogate: Literal["clip", "weight"] = "clip"
     """clip: the smaller of ratio and clipped ratio times the advantage; tokens beyond the clip have
     no gradient (PPO). weight: the clipped ratio is a constant weight of the log-prob (CISPO)."""
-    importance_level: Annotated[Literal["token", "sequence"], NEWER] = "token"
+    importance_level: Literal["token", "sequence"] = "token"
     """token: each token has its ratio. sequence: the geometric mean over the completion (GSPO)."""
     clip_low: Annotated[float, Field(ge=0)] = 0.2
     """Lower clip range: the importance ratio is clipped to at least 1 - clip_low."""
@@ -369,26 +368,26 @@ class LossConfig(Section):
     """Weight of the KL term. Above 0, the trainer loads the reference model."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of the KL term in the loss, named as by Schulman."""
-    kl_in: Annotated[Literal["loss", "reward"], NEWER] = "loss"
+    kl_in: Literal["loss", "reward"] = "loss"
     """loss: a term of the loss. reward: each token's advantage is lowered by kl_coef times the
     log-ratios to the reference from this token on."""
-    entropy_coef: Annotated[float, Field(ge=0), NEWER] = 0.0
+    entropy_coef: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the bonus for the policy's mean entropy at the trained tokens, in nats."""
-    router_aux_loss_coef: Annotated[float, Field(ge=0), NEWER] = 0.0
+    router_aux_loss_coef: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the load-balancing loss of a mixture of experts. 0: none; 0.001 is common."""
-    overlong_filter: Annotated[bool, NEWER] = False
+    overlong_filter: bool = False
     """Completions cut at the length limit give no gradient, but count in the advantages (DAPO)."""
-    covariance: Annotated[Literal["none", "clip", "kl"], NEWER] = "none"
+    covariance: Literal["none", "clip", "kl"] = "none"
     """Keeps entropy from collapsing by the tokens whose log-prob and advantage vary together most.
     clip: a random covariance_share of those in covariance_range has no gradient (Clip-Cov). kl: the
     covariance_share with the largest has a KL term (KL-Cov)."""
-    covariance_share: Annotated[float, Field(gt=0, le=1), NEWER] = 2e-4
+    covariance_share: Annotated[float, Field(gt=0, le=1)] = 2e-4
     """Share of the trained tokens that covariance chooses, group by group."""
-    covariance_range: Annotated[tuple[float, float], NEWER] = (1.0, 5.0)
+    covariance_range: tuple[float, float] = (1.0, 5.0)
     """Range of covariances from which covariance = "clip" chooses."""
-    covariance_kl_coef: Annotated[float, Field(ge=0), NEWER] = 1.0
+    covariance_kl_coef: Annotated[float, Field(ge=0)] = 1.0
     """Weight of the KL term of covariance = "kl"."""
-    reference: Annotated[str, Field(pattern=r"^(model|scorer:\w+)$"), NEWER] = "model"
+    reference: Annotated[str, Field(pattern=r"^(model|scorer:\w+)$")] = "model"
     """Reference of the KL term. model: the trainer loads reference_path. scorer:NAME: a scorer of
     kind logprobs, and no trainer holds it."""
     reference_path: LocalPath | None = None

@@ -9,7 +9,6 @@ from pydantic import Field, field_validator, model_validator
 
 from paceline.config.fields import (
     LEASE,
-    NEWER,
     Fixed,
     NonNegative,
     Positive,
@@ -22,9 +21,7 @@ from paceline.errors import did_you_mean
 
 class RolloutConfig(Section):
     source: Annotated[
-        Literal["engine", "recorded"],
-        Fixed("the ledger counts ages of sampled groups alone"),
-        NEWER,
+        Literal["engine", "recorded"], Fixed("the ledger counts ages of sampled groups alone")
     ] = "engine"
     """engine: completions are sampled from the policy. recorded: they are in the data, and no
     engine runs (docs/recorded-data.md)."""

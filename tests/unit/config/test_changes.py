@@ -1,8 +1,6 @@
 """Every setting says whether a run may change it, and what to do if it may not."""
 
-import json
 import re
-from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -16,7 +14,7 @@ from paceline.config.changes import (
     with_settings,
 )
 from paceline.config.fields import AtStart, Fixed, Live
-from paceline.config.load import ConfigError, fleet_digest, load_config, run_digest
+from paceline.config.load import fleet_digest
 from paceline.config.rules import RULES, Rule
 from paceline.config.schema import SETTINGS, Config
 
@@ -101,21 +99,15 @@ def test_another_divisor_of_the_loss_is_refused_by_the_name_of_its_setting(
     assert differences(ours, theirs) == f"rollout.{name} is 600 in the run, 700 here"
 
 
+def test_a_default_is_in_no_digest_and_is_named_if_it_differs() -> None:
+    """A release with one more setting continues the run."""
+    ours, theirs = fleet_digest(config())[1], fleet_digest(config(run={"seed": 3}))[1]
+    assert "seed" not in ours
+    assert differences(ours, theirs) == "run.seed is 0 in the run, 3 here"
+    assert differences(ours, "nonsense") == "one of them cannot be read"
+
+
 def test_the_numbers_of_a_scorer_are_fixed_and_its_pace_is_not() -> None:
     assert isinstance(change_of("scorers.helpful.batch_size"), AtStart)
     assert isinstance(change_of("scorers.helpful.path"), Fixed)
     assert "groups in flight were scored with it" in refusal("scorers.helpful.prompt")
-
-
-def test_a_file_that_an_earlier_release_stored_is_read_and_a_users_one_refused(
-    tmp_path: Path,
-) -> None:
-    """[train] had no tables. The digests, by which a run is continued, have not changed."""
-    file = tmp_path / "config.toml"
-    text = '[model]\npath = "m"\n[data]\npath = "d"\n[train]\nsteps = 3\nlr = 0.1\nkl_coef = 0.2\n'
-    file.write_text(text)
-    stored = load_config(file, stored=True)
-    assert (stored.train.optimizer.lr, stored.train.loss.kl_coef) == (0.1, 0.2)
-    assert json.loads(run_digest(stored)[1])["train"]["kl_coef"] == 0.2
-    with pytest.raises(ConfigError, match=r"line 7: train\.lr is now train\.optimizer\.lr"):
-        load_config(file)

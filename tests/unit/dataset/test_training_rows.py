@@ -8,7 +8,7 @@ import pytest
 from controller.context import ControllerContext
 from controller.dataset_rows import DatasetRows
 from controller.ledger.commands import Kind
-from paceline.config.load import ConfigError, load_config, run_digest, to_toml
+from paceline.config.load import ConfigError, load_config, to_toml
 from paceline.config.run_length import length_in_words, run_steps
 from paceline.config.schema import Config
 from paceline.config.sections.training import DataConfig
@@ -144,26 +144,6 @@ def test_sources_survive_the_toml_of_the_run_directory(tmp_path: Path, sources: 
     config = Config.model_validate({"model": {"path": "/m"}, "data": data, "train": {"epochs": 2}})
     (tmp_path / "run.toml").write_text(to_toml(config))
     assert load_config(tmp_path / "run.toml") == config
-
-
-def test_a_run_of_an_earlier_release_keeps_its_digest() -> None:
-    config = Config.model_validate({"model": {"path": "/m"}, "data": {"path": "/d"}})
-    known = json.loads(run_digest(config)[1])["data"]
-    assert sorted(known) == sorted(
-        [
-            "path",
-            "name",
-            "split",
-            "prompt_field",
-            "answer_field",
-            "chat",
-            "system_prompt",
-            "shuffle",
-            "max_prompt_tokens",
-            "eval_path",
-            "eval_split",
-        ]
-    )
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
 import paceline.memory_plan as memory_plan_module
-from paceline.config.schema import Config, with_new_names
+from paceline.config.schema import Config
 from paceline.errors import BadInput
 from paceline.memory_plan import activation_bytes, memory_plan, named_gpu
 from paceline.model_shape import read_shape, shape_of
@@ -18,6 +18,7 @@ from paceline_launcher.preflight.machine import gpu_memory
 from policy_worker.model import attention
 from policy_worker.step import optimizer as moments
 from policy_worker.step.optimizer import build_optimizer
+from testbed.nested_settings import nested_sections
 
 SIZES = {"qwen3": (3, 128), "llama": (5, 256)}
 QWEN3_06B = {
@@ -46,7 +47,7 @@ QWEN25_72B = {
 def settings(**sections):
     base = {"model": {"path": "unused", "dtype": "float32"}, "data": {"path": "unused"}}
     return Config.model_validate(
-        with_new_names(
+        nested_sections(
             {name: {**base.get(name, {}), **sections.get(name, {})} for name in {*base, *sections}}
         )
     )

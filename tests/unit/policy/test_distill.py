@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.config.schema import Config, with_new_names
+from paceline.config.schema import Config
 from policy_worker.conformance import conformance
 from policy_worker.objectives.batch import BadGroup, decode
 from policy_worker.objectives.columns import TokenScores
 from policy_worker.objectives.load import load_objective
 from policy_worker.rows.packing import pack
 from policy_worker.toy_step import CPU, random_groups, totals_of
-from tests.fixtures.policy_models import nested
+from testbed.nested_settings import nested, nested_sections
 
 
 def config(algorithm: str = "distill", **train: object) -> Config:
     return Config.model_validate(
-        with_new_names(
+        nested_sections(
             {
                 "model": {"path": "toy"},
                 "data": {"path": "toy"},
@@ -113,4 +113,4 @@ def test_groups_without_the_teachers_numbers_are_refused() -> None:
 )
 def test_settings_that_cannot_work_are_refused(change: dict[str, object], why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        Config.model_validate(with_new_names({**config().model_dump(exclude_none=True), **change}))
+        Config.model_validate(nested_sections({**config().model_dump(exclude_none=True), **change}))

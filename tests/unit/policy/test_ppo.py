@@ -16,8 +16,9 @@ from policy_worker.objectives.columns import TokenColumns, TokenScores, token_we
 from policy_worker.objectives.load import load_objective
 from policy_worker.objectives.ppo import Ppo, RunningMoments, adapted, gae
 from policy_worker.trainer import Trainer
+from testbed.nested_settings import nested
 from testbed.tiny_model import make_tiny_model
-from tests.fixtures.policy_models import make_config, make_group, nested, random_groups
+from tests.fixtures.policy_models import make_config, make_group, random_groups
 from tests.fixtures.train_states import all_bits, assert_same_bits
 from tests.fixtures.training_steps import CPU, form_alone, train_step
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from paceline.config.schema import Config, with_new_names
+from paceline.config.schema import Config
 from paceline.dataset.recorded_encoding import RowEncoder, recorded_group
 from paceline.ids import Step, Version
 from paceline.prompt_tokenizer import PromptTokenizer
@@ -17,6 +17,7 @@ from policy_worker.model.policy_model import load_model
 from policy_worker.objectives.batch import StepTotals
 from policy_worker.step.gradients import Gradients
 from policy_worker.step.held_out import measure_held_out
+from testbed.nested_settings import nested_sections
 from tests.fixtures.chat_model import MARKED, make_chat_model
 from tests.fixtures.training_steps import CPU, flat, keys, make_gradients
 
@@ -55,7 +56,7 @@ def made(
 ) -> tuple[Gradients, list[rollout_pb2.Group], StepTotals]:
     data, rows = FORMS[form]
     config = Config.model_validate(
-        with_new_names(
+        nested_sections(
             {
                 "model": {"path": str(model), "device": "cpu"},
                 "data": {"path": "d", **data},
