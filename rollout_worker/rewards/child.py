@@ -1,15 +1,15 @@
-"""Scoring process of the pool: jobs in, scores out, as length-prefixed JSON over pipes.
+"""Scoring process of the pool: jobs in, scores out, as lines of JSON over pipes.
 
-    python -m rollout_worker.rewards.child FUNCTIONS_JSON TIMEOUT_S BEAT_FD LIFE_FD
+    python -m rollout_worker.rewards.child TIMEOUT_S BEAT_FD LIFE_FD
 
-It writes the start and the job of each call into shared memory. So its parent can tell a hanging
-call from a busy process, and knows the call's job, at no cost per call.
+The first line names the reward functions. The process writes the start and the job of each call
+into shared memory. So its parent can tell a hanging call from a busy process, and knows the call's
+job, at no cost per call.
 """
 
 import asyncio
 import ctypes
 import json
-import logging
 import mmap
 import os
 import select
@@ -17,12 +17,12 @@ import signal
 import struct
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from paceline.errors import one_line
 from paceline.process.lifetime import die_with
-from paceline.process.structured_log import event
 from paceline.process.threads import end_forks_of
 from rollout_worker.rewards.functions import Reward, RewardError, load
 from rollout_worker.rewards.score import Job, ScoringFailed, score
@@ -55,9 +55,14 @@ def guard(life_fd: int) -> None:
 
 def _kill_all(scoring: int) -> int:
     """Kills and reaps all descendants. Returns the wait status of the scoring process."""
+    import psutil
+
     status = 0
     while True:
-        _kill_descendants()
+        # One that has ended meanwhile is seen by the next round.
+        with suppress(psutil.Error):
+            for process in psutil.Process().children(recursive=True):
+                process.kill()
         try:
             pid, found = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
@@ -67,16 +72,6 @@ def _kill_all(scoring: int) -> int:
         if pid == 0:
             # A killed process needs a moment to end; those that it leaves come to this one.
             select.select([], [], [], _AGAIN_S)
-
-
-def _kill_descendants() -> None:
-    import psutil
-
-    try:
-        for process in psutil.Process().children(recursive=True):
-            process.kill()
-    except psutil.Error:
-        pass  # it ended meanwhile: the next round sees what is left
 
 
 def _end(status: int) -> NoReturn:
@@ -89,49 +84,9 @@ def _end(status: int) -> NoReturn:
     os._exit(os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 1)
 
 
-logger = logging.getLogger(__name__)
-
-BYTES = 64 << 10  # Output that is copied in each ``WINDOW_S``; the rest is counted and left out
-WINDOW_S = 60.0
-_READ = 64 << 10
-
-
-@dataclass(slots=True)
-class RewardOutput:
-    """Output of one scoring process. A reward that prints in each call of a long run, or a gigabyte
-    in one, must not fill the disk."""
-
-    _left: int = BYTES
-    _dropped: int = 0
-    _began: float = 0.0
-
-    async def copy(self, stream: asyncio.StreamReader) -> None:
-        """Until the end of ``stream``."""
-        try:
-            while data := await stream.read(_READ):
-                now = time.monotonic()
-                if now - self._began >= WINDOW_S:
-                    self._say_dropped()
-                    self._began, self._left = now, BYTES
-                kept, self._left = data[: self._left], max(0, self._left - len(data))
-                self._dropped += len(data) - len(kept)
-                if kept:
-                    sys.stderr.write(kept.decode(errors="replace"))
-                    sys.stderr.flush()
-        finally:
-            self._say_dropped()
-
-    def _say_dropped(self) -> None:
-        if self._dropped:
-            event(logger, "reward output left out", logging.WARNING, bytes=self._dropped)
-            self._dropped = 0
-
-
-HEADER = struct.Struct("<I")
 BEAT = struct.Struct("<dQ")
 """Time of the newest heartbeat (monotonic, seconds), and the job whose call is running; 0: none."""
-MOST_MESSAGE = 1 << 30
-"""Bytes of a message. Random bytes in place of a length are most likely beyond it."""
+MOST_MESSAGE = 1 << 30  # Bytes of a line
 _BEAT_S = 0.1
 STREAMS_LOST = 77
 """Exit status of a scoring process whose streams of jobs and scores a reward has closed."""
@@ -147,19 +102,21 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     guard(int(sys.argv[3]))
     die_with(os.getppid())
+    # Nothing follows the first line before it is answered, so that the buffer holds no job.
+    if not (line := sys.stdin.buffer.readline()):
+        return 1  # the worker has ended
     streams = out, jobs = _private_streams()
-    functions = _first_message(jobs)["functions"]
     shared = mmap.mmap(beat_fd, BEAT.size)
     os.close(beat_fd)
     try:
-        rewards = load(functions)
+        rewards = load(json.loads(line))
     except RewardError as error:
         _write(out, {"error": str(error)})
         return 2
     weights = [[reward.component, reward.weight] for reward in rewards]
     _write(out, {"ready": weights, "waits": all(reward.waits for reward in rewards)})
-    child = _Child(rewards, timeout_s, shared, out, jobs, [_file_of(s) for s in streams])
-    asyncio.run(child.run())
+    files = [_file_of(stream) for stream in streams]
+    asyncio.run(_Child(rewards, timeout_s, shared, out, jobs, files).run())
     return 0
 
 
@@ -193,7 +150,7 @@ class _Child:
     _jobs: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def run(self) -> None:
-        reader = asyncio.StreamReader()
+        reader = asyncio.StreamReader(MOST_MESSAGE)
         loop = asyncio.get_running_loop()
         end_forks_of(loop)
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), self._in)
@@ -211,7 +168,6 @@ class _Child:
         answer: dict[str, Any] = {"id": message["id"]}
 
         def calling(entered: bool) -> None:
-            self._leave_if_broken()
             self._beat(message["id"] if entered else 0)
 
         try:
@@ -227,8 +183,7 @@ class _Child:
             detail = f"the job cannot be scored: {one_line(error)}"
             answer |= {"reason": "reward_error", "detail": detail}
         answer["seconds"] = time.monotonic() - started
-        self._beat(0)
-        self._leave_if_broken()
+        calling(False)
         _write(self._out, answer)
 
     def _leave_if_broken(self) -> None:
@@ -244,39 +199,23 @@ class _Child:
             os._exit(STREAMS_LOST)
 
     def _beat(self, job: int) -> None:
+        self._leave_if_broken()
         BEAT.pack_into(self._shared, 0, time.monotonic(), job)
 
     async def _beat_always(self) -> None:
         while True:
-            self._leave_if_broken()
             self._beat(0)
             await asyncio.sleep(_BEAT_S)
 
 
-def _first_message(stream: Any) -> dict[str, Any]:
-    """Before there is an event loop. The worker sends it whole, at once."""
-
-    def read(count: int) -> bytes:
-        data = b""
-        while len(data) < count:
-            more = stream.read(count - len(data))
-            if not more:
-                raise SystemExit(1)  # the worker has ended
-            data += more
-        return data
-
-    message: dict[str, Any] = json.loads(read(HEADER.unpack(read(HEADER.size))[0]))
-    return message
-
-
 async def read_message(reader: asyncio.StreamReader) -> dict[str, Any] | None:
-    """The next JSON object; None at the end of the stream. Raises BadMessage."""
+    """The JSON object of the next line; None at the end of the stream. Raises BadMessage."""
     try:
-        (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
-        if size > MOST_MESSAGE:
-            raise BadMessage(f"a message of {size} bytes")
-        message = json.loads(await reader.readexactly(size))
-    except (asyncio.IncompleteReadError, ConnectionError):
+        line = await reader.readline()
+        if not line.endswith(b"\n"):
+            return None
+        message = json.loads(line)
+    except ConnectionError:
         return None
     except (ValueError, RecursionError) as error:
         raise BadMessage(str(error)) from None
@@ -285,13 +224,8 @@ async def read_message(reader: asyncio.StreamReader) -> dict[str, Any] | None:
     return message
 
 
-def encode_message(message: dict[str, Any]) -> bytes:
-    body = json.dumps(message, separators=(",", ":")).encode()
-    return HEADER.pack(len(body)) + body
-
-
 def _write(out: Any, message: dict[str, Any]) -> None:
-    left = memoryview(encode_message(message))
+    left = memoryview(json.dumps(message).encode() + b"\n")
     while left:
         left = left[out.write(left) :]
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import mmap
 import os
+import sys
 import tempfile
 import time
 from asyncio.subprocess import PIPE
@@ -12,22 +15,29 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from paceline.process.structured_log import event
 from paceline.process.user_code import python_module
 from rollout_worker.rewards.child import (
     BEAT,
+    MOST_MESSAGE,
     STREAMS_LOST,
     BadMessage,
-    RewardOutput,
-    encode_message,
     read_message,
 )
 from rollout_worker.rewards.functions import RewardError
 from rollout_worker.rewards.score import Job, ScoringFailed, Values
 
+logger = logging.getLogger(__name__)
+
 KILL_S = 10.0
+SPARE_CALLS = 4
 START_S = 120.0  # Longest import of the user's reward modules
 
 
+OUTPUT_BYTES = 64 << 10
+"""Output of a process that is copied in each OUTPUT_WINDOW_S. A reward that prints in each call of
+a long run, or a gigabyte in one, must not fill the disk."""
+OUTPUT_WINDOW_S = 60.0
 WROTE = "a reward function wrote into the stream of scores"
 
 
@@ -83,16 +93,16 @@ class ScoringProcess:
                 stdout=PIPE,
                 stderr=PIPE,
                 pass_fds=[file.fileno(), life],
+                limit=MOST_MESSAGE,
                 # A signal to the worker's process group does not reach it.
                 start_new_session=True,
             )
         os.close(life)
         assert self._process.stdout is not None and self._process.stderr is not None
-        assert self._process.stdin is not None
         # Not in the command line: names and patterns are nobody else's business.
-        self._process.stdin.write(encode_message({"functions": self.functions}))
+        self._send(self.functions)
         # It ends with the process; also what is printed during the import is worth reading.
-        self._tasks = [asyncio.create_task(RewardOutput().copy(self._process.stderr))]
+        self._tasks = [asyncio.create_task(_copy_output(self._process.stderr))]
         try:
             hello = await asyncio.wait_for(read_message(self._process.stdout), START_S)
         except BadMessage as broken:
@@ -114,7 +124,6 @@ class ScoringProcess:
 
     async def run(self, job: Job) -> tuple[Values, float]:
         """Values for each completion, and seconds spent on them. Raises ScoringFailed."""
-        assert self._process is not None and self._process.stdin is not None
         if self.lost:
             raise ProcessLost("the scoring process has ended", guilty=False)
         # Of the newest job: a change of the setting holds for what is under way as well.
@@ -122,11 +131,13 @@ class ScoringProcess:
         self._next += 1
         number = self._next
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._process.stdin.write(encode_message({"id": number, "job": asdict(job)}))
+        self._send({"id": number, "job": asdict(job)})
         if not self._jobs:
             self._answered_t = time.monotonic()
         self._jobs[number] = future
-        self._longest_s = max(self._longest_s, self.timeout_s * self._calls(job))
+        # Calls that it may take, one after another, behind those of another job.
+        calls = 2 * len(job) * len(self.components) + SPARE_CALLS
+        self._longest_s = max(self._longest_s, self.timeout_s * calls)
         answer = await future
         if "scores" not in answer:
             trace, place = str(answer.get("trace") or ""), answer.get("number")
@@ -192,10 +203,9 @@ class ScoringProcess:
                 await self._ended()
                 return
 
-    def _calls(self, job: Job) -> int:
-        """Calls that the scores of ``job`` may take, one after another, behind those of another
-        job; and some more."""
-        return 2 * len(job) * len(self.components) + 4
+    def _send(self, message: Any) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        self._process.stdin.write(json.dumps(message).encode() + b"\n")
 
     async def _ended(self) -> int:
         """The exit status, once the process has ended."""
@@ -213,6 +223,20 @@ class ScoringProcess:
         if self._life >= 0:
             os.close(self._life)
             self._life = -1
+
+
+async def _copy_output(stream: asyncio.StreamReader) -> None:
+    left, began = OUTPUT_BYTES, time.monotonic()
+    # More than the pipe gives at once: the stream's own limit is that of a line of scores.
+    while data := await stream.read(1 << 20):
+        if time.monotonic() - began >= OUTPUT_WINDOW_S:
+            left, began = OUTPUT_BYTES, time.monotonic()
+        if left >= 0:
+            sys.stderr.write(data[:left].decode(errors="replace"))
+            sys.stderr.flush()
+            if len(data) > left:
+                event(logger, "reward output left out for a minute", logging.WARNING)
+        left -= len(data)
 
 
 def _answered(message: dict[str, Any], jobs: Mapping[int, Any]) -> int:

@@ -1,7 +1,8 @@
-"""Read-back of loaded parameters and their comparison with the trainer's, by checksum.
+"""Read-back of loaded parameters, and the log-probs that they should give.
 
-    each rank:   Readback records copies while vLLM loads ──► memory read back ──► ParameterSlice
-    front end:   compare(slices of all ranks, the trainer's tensors) ──► Proof, or Differs
+    each rank:   Readback records copies while vLLM loads ──► views ──► compared with the weights
+                                                                └─────► CopyPlan of later swaps
+    front end:   log-probs of a few sampled tokens ──► compared with transformers' own forward
 
 vLLM fuses, shards and pads weights without recording the layout; but every loader finally copies a
 view of a weight into a view of a parameter. Those pairs are recorded. If kernels keep a copy in
@@ -13,46 +14,16 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from paceline.weights.tensor_checksum import checksum, weights_digest
+from paceline.weights.tensor_checksum import weights_digest
 from rollout_worker.engine.base import Completion, Request, SamplingParams
-
-
-class ParameterSlice(NamedTuple):
-    """A part of a weight on one rank. ``offset``, ``stride``: in elements of the weight, row-major.
-    ``dtype``: the engine's. ``live``: read from a parameter that the model computes with; else from
-    the source of a kernel's own copy."""
-
-    name: str
-    offset: int
-    size: Sequence[int]
-    stride: Sequence[int]
-    dtype: str
-    checksum: str
-    live: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """In elements of the trainer's tensors."""
-
-    total: int
-    equal: int  # Read back on at least one rank, and equal on every rank that has them
-    live: int  # Elements of these that were read from parameters that the model computes with
-
-
-class Differs(Exception):
-    """A parameter differs from the weight that was loaded into it."""
-
 
 Place = tuple[str, int, tuple[int, ...], tuple[int, ...]]
 """A part of a weight: name, offset, size, stride."""
@@ -63,8 +34,8 @@ parameters get the same weight."""
 
 
 class Readback(TorchFunctionMode):
-    """While active, records the memory that each part of ``weights`` is copied to; afterwards
-    ``slices`` reads it. Keeps that memory alive."""
+    """While active, records the memory that each part of ``weights`` is copied to, in ``views``.
+    Keeps that memory alive."""
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -72,7 +43,7 @@ class Readback(TorchFunctionMode):
             ((t.data_ptr(), t.nbytes, name) for name, t in weights.items() if t.numel())
         )
         self._starts = [start for start, _, _ in self._weights]
-        self._views: Views = {}
+        self.views: Views = {}
         self._in_storage: dict[int, set[_Key]] = {}
         """Keys of the views, by the storage that they are in."""
 
@@ -111,46 +82,30 @@ class Readback(TorchFunctionMode):
         """A loaded parameter is copied as a whole into the one that kernels use."""
         storage = source.untyped_storage().data_ptr()
         for key in list(self._in_storage.get(storage, ())):
-            view = self._views[key]
+            view = self.views[key]
             if view.dtype == target.dtype:
                 offset = view.storage_offset() - source.storage_offset() + target.storage_offset()
-                del self._views[key]
+                del self.views[key]
                 self._in_storage[storage].discard(key)
                 moved = target.as_strided(view.shape, view.stride(), offset)
                 self._add((*key[:4], moved.data_ptr()), moved)
 
     def _add(self, key: _Key, view: Tensor) -> None:
-        before = self._views.get(key)
+        before = self.views.get(key)
         if before is not None:
             self._in_storage[before.untyped_storage().data_ptr()].discard(key)
-        self._views[key] = view
+        self.views[key] = view
         self._in_storage.setdefault(view.untyped_storage().data_ptr(), set()).add(key)
-
-    @property
-    def views(self) -> Views:
-        """Keeps the memory alive."""
-        return self._views
 
     def places(self) -> Counter[Place]:
         """The parts that were copied, each as often as it was."""
-        return Counter(key[:4] for key in self._views)
-
-    def slices(self, model: nn.Module) -> list[ParameterSlice]:
-        """``model``: loaded and processed."""
-        live = _storages(model)
-        found = []
-        for (name, offset, size, stride, _), memory in self._views.items():
-            dtype = str(memory.dtype).removeprefix("torch.")
-            at_work = memory.untyped_storage().data_ptr() in live
-            sum_ = checksum(memory.contiguous())
-            found.append(ParameterSlice(name, offset, size, stride, dtype, sum_, at_work))
-        return found
+        return Counter(key[:4] for key in self.views)
 
     def plan(self, model: nn.Module, loaded: Iterable[str]) -> CopyPlan | None:
         """The copies that load the next version; None if loading is more than copying. It is only
         copying if every recorded copy went into a parameter in use, and all other elements are zero
         (padding) or belong to parameters that are not in ``loaded``."""
-        written = _by_storage(self._views.values())
+        written = _by_storage(self.views.values())
         if not written.keys() <= _storages(model):
             return None
         parameters, loaded = dict(model.named_parameters()), set(loaded)
@@ -161,7 +116,7 @@ class Readback(TorchFunctionMode):
         # at a time, not for the whole model's.
         if any(_has_more(in_use.get(at, []), memories) for at, memories in written.items()):
             return None
-        return CopyPlan(self._views)
+        return CopyPlan(self.views)
 
 
 def part_of(weights: Mapping[str, Tensor], key: _Key) -> Tensor:
@@ -221,35 +176,6 @@ def _has_more(parameters: Iterable[Tensor], written: Sequence[Tensor]) -> bool:
     return any(bool(p[rest].count_nonzero()) for p, rest in rests)
 
 
-def compare(ranks: Iterable[Iterable[ParameterSlice]], weights: Mapping[str, Tensor]) -> Proof:
-    """``ranks``: of each, its slices. Raises Differs for the first slice that does not match."""
-    equal = {name: torch.zeros(t.numel(), dtype=torch.bool) for name, t in weights.items()}
-    live = {name: torch.zeros_like(mask) for name, mask in equal.items()}
-    expected: dict[tuple[Any, ...], str] = {}
-    for rank, slices in enumerate(ranks):
-        for piece in slices:
-            weight = weights[piece.name].detach().contiguous()
-            part = tuple(piece.size), tuple(piece.stride), piece.offset
-            place = piece.name, piece.dtype, *part
-            if place not in expected:
-                start = weight.storage_offset() + piece.offset
-                source = weight.as_strided(piece.size, piece.stride, start)
-                expected[place] = checksum(source.to(getattr(torch, piece.dtype)).contiguous())
-            if expected[place] != piece.checksum:
-                raise Differs(
-                    f"{piece.name} on rank {rank} (part of shape {list(piece.size)} from element "
-                    f"{piece.offset})"
-                )
-            equal[piece.name].as_strided(*part).fill_(True)
-            if piece.live:
-                live[piece.name].as_strided(*part).fill_(True)
-    return Proof(
-        total=sum(weight.numel() for weight in weights.values()),
-        equal=sum(int(mask.sum()) for mask in equal.values()),
-        live=sum(int(mask.sum()) for mask in live.values()),
-    )
-
-
 _ROUNDING = {"float32": 1e-3, "bfloat16": 1e-2, "float16": 5e-3}
 """Mean absolute gap of log-probs that is rounding if logits are small, by dtype."""
 _LARGEST = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2}  # The same for any logits
@@ -271,19 +197,19 @@ def probe(vocabulary: int, context: int) -> Request:
     )
 
 
-def plain_logprobs(
+def mean_gap(
     config: PretrainedConfig,
     tensors: Mapping[str, Tensor],
     dtype: torch.dtype,
     request: Request,
     completions: tuple[Completion, ...],
-) -> tuple[list[NDArray[np.float32]], float]:
-    """Log-probabilities of the completions' tokens by transformers' own forward, float32 [n] each,
-    and the mean size of those tokens' logits."""
+) -> tuple[float, float]:
+    """Mean absolute difference between the log-probs of the completions' tokens and those of
+    transformers' own forward; and the mean size of those tokens' logits."""
     with torch.device("meta"):
         kind = type(AutoModelForCausalLM.from_config(config))
     model = kind.from_pretrained(None, config=config, state_dict=dict(tensors), dtype=dtype).eval()
-    result, sizes = [], []
+    gaps, sizes = [], []
     with torch.inference_mode():
         for completion in completions:
             ids = torch.from_numpy(
@@ -292,10 +218,10 @@ def plain_logprobs(
             start = len(request.prompt_tokens)
             logits = model(input_ids=ids[None].to(model.device)).logits[0, start - 1 : -1].float()
             tokens = ids[start:, None].to(logits.device)
-            found = torch.log_softmax(logits, -1).gather(1, tokens)
-            result.append(found[:, 0].cpu().numpy())
+            expected = torch.log_softmax(logits, -1).gather(1, tokens)[:, 0].cpu()
+            gaps.append((torch.from_numpy(completion.logprobs) - expected).abs())
             sizes.append(logits.gather(1, tokens)[:, 0].abs().cpu())
-    return result, float(torch.cat(sizes).mean())
+    return float(torch.cat(gaps).mean()), float(torch.cat(sizes).mean())
 
 
 def tolerance(dtype: str, scale: float, *, quantised: bool) -> float:
@@ -304,8 +230,3 @@ def tolerance(dtype: str, scale: float, *, quantised: bool) -> float:
     if quantised:
         return _QUANTISED
     return float(np.clip(scale * _STEP[dtype], _ROUNDING[dtype], _LARGEST[dtype]))
-
-
-def mean_gap(completions: tuple[Completion, ...], expected: list[NDArray[np.float32]]) -> float:
-    gaps = [np.abs(s.logprobs - e) for s, e in zip(completions, expected, strict=True)]
-    return float(np.concatenate(gaps).mean())

@@ -19,7 +19,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -93,9 +93,8 @@ class WeightSwap:
                 old.close()
                 await self.client.ranks("paceline_drop", old.key)
         if self.generate is not None:
-            await self._verify(self.generate, named)
+            await self._verify(self.generate, weights.key, named)
             self.generate = None
-            self._checked = 1
         self.usable = self._proven = True
         self.distrusted = False
         return pause
@@ -170,29 +169,28 @@ class WeightSwap:
 
     async def _fill_ranks(self, weights: SharedWeights) -> list[str]:
         """The ranks' errors."""
-        compared = self.verify_every > 0 and not self.client.spec.quantised
-        prove = self.generate is not None and compared
-        arguments = weights.key, compared and not prove, prove
+        arguments = weights.key, self._compares, self.generate is not None
         return list(filter(None, await self.client.ranks("paceline_swap", *arguments)))
+
+    @property
+    def _compares(self) -> bool:
+        return self.verify_every > 0 and not self.client.spec.quantised
 
     async def _check(self, weights: SharedWeights) -> None:
         """While generation is paused: compares the parameters. If they differ, ends all requests
         and raises ParametersDiffer."""
-        # The first sync is compared element by element later: until then nobody may ask for tokens.
-        if not self.verify_every or self.client.spec.quantised or self.generate is not None:
+        if not self._compares:
             return
-        complete = self.distrusted or self._checked % self.verify_every == 0
-        ranks = await self.client.ranks("paceline_check", weights.key, weights.version, complete)
+        due = self._checked % self.verify_every == 0
+        complete = due or self.distrusted or self.generate is not None
+        ranks = await self.client.ranks("paceline_check", weights.key, complete)
         if wrong := list(dict.fromkeys(name for names in ranks for name in names)):
-            await self._distrust()
+            self.usable, self.distrusted = False, True
+            await self.end_all()
             if weights is not self._served:
                 await self.client.ranks("paceline_drop", weights.key)
             raise ParametersDiffer.of(weights.version, wrong)
         self._checked += 1
-
-    async def _distrust(self) -> None:
-        self.usable, self.distrusted = False, True
-        await self.end_all()
 
     async def _restart_unstarted(self) -> None:
         """The engine starts them again, with the new version's salt."""
@@ -209,18 +207,17 @@ class WeightSwap:
     async def _verify(
         self,
         generate: Callable[[Request], Awaitable[tuple[Completion, ...]]],
+        key: int,
         named: Mapping[str, Tensor],
     ) -> None:
-        """Checks the parameters by checksum, and the kernels' results by log-probs."""
+        """Checks the kernels' results by log-probs."""
         spec = self.client.spec
-        proof = None if spec.quantised else await self._read_back(named)
         request = readback.probe(spec.vocabulary, spec.max_context)
         completions = await generate(request)
         dtype = getattr(torch, spec.dtype)
-        expected, scale = await asyncio.to_thread(
-            readback.plain_logprobs, spec.model, named, dtype, request, completions
+        gap, scale = await asyncio.to_thread(
+            readback.mean_gap, spec.model, named, dtype, request, completions
         )
-        gap = readback.mean_gap(completions, expected)
         limit = readback.tolerance(spec.dtype, scale, quantised=spec.quantised)
         if not gap <= limit:
             self.usable = False
@@ -228,25 +225,16 @@ class WeightSwap:
                 f"after the first sync vLLM's log-probs differ from those of the weights sent by "
                 f"{gap:.3g} on average, rounding explains {limit:.3g}"
             )
-        parameters = {"quantised": True} if proof is None else asdict(proof)
-        event(logger, "first sync verified", gap=gap, limit=limit, **parameters)
-        if proof is not None and proof.equal < proof.total:
+        event(logger, "first sync verified", gap=gap, limit=limit, compared=self._compares)
+        if not self._compares:
+            return
+        untraced = await self.client.ranks("paceline_untraced", key)
+        if names := set.intersection(*map(set, untraced)):
             # Copies cannot be traced if a loader computes something before it copies.
             event(
                 logger,
                 "not all parameters read back: the rest is verified by log-probs only",
                 logging.WARNING,
-                missing=proof.total - proof.equal,
+                weights=len(names),
+                first=min(names),
             )
-
-    async def _read_back(self, named: Mapping[str, Tensor]) -> readback.Proof:
-        # vLLM's message encoding turns tuples into lists.
-        encoded = await self.client.ranks("paceline_proof")
-        ranks = [[readback.ParameterSlice(*piece) for piece in pieces] for pieces in encoded]
-        try:
-            return await asyncio.to_thread(readback.compare, ranks, named)
-        except readback.Differs as error:
-            await self._distrust()
-            raise ParametersDiffer(
-                f"after the first sync vLLM's parameters differ from the weights sent: {error}"
-            ) from error

@@ -4,7 +4,6 @@
     paceline_stage ──► own thread: map, check, copy this rank's slices ──► result through a pipe
     paceline_swap  ──► between two steps: into the model, fused and sharded by vLLM
     paceline_check ──► the weights that the parameters differ from, after a swap
-    paceline_proof ──► checksums of the parameters after a swap with ``prove``
     paceline_drop  ──► forget weights, also those that are still being staged
     paceline_scrub ──► empty the key-value cache
 
@@ -30,7 +29,7 @@ from torch import Tensor, nn
 
 from rollout_worker.engine.parameter_parity import differing
 from rollout_worker.engine.vllm.rank_weights import RankWeights, read, stage_for
-from rollout_worker.engine.vllm.readback import CopyPlan, ParameterSlice, Place, Readback
+from rollout_worker.engine.vllm.readback import CopyPlan, Place, Readback
 
 
 class PacelineRank:
@@ -73,10 +72,10 @@ class PacelineRank:
         """Its device has memory of its own."""
         return bool(self.device.type != "cpu")
 
-    def paceline_swap(self: Any, key: int, note: bool = False, prove: bool = False) -> str:
+    def paceline_swap(self: Any, key: int, note: bool = False, first: bool = False) -> str:
         """The error; empty after success. Nothing else runs on the rank meanwhile. ``note``:
-        records the copies for paceline_check. ``prove``: for paceline_proof as well; if loading
-        turns out to be only copying, later swaps repeat these copies."""
+        records the copies for paceline_check. ``first``: if loading turns out to be only copying,
+        later swaps repeat these copies."""
         from vllm.config import set_current_vllm_config
 
         # Caught, because the swap can be undone: see the module's docstring.
@@ -85,7 +84,7 @@ class PacelineRank:
             staged = weights.staged[key]
             tensors = staged.tensors
             with set_current_vllm_config(self.vllm_config), torch.no_grad():
-                if prove:
+                if note and first:
                     self._paceline_fill_and_note(weights, tensors)
                 elif weights.plan is not None:
                     staged.apply(weights.plan)
@@ -148,7 +147,7 @@ class PacelineRank:
             raise ValueError(f"{len(missing)} parameters got no weights, among them {missing[0]}")
         return None if loaded is None else set(loaded)
 
-    def paceline_check(self: Any, key: int, version: int, complete: bool) -> list[str]:
+    def paceline_check(self: Any, key: int, complete: bool) -> list[str]:
         """Names of the weights that the parameters differ from, after a swap with ``note``. Call it
         once per such swap, before the next step."""
         weights = self._paceline_weights
@@ -162,12 +161,11 @@ class PacelineRank:
             del weights.notes
         return left_out + differing(weights.staged[key].parts(views), complete=complete)
 
-    def paceline_proof(self: Any) -> list[ParameterSlice]:
-        """The parameter slices of the last swap with ``prove``. Call it once per such swap."""
+    def paceline_untraced(self: Any, key: int) -> list[str]:
+        """Names of the weights that the first sync copied nothing of: a loader computes something
+        from them, or another rank has them."""
         weights = self._paceline_weights
-        slices: list[ParameterSlice] = weights.notes.slices(self.model_runner.model)
-        del weights.notes
-        return slices
+        return sorted(weights.staged[key].tensors.keys() - {name for name, *_ in weights.noted})
 
     def paceline_drop(self: Any, key: int) -> None:
         weights = self._paceline_weights
