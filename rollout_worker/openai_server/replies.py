@@ -14,10 +14,19 @@ from pydantic import ValidationError
 
 from paceline.prompt_tokenizer import PromptTokenizer
 from rollout_worker.environments.base import Turn
-from rollout_worker.openai_server.tools import calls_in
 
 UNSUPPORTED = "unsupported_parameter"
 INVALID = "invalid_value"
+
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_number)
 
 
 class ApiError(Exception):
@@ -90,12 +99,11 @@ class ChatReply:
         if not calls:
             return {"content": turn.text}, turn.finish
         tool_calls = []
-        for index, call in enumerate(calls):
-            arguments = json.dumps(call.arguments, ensure_ascii=False)
+        for index, (name, arguments) in enumerate(calls):
+            function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
             # A reply that is sent again has the same ids.
-            name = f"{self.call_ids}_{turn.prompt_tokens}_{index}"
-            function = {"name": call.name, "arguments": arguments}
-            tool_calls.append({"id": name, "type": "function", "function": function})
+            call_id = f"{self.call_ids}_{turn.prompt_tokens}_{index}"
+            tool_calls.append({"id": call_id, "type": "function", "function": function})
         finish = "tool_calls" if turn.finish == "stop" else turn.finish
         return {"content": rest or None, "tool_calls": tool_calls}, finish
 
@@ -133,3 +141,56 @@ def _usage(turn: Turn) -> dict[str, int]:
         "completion_tokens": len(turn.tokens),
         "total_tokens": turn.prompt_tokens + len(turn.tokens),
     }
+
+
+def calls_in(text: str) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
+    """The text without its calls, and the calls: name and arguments. If there are any, the text is
+    stripped. A call has the form that Hermes and Qwen models write:
+
+        Let me see. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>
+
+    Anything that is not exactly in this form stays part of the text.
+    """
+    rest: list[str] = []
+    calls: list[Any] = []
+    while (at := text.find(_OPEN)) >= 0:
+        call, end = _call_at(text, at + len(_OPEN))
+        if call is None:
+            rest.append(text[:end])
+        else:
+            rest.append(text[:at])
+            calls.append(call)
+        text = text[end:]
+    rest.append(text)
+    whole = "".join(rest)
+    return (whole.strip() if calls else whole), calls
+
+
+def _call_at(text: str, start: int) -> tuple[tuple[str, dict[str, Any]] | None, int]:
+    """The call whose JSON begins at ``start``, and the end of it; or None and ``start``."""
+    while start < len(text) and text[start].isspace():
+        start += 1
+    try:
+        value, end = _DECODER.raw_decode(text, start)
+    except (ValueError, RecursionError):
+        return None, start
+    left = text[end:].lstrip()
+    if not left.startswith(_CLOSE) or not isinstance(value, dict):
+        return None, start
+    name, arguments = value.get("name"), value.get("arguments", {})
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        return None, start
+    return (name, arguments), len(text) - len(left) + len(_CLOSE)
+
+
+def parse_arguments(arguments: Any) -> Any:
+    """The value of a JSON text; None if it is invalid or has half a surrogate pair. Anything else
+    is returned as it is."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        value = _DECODER.decode(arguments or "{}")
+        json.dumps(value, ensure_ascii=False).encode()
+        return value
+    except (ValueError, RecursionError):
+        return None

@@ -11,8 +11,13 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from paceline.dataset.messages import BadMessage, Message, content_text
-from rollout_worker.openai_server.replies import INVALID, UNSUPPORTED, ApiError
-from rollout_worker.openai_server.tools import calls_in, parse_arguments
+from rollout_worker.openai_server.replies import (
+    INVALID,
+    UNSUPPORTED,
+    ApiError,
+    calls_in,
+    parse_arguments,
+)
 
 
 def _only(*allowed: Any) -> AfterValidator:
@@ -32,10 +37,6 @@ def _text(content: Any) -> str:
         return content_text(content)
     except BadMessage as error:
         raise PydanticCustomError(UNSUPPORTED, "{why}", {"why": str(error)}) from None
-
-
-def _object(arguments: Any) -> Any:
-    return parse_arguments(arguments or "{}") if isinstance(arguments, str) else arguments
 
 
 def _function_tool(tool: dict[str, Any]) -> dict[str, Any]:
@@ -63,7 +64,7 @@ class _Body(BaseModel):
 
 class CalledFunction(_Body):
     name: str
-    arguments: Annotated[dict[str, Any], BeforeValidator(_object)] = {}
+    arguments: Annotated[dict[str, Any], BeforeValidator(parse_arguments)] = {}
 
 
 class CalledTool(_Body):
@@ -206,9 +207,8 @@ def _same(old: Message, new: Message) -> bool:
     if "tool_calls" not in new or "tool_calls" in old:
         return text.strip() == sent and old.get("tool_calls") == new.get("tool_calls")
     rest, calls = calls_in(text)
-    made = [(call.name, call.arguments) for call in calls]
     functions = [call["function"] for call in new["tool_calls"]]  # Ids are the client's own affair
-    return rest.strip() == sent and made == [(f["name"], f["arguments"]) for f in functions]
+    return rest.strip() == sent and calls == [(f["name"], f["arguments"]) for f in functions]
 
 
 def _diverged(why: str) -> ApiError:

@@ -1,26 +1,56 @@
-"""Socket and lifetime of the OpenAI endpoint, and the samples it serves."""
+"""/v1/chat/completions and /v1/models for the samples that environments are making.
 
-from __future__ import annotations
+    request ──► its sample's conversation ──► new messages ──► conversation.say ──► reply
+                          client disconnected: the turn is taken back ▲
+
+Import it only if rollout.openai is set: the web framework is slow to import.
+"""
 
 import asyncio
 import logging
 import secrets
 import socket
-from typing import TYPE_CHECKING
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from paceline.config.schema import Config
 from paceline.process.structured_log import event
-from paceline.prompt_tokenizer import PromptTokenizer
-from rollout_worker.environments.base import BadEnvironment, Endpoint
-from rollout_worker.environments.conversation import Conversation
-
-if TYPE_CHECKING:
-    from paceline.rpc.http_server import Http
+from paceline.prompt_tokenizer import BadPrompt, PromptTokenizer
+from paceline.rpc.http_server import http_server
+from rollout_worker.engine.base import Aborted, EngineError, SamplingParams
+from rollout_worker.engine.transformers.sampler import sample_keys
+from rollout_worker.environments.base import (
+    BadEnvironment,
+    BadTurn,
+    Endpoint,
+    EnvironmentFailed,
+    TranscriptFull,
+    TranscriptOver,
+    Turn,
+)
+from rollout_worker.environments.conversation import FULL, Conversation
+from rollout_worker.openai_server.replies import UNSUPPORTED, ApiError, ChatReply, sse
+from rollout_worker.openai_server.requests import DIVERGED, ChatRequest, added, repeats
 
 logger = logging.getLogger(__name__)
 
+HEADER = "X-Paceline-Sample"
 HOST = "127.0.0.1"
+MAX_BODY = 16 << 20  # Bytes
 _BACKLOG = 512
+_KEEP_ALIVE_S = 10.0
+"""Between two comments in a waiting stream: clients and proxies drop silent ones."""
 _STOP_S = 1.0
 
 
@@ -34,9 +64,19 @@ class ChatServer:
         self._rollout = config.rollout
         self._model = config.model.path
         self._served: dict[str, Conversation] = {}
-        self._server: Http | None = None
+        about = {"object": "model", "created": int(time.time()), "owned_by": "paceline"}
+        self._card = {"id": self._model, **about}
+        app = Starlette(
+            routes=[
+                Route("/v1/chat/completions", self.complete, methods=["POST"]),
+                Route("/v1/models", self.models, methods=["GET"]),
+                Route("/v1/models/{name:path}", self.named_model, methods=["GET"]),
+            ],
+            exception_handlers={ApiError: _refused, 404: _no_route, 405: _no_route},
+        )
+        # One connection for each sample, and other settings bound the samples.
+        self._server = http_server(app, most_connections=None)
         self._task: asyncio.Task[None] | None = None
-        self.url = ""
 
     async def start(self) -> None:
         """Raises BadEnvironment if the port is taken."""
@@ -50,27 +90,23 @@ class ChatServer:
             ) from error
         bound.setblocking(False)
         self.url = f"http://{HOST}:{bound.getsockname()[1]}/v1"
-        self._server = await asyncio.to_thread(self._make)
-        self._task = asyncio.create_task(self._serve(self._server, bound), name="openai")
+        self._task = asyncio.create_task(self._serve(bound), name="openai")
         event(logger, "openai endpoint", url=self.url, model=self._model)
 
     async def close(self) -> None:
         for conversation in self._served.values():
             conversation.close()
         self._served.clear()
-        if self._server is not None:
-            self._server.should_exit = True
+        self._server.should_exit = True
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=_STOP_S)
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    # ---- samples
-
     def endpoint(self) -> Endpoint:
         """For one sample, with its own key. ``admit`` starts serving it."""
         key = secrets.token_urlsafe(18)
-        headers = {"X-Paceline-Sample": key}
+        headers = {HEADER: key}
         return Endpoint(base_url=self.url, api_key=key, headers=headers, model=self._model)
 
     def admit(self, endpoint: Endpoint, conversation: Conversation) -> None:
@@ -79,22 +115,191 @@ class ChatServer:
     def dismiss(self, endpoint: Endpoint) -> None:
         self._served.pop(endpoint.api_key, None)
 
-    # ---- the web framework
-
-    def _make(self) -> Http:
-        from paceline.rpc.http_server import http_server
-        from rollout_worker.openai_server.app import ChatApp
-
-        as_asked = self._rollout.openai_sampling == "request"
-        app = ChatApp(self._served.get, self._model, as_asked).app()
-        # One connection for each sample, and other settings bound the samples.
-        return http_server(app, most_connections=None)
-
-    async def _serve(self, server: Http, bound: socket.socket) -> None:
+    async def _serve(self, bound: socket.socket) -> None:
         try:
-            await server.serve(sockets=[bound])
+            await self._server.serve(sockets=[bound])
         except Exception:
             # Agents then get connection errors, and their groups fail.
             logger.exception("openai endpoint failed")
         finally:
             bound.close()
+
+    # ---- requests
+
+    async def models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._card]})
+
+    async def named_model(self, request: Request) -> Response:
+        self._check_model(request.path_params["name"])
+        return JSONResponse(self._card)
+
+    async def complete(self, request: Request) -> Response:
+        conversation = self._conversation(request)
+        asked = await _parse(request)
+        self._check_model(asked.model)
+        self._check_tools(conversation, asked)
+        call_ids = f"call_{conversation.request_id}" if asked.reports_calls else ""
+        reply = ChatReply(self._model, conversation.tokenizer, asked.logprobs, call_ids)
+        turn = self._begin_turn(request, conversation, asked)
+        # A request that can be refused is refused now, before a stream has begun.
+        await asyncio.sleep(0)
+        if turn.done():
+            _result(turn)
+        if asked.stream:
+            return _Stream(turn, reply, usage=asked.stream_options.include_usage)
+        gone: asyncio.Future[Any] = asyncio.ensure_future(_disconnected(request))
+        try:
+            await asyncio.wait({turn, gone}, return_when=asyncio.FIRST_COMPLETED)
+            return JSONResponse(reply.whole(_result(turn))) if turn.done() else Response()
+        finally:
+            gone.cancel()
+            turn.cancel()
+
+    def _conversation(self, request: Request) -> Conversation:
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        key = request.headers.get(HEADER, token if scheme.lower() == "bearer" else "").strip()
+        if not key:
+            raise ApiError(
+                400, f"no sample named: put its key into the header {HEADER}", "missing_sample"
+            )
+        conversation = self._served.get(key)
+        if conversation is None:
+            raise ApiError(404, "no such sample here, or it is over", "unknown_sample")
+        return conversation
+
+    def _check_model(self, name: str) -> None:
+        if name not in (self._model, self._model.rstrip("/").rpartition("/")[2]):
+            message = f"no model {name[:200]!r} here, only {self._model!r}"
+            raise ApiError(404, message, "model_not_found", "model")
+
+    def _check_tools(self, conversation: Conversation, asked: ChatRequest) -> None:
+        if conversation.pieces:
+            # Tools are part of the first prompt, which cannot change any more.
+            if asked.tools != conversation.tools:
+                raise ApiError(
+                    400,
+                    "tools: not those of this sample's first request; for a turn without tools, "
+                    "set tool_choice = none",
+                    DIVERGED,
+                    "tools",
+                )
+            return
+        message = "the model's chat template does not render tools"
+        try:
+            if not asked.tools or conversation.tokenizer.takes_tools(asked.tools):
+                return
+        except BadPrompt as error:
+            message = f"tools: {error}"
+        raise ApiError(400, message, UNSUPPORTED, "tools")
+
+    def _begin_turn(
+        self, request: Request, conversation: Conversation, asked: ChatRequest
+    ) -> asyncio.Future[Turn]:
+        messages = asked.conversation()
+        is_retry = request.headers.get("x-stainless-retry-count", "0").lstrip("0")
+        if is_retry and repeats(conversation.messages, messages):
+            # Its reply was lost: the newest turn is sent once more.
+            turn: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
+            turn.set_result(conversation.pieces[-1].turn)
+            return turn
+        new, past = added(conversation.messages, messages), conversation.messages
+        calls = messages[len(past) - 1].get("tool_calls") if past else None
+        return asyncio.ensure_future(
+            conversation.say(
+                new,
+                max_tokens=asked.limit,
+                stop=asked.stop,
+                change=partial(self._sampling, asked),
+                # Another request's turn may be recorded before this one's begins.
+                after=len(conversation.pieces),
+                tools=asked.tools,
+                calls=calls or (),
+            )
+        )
+
+    def _sampling(self, asked: ChatRequest, params: SamplingParams) -> SamplingParams:
+        if self._rollout.openai_sampling == "run":
+            if asked.seed is None:
+                return params
+            # Mixed in: the samples of a group must not become equal because all ask for one seed.
+            key = sample_keys(params.seed, np.array([asked.seed]))
+            return replace(params, seed=int(key[0]))
+        return replace(
+            params,
+            greedy=params.greedy if asked.temperature is None else asked.temperature == 0,
+            temperature=asked.temperature or params.temperature,
+            top_p=params.top_p if asked.top_p is None else asked.top_p,
+            seed=params.seed if asked.seed is None else asked.seed & (1 << 64) - 1,
+        )
+
+
+class _Stream(StreamingResponse):
+    """Takes the turn back if the client disconnects before the end of it."""
+
+    def __init__(self, turn: asyncio.Future[Turn], reply: ChatReply, *, usage: bool) -> None:
+        events = _events(turn, reply, usage)
+        super().__init__(events, media_type="text/event-stream")
+        self.headers["cache-control"] = "no-store"
+        self._turn = turn
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._turn.cancel()
+
+
+async def _events(
+    turn: asyncio.Future[Turn], reply: ChatReply, usage: bool
+) -> AsyncIterator[bytes]:
+    yield reply.first_event()
+    while not (await asyncio.wait({turn}, timeout=_KEEP_ALIVE_S))[0]:
+        yield b": waiting for the model\n\n"
+    try:
+        for chunk in reply.events(_result(turn), usage=usage):
+            yield chunk
+    except ApiError as refusal:
+        yield sse(refusal.body())
+
+
+def _result(turn: asyncio.Future[Turn]) -> Turn:
+    try:
+        return turn.result()
+    except TranscriptFull as full:
+        raise ApiError(400, str(full), full.code, "messages") from full
+    except BadTurn as bad:
+        raise ApiError(409 if bad.busy else 400, str(bad), "bad_turn", "messages") from bad
+    except EnvironmentFailed as failed:
+        code = FULL if failed.reason == "prompt_too_long" else failed.reason
+        raise ApiError(400, str(failed), code, "messages") from failed
+    except (TranscriptOver, Aborted, EngineError, asyncio.CancelledError) as over:
+        raise ApiError(410, "this sample is over", "unknown_sample") from over
+
+
+async def _parse(request: Request) -> ChatRequest:
+    body = bytearray()
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > MAX_BODY:
+                raise ApiError(413, f"the body is larger than {MAX_BODY} bytes", "too_large")
+        return ChatRequest.model_validate_json(bytes(body))
+    except ClientDisconnect:
+        raise ApiError(400, "the body did not arrive", "invalid_json") from None
+    except ValidationError as invalid:
+        raise ApiError.from_validation(invalid) from None
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return JSONResponse(error.body(), error.status)
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    message = "only POST /v1/chat/completions and GET /v1/models are served"
+    return await _refused(request, ApiError(404, message, "unknown_route"))

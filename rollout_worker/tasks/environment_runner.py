@@ -10,7 +10,7 @@ reward.
 
 import asyncio
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -44,7 +44,9 @@ from rollout_worker.held_tasks import (
     sampling_params,
     settings_of,
 )
-from rollout_worker.openai_server.server import ChatServer
+
+if TYPE_CHECKING:
+    from rollout_worker.openai_server.server import ChatServer
 
 
 class EnvironmentRunner:
@@ -53,7 +55,12 @@ class EnvironmentRunner:
         self._config = config
         self._tokenizer = tokenizer
         environment = load(config.rollout.environment or "")
-        self._server = ChatServer(config, tokenizer) if config.rollout.openai else None
+        self._server: ChatServer | None = None
+        if config.rollout.openai:
+            # Only here: the web framework is slow to import.
+            from rollout_worker.openai_server import server
+
+            self._server = server.ChatServer(config, tokenizer)
         self._thread = EnvironmentThread(environment)
 
     async def start(self, engine: Engine) -> None:

@@ -17,7 +17,7 @@ from paceline.v1 import scorer_pb2
 from rollout_worker.generated_group import GeneratedGroup, token_bytes
 from rollout_worker.rewards.functions import weights_of
 from rollout_worker.rewards.scoring import Scores
-from rollout_worker.tasks.score_call import LivingScorers, ScoreCall, ScorerFailed
+from rollout_worker.tasks.score_call import LivingScorers, ScorerFailed, scored
 
 REQUEST_BYTES = 4 << 20
 """Approximate size of a request; several scorers share a group of long completions."""
@@ -94,8 +94,7 @@ class GroupScores:
     ) -> list[tuple[int, scorer_pb2.ScoreReply]]:
         requests = list(self._requests(name, made, answer))
         timeout_s = self._config.scorers.by_name[name].timeout_s
-        calls = [ScoreCall(self._living, name, r, timeout_s).reply() for r in requests]
-        replies = await _together(calls)
+        replies = await _together([scored(self._living, name, r, timeout_s) for r in requests])
         return [(len(q.completions), r) for q, r in zip(requests, replies, strict=True)]
 
     def _requests(
@@ -115,12 +114,12 @@ class GroupScores:
         batch: list[scorer_pb2.ScoredCompletion] = []
         size = 0
         for completion, text in zip(made.completions, made.texts, strict=True):
-            scored = scorer_pb2.ScoredCompletion(tokens=token_bytes(completion.tokens), text=text)
-            if batch and (len(batch) >= most or size + scored.ByteSize() > REQUEST_BYTES):
+            item = scorer_pb2.ScoredCompletion(tokens=token_bytes(completion.tokens), text=text)
+            if batch and (len(batch) >= most or size + item.ByteSize() > REQUEST_BYTES):
                 yield request()
                 batch, size = [], 0
-            batch.append(scored)
-            size += scored.ByteSize()
+            batch.append(item)
+            size += item.ByteSize()
         yield request()
 
 

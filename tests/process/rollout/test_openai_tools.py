@@ -10,7 +10,7 @@ import pytest
 
 from paceline.prompt_tokenizer import PromptTokenizer
 from rollout_worker.environments.base import EnvironmentTask
-from rollout_worker.openai_server.tools import ToolCall, calls_in
+from rollout_worker.openai_server.replies import calls_in
 from tests.fixtures.chat_model import TOOLS, make_chat_model
 from tests.fixtures.environment_fixture import (
     Stage,
@@ -132,7 +132,7 @@ async def test_a_stream_carries_calls(model: Path) -> None:
 )
 def test_what_is_no_call_to_the_letter_stays_content(text: str) -> None:
     assert calls_in(text) == (text, [])
-    assert calls_in(f"{text}{CALL}") == (text.strip(), [ToolCall("add", {"a": 1})])
+    assert calls_in(f"{text}{CALL}") == (text.strip(), [("add", {"a": 1})])
     assert calls_in(f"{CALL}{text}{OTHER}")[0] == text.strip()
 
 
