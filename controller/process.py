@@ -93,7 +93,7 @@ async def serve(
     ``advertise``: host name or address under which others reach this one. Raises BadInput with what
     is wrong and the remedy."""
     stop = _on_signal()
-    configured = _check_bind(config)
+    configured = check_bind(config)
     check_sinks(config)
     check_telemetry(config)
     _make_run_dir(run_dir)
@@ -184,7 +184,7 @@ def _on_signal() -> asyncio.Event:
     return stop
 
 
-def _check_bind(config: Config) -> str | None:
+def check_bind(config: Config) -> str | None:
     """The configured token; None: the run's own one is demanded. If other machines can reach the
     server, a configured token and a Redis that they can reach are required."""
     token = read_token(config.auth)

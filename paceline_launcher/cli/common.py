@@ -219,13 +219,13 @@ def with_options(command: Callable[..., None], *, name: str, kind: type) -> Call
     return run
 
 
-def takes_target(command: Callable[..., None], *, optional: bool = False) -> Callable[..., None]:
+def takes_target(command: Callable[..., None]) -> Callable[..., None]:
     """Adds the options that find a run; ``command`` gets them as its argument ``target``. Without
-    any of them, and unless they are ``optional``, it is the run of ./runs."""
+    any of them it is the run of ./runs."""
 
     @functools.wraps(command)
     def run(target: Target, **given: Any) -> None:
-        if not optional and target.run_dir is None and target.controllers is None:
+        if target.run_dir is None and target.controllers is None:
             target = replace(target, run_dir=given_or_default(None))
         command(target=target, **given)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,12 +13,9 @@ from paceline.errors import BadInput
 from paceline_launcher.cli.common import (
     ConfigArgument,
     JsonOption,
+    RunDirOption,
     SetOption,
-    Target,
-    parse_addresses,
     print_json,
-    run_addresses,
-    takes_target,
 )
 
 if TYPE_CHECKING:
@@ -33,42 +29,29 @@ STYLES: dict[str, dict[str, Any]] = {
 }
 
 
-@partial(takes_target, optional=True)
 def doctor(
-    target: Target,
     config: Annotated[
         Path | None, typer.Argument(metavar="[CONFIG]", help="Also check what this run needs.")
     ] = None,
     overrides: SetOption = None,
+    run_dir: RunDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check that this machine is ready for a run, and print a remedy for each problem.
 
-    Checks packages, GPUs, Redis, ports, shared memory, limits, disk and cores. With CONFIG, it
-    checks what that run needs. With --controllers or --run-dir, it also asks the controllers. Exit
-    status 1 if a check fails; a warning is not a failure.
+    Checks packages, GPUs, Redis, shared memory and disk. With CONFIG, it checks what that run
+    needs. Exit status 1 if a check fails; a warning is not a failure.
 
-    Example: paceline doctor run.toml --controllers a:7000,b:7000
+    Example: paceline doctor run.toml
     """
     from paceline.config.load import load_config
     from paceline_launcher.preflight.checks import Place, default_run_dir, run_checks
     from paceline_launcher.preflight.findings import Start
 
     settings = load_config(config, overrides or ()) if config is not None else None
-    addresses = parse_addresses(target.controllers) if target.controllers else []
-    run_dir = target.run_dir
-    if run_dir is not None:
-        over = (run_dir / "summary.json").is_file()
-        if not addresses and not over and (run_dir / "controllers").is_dir():
-            addresses = run_addresses(run_dir)
-        kept = run_dir / "config.toml"
-        if settings is None and kept.is_file():
-            settings = load_config(kept)
-    auth = target.auth(settings.auth if settings else None)
     directory = run_dir or (default_run_dir(settings) if settings else Path("runs"))
     findings: list[Finding] = []
-    start = Start(settings, directory, controllers=addresses, auth=auth)
-    for finding in run_checks(start, ~Place(0)):
+    for finding in run_checks(Start(settings, directory), ~Place(0)):
         findings.append(finding)
         if not as_json:
             typer.echo(_line(finding))

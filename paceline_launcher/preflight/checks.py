@@ -1,5 +1,11 @@
-"""Checks before a run starts, in one table, of which each command runs those of its places."""
+"""Checks before a start, in one table, of which each command runs those of its places.
 
+A check is here if what it finds would cost a user minutes, or be hard to understand, once processes
+run. What they refuse at once and as clearly (a device that is not there, a taken address of a
+controller, a chat template that is missing) is left to them."""
+
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import Flag, auto
@@ -13,6 +19,8 @@ from paceline_launcher.preflight.findings import Finding, Findings, Start, fail,
 
 LENGTH, FIRST_ROW, PLACEMENT = "run length", "first row", "GPU placement"
 """Checks whose findings are shown even if all is well."""
+SLOW_S = 10.0
+"""A check that takes longer is named: a dead mount or a deaf server may never answer it."""
 
 
 class Place(Flag):
@@ -37,26 +45,19 @@ class Check:
 
 _M, _A, _C, _W = Place
 CHECKS = (
-    Check("python", _M, lambda start: machine.packages()),
-    Check("devices", _M, lambda start: machine.devices(start.given)),
-    Check("C compiler", _M | _W, lambda start: machine.compiler(start.given)),
-    Check("shared memory", _M, lambda start: machine.shared_memory()),
-    Check("open files", _M, lambda start: machine.open_files()),
-    Check("memory", _M, lambda start: machine.memory()),
-    Check("cores", _M, lambda start: machine.cores(start.given)),
-    Check("disk", _M, lambda start: machine.disk(start.given, start.run_dir)),
-    Check("packages", _A | _W, lambda start: machine.shadowed_packages()),
+    Check("python", _M, machine.packages),
+    Check("devices", _M, machine.devices),
+    Check("shared memory", _M, machine.shared_memory),
+    Check("packages", _A | _W, machine.shadowed_packages),
     Check("settings", _A, lambda start: config_warnings(start.config)),
-    Check("vllm", _M | _W, lambda start: machine.vllm(start.given)),
+    Check("vllm", _M | _W, machine.vllm),
     Check("provider", _W, network.provider),
-    Check("GPUs", _W, machine.wanted_gpus),
     Check("GPU memory", _W, lambda start: machine.gpu_memory(start.config)),
     Check(PLACEMENT, _W, machine.gpu_placement),
     Check("run directory", _C, lambda start: machine.run_directory(start.run_dir)),
-    Check("room", _C, machine.room),
+    Check("disk", _M | _C, machine.disk),
     Check("earlier run", _C, earlier_run),
-    Check("model", _C | _W, models.model_findings),
-    Check("lengths", _C | _W, models.lengths),
+    Check("model", _C | _W, models.model),
     Check("data", _C | _W, lambda start: iter(start.data.findings)),
     Check(LENGTH, _C | _W, data.run_length),
     Check(FIRST_ROW, _C | _W, user_code.first_row),
@@ -64,11 +65,10 @@ CHECKS = (
     Check("engine", _C | _W, lambda start: user_code.engine(start.config)),
     Check("objective", _C | _W, lambda start: user_code.objective(start.config)),
     Check("judges", _C | _W, lambda start: user_code.judges(start.config)),
-    Check("access", _C, lambda start: network.access(start.config)),
-    Check("ports", _M | _C, network.ports),
-    Check("redis", _M | _C, lambda start: network.redis(start.given)),
-    Check("payloads", _C, lambda start: network.payloads(start.config)),
-    Check("controllers", _M, network.controllers),
+    Check("access", _C, network.access),
+    Check("ports", _C, network.ports),
+    Check("redis", _M | _C, network.redis),
+    Check("payloads", _C, network.payloads),
 )
 
 
@@ -78,14 +78,9 @@ def default_run_dir(config: Config) -> Path:
 
 
 def run_checks(start: Start, at: Place) -> Iterator[Finding]:
-    """Yields the findings of a start ``at`` these places. Storage that does not answer ends them:
-    each check would wait for it."""
+    """Yields the findings of a start ``at`` these places."""
     run = Place.ANYWHERE | Place.CONTROL | Place.WORKERS
     local = start.here or start.given is None or start.config.fleet.provider in ("local", "none")
-    silent = [replace(f, name="storage") for f in machine.silent(start)] if local else []
-    yield from silent
-    if silent:
-        return
     for check in CHECKS:
         wanted = check.places & (at if start.given is not None else at & ~run)
         if not wanted:
@@ -95,9 +90,15 @@ def run_checks(start: Start, at: Place) -> Iterator[Finding]:
             why = f"fleet.provider is {provider}: this is checked where the processes start"
             yield replace(skip(why), name=check.name)
             continue
+        line = f"the check of {check.name} goes on: do its disk and its servers answer?"
+        slow = threading.Timer(SLOW_S, print, [line], {"file": sys.stderr})
+        slow.daemon = True
+        slow.start()
         try:
             for finding in check.run(start):
                 yield replace(finding, name=check.name)
         except OSError as error:
             # A path that the system refuses to look at: too long a name, a broken file system.
             yield replace(fail(in_words(error), "Give another path"), name=check.name)
+        finally:
+            slow.cancel()

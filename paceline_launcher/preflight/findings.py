@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from paceline.config.schema import Config
-from paceline.config.sections.services import AuthConfig
 from paceline.masking import masked
 
 if TYPE_CHECKING:
     from paceline_launcher.preflight.data import FoundData
 
 CORRECT = "Correct the setting that this line begins with"
-State = Literal["ok", "warn", "fail", "skip"]
-"""warn: it works, perhaps badly. fail: it will not work. skip: it is not checked here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    state: State
+    state: Literal["ok", "warn", "fail", "skip"]
+    """warn: it works, perhaps badly. fail: it will not work. skip: it is not checked here."""
     found: str
     remedy: str = ""
     name: str = ""
@@ -53,12 +51,6 @@ def skip(why: str) -> Finding:
     return Finding("skip", why)
 
 
-def judge(found: str, remedy: str, *, warns: bool, fails: bool = False) -> Finding:
-    if fails:
-        return fail(found, remedy)
-    return warn(found, remedy) if warns else ok(found)
-
-
 @dataclass(frozen=True)
 class Start:
     given: Config | None
@@ -70,9 +62,6 @@ class Start:
     """The fleet is to be started on this machine now."""
     placed: bool = False
     """The workers have places among nodes already."""
-    controllers: Sequence[str] = ()
-    """Addresses of controllers that run already."""
-    auth: AuthConfig = field(default_factory=AuthConfig)
 
     @property
     def config(self) -> Config:

@@ -130,7 +130,6 @@ def _this_node(
         parse_roles,
     )
     from paceline_launcher.preflight.checks import default_run_dir
-    from paceline_launcher.preflight.machine import require_answer
 
     rank, count, master = given
     place = node_place(os.environ, rank=rank, nodes=count, master=master)
@@ -152,9 +151,7 @@ def _this_node(
     shape = Nodes(place.nodes, len(mine), roles)
     placement = NoPlacement() if elsewhere else Placement(settings, shape)
     workers = NodeWorkers(settings, placement=placement, node=place.rank, gpus=mine)
-    directory = run_dir or default_run_dir(settings)
-    require_answer("--run-dir", directory)
-    directory = directory.resolve()
+    directory = (run_dir or default_run_dir(settings)).resolve()
     digest = hashlib.sha256(to_toml(settings).encode()).hexdigest()[:32]
     job = NodeJob(uuid.uuid4().hex, settings.run.name, place.nodes, len(mine), roles, digest)
     return _Node(settings, directory, place, job, workers)

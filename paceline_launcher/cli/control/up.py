@@ -70,15 +70,10 @@ def up(
     from paceline_launcher.launch.run_dir import check_no_leader, clear, end_leftovers, locked
     from paceline_launcher.node_placement import machine_gpus
     from paceline_launcher.preflight.checks import LENGTH, default_run_dir
-    from paceline_launcher.preflight.machine import require_answer
 
     set_process_limits()
-    require_answer("--from", begin_with)
     settings = load_config(config, [*(overrides or ()), *from_override(begin_with)])
-    directory = run_dir or default_run_dir(settings)
-    require_answer("--run-dir", directory)
-    require_answer("model.initial_checkpoint", settings.model.initial_checkpoint)
-    directory = directory.resolve()
+    directory = (run_dir or default_run_dir(settings)).resolve()
     note = check_begins_elsewhere(settings, directory)
     line = f"{_fleet_line(settings)} in {directory}"
     workers = NodeWorkers(settings, machine_gpus(settings, os.environ))

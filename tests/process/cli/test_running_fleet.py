@@ -137,13 +137,6 @@ def test_samples_are_read_from_the_controllers(paceline: Command, fleet: Control
     assert "more groups: --limit N" in text
 
 
-def test_doctor_asks_every_controller(paceline: Command, fleet: Controllers) -> None:
-    where = ",".join(addresses(fleet))
-    shown = paceline("doctor", "--controllers", where, "--json", *with_token(fleet))
-    checks = json.loads(shown.stdout)["checks"]
-    assert [c["state"] for c in checks if c["name"] == "controllers"] == ["ok", "ok"]
-
-
 def test_admin_commands_answer_in_json(paceline: Command, fleet: Controllers) -> None:
     for command in ("pause", "resume"):
         assert asked(command, *targets(fleet)[0])["accepted"] is True

@@ -32,12 +32,9 @@ def warned(of: Config) -> list[str]:
     return [check.found for check in found if "scorers.helpful" in check.found]
 
 
-@pytest.mark.parametrize(
-    ("scorer", "said"), [(MODEL, "no reward names it"), (LOGPROBS, "nothing reads them")]
-)
-def test_a_scorer_that_nothing_uses_is_named(scorer: dict[str, Any], said: str) -> None:
-    (found,) = warned(config(scorer))
-    assert said in found
+@pytest.mark.parametrize("scorer", [MODEL, LOGPROBS])
+def test_a_scorer_that_nothing_uses_is_named(scorer: dict[str, Any]) -> None:
+    assert len(warned(config(scorer))) == 1
 
 
 @pytest.mark.parametrize(

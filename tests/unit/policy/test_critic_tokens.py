@@ -42,7 +42,7 @@ def config_with(models, critic):
 @pytest.mark.parametrize("critic", ["swapped", "smaller"])
 def test_another_tokenizer_is_refused_before_the_start_and_by_the_worker(models, critic):
     config = config_with(models, critic)
-    ((found, remedy),) = model_problems(config, None)
+    ((found, remedy),) = model_problems(config)
     assert found.startswith("objective.critic_path: ") and "other tokens" in found
     assert "objective.critic_path" in remedy
     with pytest.raises(ModelError, match=r"^objective.critic_path = .*model.path.*name a model"):
@@ -51,7 +51,7 @@ def test_another_tokenizer_is_refused_before_the_start_and_by_the_worker(models,
 
 def test_a_critic_of_the_same_tokenizer_is_taken(models):
     config = config_with(models, "same")
-    assert list(model_problems(config, None)) == []
+    assert list(model_problems(config)) == []
     state = load_sharded_state(config, Replica(), torch.device("cpu"))
     theirs = AutoModelForCausalLM.from_pretrained(models["same"]).get_input_embeddings().weight
     critic = state.parts["critic"].get_input_embeddings().weight
@@ -60,7 +60,7 @@ def test_a_critic_of_the_same_tokenizer_is_taken(models):
 
 def test_a_critic_that_is_not_there_is_named_before_anything_starts(models, tmp_path):
     config = config_with({**models, "none": str(tmp_path / "none")}, "none")
-    ((found, _),) = model_problems(config, None)
+    ((found, _),) = model_problems(config)
     assert found.startswith("objective.critic_path: ") and "no such directory" in found
 
 

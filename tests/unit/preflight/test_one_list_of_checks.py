@@ -5,8 +5,14 @@ A refused start leaves the disk as it was."""
 from __future__ import annotations
 
 import json
+import os
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
@@ -14,7 +20,8 @@ from typer.testing import CliRunner
 
 from paceline.config.load import load_config, to_toml
 from paceline_launcher.cli import app
-from paceline_launcher.preflight.checks import Place, run_checks
+from paceline_launcher.preflight import checks
+from paceline_launcher.preflight.checks import Check, Place, run_checks
 from paceline_launcher.preflight.findings import Start
 
 COMMANDS = ("config check", "doctor", "up --dry-run", "up")
@@ -48,7 +55,6 @@ MISTAKES = {
     "missing reward module": ('reward.functions=["no_such_module:reward"]', "no_such_module"),
     "reachable without a token": ("controller.host=0.0.0.0", "0.0.0.0"),
     "missing token file": ("auth.token_file=no-token", "no-token"),
-    "no chat template": ("data.chat=true", "chat template"),
     "misspelt model": ("model.path=modle", "Did you mean the directory model?"),
     "run directory below a file": ("--run-dir=a-file/run", "a-file"),
 }
@@ -141,6 +147,45 @@ def test_a_check_that_belongs_to_other_machines_says_so(command: str, config_fil
     assert "nowhere.jsonl: " not in told(result)
 
 
+def test_a_check_that_its_disk_or_server_keeps_waiting_is_named(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    said = ""
+
+    def waits(start: Start) -> Iterator[Any]:
+        nonlocal said
+        while not said:
+            time.sleep(0.01)
+            said = capfd.readouterr().err
+        yield from ()
+
+    monkeypatch.setattr(checks, "SLOW_S", 0.05)
+    monkeypatch.setattr(checks, "CHECKS", (Check("data", Place.MACHINE, waits),))
+    assert list(run_checks(Start(None, Path()), Place.MACHINE)) == []
+    assert "the check of data" in said
+
+
+@pytest.mark.heavy  # a process of its own, which reads HF_ENDPOINT as it begins
+def test_a_hub_that_does_not_answer_is_named(config_file: Path, tmp_path: Path) -> None:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
+    check = [sys.executable, "-m", "paceline_launcher", "config", "check", str(config_file)]
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(64)
+        hub = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        done = subprocess.run(
+            [*check, "--set", "model.path=nobody/no-such-model"],
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+            env=environment | {"HF_ENDPOINT": hub, "HF_HOME": str(tmp_path / "hf")},
+        )
+    assert done.returncode == 2
+    (line,) = [said for said in done.stderr.splitlines() if "model.path: nobody/" in said]
+    assert f"the hub {hub} does not answer" in line and "HF_ENDPOINT" in line, line
+
+
 def test_settings_can_be_checked_alone(config_file: Path) -> None:
     words = ["config", "check", str(config_file), "--set", "data.path=nowhere", "--settings-only"]
     assert CliRunner().invoke(app, words).exit_code == 0
@@ -154,6 +199,6 @@ def test_controllers_start_here_if_something_else_starts_the_workers(
     start = Start(config, tmp_path / "run", here=True)
     control = list(run_checks(start, Place.ANYWHERE | Place.CONTROL))
     assert not [finding for finding in control if finding.state == "fail"]
-    assert {"ports", "redis", "data"} <= {finding.name for finding in control}
+    assert {"redis", "data"} <= {finding.name for finding in control}
     everything = run_checks(start, Place.ANYWHERE | Place.CONTROL | Place.WORKERS)
     assert [f.name for f in everything if f.state == "fail"] == ["provider"]

@@ -33,14 +33,10 @@ def failures(config: Config, run_dir: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("sections", "said"),
     [
-        ({"controller": {"port": "taken"}}, "controller.port: port {taken} is in use"),
-        ({"rest": {"port": "taken"}}, "rest.port: port {taken} is in use"),
+        ({"controller": {"port": "taken"}}, "controller.port: port {taken} of"),
+        ({"rest": {"port": "taken"}}, "rest.port: port {taken} of"),
         ({"rest": {"port": "taken", "enabled": False}}, ""),
-        ({"controller": {"port": 65535}}, "controller.port: 65535 and the ports after it, one for"),
-        (
-            {"controller": {"port": 1700}, "rest": {"port": 1701}},
-            "rest.port: port 1701 is one of controller.port's",
-        ),
+        ({"controller": {"port": 65535}}, "controller.port: port 65536"),
     ],
 )
 def test_ports_that_cannot_be_had_are_named_before_anything_starts(

@@ -31,10 +31,11 @@ def problems(models: Path, scorer: str, kind: str) -> list[tuple[str, str]]:
         {
             "model": {"path": str(models / "model")},
             "data": {"path": "rows.jsonl"},
+            "rollout": {"max_tokens": 8},
             "scorers": {"helpful": {"kind": kind, "path": str(models / scorer)}},
         }
     )
-    return list(model_problems(config, None))
+    return list(model_problems(config))
 
 
 @pytest.mark.parametrize("kind", ["reward_model", "logprobs"])

@@ -16,7 +16,7 @@ from paceline_launcher.preflight.checks import Place, run_checks
 from paceline_launcher.preflight.findings import Start
 from testbed.tiny_model import make_tiny_model
 
-CHECKED = ("GPUs", "lengths", "run directory", "room")
+CHECKED = ("run directory", "disk")
 
 
 @pytest.fixture(scope="module")
@@ -49,43 +49,6 @@ def test_a_run_that_fits_has_no_problem_and_leaves_nothing_behind(
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize(
-    ("sections", "words"),
-    [
-        ({"data": {"max_prompt_tokens": 19}}, ("data.max_prompt_tokens = 19", "21 tokens")),
-        ({"rollout": {"max_tokens": 1 << 17}}, ("rollout.max_tokens", "Lower it below")),
-        ({"model": {"device": "cuda"}}, ("model.device", "nvidia-smi")),
-    ],
-)
-def test_a_limit_that_nothing_fits_is_named(
-    files: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    sections: dict[str, dict[str, Any]],
-    words: tuple[str, ...],
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    (problem,) = problems(files, tmp_path, **sections)
-    assert all(word in problem for word in words), problem
-
-
-def test_a_prompt_limit_that_some_row_fits_or_that_truncates_is_none(
-    files: Path, tmp_path: Path
-) -> None:
-    assert problems(files, tmp_path, data={"max_prompt_tokens": 25}) == []
-    cut = {"max_prompt_tokens": 19, "long_prompts": "truncate_left"}
-    assert problems(files, tmp_path, data=cut) == []
-
-
-def test_a_gpu_that_this_machine_has_not_is_named(files: Path, tmp_path: Path) -> None:
-    config = Config.model_validate(
-        {"model": {"path": "m", "device": "cuda"}, "data": {"path": "d"}, "run": {"name": "r"}}
-    )
-    found = machine.wanted_gpus(Start(config, tmp_path, here=True), {"CUDA_VISIBLE_DEVICES": "999"})
-    (check,) = found
-    assert check.state == "fail" and "999" in check.found
-
-
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
 def test_a_run_directory_that_cannot_be_made_is_refused_with_its_path(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
@@ -109,6 +72,6 @@ def test_a_name_that_no_file_system_takes_is_refused(files: Path, tmp_path: Path
 def test_a_disk_without_room_for_a_journal_is_refused(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "ROOM_FAIL", 1 << 60)
+    monkeypatch.setattr(machine, "DISK_FAIL", 1 << 60)
     (problem,) = problems(files, tmp_path)
     assert "free at" in problem and "--run-dir" in problem
