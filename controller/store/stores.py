@@ -14,7 +14,7 @@ from paceline.config.changes import differences
 from paceline.config.schema import Config
 from paceline.errors import BadInput
 from paceline.masking import masked
-from paceline.payloads.open_store import open_or_refuse
+from paceline.payloads.open_store import open_payloads
 from paceline.payloads.store import PayloadStore
 from paceline.payloads.transfer_limits import limit_s
 from paceline.redis.client import connect
@@ -99,7 +99,7 @@ def redis_stores(
     # An append has a time limit of its own, by size: its sockets wait for the longest.
     bulk = connect(url, timeout_s=limit_s(config.controller.max_message_mb << 20))
     urls = config.payloads.urls
-    payloads = open_or_refuse(urls, config.run.name, url)
+    payloads = open_payloads(urls, config.run.name, url)
 
     async def close() -> None:
         await redis.aclose()

@@ -1,5 +1,9 @@
-"""Payloads as files in a directory that every process of the run sees, such as a shared file
-system."""
+"""Payloads as files or objects: in a directory that every process of the run sees, or in any store
+that fsspec opens (S3, Google Cloud Storage and others).
+
+A payload appears whole or not at all, and counts once the store has acknowledged it; as a file,
+once it and its name would outlive a power cut.
+"""
 
 from __future__ import annotations
 
@@ -7,81 +11,127 @@ import asyncio
 import errno
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
+from paceline.masking import masked
 from paceline.payloads.store import Payloads, Ref, Refs, StoreFull, StoreUnavailable, parse_ref
 from paceline.process.files import make_directory, sync_directory, write_durably
 
 T = TypeVar("T")
+AT_ONCE = 16
+"""Requests under way at the same time: an object store answers each of them late, and many at once.
+"""
+SUFFIX = ".group"
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
-class FilePayloads:
-    """One file for each payload. It counts once it and its name would outlive a power cut."""
+class FsspecPayloads:
+    """One object for each payload, under ``url``/RUN/."""
 
     largest = 2047 << 20
 
-    def __init__(self, directory: Path) -> None:
-        """Raises OSError if the directory cannot be made."""
-        self._directory = directory
-        make_directory(directory)
+    def __init__(self, url: str, run_id: str) -> None:
+        """Raises ValueError or ImportError if fsspec cannot open such a URL."""
+        import fsspec
+
+        self._shown = masked(url)
+        # A listing that is remembered would show payloads that others have written or deleted
+        # since.
+        options = {"use_listings_cache": False, "skip_instance_cache": True}
+        if urlsplit(url).scheme in ("memory", "file"):
+            options = {}
+        self._files, root = fsspec.core.url_to_fs(url, **options)
+        self._root = f"{root.rstrip('/')}/{run_id}"
+        self._threads = ThreadPoolExecutor(AT_ONCE, "payloads")
 
     async def put(self, payloads: Mapping[Ref, bytes]) -> None:
-        if payloads:
-            await self._in_thread(lambda: self._write(dict(payloads)))
+        await self._each(list(payloads), lambda ref: self._write(self._path(ref), payloads[ref]))
 
     async def get(self, refs: Sequence[Ref]) -> Payloads:
-        return await self._in_thread(lambda: [self._read(ref) for ref in refs])
+        return [*await self._each(refs, self._read)]
 
     async def stream(self, refs: Sequence[Ref]) -> AsyncIterator[bytes | None]:
-        for ref in refs:
-            (data,) = await self.get([ref])
-            yield data
+        for start in range(0, len(refs), AT_ONCE):
+            for data in await self.get(refs[start : start + AT_ONCE]):
+                yield data
 
     async def delete(self, refs: Sequence[Ref]) -> None:
-        def remove() -> None:
-            for ref in refs:
-                self._path(ref).unlink(missing_ok=True)
-
-        await self._in_thread(remove)
+        await self._each(refs, self._remove)
 
     async def list(self) -> Refs:
-        return await self._in_thread(
-            lambda: [parse_ref(path.stem) for path in self._directory.glob("*.group")]
-        )
+        names = await self._each([self._root], self._names)
+        return names[0]
 
     async def missing(self, refs: Sequence[Ref]) -> Refs:
-        return await self._in_thread(lambda: [r for r in refs if not self._path(r).exists()])
+        there = await self._each(refs, lambda ref: bool(self._files.exists(self._path(ref))))
+        return [ref for ref, found in zip(refs, there, strict=True) if not found]
 
     async def close(self) -> None:
-        """Nothing is open."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _path(self, ref: Ref) -> Path:
+    def _path(self, ref: Ref) -> str:
         # Task ids were checked at admission: letters, digits and dots only.
-        return self._directory / f"{ref[0]}-{ref[1]}.group"
+        return f"{self._root}/{ref[0]}-{ref[1]}{SUFFIX}"
 
-    def _write(self, payloads: Mapping[Ref, bytes]) -> None:
-        for ref, data in payloads.items():
-            path = self._path(ref)
-            partial = path.with_suffix(f".{os.getpid()}.part")
-            write_durably(partial, data)
-            # Atomic: a reader never sees an incomplete payload.
-            partial.replace(path)
-        # Their facts follow: after a power cut they must be there if those are.
-        sync_directory(self._directory)
+    def _write(self, path: str, data: bytes) -> None:
+        self._files.pipe_file(path, data)
 
     def _read(self, ref: Ref) -> bytes | None:
         try:
-            return self._path(ref).read_bytes()
+            return bytes(self._files.cat_file(self._path(ref)))
         except FileNotFoundError:
             return None
 
-    async def _in_thread(self, act: Callable[[], T]) -> T:
+    def _remove(self, ref: Ref) -> None:
         try:
-            return await asyncio.to_thread(act)
-        except OSError as error:
-            why = f"the payload store {self._directory}: {error.strerror or error}"
-            if error.errno in NO_ROOM:
-                raise StoreFull(f"{why}. Free space there, or set payloads.url") from error
-            raise StoreUnavailable(why) from error
+            self._files.rm_file(self._path(ref))
+        except FileNotFoundError:
+            return
+
+    def _names(self, root: str) -> Refs:
+        try:
+            paths = self._files.ls(root, detail=False)
+        except FileNotFoundError:
+            return []
+        names = [str(path).rpartition("/")[2] for path in paths]
+        return [parse_ref(name.removesuffix(SUFFIX)) for name in names if name.endswith(SUFFIX)]
+
+    async def _each(self, items: Sequence[Any], act: Callable[[Any], T]) -> Sequence[T]:
+        loop = asyncio.get_running_loop()
+        running = [loop.run_in_executor(self._threads, act, item) for item in items]
+        try:
+            return await asyncio.gather(*running)
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in NO_ROOM:
+                raise StoreFull(
+                    f"the payload store {self._shown}: {error.strerror}. Free space there, or set "
+                    "payloads.url"
+                ) from error
+            # Each store's library raises errors of its own.
+            why = f"{type(error).__name__}: {error}"
+            raise StoreUnavailable(
+                f"the payload store {self._shown} does not answer: {why}"
+            ) from error
+
+
+class FilePayloads(FsspecPayloads):
+    """One file for each payload."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises OSError if the directory cannot be made."""
+        super().__init__(f"file://{directory.parent}", directory.name)
+        make_directory(directory)
+
+    async def put(self, payloads: Mapping[Ref, bytes]) -> None:
+        await super().put(payloads)
+        # The facts follow: after a power cut the names must be there if those are.
+        await self._each([self._root][: len(payloads)], lambda root: sync_directory(Path(root)))
+
+    def _write(self, path: str, data: bytes) -> None:
+        partial = Path(f"{path}.{os.getpid()}.part")
+        write_durably(partial, data)
+        # Atomic: a reader never sees an incomplete payload.
+        partial.replace(path)

@@ -19,8 +19,7 @@ from paceline.config.sections.services import REDIS_SCHEMES
 from paceline.errors import BadInput
 from paceline.ids import TaskId
 from paceline.masking import masked
-from paceline.payloads.file_payloads import FilePayloads
-from paceline.payloads.fsspec_payloads import FsspecPayloads
+from paceline.payloads.file_payloads import FilePayloads, FsspecPayloads
 from paceline.payloads.redis_payloads import RedisPayloads
 from paceline.payloads.store import PayloadStore, StoreFull, StoreUnavailable
 
@@ -32,16 +31,23 @@ CHECKED = "paceline-check"
 
 def open_payloads(urls: Sequence[str], run_id: str, redis_url: str) -> PayloadStore:
     """The store of run ``run_id``. ``urls``: as in the config. ``redis_url``: the journal's, used
-    if there are none. Raises OSError if a directory cannot be made, ValueError on a malformed URL,
-    ImportError if its library is missing."""
+    if there are none. Raises BadInput if it cannot be opened."""
     if not urls:
         return RedisPayloads([redis_url], run_id)
-    url = urlsplit(urls[0])
-    if url.scheme == "file":
-        return FilePayloads((Path(unquote(url.path)) / run_id).resolve())
-    if url.scheme in REDIS_SCHEMES:
-        return RedisPayloads(urls, run_id)
-    return FsspecPayloads(urls[0], run_id)
+    url, shown = urlsplit(urls[0]), ", ".join(map(masked, urls))
+    try:
+        if url.scheme == "file":
+            return FilePayloads((Path(unquote(url.path)) / run_id).resolve())
+        if url.scheme in REDIS_SCHEMES:
+            return RedisPayloads(urls, run_id)
+        return FsspecPayloads(urls[0], run_id)
+    except ImportError as error:
+        raise BadInput(
+            f"payloads.url: {shown} needs a package that is not installed: {error}. S3 needs s3fs "
+            "and Google Cloud Storage needs gcsfs: pip install 'paceline[s3]' or 'paceline[gcs]'"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise BadInput(f"payloads.url: {shown} cannot be opened: {error}") from error
 
 
 async def check_store(store: PayloadStore, urls: Sequence[str]) -> None:
@@ -80,22 +86,8 @@ async def check_store(store: PayloadStore, urls: Sequence[str]) -> None:
 
 async def check_urls(urls: Sequence[str]) -> None:
     """The same for a run that is to be started. Raises BadInput."""
-    store = open_or_refuse(urls, CHECKED, "")
+    store = open_payloads(urls, CHECKED, "")
     try:
         await check_store(store, urls)
     finally:
         await store.close()
-
-
-def open_or_refuse(urls: Sequence[str], run_id: str, redis_url: str) -> PayloadStore:
-    """``open_payloads``. Raises BadInput instead of what the libraries raise."""
-    shown = ", ".join(map(masked, urls))
-    try:
-        return open_payloads(urls, run_id, redis_url)
-    except ImportError as error:
-        raise BadInput(
-            f"payloads.url: {shown} needs a package that is not installed: {error}. S3 needs s3fs "
-            "and Google Cloud Storage needs gcsfs: pip install 'paceline[s3]' or 'paceline[gcs]'"
-        ) from error
-    except (OSError, ValueError) as error:
-        raise BadInput(f"payloads.url: {shown} cannot be opened: {error}") from error

@@ -20,7 +20,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from paceline.ids import TaskId
-from paceline.payloads.open_store import open_or_refuse
+from paceline.payloads.open_store import open_payloads
 from paceline.payloads.store import Payloads, PayloadStore, StoreUnavailable, payload_digest
 from paceline.payloads.store import decode as decode_payload
 from paceline.process.structured_log import event
@@ -141,7 +141,7 @@ class PayloadReader:
 
     def __init__(self, place: StorePlace) -> None:
         """Raises BadInput if the store cannot be opened on this host."""
-        self._store = open_or_refuse(place.urls, place.run_id, place.redis_url)
+        self._store = open_payloads(place.urls, place.run_id, place.redis_url)
         self._background = BackgroundLoop("payloads")
 
     def fetch(self, keys: Sequence[tuple[str, int]], over: Callable[[], bool]) -> Payloads | None:

@@ -15,7 +15,7 @@ import pytest
 
 from paceline.errors import BadInput
 from paceline.ids import TaskId
-from paceline.payloads.fsspec_payloads import FsspecPayloads
+from paceline.payloads.file_payloads import FsspecPayloads
 from paceline.payloads.open_store import check_urls, open_payloads
 from paceline.payloads.store import PayloadStore, Ref, StoreUnavailable
 from paceline.redis.client import connect_sync
