@@ -2,32 +2,23 @@
 
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 from controller.diagnosis.collect import why_of
 from controller.ledger import commands as cmd
-from controller.ledger.enums import SuspendStage
 from controller.ledger.events import from_json, record_of
-from controller.proto_encoding import wire_values
 from controller.replicated_controller import Controller
-from controller.services.validation import check_caller, check_request_id
+from controller.services.validation import STAGE_OF, check
 from controller.status import setting_changes, status_of
 from paceline.observe.vocabulary import DeathCause, FaultCause
 from paceline.payloads.group_limits import Invalid, check_text
 from paceline.providers.base import who_scales
-from paceline.v1 import admin_pb2, common_pb2
-from paceline.worker_pools import ROLES, role_of
+from paceline.v1 import admin_pb2
 
 POSITION = re.compile(r"\d{1,20}(-\d{1,20})?")
 FOLLOW_S = 5.0
 LAST_SIGNAL = -64
-MAX_WORKERS = 100_000
-MAX_SETTINGS = 64
-MAX_DETAIL = 1024
-_STAGES = {
-    number: stage
-    for stage, number in wire_values(SuspendStage, admin_pb2.SuspendStage, "SUSPEND_STAGE").items()
-}
 
 
 async def get_status(
@@ -64,22 +55,22 @@ async def watch_events(
 
 async def report_exit(controller: Controller, request: admin_pb2.ExitReport) -> admin_pb2.ExitReply:
     leader = controller.leading()
-    check_caller(common_pb2.Caller(worker_id=request.worker_id, incarnation=1))
-    host = check_text(request.host, "host", 256)
+    check(request)
     code = request.exit_code
     how = f"signal {-code}" if code < 0 else f"exit status {code}"
     if code < LAST_SIGNAL:
         # The launcher adopted the process, so it could not read the exit status.
         how = "exit status unknown"
-    cause = cause_of(request.cause) if request.cause else _cause_of_exit(code)
-    detail = check_text(request.detail, "detail", MAX_DETAIL) or how
+    cause = FaultCause(request.cause) if request.cause else _cause_of_exit(code)
+    detail = request.detail or how
     await leader.ready()
     if request.incarnation:
         # Of an earlier incarnation it is no evidence about the present one: the ledger ignores it.
         key = request.worker_id, request.incarnation
         await leader.execute(cmd.DeclareDead(*key, DeathCause.EXIT, detail, cause))
     else:
-        await leader.execute(cmd.RecordExit(request.worker_id, host, request.pid, cause, detail))
+        exited = request.worker_id, request.host, request.pid
+        await leader.execute(cmd.RecordExit(*exited, cause, detail))
     return admin_pb2.ExitReply()
 
 
@@ -87,25 +78,11 @@ async def report_fault(
     controller: Controller, request: admin_pb2.FaultReport
 ) -> admin_pb2.FaultReply:
     leader = controller.leading()
-    check_caller(common_pb2.Caller(worker_id=request.name, incarnation=1))
-    host = check_text(request.host, "host", 256)
-    detail = check_text(request.detail, "detail", MAX_DETAIL)
-    cause = cause_of(request.cause)
-    request_id = check_request_id(request.request_id)
-    await leader.ready()
-    await leader.execute(
-        cmd.RecordFault(request_id, request.name, host, request.pid, cause, detail)
-    )
+    check(request)
+    process = request.name, request.host, request.pid
+    cause = FaultCause(request.cause or FaultCause.UNATTRIBUTED)
+    await leader.execute(cmd.RecordFault(request.request_id, *process, cause, request.detail))
     return admin_pb2.FaultReply()
-
-
-def cause_of(text: str) -> FaultCause:
-    """Raises Invalid for an unknown cause."""
-    try:
-        return FaultCause(text)
-    except ValueError:
-        known = ", ".join(FaultCause)
-        raise Invalid(f"cause = {text[:64]!r} is unknown: one of {known}") from None
 
 
 def _cause_of_exit(code: int) -> FaultCause:
@@ -117,93 +94,60 @@ def _cause_of_exit(code: int) -> FaultCause:
     return FaultCause.ERROR if code > 0 else FaultCause.KILLED
 
 
+def _command(
+    command_of: Callable[[Any], cmd.AdminCommand],
+) -> Callable[[Controller, Any], Awaitable[admin_pb2.AdminReply]]:
+    """Handler of a request that is one command of the ledger."""
+
+    async def handle(controller: Controller, request: Any) -> admin_pb2.AdminReply:
+        check(request)
+        try:
+            done = await controller.leading().execute(command_of(request))
+        except cmd.CommandRefused as refusal:
+            return admin_pb2.AdminReply(accepted=False, message=str(refusal))
+        return admin_pb2.AdminReply(accepted=True, message=str(done or ""))
+
+    return handle
+
+
+drain = _command(lambda r: cmd.Drain(r.request_id, r.worker_id, r.replace, r.incarnation))
+pause = _command(lambda r: cmd.Pause(r.request_id, r.paused))
+save_checkpoint = _command(lambda r: cmd.RequestCheckpoint(r.request_id))
+suspend = _command(lambda r: cmd.Suspend(r.request_id, STAGE_OF[r.stage], r.reason))
+continue_ = _command(lambda r: cmd.Continue(r.request_id))
+stop = _command(lambda r: cmd.Stop(r.request_id, r.reason or "stopped by request"))
+_scale = _command(lambda r: cmd.Scale(r.request_id, dict(r.desired), dict(r.expected)))
+
+
 async def scale(controller: Controller, request: admin_pb2.ScaleRequest) -> admin_pb2.AdminReply:
-    for what, counts in (("desired", request.desired), ("expected", request.expected)):
-        for role, count in counts.items():
-            if role_of(role) not in ROLES or len(role) > 64 or not 0 <= count <= MAX_WORKERS:
-                raise Invalid(
-                    f"{what} {role[:64]} = {count}: write policy, rollout or scorer:NAME, and 0 or "
-                    "more"
-                )
     if not request.desired:
         raise Invalid("desired is empty")
-    request_id = check_request_id(request.request_id)
-    command = cmd.Scale(request_id, dict(request.desired), dict(request.expected))
-    reply = await _admin(controller, command)
+    reply = await _scale(controller, request)
     if reply.accepted:
         reply.message += f"; {who_scales(controller.config.fleet.provider, controller.run_dir)}"
     return reply
 
 
-async def drain(controller: Controller, request: admin_pb2.DrainRequest) -> admin_pb2.AdminReply:
-    check_caller(common_pb2.Caller(worker_id=request.worker_id, incarnation=1))
-    request_id = check_request_id(request.request_id)
-    return await _admin(
-        controller, cmd.Drain(request_id, request.worker_id, request.replace, request.incarnation)
-    )
-
-
-async def pause(controller: Controller, request: admin_pb2.PauseRequest) -> admin_pb2.AdminReply:
-    return await _admin(controller, cmd.Pause(check_request_id(request.request_id), request.paused))
-
-
-async def save_checkpoint(
-    controller: Controller, request: admin_pb2.SaveCheckpointRequest
-) -> admin_pb2.AdminReply:
-    return await _admin(controller, cmd.RequestCheckpoint(check_request_id(request.request_id)))
-
-
-async def suspend(
-    controller: Controller, request: admin_pb2.SuspendRequest
-) -> admin_pb2.AdminReply:
-    stage = _STAGES.get(request.stage)
-    if stage is None:
-        raise Invalid(f"stage = {request.stage} does not exist")
-    reason = check_text(request.reason, "reason", 1024)
-    return await _admin(
-        controller, cmd.Suspend(check_request_id(request.request_id), stage, reason)
-    )
-
-
-async def continue_(
-    controller: Controller, request: admin_pb2.ContinueRequest
-) -> admin_pb2.AdminReply:
-    return await _admin(controller, cmd.Continue(check_request_id(request.request_id)))
-
-
 async def change_settings(
     controller: Controller, request: admin_pb2.SettingsRequest
 ) -> admin_pb2.SettingsReply:
-    request_id = check_request_id(request.request_id)
-    if len(request.settings) > MAX_SETTINGS:
-        raise Invalid(f"at most {MAX_SETTINGS} settings in one request")
+    check(request)
     asked = {}
     for name, text in request.settings.items():
         try:
-            asked[check_text(name, "name", 128)] = json.loads(check_text(text, name[:128], 4096))
+            asked[name] = json.loads(check_text(text, name, 4096))
         except ValueError as error:
-            raise Invalid(f"{name[:128]}: the value is not JSON: {error}") from error
+            raise Invalid(f"{name}: the value is not JSON: {error}") from error
     try:
-        message, changes = await controller.set_settings(request_id, asked, dry_run=request.dry_run)
+        message, changes = await controller.set_settings(
+            request.request_id, asked, dry_run=request.dry_run
+        )
     except cmd.CommandRefused as refusal:
         return admin_pb2.SettingsReply(accepted=False, message=str(refusal))
     return admin_pb2.SettingsReply(accepted=True, message=message, changes=setting_changes(changes))
-
-
-async def stop(controller: Controller, request: admin_pb2.StopRequest) -> admin_pb2.AdminReply:
-    reason = check_text(request.reason, "reason", 1024) or "stopped by request"
-    return await _admin(controller, cmd.Stop(check_request_id(request.request_id), reason))
 
 
 async def why(controller: Controller, request: admin_pb2.WhyRequest) -> admin_pb2.WhyReply:
     """Any controller answers, with what it can see."""
     await controller.context.projector.look()
     return why_of(controller)
-
-
-async def _admin(controller: Controller, command: cmd.AdminCommand) -> admin_pb2.AdminReply:
-    try:
-        done = await controller.leading().execute(command)
-    except cmd.CommandRefused as refusal:
-        return admin_pb2.AdminReply(accepted=False, message=str(refusal))
-    return admin_pb2.AdminReply(accepted=True, message=str(done or ""))

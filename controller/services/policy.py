@@ -4,39 +4,32 @@ import logging
 import re
 from pathlib import PurePosixPath
 
+from controller.leader import Leader
 from controller.ledger import commands as cmd
 from controller.ledger.decisions.held_out import spared
-from controller.ledger.enums import GroupFault, VoteOutcome
+from controller.ledger.enums import VoteOutcome
 from controller.ledger.events import Topic
 from controller.ledger.state.versions import REMEMBERED_CHECKPOINTS
 from controller.proto_encoding import plan_of, wire_values
-from controller.replicated_controller import Controller
-from controller.services.validation import check_caller, check_count, check_stats, check_wait
+from controller.services.validation import FAULT_OF, Caller, check_stats, from_worker
 from paceline.ids import MeshEpoch, Step, TaskId, Version
-from paceline.payloads.group_limits import Invalid, check_task, check_text
+from paceline.payloads.group_limits import Invalid, check_task
 from paceline.process.structured_log import event
 from paceline.v1 import common_pb2, policy_pb2
 
 log = logging.getLogger(__name__)
 
-MAX_REJECTED = 65536
 HELD_OUT_AT_ONCE = 64  # Rows that are read before the size of the reply is looked at again
 MOST_KEPT = 32  # Older checkpoints that stay while no replica of Redis confirms records
 
 _OUTCOMES = wire_values(VoteOutcome, policy_pb2.Outcome, "OUTCOME")
-_NAMED_FAULTS = {
-    wire: fault
-    for fault, wire in wire_values(GroupFault, policy_pb2.GroupFault, "GROUP_FAULT").items()
-    if fault is not GroupFault.KILLED_TRAINERS
-}
 
 
+@from_worker
 async def next_plan(
-    controller: Controller, request: policy_pb2.PlanRequest
+    leader: Leader, caller: Caller, request: policy_pb2.PlanRequest
 ) -> policy_pb2.PlanReply:
-    leader = controller.leading()
-    caller = check_caller(request.caller)
-    deadline = leader.clock.monotonic() + check_wait(request.wait_s)
+    deadline = leader.clock.monotonic() + request.wait_s
     while True:
         await leader.ready()
         seen = leader.long_polls[Topic.PLAN].turn
@@ -50,29 +43,25 @@ async def next_plan(
         await leader.long_polls[Topic.PLAN].wait(seen, left_s)
 
 
+@from_worker
 async def reject_groups(
-    controller: Controller, request: policy_pb2.RejectRequest
+    leader: Leader, caller: Caller, request: policy_pb2.RejectRequest
 ) -> policy_pb2.RejectReply:
-    leader = controller.leading()
-    caller = check_caller(request.caller)
-    check_count(request.groups, "groups", MAX_REJECTED)
-    fault = _NAMED_FAULTS.get(request.fault)
-    if fault is None:
-        raise Invalid(f"fault {request.fault} is none that a replica can report")
     command = cmd.RejectGroups(
         *caller,
         step=Step(request.step),
         groups=tuple(check_task(task) for task in request.groups),
-        fault=fault,
-        detail=check_text(request.detail, "detail"),
+        fault=FAULT_OF[request.fault],
+        detail=request.detail,
     )
     left: int = await leader.execute(command)
     return policy_pb2.RejectReply(left=left)
 
 
-async def try_group(controller: Controller, request: policy_pb2.TryRequest) -> policy_pb2.TryReply:
-    leader = controller.leading()
-    caller = check_caller(request.caller)
+@from_worker
+async def try_group(
+    leader: Leader, caller: Caller, request: policy_pb2.TryRequest
+) -> policy_pb2.TryReply:
     task_id = TaskId("")
     if request.task_id:
         task_id, _ = check_task(common_pb2.TaskRef(task_id=request.task_id, attempt=1))
@@ -83,17 +72,16 @@ async def try_group(controller: Controller, request: policy_pb2.TryRequest) -> p
     return policy_pb2.TryReply(stands=stands)
 
 
-async def vote(controller: Controller, request: policy_pb2.VoteRequest) -> policy_pb2.VoteReply:
-    leader = controller.leading()
-    caller = check_caller(request.caller)
-    deadline = leader.clock.monotonic() + check_wait(request.wait_s)
-    if not request.weights_digest:
-        raise Invalid("weights_digest is empty")
+@from_worker
+async def vote(
+    leader: Leader, caller: Caller, request: policy_pb2.VoteRequest
+) -> policy_pb2.VoteReply:
+    deadline = leader.clock.monotonic() + request.wait_s
     command = cmd.CastVote(
         *caller,
         step=Step(request.step),
         mesh_epoch=MeshEpoch(request.mesh_epoch),
-        digest=check_text(request.weights_digest, "weights_digest", 128),
+        digest=request.weights_digest,
         stats=check_stats(request.stats),
     )
     while True:
@@ -105,11 +93,10 @@ async def vote(controller: Controller, request: policy_pb2.VoteRequest) -> polic
         await leader.long_polls[Topic.VOTE].wait(seen, left_s)
 
 
+@from_worker
 async def held_out_rows(
-    controller: Controller, request: policy_pb2.HeldOutRequest
+    leader: Leader, caller: Caller, request: policy_pb2.HeldOutRequest
 ) -> policy_pb2.HeldOutReply:
-    leader = controller.leading()
-    caller = check_caller(request.caller)
     leader.ledger.caller(*caller)
     total = leader.ledger.state.run.eval_rows
     reply = policy_pb2.HeldOutReply(total=total)
@@ -124,11 +111,10 @@ async def held_out_rows(
     return reply
 
 
+@from_worker
 async def record_held_out(
-    controller: Controller, request: policy_pb2.HeldOutMeasured
+    leader: Leader, caller: Caller, request: policy_pb2.HeldOutMeasured
 ) -> policy_pb2.HeldOutRecorded:
-    leader = controller.leading()
-    caller = check_caller(request.caller)
     stats = check_stats(request.stats)
     if request.rows and "loss" not in stats:
         raise Invalid("stats has no loss")
@@ -147,31 +133,24 @@ async def record_held_out(
     return policy_pb2.HeldOutRecorded()
 
 
+@from_worker
 async def record_checkpoint(
-    controller: Controller, request: policy_pb2.CheckpointRequest
+    leader: Leader, caller: Caller, request: policy_pb2.CheckpointRequest
 ) -> policy_pb2.CheckpointReply:
-    leader = controller.leading()
-    caller = check_caller(request.caller)
-    if request.step < 1 or not request.path or request.size_bytes < 0:
-        raise Invalid("a checkpoint has a step from 1, a path and a size")
     # The run directory may have another path on the worker's machine.
     if not re.fullmatch(
         rf"(.*/)?checkpoints/step-0*{request.step}(\.[\w-]+)?", request.path
     ) or ".." in (request.path.split("/")):
         raise Invalid(f"path must end with checkpoints/step-{request.step}: {request.path[:200]!r}")
-    if not 0 <= request.seconds < float("inf"):
-        raise Invalid("seconds must be finite and not negative")
-    if not request.weights_digest:
-        raise Invalid("weights_digest is empty")
     verdict: cmd.CheckpointVerdict = await leader.execute(
         cmd.RecordCheckpoint(
             *caller,
             step=Step(request.step),
             version=Version(request.version),
-            path=check_text(request.path, "path"),
+            path=request.path,
             size_bytes=request.size_bytes,
             seconds=request.seconds,
-            digest=check_text(request.weights_digest, "weights_digest", 128),
+            digest=request.weights_digest,
         )
     )
     useless, older = verdict.useless, verdict.older

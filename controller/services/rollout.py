@@ -8,46 +8,27 @@ from controller.ledger.enums import EmptyReason, Kind, ReturnKind, VerdictCode
 from controller.ledger.events import Topic
 from controller.ledger.views import views
 from controller.proto_encoding import wire_values
-from controller.replicated_controller import Controller
-from controller.services.validation import (
-    MAX_TASKS,
-    check_caller,
-    check_count,
-    check_meta,
-    check_wait,
-)
+from controller.services.validation import RETURN_OF, Caller, check_meta, from_worker
 from paceline.errors import one_line
 from paceline.ids import Version
-from paceline.payloads.group_limits import Invalid, check_task, check_text, task_settings
+from paceline.payloads.group_limits import Invalid, check_task, task_settings
 from paceline.payloads.store import Ref, partial_ref
 from paceline.v1 import rollout_pb2
 
 MAX_LEASED = 256
 LEASE_BYTES = 1024  # Upper bound for one encoded lease, excluding its row
-MAX_GROUPS = 1024
 
 _KINDS = wire_values(Kind, rollout_pb2.TaskKind, "TASK_KIND")
 _EMPTY = wire_values(EmptyReason, rollout_pb2.EmptyReason, "EMPTY_REASON")
 _VERDICTS = wire_values(VerdictCode, rollout_pb2.Verdict, "VERDICT")
-_RETURNS = {
-    value: kind
-    for kind, value in wire_values(ReturnKind, rollout_pb2.ReturnKind, "RETURN_KIND").items()
-}
 
 
+@from_worker
 async def lease_tasks(
-    controller: Controller, request: rollout_pb2.LeaseRequest
+    leader: Leader, caller: Caller, request: rollout_pb2.LeaseRequest
 ) -> rollout_pb2.LeaseReply:
-    leader = controller.leading()
-    caller = check_caller(request.caller)
-    deadline = leader.clock.monotonic() + check_wait(request.wait_s)
-    if not 1 <= request.max_tasks <= MAX_TASKS:
-        raise Invalid(f"max_tasks must be 1 to {MAX_TASKS}, not {request.max_tasks}")
-    if request.lease_seq < 1:
-        raise Invalid("lease_seq counts from 1")
+    deadline = leader.clock.monotonic() + request.wait_s
     loaded_version = Version(request.loaded_version)
-    if loaded_version < -1:
-        raise Invalid("loaded_version must be -1 or a version")
     while True:
         polls = leader.long_polls[Topic.LEASE], leader.long_polls[Topic.ISOLATED]
         seen, seen_isolated = (poll.turn for poll in polls)
@@ -76,7 +57,7 @@ async def lease_tasks(
 
 
 async def _with_rows(
-    leader: Leader, caller: tuple[str, int], result: cmd.LeaseResult
+    leader: Leader, caller: Caller, result: cmd.LeaseResult
 ) -> list[rollout_pb2.Lease]:
     room = leader.context.config.controller.max_message_mb << 19
     tasks, rows = await _fitting(leader, caller, result.leases, room - MAX_LEASED * LEASE_BYTES)
@@ -104,7 +85,7 @@ async def _with_rows(
 
 
 async def _fitting(
-    leader: Leader, caller: tuple[str, int], leases: Sequence[cmd.LeasedTask], room: int
+    leader: Leader, caller: Caller, leases: Sequence[cmd.LeasedTask], room: int
 ) -> tuple[list[cmd.LeasedTask], list[str]]:
     """The first leases, with their rows, whose rows have at most ``room`` bytes together; the
     others are handed back. A row that is larger alone is dropped: no reply could carry it. So is
@@ -135,12 +116,10 @@ async def _fitting(
     return tasks, rows
 
 
+@from_worker
 async def submit_groups(
-    controller: Controller, request: rollout_pb2.SubmitRequest
+    leader: Leader, caller: Caller, request: rollout_pb2.SubmitRequest
 ) -> rollout_pb2.SubmitReply:
-    leader = controller.leading()
-    caller = check_caller(request.caller)
-    check_count(request.groups, "groups", MAX_GROUPS)
     await leader.ready()
     reply = rollout_pb2.SubmitReply()
     submitted: list[Ref] = []
@@ -164,24 +143,20 @@ async def submit_groups(
     return reply
 
 
+@from_worker
 async def return_tasks(
-    controller: Controller, request: rollout_pb2.ReturnRequest
+    leader: Leader, caller: Caller, request: rollout_pb2.ReturnRequest
 ) -> rollout_pb2.ReturnReply:
-    leader = controller.leading()
-    caller = check_caller(request.caller)
-    check_count(request.tasks, "tasks", MAX_TASKS)
     commands = []
     for returned in request.tasks:
         task_id, attempt = check_task(returned.task)
-        if returned.kind not in _RETURNS:
-            raise Invalid(f"kind of {task_id} is missing")
         commands.append(
             cmd.ReturnTask(
                 *caller,
                 task_id=task_id,
                 attempt=attempt,
-                kind=_RETURNS[returned.kind],
-                reason=check_text(returned.reason, "reason", 64) or "unspecified",
+                kind=RETURN_OF[returned.kind],
+                reason=returned.reason or "unspecified",
                 detail=returned.detail[:2048],
             )
         )

@@ -1,66 +1,219 @@
-"""Request validation: every field of a message is checked before the ledger sees the request. An
-error names the field, its fault, and the values that are allowed.
+"""Request validation: the possible values of every field, by message, before the ledger sees a
+request. An error names the field, its fault, and the values that are allowed.
 
 The controller never sees a group's payload, only a worker's metadata. Policy ranks compare its
 digest with the payload. Here its fields must be possible, and agree with one another."""
 
 import math
 import re
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from functools import cache, wraps
+from typing import Any, TypeVar
 
+from controller.leader import Leader
 from controller.ledger.commands import StatValue
+from controller.ledger.enums import GroupFault, Lifecycle, ReturnKind, SuspendStage
 from controller.ledger.specs import GroupMeta
+from controller.proto_encoding import ROLES, wire_values
+from controller.replicated_controller import Controller
 from paceline.ids import Version
-from paceline.payloads.group_limits import (
-    MAX_REWARD,
-    GroupLimits,
-    Invalid,
-    check_task,
-    check_text,
-    usable_reward,
-)
-from paceline.v1 import common_pb2, rollout_pb2
+from paceline.observe.vocabulary import FaultCause
+from paceline.payloads.group_check import check_facts
+from paceline.payloads.group_limits import GroupLimits, Invalid, check_task
+from paceline.process.waits import MOST_TEXT
+from paceline.v1 import admin_pb2, common_pb2, policy_pb2, rollout_pb2, worker_pb2
+from paceline.worker_pools import ROLES as POOL_ROLES
+from paceline.worker_pools import role_of
 
-WORKER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+R = TypeVar("R")
+Caller = tuple[str, int]
+"""Worker id and incarnation."""
+Rule = Callable[[Any], str]
+"""Returns the fault of a value; empty if it is possible."""
+
+DIGEST = re.compile("[0-9a-f]{32}")
 NAME = re.compile(r"[A-Za-z0-9_./:-]{1,64}")
-
-MAX_WAIT_S = 30.0
 MAX_TASKS = 1024
-MAX_STATS = 128
+MAX_WORKERS = 100_000
+LARGEST = (1 << 53) - 1
+"""Largest version and term that is reported: a rollback continues after the highest one."""
+
+ROLE_OF = {value: role for role, value in ROLES.items()}
+LIFECYCLE_OF = {
+    worker_pb2.Lifecycle.Value(f"LIFECYCLE_{stage.name}"): stage
+    for stage in Lifecycle
+    if stage is not Lifecycle.DEAD
+}
+RETURN_OF = {
+    value: kind
+    for kind, value in wire_values(ReturnKind, rollout_pb2.ReturnKind, "RETURN_KIND").items()
+}
+FAULT_OF = {
+    value: fault
+    for fault, value in wire_values(GroupFault, policy_pb2.GroupFault, "GROUP_FAULT").items()
+    if fault is not GroupFault.KILLED_TRAINERS
+}
+STAGE_OF = {
+    value: stage
+    for stage, value in wire_values(SuspendStage, admin_pb2.SuspendStage, "SUSPEND_STAGE").items()
+}
+
+# ---- fields -------------------------------------------------------------------------------
 
 
-def check_caller(caller: common_pb2.Caller) -> tuple[str, int]:
-    if not WORKER_ID.fullmatch(caller.worker_id):
-        raise Invalid(
-            "caller.worker_id must be 1 to 64 letters, digits, '-', '_' or '.', beginning with a "
-            f"letter or digit, not {caller.worker_id[:80]!r}"
-        )
-    if not 0 < caller.incarnation < 1 << 63:
-        raise Invalid("caller.incarnation must be between 1 and 2^63 - 1: draw it at random")
-    return caller.worker_id, caller.incarnation
+def between(least: float, most: float) -> Rule:
+    # A NaN makes both comparisons false.
+    return lambda value: "" if least <= value <= most else f"must be {least} to {most}, not {value}"
 
 
-def check_wait(wait_s: float) -> float:
-    """Seconds for which the controller may hold the request. Raises Invalid."""
-    if not 0 <= wait_s <= MAX_WAIT_S:
-        raise Invalid(f"wait_s must be 0 to {MAX_WAIT_S:g}, not {wait_s}")
-    return wait_s
+def text(most: int) -> Rule:
+    return lambda value: f"is longer than {most} characters" if len(value) > most else ""
 
 
-def check_request_id(request_id: str) -> str:
-    if not REQUEST_ID.fullmatch(request_id):
-        raise Invalid("request_id must be 1 to 128 printable characters without blanks")
-    return request_id
+def written(pattern: str, allowed: str) -> Rule:
+    matches = re.compile(pattern).fullmatch
+    return lambda value: "" if matches(value) else f"must be {allowed}, not {value[:80]!r}"
 
 
-def check_count(items: Sized, what: str, limit: int) -> None:
-    if len(items) > limit:
-        raise Invalid(f"more than {limit} {what} in one request")
+def among(values: Collection[Any], allowed: str) -> Rule:
+    return lambda value: "" if value in values else f"must be {allowed}, not {str(value)[:64]!r}"
+
+
+def few(most: int, rule: Rule = lambda item: "") -> Rule:
+    """At most so many items of a list, or keys of a mapping, each by ``rule``."""
+
+    def fault(items: Any) -> str:
+        if len(items) > most:
+            return f"has more than {most} entries"
+        return next(filter(None, map(rule, items)), "")
+
+    return fault
+
+
+def _gauges(gauges: Mapping[str, float]) -> str:
+    infinite = [name for name, value in gauges.items() if not math.isfinite(value)]
+    return few(128, text(64))(gauges) or (f"{infinite[0]} is not finite" if infinite else "")
+
+
+def _pools(counts: Mapping[str, int]) -> str:
+    for pool, count in counts.items():
+        if role_of(pool) not in POOL_ROLES or len(pool) > 64 or not 0 <= count <= MAX_WORKERS:
+            return f"{pool[:64]} = {count}: write policy, rollout or scorer:NAME, and 0 or more"
+    return ""
+
+
+def _origins(origins: Mapping[str, str]) -> str:
+    return few(64, text(256))(origins) or few(64, text(64))(origins.values())
+
+
+def _faults(message: Any) -> str:
+    for field, rule in _rules_of(type(message)):
+        if fault := rule(getattr(message, field)):
+            return f".{field} {fault}"
+    return ""
+
+
+_VERSION = between(-1, LARGEST)
+_COUNT = between(0, LARGEST)
+_SECONDS = between(0, 1e9)
+_WORKER_ID = written(
+    r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}",
+    "1 to 64 letters, digits, '-', '_' or '.', beginning with a letter or digit",
+)
+RULES: dict[str, Rule] = {
+    "Caller.incarnation": between(1, (1 << 63) - 1),
+    "CheckpointRequest.step": between(1, LARGEST),
+    "ExitReport.detail": text(1024),
+    "FaultReport.detail": text(1024),
+    "FaultReport.name": _WORKER_ID,
+    "PeerError.epoch": between(1, LARGEST),
+    "RejectRequest.groups": few(65536),
+    "RejectRequest.detail": text(4096),
+    "ReturnedTask.kind": among(RETURN_OF, "drop, failed or hand_back"),
+    "ReturnedTask.reason": text(64),
+    "SubmitRequest.groups": few(1024),
+    "activity": text(256),
+    "age_s": _SECONDS,
+    "caller": _faults,
+    "cause": among(["", *FaultCause], f"one of {', '.join(FaultCause)}"),
+    "cgroup": text(1024),
+    "desired": _pools,
+    "expected": _pools,
+    "fault": among(FAULT_OF, "one that a replica can report"),
+    "gauges": _gauges,
+    "held_leases": few(MAX_TASKS),
+    "host": text(256),
+    "lease_seq": between(1, math.inf),
+    "lifecycle": among(LIFECYCLE_OF, "starting, running, draining or stopped"),
+    "limit_s": _SECONDS,
+    "link_epochs": few(MAX_TASKS),
+    "load_detail": text(512),
+    "load_failures": _COUNT,
+    "loaded_version": _VERSION,
+    "max_tasks": between(1, MAX_TASKS),
+    "of": text(MOST_TEXT),
+    "origins": _origins,
+    "parity_detail": text(512),
+    "parity_failures": _COUNT,
+    "ranks": between(1, 4096),
+    "reason": text(1024),
+    "request_id": written(r"[\x21-\x7e]{1,128}", "1 to 128 printable characters without blanks"),
+    "role": among(ROLE_OF, "policy, rollout or scorer"),
+    "seconds": _SECONDS,
+    "seen_term": _COUNT,
+    "settings": few(64, text(128)),
+    "size_bytes": _COUNT,
+    "stage": among(STAGE_OF, "a stage of a suspension"),
+    "stalled_s": _SECONDS,
+    "state_version": _VERSION,
+    "tasks": few(MAX_TASKS, _faults),
+    "tensor_host": text(256),
+    "wait_s": between(0, 30),
+    "waits": few(64, _faults),
+    "weights_digest": written(r"\S{1,128}", "1 to 128 characters"),
+    "what": text(MOST_TEXT),
+    "worker_id": _WORKER_ID,
+}
+"""By the name of the field, in all messages or in one."""
+
+
+@cache
+def _rules_of(message: Any) -> list[tuple[str, Rule]]:
+    rules = []
+    for field in message.DESCRIPTOR.fields:
+        rule = RULES.get(f"{message.DESCRIPTOR.name}.{field.name}", RULES.get(field.name))
+        if rule is not None:
+            rules.append((field.name, rule))
+    return rules
+
+
+def check(request: Any) -> None:
+    """Raises Invalid unless every field of ``request`` has a possible value."""
+    if fault := _faults(request):
+        raise Invalid(f"{request.DESCRIPTOR.name}{fault}")
+
+
+def from_worker(
+    handler: Callable[[Leader, Caller, Any], Awaitable[R]],
+) -> Callable[[Controller, Any], Awaitable[R]]:
+    """Handler of a worker's request, which only a leader answers, and only if it is possible."""
+
+    @wraps(handler)
+    async def handle(controller: Controller, request: Any) -> R:
+        leader = controller.leading()
+        check(request)
+        caller = request.caller.worker_id, request.caller.incarnation
+        return await handler(leader, caller, request)
+
+    return handle
+
+
+# ---- statistics and groups ----------------------------------------------------------------
 
 
 def check_stats(stats: Mapping[str, common_pb2.Stat]) -> dict[str, StatValue]:
-    check_count(stats, "stats", MAX_STATS)
+    if fault := few(128)(stats):
+        raise Invalid(f"stats {fault}")
     checked = {}
     for name, stat in stats.items():
         if not NAME.fullmatch(name):
@@ -73,31 +226,13 @@ def check_stats(stats: Mapping[str, common_pb2.Stat]) -> dict[str, StatValue]:
     return checked
 
 
-DIGEST = re.compile("[0-9a-f]{32}")
-MOST_PROMPT_CUT = 1 << 31
-
-
 def check_meta(meta: rollout_pb2.GroupMeta, limits: GroupLimits, newest_version: int) -> GroupMeta:
     """The metadata as the ledger keeps it. Raises Invalid."""
     task_id, attempt = check_task(meta.task)
     train = task_id[0] == "t"
-    if meta.kind != (rollout_pb2.TASK_KIND_TRAIN if train else rollout_pb2.TASK_KIND_EVAL):
-        raise Invalid(f"kind does not fit task {task_id}")
     if train and not DIGEST.fullmatch(meta.digest):
         raise Invalid(f"digest {meta.digest[:64]!r} is invalid: expected 32 hexadecimal digits")
-    if not (0 <= meta.generate_s < math.inf and 0 <= meta.reward_s < math.inf):
-        raise Invalid("generate_s and reward_s must be finite and not negative")
-    if not 1 <= meta.prompt_tokens <= limits.max_sequence_tokens:
-        raise Invalid(
-            f"prompt_tokens: {meta.prompt_tokens} tokens, at most {limits.max_sequence_tokens} "
-            "allowed"
-        )
-    if meta.prompt_cut > MOST_PROMPT_CUT:
-        raise Invalid(f"prompt_cut is {meta.prompt_cut}")
-    _check_sequences(meta, limits, train=train)
-    tokens = _check_versions(meta, newest_version)
-    if train and tokens == 0:
-        raise Invalid("loss_mask leaves no token to train on")
+    check_facts(meta, limits, newest_version)
     rewards = list(meta.rewards)
     mean = sum(rewards) / len(rewards)
     return GroupMeta(
@@ -105,7 +240,7 @@ def check_meta(meta: rollout_pb2.GroupMeta, limits: GroupLimits, newest_version:
         attempt=attempt,
         sequences=len(meta.lengths),
         prompt_tokens=meta.prompt_tokens,
-        tokens=tokens,
+        tokens=sum(span.length for span in meta.token_versions),
         min_version=Version(meta.min_version),
         max_version=Version(meta.max_version),
         reward_mean=mean,
@@ -124,68 +259,6 @@ def check_meta(meta: rollout_pb2.GroupMeta, limits: GroupLimits, newest_version:
         prompt_cut=meta.prompt_cut,
         digest=meta.digest if train else "",
     )
-
-
-def _check_sequences(meta: rollout_pb2.GroupMeta, limits: GroupLimits, *, train: bool) -> None:
-    count = len(meta.lengths)
-    if train and count != limits.group_size:
-        raise Invalid(f"{count} completions; {limits.group_size} were requested")
-    if not train and not 1 <= count <= limits.eval_samples:
-        raise Invalid(f"{count} completions; an evaluation takes 1 to {limits.eval_samples}")
-    if len(meta.rewards) != count or len(meta.answers) not in (0, count):
-        raise Invalid(
-            f"{count} lengths, {len(meta.rewards)} rewards and {len(meta.answers)} answers: one "
-            "each, or no answers"
-        )
-    lengths, rewards = list(meta.lengths), list(meta.rewards)
-    most = limits.max_sequence_tokens
-    if min(lengths) < 1 or max(lengths) > most:
-        number = next(n for n, length in enumerate(lengths) if not 1 <= length <= most)
-        raise Invalid(f"lengths[{number}]: {lengths[number]} tokens, at most {most} allowed")
-    if not all(map(usable_reward, rewards)):
-        number = next(n for n, reward in enumerate(rewards) if not usable_reward(reward))
-        raise Invalid(
-            f"rewards[{number}] is {rewards[number]}: at most {MAX_REWARD:g} in magnitude"
-        )
-    for answer in meta.answers:
-        check_text(answer, "answers")
-    if meta.truncated > count:
-        raise Invalid(f"{meta.truncated} of {count} sequences truncated")
-
-
-def _check_versions(meta: rollout_pb2.GroupMeta, newest: int) -> int:
-    """The number of trainable tokens. Checks that versions exist, rise, and add up."""
-    if not 0 <= meta.min_version <= meta.max_version <= newest:
-        raise Invalid(f"versions {meta.min_version} to {meta.max_version}, newest is {newest}")
-    within = meta.min_version, meta.max_version
-    versions = [span.version for span in meta.token_versions]
-    tokens = [span.length for span in meta.token_versions]
-    _check_rising(versions, "token_versions", within)
-    if min(tokens, default=1) < 1:
-        raise Invalid("token_versions: a version without a token")
-    total = int(sum(tokens))
-    if total > sum(meta.lengths):
-        raise Invalid(f"token_versions: {total} tokens of {sum(meta.lengths)}")
-    sequences = 0
-    for each in meta.sequence_versions:
-        _check_rising(each.versions, "sequence_versions", within)
-        if not each.versions or each.sequences < 1:
-            raise Invalid("sequence_versions: no version, or no sequence")
-        sequences += each.sequences
-    if sequences > len(meta.lengths):
-        raise Invalid(f"sequence_versions: {sequences} sequences of {len(meta.lengths)}")
-    if {v for each in meta.sequence_versions for v in each.versions} != set(versions):
-        raise Invalid("token_versions and sequence_versions name other versions")
-    return total
-
-
-def _check_rising(versions: Sequence[int], field: str, within: tuple[int, int]) -> None:
-    oldest, newest = within
-    last = oldest - 1
-    for version in versions:
-        if not last < version <= newest:
-            raise Invalid(f"{field}: version {version} after {last}, of {oldest} to {newest}")
-        last = version
 
 
 def _std(rewards: Sequence[float], mean: float) -> float:

@@ -1,4 +1,4 @@
-"""Check of a whole group, and the facts of it that a controller must know."""
+"""Checks of a whole group, and of the facts of it that a controller must know."""
 
 from __future__ import annotations
 
@@ -75,6 +75,7 @@ def check_logprobs(logprobs: NDArray[np.float32]) -> None:
 
 
 MAX_COMPONENTS = 64
+MOST_PROMPT_CUT = 1 << 31
 MAX_TEXT = 1 << 20
 _TRUNCATED = rollout_pb2.FINISH_REASON_LENGTH
 FINISHED = (rollout_pb2.FINISH_REASON_STOP, rollout_pb2.FINISH_REASON_LENGTH)
@@ -86,29 +87,22 @@ def check_group(
     """Checks all data of a group that will be trained on, and returns its facts, without the
     payload's digest. Tokens are int32 and not negative; log-probs float32, finite, at most 0;
     version spans cover the tokens, never fall and name versions that exist. Raises Invalid."""
-    task_id, _ = check_task(group.task)
-    train = task_id[0] == "t"
-    if group.kind != (rollout_pb2.TASK_KIND_TRAIN if train else rollout_pb2.TASK_KIND_EVAL):
-        raise Invalid(f"kind does not fit task {task_id}")
-    if not (0 <= group.generate_s < math.inf and 0 <= group.reward_s < math.inf):
-        raise Invalid("generate_s and reward_s must be finite and not negative")
+    train = group.task.task_id.startswith("t")
     if len(group.prompt_text) > MAX_TEXT:
         raise Invalid(f"prompt_text is longer than {MAX_TEXT} characters")
     sequences = _check_sequences(group, limits, newest_version)
     if train and limits.columns:
         _check_scored(group, limits.columns)
-    if train and not any(sequence.trainable for sequence in sequences):
-        raise Invalid("loss_mask leaves no token to train on")
     check_numbers(group, limits)
-    return rollout_pb2.GroupMeta(
+    facts = rollout_pb2.GroupMeta(
         task=group.task,
         kind=group.kind,
         prompt_tokens=len(group.prompt_tokens) // 4,
         prompt_cut=group.prompt_cut,
         generate_s=group.generate_s,
         reward_s=group.reward_s,
-        min_version=min(sequence.oldest for sequence in sequences),
-        max_version=max(sequence.newest for sequence in sequences),
+        min_version=min((sequence.oldest for sequence in sequences), default=0),
+        max_version=max((sequence.newest for sequence in sequences), default=0),
         token_versions=_by_version(sequences),
         sequence_versions=_sequences_by_versions(sequences),
         lengths=[len(completion.tokens) // 4 for completion in group.completions],
@@ -116,6 +110,76 @@ def check_group(
         answers=[] if train else [completion.answer for completion in group.completions],
         truncated=0 if train else sum(c.finish_reason == _TRUNCATED for c in group.completions),
     )
+    check_facts(facts, limits, newest_version)
+    return facts
+
+
+def check_facts(meta: rollout_pb2.GroupMeta, limits: GroupLimits, newest_version: int) -> None:
+    """Checks that the facts of a group are possible and agree with one another. Raises Invalid."""
+    task_id, _ = check_task(meta.task)
+    train = task_id[0] == "t"
+    if meta.kind != (rollout_pb2.TASK_KIND_TRAIN if train else rollout_pb2.TASK_KIND_EVAL):
+        raise Invalid(f"kind does not fit task {task_id}")
+    if not (0 <= meta.generate_s < math.inf and 0 <= meta.reward_s < math.inf):
+        raise Invalid("generate_s and reward_s must be finite and not negative")
+    most = limits.max_sequence_tokens
+    if not 1 <= meta.prompt_tokens <= most:
+        raise Invalid(f"prompt_tokens: {meta.prompt_tokens} tokens, at most {most} allowed")
+    if meta.prompt_cut > MOST_PROMPT_CUT:
+        raise Invalid(f"prompt_cut is {meta.prompt_cut}")
+    lengths, rewards = list(meta.lengths), list(meta.rewards)
+    count = len(lengths)
+    if train and count != limits.group_size:
+        raise Invalid(f"{count} completions; {limits.group_size} were requested")
+    if not train and not 1 <= count <= limits.eval_samples:
+        raise Invalid(f"{count} completions; an evaluation takes 1 to {limits.eval_samples}")
+    if len(rewards) != count or len(meta.answers) not in (0, count):
+        raise Invalid(
+            f"{count} lengths, {len(rewards)} rewards and {len(meta.answers)} answers: one each, "
+            "or no answers"
+        )
+    if min(lengths) < 1 or max(lengths) > most:
+        raise Invalid(f"lengths {min(lengths)} to {max(lengths)} tokens, 1 to {most} allowed")
+    if not all(map(usable_reward, rewards)):
+        raise Invalid(f"rewards {rewards[:64]}: at most {MAX_REWARD:g} in magnitude")
+    for answer in meta.answers:
+        check_text(answer, "answers")
+    if meta.truncated > count:
+        raise Invalid(f"{meta.truncated} of {count} sequences truncated")
+    _check_versions(meta, newest_version)
+    if train and not meta.token_versions:
+        raise Invalid("loss_mask leaves no token to train on")
+
+
+def _check_versions(meta: rollout_pb2.GroupMeta, newest: int) -> None:
+    """Checks that versions exist, rise, and add up."""
+    if not 0 <= meta.min_version <= meta.max_version <= newest:
+        raise Invalid(f"versions {meta.min_version} to {meta.max_version}, newest is {newest}")
+    versions = [span.version for span in meta.token_versions]
+    tokens = [span.length for span in meta.token_versions]
+    _check_rising(versions, "token_versions", meta)
+    if min(tokens, default=1) < 1 or sum(tokens) > sum(meta.lengths):
+        raise Invalid(f"token_versions: {tokens[:64]} tokens of {sum(meta.lengths)}")
+    for part in meta.sequence_versions:
+        _check_rising(part.versions, "sequence_versions", meta)
+        if not part.versions or part.sequences < 1:
+            raise Invalid("sequence_versions: no version, or no sequence")
+    sequences = sum(part.sequences for part in meta.sequence_versions)
+    if sequences > len(meta.lengths):
+        raise Invalid(f"sequence_versions: {sequences} sequences of {len(meta.lengths)}")
+    if {v for part in meta.sequence_versions for v in part.versions} != set(versions):
+        raise Invalid("token_versions and sequence_versions name other versions")
+
+
+def _check_rising(versions: Sequence[int], field: str, meta: rollout_pb2.GroupMeta) -> None:
+    last = meta.min_version - 1
+    for version in versions:
+        if not last < version <= meta.max_version:
+            raise Invalid(
+                f"{field}: version {version} after {last}, of {meta.min_version} to "
+                f"{meta.max_version}"
+            )
+        last = version
 
 
 def _check_scored(group: rollout_pb2.Group, scorers: Set[str]) -> None:
@@ -135,11 +199,6 @@ class _Finished(NamedTuple):
 
 
 def _check_sequences(group: rollout_pb2.Group, limits: GroupLimits, newest: int) -> list[_Finished]:
-    count, train = len(group.completions), group.task.task_id[0] == "t"
-    if train and count != limits.group_size:
-        raise Invalid(f"{count} completions; {limits.group_size} were requested")
-    if not train and not 1 <= count <= limits.eval_samples:
-        raise Invalid(f"{count} completions; an evaluation takes 1 to {limits.eval_samples}")
     token_count(group.prompt_tokens, "prompt_tokens", limits)
     finished = []
     for number, completion in enumerate(group.completions):
