@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import cache, wraps
 from typing import Any, TypeVar
 
+from google.protobuf.descriptor import Descriptor
+
 from controller.leader import Leader
 from controller.ledger.commands import StatValue
 from controller.ledger.enums import GroupFault, Lifecycle, ReturnKind, SuspendStage
@@ -107,7 +109,7 @@ def _origins(origins: Mapping[str, str]) -> str:
 
 
 def _faults(message: Any) -> str:
-    for field, rule in _rules_of(type(message)):
+    for field, rule in _rules_of(message.DESCRIPTOR):
         if fault := rule(getattr(message, field)):
             return f".{field} {fault}"
     return ""
@@ -178,10 +180,10 @@ RULES: dict[str, Rule] = {
 
 
 @cache
-def _rules_of(message: Any) -> list[tuple[str, Rule]]:
+def _rules_of(message: Descriptor) -> list[tuple[str, Rule]]:
     rules = []
-    for field in message.DESCRIPTOR.fields:
-        rule = RULES.get(f"{message.DESCRIPTOR.name}.{field.name}", RULES.get(field.name))
+    for field in message.fields:
+        rule = RULES.get(f"{message.name}.{field.name}", RULES.get(field.name))
         if rule is not None:
             rules.append((field.name, rule))
     return rules
