@@ -10,9 +10,10 @@ from redis.exceptions import RedisError
 
 from controller.dataset_rows import DatasetRows
 from controller.export.exporters import Exporters, RunFiles
-from controller.ledger.commands import ChangeSettings, CommandRefused, RunSpec, StartRun
-from controller.ledger.decisions.settings import problem_of, stays_ended
-from controller.ledger.specs import EvalSet, LearningRate
+from controller.ledger import decisions as cmd
+from controller.ledger.decisions.commands import CommandRefused
+from controller.ledger.decisions.settings import problem_with, stays_ended
+from controller.ledger.specs import EvalSet, LearningRate, LiveSpec, RunSpec
 from controller.ledger.state.settings import SettingChange
 from controller.ledger.state.state import State
 from controller.projector import Projector
@@ -168,7 +169,7 @@ class RunSettings:
         second."""
         return changeable(self._context.config)
 
-    def start_command(self, rows: DatasetRows) -> StartRun:
+    def start_command(self, rows: DatasetRows) -> cmd.Command[None]:
         """Command of a new leader: what was edited in its config file comes into force. Raises
         ConfigError."""
         file = self._file
@@ -180,12 +181,13 @@ class RunSettings:
         why = problem_of_divisor(before, config)
         if why and not stays_ended(state, spec.steps):
             raise ConfigError(why)
-        return StartRun(spec, dict(file))
+        return cmd.start_run(spec, dict(file))
 
-    def change_command(
-        self, rows: DatasetRows, request_id: str, asked: Mapping[str, Any]
-    ) -> ChangeSettings:
-        """Raises CommandRefused with the way that works."""
+    def checked_change(
+        self, rows: DatasetRows, asked: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], LiveSpec]:
+        """The settings as the schema reads them, and what follows from them. Raises CommandRefused
+        with the way that works."""
         for name in asked:
             if why := unknown_setting(name) or refusal(name):
                 raise CommandRefused(RefusalCode.INVALID, why)
@@ -201,17 +203,16 @@ class RunSettings:
             whole = self._context.run_spec(rows, config)
         except BadInput as error:
             raise CommandRefused(RefusalCode.INVALID, str(error)) from error
-        # As the schema reads them: 5 is 5.0 if the setting is a float.
-        read = changeable(config)
-        return ChangeSettings(request_id, {name: read[name] for name in asked}, whole.live)
+        read = changeable(config)  # 5 is 5.0 if the setting is a float
+        return {name: read[name] for name in asked}, whole.live
 
-    def effect_of(self, command: ChangeSettings) -> dict[str, SettingChange]:
-        """Changes that the command would make. Raises CommandRefused as the ledger would."""
+    def effect_of(self, settings: Mapping[str, Any], spec: LiveSpec) -> dict[str, SettingChange]:
+        """Changes that these settings would make. Raises CommandRefused as the ledger would."""
         state = self._state()
         if state.ended:
             raise CommandRefused(RefusalCode.STOPPED, f"the run has {state.phase}")
-        if why := problem_of(state, command.spec):
+        if why := problem_with(state, spec):
             raise CommandRefused(RefusalCode.INVALID, why)
         step = Step(state.versions.step + 1 + (state.steps.open is not None))
-        changes = state.settings.differing(command.settings)
+        changes = state.settings.differing(settings)
         return {name: SettingChange(old, new, step) for name, (old, new) in changes.items()}

@@ -8,7 +8,8 @@ import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
-from controller.ledger.commands import Kind, LeasedTask
+from controller.ledger.enums import Kind
+from controller.ledger.specs import LeasedTask
 from paceline.config.schema import Config
 from paceline.config.sections.evaluation import EvalSetConfig
 from paceline.config.sections.training import DataConfig

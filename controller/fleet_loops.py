@@ -25,8 +25,9 @@ from controller.fleet.autoscale_policy import (
     WorkerCounts,
 )
 from controller.leader import Leader
-from controller.ledger.commands import CommandRefused, Drain, Role, Scale
-from controller.ledger.enums import Phase
+from controller.ledger import decisions as cmd
+from controller.ledger.decisions.commands import CommandRefused
+from controller.ledger.enums import Phase, Role
 from controller.ledger.state.state import State
 from controller.replicated_controller import Controller
 from controller.runtime import NotLeading
@@ -131,7 +132,7 @@ class Autoscaling:
         # A retry, by any leader, has the same request id.
         request = f"autoscale-step{self._step}-{counts}"
         try:
-            await self._leader.execute(Scale(request, found.desired))
+            await self._leader.execute(cmd.scale(request, found.desired))
         except (CommandRefused, NotLeading, Deposed) as error:
             event(log, "proposal not applied", why=str(error), level=logging.WARNING)
 
@@ -175,7 +176,7 @@ def keep_fleet(controller: Controller, leader: Leader) -> list[asyncio.Task[None
     async def drain(worker: admin_pb2.WorkerStatus) -> None:
         # One request id per process: every call and every leader may repeat it.
         request = f"surplus-{worker.worker_id}-{worker.incarnation}"
-        await leader.execute(Drain(request, worker.worker_id, replace=True))
+        await leader.execute(cmd.drain(request, worker.worker_id, replace=True))
 
     provider = leader_provider(controller.config, str(controller.run_dir.resolve()), drain)
     if provider is not None:

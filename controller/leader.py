@@ -22,7 +22,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from redis.exceptions import RedisError
 
@@ -33,7 +33,8 @@ from controller.fleet.flow_shares import FlowAverage
 from controller.fleet.liveness import Liveness
 from controller.fleet.sessions import ServerSession, Sessions
 from controller.housekeeping import Housekeeping
-from controller.ledger.commands import BeginTerm, Command, CommandRefused
+from controller.ledger import decisions as cmd
+from controller.ledger.decisions.commands import Command, CommandRefused
 from controller.ledger.events import RunFailed, RunFinished, StepCommitted
 from controller.ledger.state.fleet import Worker
 from controller.ledger.views.directive_grounds import Grounds, directive_grounds
@@ -84,6 +85,7 @@ class Renewals:
 
 
 log = logging.getLogger(__name__)
+R = TypeVar("R")
 
 MENDING_TICK_S = 0.02  # While a mesh is to be formed
 TERM_AHEAD_S = 86_400.0
@@ -148,7 +150,7 @@ class Leader:
 
     # ---- what handlers use ----------------------------------------------------------------
 
-    async def execute(self, command: Command) -> Any:
+    async def execute(self, command: Command[R]) -> R:
         """Decides ``command`` and returns its reply once all it rests on is durable. Raises
         CommandRefused, or NotLeading or Deposed if this process no longer leads."""
         await self.ready()
@@ -156,7 +158,7 @@ class Leader:
         await self.group_commit.durable()
         return reply
 
-    def decide(self, command: Command) -> Any:
+    def decide(self, command: Command[R]) -> R:
         """The reply, before it may leave: await ``group_commit.durable()`` first. Raises
         CommandRefused, with nothing changed, or NotLeading."""
         if self._spoilt.is_set():
@@ -168,9 +170,9 @@ class Leader:
         except Exception as error:
             # It has changed what is in memory, and its events will never be in the journal: nothing
             # may be decided on that any more. Whoever leads next reads the journal.
-            log.exception("a decision failed halfway command=%s", type(command).__name__)
+            log.exception("a decision failed halfway command=%s", command.name)
             self._spoil("a decision failed halfway: the ledger is read again")
-            raise NotLeading(f"{type(command).__name__} failed: stepping down") from error
+            raise NotLeading(f"{command.name} failed: stepping down") from error
         if events:
             self.group_commit.add(events)
         return reply
@@ -302,7 +304,7 @@ class Leader:
         before = self.group_commit.at
         self.housekeeping.over = self.ledger.state.ended
         self.decide(self.settings.start_command(self.rows))
-        self.decide(BeginTerm(self.term, self.context.identity.controller_id))
+        self.decide(cmd.begin_term(self.term, self.context.identity.controller_id))
         self._begun = True
         now = self.clock.monotonic()
         self.liveness.begin(self.ledger, now)

@@ -23,7 +23,8 @@ from controller.context import ControllerContext, RunSettings
 from controller.dataset_rows import DatasetRows
 from controller.fleet.sessions import WithoutSession
 from controller.leader import Leader
-from controller.ledger.commands import CommandRefused, RecordFault
+from controller.ledger import decisions as cmd
+from controller.ledger.decisions.commands import CommandRefused
 from controller.ledger.state.settings import SettingChange
 from controller.ledger.state.state import State
 from controller.runtime import NotLeading, WakeUps, cancel_all
@@ -126,13 +127,13 @@ class Controller:
             return done, {}
         # Nothing is awaited from here to the decision: two requests cannot both rest on the same
         # settings.
-        command = leader.settings.change_command(leader.rows, request_id, asked)
-        changes = leader.settings.effect_of(command)
+        change = leader.settings.checked_change(leader.rows, asked)
+        changes = leader.settings.effect_of(*change)
         if dry_run:
             return "these settings can change now" if changes else "nothing would change", changes
-        reply = leader.decide(command)
+        reply = leader.decide(cmd.change_settings(request_id, *change))
         await leader.group_commit.durable()
-        return str(reply), changes
+        return reply, changes
 
     # ---- loops ----------------------------------------------------------------------------
 
@@ -304,7 +305,7 @@ class Controller:
             request_id = f"late-{name}-{late['term']}"
             fault = (request_id, name, peer["host"], peer["pid"], FaultCause.LATE, late["why"])
             with contextlib.suppress(CommandRefused, NotLeading):
-                leader.decide(RecordFault(*fault))
+                leader.decide(cmd.record_fault(*fault))
 
     async def _revive_redis(self) -> None:
         """The embedded server has no other guardian where roles are started by hand."""

@@ -25,10 +25,10 @@ from benchmarks.scale import snapshot
 from controller.fleet.liveness import Liveness
 from controller.fleet.sessions import ServerSession, Sessions
 from controller.ledger import Ledger
-from controller.ledger import commands as cmd
+from controller.ledger import decisions as cmd
 from controller.ledger.enums import Lifecycle, Role
 from controller.ledger.events import to_json
-from controller.ledger.specs import GroupMeta
+from controller.ledger.specs import GroupMeta, RunSpec, WorkerSpec
 from controller.ledger.views.directive_grounds import Grounds, directive_grounds
 from controller.ledger.views.views import owns_all
 from controller.proto_encoding import directive_of
@@ -54,8 +54,8 @@ class Fleet:
         self.rollouts = [f"rollout-{n}" for n in range(rollouts)]
         self.policies = [f"policy-{n}" for n in range(policies)]
         self.seqs: dict[str, int] = {}
-        self.do(cmd.BeginTerm(1, "controller-0"))
-        self.do(cmd.StartRun(_spec(rollouts, policies)))
+        self.do(cmd.begin_term(1, "controller-0"))
+        self.do(cmd.start_run(_spec(rollouts, policies)))
         self.liveness.begin(self.ledger, self.now)
 
     def _directive(self, session: ServerSession) -> worker_pb2.Directive:
@@ -84,7 +84,7 @@ class Fleet:
 
     def register(self, worker_id: str, role: Role) -> None:
         host = f"host-{worker_id}"
-        self.do(cmd.Register(worker_id, 1, role, host, 1, "10.0.0.1", 1, Version(-1)))
+        self.do(cmd.register(WorkerSpec(worker_id, 1, role, host, 1, "10.0.0.1")))
         self.liveness.heard(worker_id, 1, self.now)
 
     def report(self, worker_id: str, *, state: int = -1, loaded: int = -1) -> None:
@@ -101,12 +101,12 @@ class Fleet:
         session.report = report
         self.liveness.observe(report, self.now)
         running = Lifecycle.RUNNING
-        self.do(cmd.Observe(worker_id, 1, running, Version(state), Version(loaded)))
+        self.do(cmd.observe(worker_id, 1, running, Version(state), Version(loaded)))
         self.sessions.send(session, self.sessions.refresh(session))
 
     def lease(self, worker_id: str, tasks: int, loaded: int) -> cmd.LeaseResult:
         seq = self.seqs[worker_id] = self.seqs.get(worker_id, 0) + 1
-        reply: cmd.LeaseResult = self.do(cmd.LeaseTasks(worker_id, 1, seq, tasks, Version(loaded)))
+        reply: cmd.LeaseResult = self.do(cmd.lease(worker_id, 1, seq, tasks, Version(loaded)))
         return reply
 
     def fill_step(self) -> None:
@@ -116,17 +116,17 @@ class Fleet:
             facts = GroupMeta(
                 lease.task_id, lease.attempt, 16, 100, 4096, version, version, 0.5, 0.5, 1.0
             )
-            self.do(cmd.AcceptGroup(self.rollouts[0], 1, facts))
+            self.do(cmd.accept(self.rollouts[0], 1, facts))
 
     def vote_all(self) -> None:
         step, mesh = self.ledger.state.steps.open, self.ledger.state.fleet.mesh
         assert step is not None and mesh is not None
         for worker_id in self.policies:
-            self.do(cmd.CastVote(worker_id, 1, step.step, MeshEpoch(mesh.epoch), "d", {}))
+            self.do(cmd.vote(worker_id, 1, step.step, MeshEpoch(mesh.epoch), "d", {}))
 
 
-def _spec(rollouts: int, policies: int) -> cmd.RunSpec:
-    return cmd.RunSpec(
+def _spec(rollouts: int, policies: int) -> RunSpec:
+    return RunSpec(
         run_id="scale",
         run_name="scale",
         seed=1,

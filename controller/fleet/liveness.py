@@ -29,7 +29,8 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from controller.ledger import Ledger
-from controller.ledger.commands import Command, DeclareDead, ExpireLease, FormMesh
+from controller.ledger import decisions as cmd
+from controller.ledger.decisions.commands import Command
 from controller.ledger.state.state import State
 from paceline.config.sections.workers import FleetConfig
 from paceline.ids import TaskId
@@ -155,7 +156,7 @@ class Liveness:
             wedged_in_s=max(0.0, self.limits.wedged_after_s - still_s) if pulse.busy else None,
         )
 
-    def tick(self, ledger: Ledger, now: float) -> list[Command]:
+    def tick(self, ledger: Ledger, now: float) -> list[Command[None]]:
         """Commands that follow from the evidence at ``now``, in the order of execution. A command
         that the ledger did not carry out is returned again by the next tick."""
         state = ledger.state
@@ -164,7 +165,7 @@ class Liveness:
         if state.ended:
             return []
         self._watch_mesh(state, now)
-        commands: list[Command] = []
+        commands: list[Command[None]] = []
         dead: set[Key] = set()
         hosts = cache(lambda: self._hosts(state, now))
         for key, pulse in sorted(self.pulses.items(), key=lambda item: item[1].progress_t):
@@ -173,17 +174,17 @@ class Liveness:
                 how, detail, cause = verdict
                 dead.add(key)
                 silent_s = max(0.0, now - pulse.heard_t)
-                commands.append(DeclareDead(*key, how, detail, cause, silent_s))
+                commands.append(cmd.declare_dead(*key, how, detail, cause, silent_s))
                 self._excuse_peers(state, key, now)
                 continue
             self._compare_leases(state, key, pulse, now)
             commands.extend(
-                ExpireLease(task_id, attempt)
+                cmd.expire(task_id, attempt)
                 for (task_id, attempt), since in pulse.unnamed.items()
                 if now - since >= self._lease_s
             )
         if self._may_form(state, dead, now):
-            commands.append(FormMesh())
+            commands.append(cmd.form_mesh())
         return commands
 
     def _forgive_absence(self, now: float) -> None:

@@ -4,12 +4,12 @@
                     ▲                       │
                     └──────── reads ────────┘
 
-- ``commands`` and ``events/`` are the vocabulary, with ``enums`` and ``specs``; ``codec`` is their
-  JSON.
+- ``events/`` are the vocabulary, with ``enums`` and ``specs``; ``codec`` is their JSON.
 - ``state/`` has a file for each noun, such as ``tasks``, ``steps``, ``fleet`` and ``versions``, and
   ``state`` as a whole. It changes in the ``apply`` of an event only.
 - ``decisions/`` has a file for each: ``leases``, ``steps``, ``membership``, ``mesh``, ``run``. A
-  decision reads the state, refuses or emits events, and changes nothing itself.
+  command is a decision with its arguments. A decision reads the state, refuses or emits events, and
+  changes nothing itself.
 - ``views/`` are what the shell reads; ``invariants`` are checked after every event.
 """
 

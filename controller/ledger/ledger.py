@@ -8,12 +8,11 @@ from __future__ import annotations
 import json
 from copy import copy
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
-from controller.ledger import commands as cmd
 from controller.ledger.codec import decode, encode, encoder
 from controller.ledger.decisions import links, mesh, run, standby_workers, steps
-from controller.ledger.decisions.decider import DECISIONS, Decider
+from controller.ledger.decisions.commands import Command, CommandRefused, Decider
 from controller.ledger.enums import Phase
 from controller.ledger.events import Event
 from controller.ledger.invariants import check, check_counts
@@ -21,6 +20,8 @@ from controller.ledger.state.state import State
 from controller.ledger.state.tasks import Moment, Task
 from paceline.errors import RefusalCode
 from paceline.ids import TaskId
+
+R = TypeVar("R")
 
 
 class BrokenInvariant(Exception):
@@ -35,19 +36,14 @@ class Ledger(Decider):
         self.checked = checked
         self._events: list[Event] = []
 
-    def execute(self, command: cmd.Command, now: float) -> tuple[tuple[Event, ...], Any]:
+    def execute(self, command: Command[R], now: float) -> tuple[tuple[Event, ...], R]:
         """Decides and applies. Returns the events, for the journal, and the command's reply.
         ``now``: Unix seconds. Raises ``CommandRefused``, with nothing changed, if the command is
         not allowed. The reply may leave only once the events are durable."""
-        if self.state.phase is Phase.NONE and not isinstance(command, cmd.StartRun | cmd.BeginTerm):
-            raise cmd.CommandRefused(RefusalCode.UNKNOWN, "no run has been started")
-        events: list[Event] = []
-        self._events = events
-        decide = DECISIONS[type(command)]
-        if isinstance(command, cmd.AdminCommand):
-            reply = run.answer(self, decide, command, now)
-        else:
-            reply = decide(self, command, now)
+        if self.state.phase is Phase.NONE and not run.comes_first(command):
+            raise CommandRefused(RefusalCode.UNKNOWN, "no run has been started")
+        self._events = events = list[Event]()
+        reply = command.execute(self, now)
         return tuple(events), reply
 
     def apply(self, event: Event) -> None:

@@ -245,18 +245,6 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Ballot:
-    """A replica holds the reduced gradients of the step, on weights of ``digest``."""
-
-    worker_id: str
-    incarnation: int
-    step: Step
-    mesh_epoch: MeshEpoch
-    digest: str
-    stats: Mapping[str, StatValue] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class StepSettings:
     """Settings of a step: every attempt at it has the same."""
 

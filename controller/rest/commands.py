@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, FastAPI, Path, Request
 from starlette.responses import RedirectResponse, Response
 
-from controller.ledger import commands as cmd
+from controller.ledger import decisions as cmd
 from controller.replicated_controller import Controller
 from controller.rest import schemas
 from controller.rest.schemas import documented, respond
@@ -55,19 +55,19 @@ def router(controller: Controller) -> APIRouter:
         },
     )
 
-    async def decide(command: cmd.Command) -> schemas.Done:
+    async def decide(command: cmd.Command[str]) -> schemas.Done:
         """Raises CommandRefused and NotLeading."""
         try:
             async with asyncio.timeout(PATIENCE_S):
-                reply = await controller.leading().execute(command)
+                message = await controller.leading().execute(command)
         except (Deposed, TimeoutError) as error:
             raise NotLeading("this term is over or does not commit") from error
-        return schemas.Done(accepted=True, message=str(reply or ""))
+        return schemas.Done(accepted=True, message=message)
 
     @routes.post("/scale", summary="Change the desired number of workers")
     async def scale(body: schemas.ScaleBody) -> schemas.Done:
         expected = body.expected.by_pool if body.expected else {}
-        done = await decide(cmd.Scale(_id(body), body.by_pool, expected))
+        done = await decide(cmd.scale(_id(body), body.by_pool, expected))
         who = who_scales(controller.config.fleet.provider, controller.run_dir)
         return done.model_copy(update={"message": f"{done.message}; {who}"})
 
@@ -81,7 +81,7 @@ def router(controller: Controller) -> APIRouter:
     ) -> schemas.Done:
         body = body or schemas.DrainBody()
         return await decide(
-            cmd.Drain(_id(body), worker_id, body.replace, int(body.incarnation or 0))
+            cmd.drain(_id(body), worker_id, body.replace, int(body.incarnation or 0))
         )
 
     @routes.post("/settings", summary="Change settings of the run while it runs")
@@ -97,20 +97,20 @@ def router(controller: Controller) -> APIRouter:
 
     @routes.post("/pause", summary="Pause the run")
     async def pause(body: schemas.RequestBody | None = None) -> schemas.Done:
-        return await decide(cmd.Pause(_id(body), True))
+        return await decide(cmd.pause(_id(body), True))
 
     @routes.post("/resume", summary="Resume the run")
     async def resume(body: schemas.RequestBody | None = None) -> schemas.Done:
-        return await decide(cmd.Pause(_id(body), False))
+        return await decide(cmd.pause(_id(body), False))
 
     @routes.post("/checkpoint", summary="Write a checkpoint after the next step")
     async def checkpoint(body: schemas.RequestBody | None = None) -> schemas.Done:
-        return await decide(cmd.RequestCheckpoint(_id(body)))
+        return await decide(cmd.request_checkpoint(_id(body)))
 
     @routes.post("/stop", summary="End the run for good")
     async def stop(body: schemas.StopBody | None = None) -> schemas.Done:
         body = body or schemas.StopBody()
-        return await decide(cmd.Stop(_id(body), body.reason or "stopped by request"))
+        return await decide(cmd.stop(_id(body), body.reason or "stopped by request"))
 
     return routes
 

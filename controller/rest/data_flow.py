@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from controller.diagnosis.collect import headline
-from controller.ledger.commands import Role
+from controller.ledger.enums import Role
 from controller.ledger.state.state import State
 from controller.ledger.views import views
 from controller.ledger.views.age_metrics import RESPONSE_TOKENS, token_ages_of

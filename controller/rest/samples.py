@@ -15,7 +15,7 @@ from pydantic import BeforeValidator
 from redis.exceptions import RedisError
 
 from controller.export.group_content import FillTexts, content_of, facts_of
-from controller.ledger.commands import Kind
+from controller.ledger.enums import Kind
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import Task
 from controller.ledger.views import views

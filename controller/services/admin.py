@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from controller.diagnosis.collect import why_of
-from controller.ledger import commands as cmd
+from controller.ledger import decisions as cmd
 from controller.ledger.events import from_json, record_of
 from controller.replicated_controller import Controller
 from controller.services.validation import STAGE_OF, check
@@ -67,10 +67,10 @@ async def report_exit(controller: Controller, request: admin_pb2.ExitReport) -> 
     if request.incarnation:
         # Of an earlier incarnation it is no evidence about the present one: the ledger ignores it.
         key = request.worker_id, request.incarnation
-        await leader.execute(cmd.DeclareDead(*key, DeathCause.EXIT, detail, cause))
+        await leader.execute(cmd.declare_dead(*key, DeathCause.EXIT, detail, cause))
     else:
         exited = request.worker_id, request.host, request.pid
-        await leader.execute(cmd.RecordExit(*exited, cause, detail))
+        await leader.execute(cmd.record_exit(*exited, cause, detail))
     return admin_pb2.ExitReply()
 
 
@@ -81,7 +81,7 @@ async def report_fault(
     check(request)
     process = request.name, request.host, request.pid
     cause = FaultCause(request.cause or FaultCause.UNATTRIBUTED)
-    await leader.execute(cmd.RecordFault(request.request_id, *process, cause, request.detail))
+    await leader.execute(cmd.record_fault(request.request_id, *process, cause, request.detail))
     return admin_pb2.FaultReply()
 
 
@@ -95,28 +95,28 @@ def _cause_of_exit(code: int) -> FaultCause:
 
 
 def _command(
-    command_of: Callable[[Any], cmd.AdminCommand],
+    command_of: Callable[[Any], cmd.Command[str]],
 ) -> Callable[[Controller, Any], Awaitable[admin_pb2.AdminReply]]:
     """Handler of a request that is one command of the ledger."""
 
     async def handle(controller: Controller, request: Any) -> admin_pb2.AdminReply:
         check(request)
         try:
-            done = await controller.leading().execute(command_of(request))
+            message = await controller.leading().execute(command_of(request))
         except cmd.CommandRefused as refusal:
             return admin_pb2.AdminReply(accepted=False, message=str(refusal))
-        return admin_pb2.AdminReply(accepted=True, message=str(done or ""))
+        return admin_pb2.AdminReply(accepted=True, message=message)
 
     return handle
 
 
-drain = _command(lambda r: cmd.Drain(r.request_id, r.worker_id, r.replace, r.incarnation))
-pause = _command(lambda r: cmd.Pause(r.request_id, r.paused))
-save_checkpoint = _command(lambda r: cmd.RequestCheckpoint(r.request_id))
-suspend = _command(lambda r: cmd.Suspend(r.request_id, STAGE_OF[r.stage], r.reason))
-continue_ = _command(lambda r: cmd.Continue(r.request_id))
-stop = _command(lambda r: cmd.Stop(r.request_id, r.reason or "stopped by request"))
-_scale = _command(lambda r: cmd.Scale(r.request_id, dict(r.desired), dict(r.expected)))
+drain = _command(lambda r: cmd.drain(r.request_id, r.worker_id, r.replace, r.incarnation))
+pause = _command(lambda r: cmd.pause(r.request_id, r.paused))
+save_checkpoint = _command(lambda r: cmd.request_checkpoint(r.request_id))
+suspend = _command(lambda r: cmd.suspend(r.request_id, STAGE_OF[r.stage], r.reason))
+continue_ = _command(lambda r: cmd.go_on(r.request_id))
+stop = _command(lambda r: cmd.stop(r.request_id, r.reason or "stopped by request"))
+_scale = _command(lambda r: cmd.scale(r.request_id, dict(r.desired), dict(r.expected)))
 
 
 async def scale(controller: Controller, request: admin_pb2.ScaleRequest) -> admin_pb2.AdminReply:

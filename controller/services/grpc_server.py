@@ -21,7 +21,7 @@ import grpc
 import grpc.aio
 from redis.exceptions import RedisError
 
-from controller.ledger.commands import CommandRefused
+from controller.ledger.decisions.commands import CommandRefused
 from controller.replicated_controller import Controller
 from controller.runtime import NotLeading
 from controller.store.journal import Deposed

@@ -5,7 +5,8 @@ import re
 from pathlib import PurePosixPath
 
 from controller.leader import Leader
-from controller.ledger import commands as cmd
+from controller.ledger import decisions as cmd
+from controller.ledger.decisions.commands import caller as check_worker
 from controller.ledger.decisions.held_out import spared
 from controller.ledger.enums import VoteOutcome
 from controller.ledger.events import Topic
@@ -33,7 +34,7 @@ async def next_plan(
     while True:
         await leader.ready()
         seen = leader.long_polls[Topic.PLAN].turn
-        leader.ledger.caller(*caller)
+        check_worker(leader.ledger.state, *caller)
         reply = plan_of(leader.ledger.state, *caller, request)
         # A replica acts on the plan, so the acceptance of its groups must be durable before.
         await leader.group_commit.durable()
@@ -47,15 +48,14 @@ async def next_plan(
 async def reject_groups(
     leader: Leader, caller: Caller, request: policy_pb2.RejectRequest
 ) -> policy_pb2.RejectReply:
-    command = cmd.RejectGroups(
+    command = cmd.reject(
         *caller,
-        step=Step(request.step),
-        groups=tuple(check_task(task) for task in request.groups),
-        fault=FAULT_OF[request.fault],
-        detail=request.detail,
+        Step(request.step),
+        dict(check_task(task) for task in request.groups),
+        FAULT_OF[request.fault],
+        request.detail,
     )
-    left: int = await leader.execute(command)
-    return policy_pb2.RejectReply(left=left)
+    return policy_pb2.RejectReply(left=await leader.execute(command))
 
 
 @from_worker
@@ -65,11 +65,8 @@ async def try_group(
     task_id = TaskId("")
     if request.task_id:
         task_id, _ = check_task(common_pb2.TaskRef(task_id=request.task_id, attempt=1))
-    command = cmd.TryGroup(
-        *caller, step=Step(request.step), mesh_epoch=MeshEpoch(request.mesh_epoch), task_id=task_id
-    )
-    stands: bool = await leader.execute(command)
-    return policy_pb2.TryReply(stands=stands)
+    command = cmd.try_group(*caller, Step(request.step), MeshEpoch(request.mesh_epoch), task_id)
+    return policy_pb2.TryReply(stands=await leader.execute(command))
 
 
 @from_worker
@@ -77,16 +74,16 @@ async def vote(
     leader: Leader, caller: Caller, request: policy_pb2.VoteRequest
 ) -> policy_pb2.VoteReply:
     deadline = leader.clock.monotonic() + request.wait_s
-    command = cmd.CastVote(
+    command = cmd.vote(
         *caller,
-        step=Step(request.step),
-        mesh_epoch=MeshEpoch(request.mesh_epoch),
-        digest=request.weights_digest,
-        stats=check_stats(request.stats),
+        Step(request.step),
+        MeshEpoch(request.mesh_epoch),
+        request.weights_digest,
+        check_stats(request.stats),
     )
     while True:
         seen = leader.long_polls[Topic.VOTE].turn
-        result: cmd.VoteResult = await leader.execute(command)
+        result = await leader.execute(command)
         left_s = deadline - leader.clock.monotonic()
         if result.outcome is not VoteOutcome.PENDING or left_s <= 0:
             return policy_pb2.VoteReply(outcome=_OUTCOMES[result.outcome], version=result.version)
@@ -97,7 +94,7 @@ async def vote(
 async def held_out_rows(
     leader: Leader, caller: Caller, request: policy_pb2.HeldOutRequest
 ) -> policy_pb2.HeldOutReply:
-    leader.ledger.caller(*caller)
+    check_worker(leader.ledger.state, *caller)
     total = leader.ledger.state.run.eval_rows
     reply = policy_pb2.HeldOutReply(total=total)
     room = leader.context.config.controller.max_message_mb << 19
@@ -120,11 +117,10 @@ async def record_held_out(
         raise Invalid("stats has no loss")
     measured = {name: stat.sum / stat.weight for name, stat in stats.items() if stat.weight > 0}
     await leader.execute(
-        cmd.RecordHeldOut(
+        cmd.record_held_out(
             *caller,
             step=Step(request.step),
             version=Version(request.version),
-            loss=measured.get("loss"),
             measured=measured,
             rows=request.rows,
             left_out=request.left_out,
@@ -142,8 +138,8 @@ async def record_checkpoint(
         rf"(.*/)?checkpoints/step-0*{request.step}(\.[\w-]+)?", request.path
     ) or ".." in (request.path.split("/")):
         raise Invalid(f"path must end with checkpoints/step-{request.step}: {request.path[:200]!r}")
-    verdict: cmd.CheckpointVerdict = await leader.execute(
-        cmd.RecordCheckpoint(
+    verdict = await leader.execute(
+        cmd.record_checkpoint(
             *caller,
             step=Step(request.step),
             version=Version(request.version),

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from controller.leader import Leader
-from controller.ledger import commands as cmd
+from controller.ledger import decisions as cmd
 from controller.ledger.enums import EmptyReason, Kind, ReturnKind, VerdictCode
 from controller.ledger.events import Topic
+from controller.ledger.specs import LeasedTask
 from controller.ledger.views import views
 from controller.proto_encoding import wire_values
 from controller.services.validation import RETURN_OF, Caller, check_meta, from_worker
@@ -36,8 +37,8 @@ async def lease_tasks(
         if worker is not None:
             # Newer weights may have been loaded while the request waited.
             loaded_version = max(loaded_version, worker.loaded_version)
-        result: cmd.LeaseResult = await leader.execute(
-            cmd.LeaseTasks(
+        result = await leader.execute(
+            cmd.lease(
                 *caller,
                 lease_seq=request.lease_seq,
                 max_tasks=min(request.max_tasks, MAX_LEASED),
@@ -85,8 +86,8 @@ async def _with_rows(
 
 
 async def _fitting(
-    leader: Leader, caller: Caller, leases: Sequence[cmd.LeasedTask], room: int
-) -> tuple[list[cmd.LeasedTask], list[str]]:
+    leader: Leader, caller: Caller, leases: Sequence[LeasedTask], room: int
+) -> tuple[list[LeasedTask], list[str]]:
     """The first leases, with their rows, whose rows have at most ``room`` bytes together; the
     others are handed back. A row that is larger alone is dropped: no reply could carry it. So is
     one that cannot be given; a failed read of the disk counts as a failed attempt."""
@@ -96,17 +97,17 @@ async def _fitting(
         if isinstance(row, Exception):
             kind = ReturnKind.FAILED if isinstance(row, OSError) else ReturnKind.DROP
             detail = f"{row.__notes__[0]}: {one_line(row)}"
-            leader.decide(cmd.ReturnTask(*held, kind, "malformed_row", ascii(detail)[1:-1]))
+            leader.decide(cmd.give_back(*held, kind, "malformed_row", ascii(detail)[1:-1]))
             continue
         size = len(row) if row.isascii() else len(row.encode())
         if size > room:
             limit = leader.context.config.controller.max_message_mb
             detail = f"its row has {size:,} bytes, and controller.max_message_mb = {limit}"
             detail += f" allows {room:,}"
-            leader.decide(cmd.ReturnTask(*held, ReturnKind.DROP, "prompt_too_long", detail))
+            leader.decide(cmd.give_back(*held, ReturnKind.DROP, "prompt_too_long", detail))
         elif size > left:
             left = 0  # in their order: a small row does not overtake a large one
-            leader.decide(cmd.ReturnTask(*held, ReturnKind.HAND_BACK, "reply_full"))
+            leader.decide(cmd.give_back(*held, ReturnKind.HAND_BACK, "reply_full"))
         else:
             left -= size
             tasks.append(lease)
@@ -133,7 +134,7 @@ async def submit_groups(
             result.verdict = rollout_pb2.VERDICT_INVALID
             result.message = str(error)
             continue
-        _tell(leader.decide(cmd.AcceptGroup(*caller, meta)), result)
+        _tell(leader.decide(cmd.accept(*caller, meta)), result)
         if meta.digest:
             submitted.append((meta.task_id, meta.attempt))
         if writes_partials or meta.attempt > 1:
@@ -151,7 +152,7 @@ async def return_tasks(
     for returned in request.tasks:
         task_id, attempt = check_task(returned.task)
         commands.append(
-            cmd.ReturnTask(
+            cmd.give_back(
                 *caller,
                 task_id=task_id,
                 attempt=attempt,

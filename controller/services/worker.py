@@ -5,8 +5,10 @@ from collections.abc import AsyncIterator
 
 from controller.fleet.sessions import ServerSession
 from controller.leader import Leader
-from controller.ledger.commands import BreakLink, BreakMesh, CommandRefused, Observe, Register
+from controller.ledger import decisions as cmd
+from controller.ledger.decisions.commands import CommandRefused
 from controller.ledger.enums import TRAITS
+from controller.ledger.specs import WorkerSpec
 from controller.replicated_controller import Controller
 from controller.runtime import NotLeading
 from controller.services.validation import LIFECYCLE_OF, ROLE_OF, Caller, check, from_worker
@@ -39,20 +41,22 @@ async def register(
             f"{release()!r}. Install the same release for every process of a run",
         )
     await leader.execute(
-        Register(
-            *caller,
-            role=ROLE_OF[request.role],
-            host=request.host,
-            pid=request.pid,
-            tensor_host=request.tensor_host,
-            ranks=request.ranks,
-            state_version=Version(request.state_version),
-            scorer=request.scorer,
-            address=request.address,
-            cgroup=request.cgroup,
-            memory_kills=request.memory_kills if request.cgroup else -1,
-            stalled_s=request.stalled_s,
-            origins=dict(request.origins),
+        cmd.register(
+            WorkerSpec(
+                *caller,
+                role=ROLE_OF[request.role],
+                host=request.host,
+                pid=request.pid,
+                tensor_host=request.tensor_host,
+                ranks=request.ranks,
+                state_version=Version(request.state_version),
+                scorer=request.scorer,
+                address=request.address,
+                cgroup=request.cgroup,
+                memory_kills=request.memory_kills if request.cgroup else -1,
+                origins=dict(request.origins),
+            ),
+            request.stalled_s,
         )
     )
     leader.liveness.heard(*caller, leader.clock.monotonic())
@@ -134,9 +138,9 @@ async def _observe(leader: Leader, current: ServerSession, report: worker_pb2.Re
     if leader.ledger.state.fleet.current(*current.key) is not None:
         leader.liveness.observe(report, leader.clock.monotonic())
         leader.decide(
-            Observe(
+            cmd.observe(
                 *current.key,
-                lifecycle=LIFECYCLE_OF[report.lifecycle],
+                reported=LIFECYCLE_OF[report.lifecycle],
                 state_version=Version(report.state_version),
                 loaded_version=Version(report.loaded_version),
                 parity_failures=report.parity_failures,
@@ -155,11 +159,10 @@ async def _observe(leader: Leader, current: ServerSession, report: worker_pb2.Re
 async def report_peer_error(
     leader: Leader, caller: Caller, request: worker_pb2.PeerError
 ) -> worker_pb2.PeerErrorReply:
-    detail = request.detail[:512]
     if request.is_link:
-        await leader.execute(BreakLink(*caller, request.epoch, detail))
+        await leader.execute(cmd.break_link(*caller, request.epoch))
         return worker_pb2.PeerErrorReply()
-    await leader.execute(BreakMesh(*caller, MeshEpoch(request.epoch), detail))
+    await leader.execute(cmd.break_mesh(*caller, MeshEpoch(request.epoch), request.detail[:512]))
     # An error of an earlier epoch is no evidence about the members of the present one.
     if request.epoch == leader.ledger.state.fleet.mesh_epoch:
         leader.liveness.peer_error(request.epoch)

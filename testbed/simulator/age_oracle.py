@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from controller.ledger import events as ev
-from controller.ledger.commands import GroupMeta, RunSpec
+from controller.ledger.specs import GroupMeta, RunSpec
 
 Ages = Mapping[int, int]
 """Tokens of a group by their age in a step."""

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from controller.ledger import commands as cmd
+from controller.ledger.specs import RunSpec
 from paceline.config.load import fleet_digest
 from paceline.config.schema import Config
 from paceline.v1 import worker_pb2
@@ -21,7 +21,7 @@ SNAPSHOT_EVENTS = 60
 class Shape:
     """Size, timing and manners of one simulated run. Times in seconds."""
 
-    spec: cmd.RunSpec
+    spec: RunSpec
     controllers: int = 2
     policy: int = 2
     rollout: int = 2

@@ -18,8 +18,8 @@ from redis.exceptions import RedisError
 from controller.context import ControllerContext
 from controller.dataset_rows import DatasetRows
 from controller.leader import Leader
-from controller.ledger.commands import CommandRefused, LiveSpec, RunSpec
-from controller.ledger.specs import values
+from controller.ledger.decisions.commands import CommandRefused
+from controller.ledger.specs import LiveSpec, RunSpec, values
 from controller.projector import Projector
 from controller.replicated_controller import Controller
 from controller.runtime import NotLeading

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from controller.ledger import commands as cmd
+from controller.ledger.specs import RunSpec
 from controller.services import admin
 from paceline.dataset.data_order import DataSource, shares
 from paceline.v1 import admin_pb2
@@ -26,7 +26,7 @@ def draw_shape(rng: random.Random) -> Shape:
     """Runs of a few seconds over a data set that they go through at least once. Most train late
     groups."""
     group_s = rng.choice([0.05, 0.2])
-    spec = cmd.RunSpec(
+    spec = RunSpec(
         run_id="sim",
         run_name="sim",
         seed=rng.randrange(1 << 30),

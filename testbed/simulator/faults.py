@@ -4,8 +4,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from controller.ledger import commands as cmd
-from controller.ledger.specs import EvalSet
+from controller.ledger.specs import EvalSet, RunSpec
 from controller.services import admin
 from paceline.v1 import admin_pb2
 from testbed.simulator.cluster import Shape
@@ -26,7 +25,7 @@ def draw_shape(rng: random.Random) -> Shape:
     group_s = rng.choice([0.05, 0.15, 0.4])
     messy = rng.random()
     fates = {rng.randrange(30): rng.choice(FATES) for _ in range(rng.choice([0, 0, 1, 2]))}
-    spec = cmd.RunSpec(
+    spec = RunSpec(
         run_id="sim",
         run_name="sim",
         seed=rng.randrange(1 << 30),
@@ -76,7 +75,7 @@ def _with_relays(shape: Shape) -> Shape:
     return replace(shape, spec=spec, rollout=rng.choice([3, 4, 5]))
 
 
-def with_eval_sets(spec: cmd.RunSpec) -> cmd.RunSpec:
+def with_eval_sets(spec: RunSpec) -> RunSpec:
     """Two runs in five are judged on one or two named sets as well, some of them by another one's
     metric."""
     rng = random.Random(spec.seed + 2)

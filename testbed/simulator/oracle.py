@@ -14,9 +14,16 @@ from typing import Any
 
 from controller.ledger import Ledger
 from controller.ledger import events as ev
-from controller.ledger.commands import GroupMeta, Kind, LeasedTask, RunSpec
-from controller.ledger.enums import DropReason, GroupFault
-from controller.ledger.specs import EvalSet, LiveSpec, SetResult, values
+from controller.ledger.enums import DropReason, GroupFault, Kind
+from controller.ledger.specs import (
+    EvalSet,
+    GroupMeta,
+    LeasedTask,
+    LiveSpec,
+    RunSpec,
+    SetResult,
+    values,
+)
 from controller.ledger.state.evals import MIXED
 from controller.ledger.state.tasks import SUSPECT_DEATHS
 from controller.store.ledger_follower import LedgerFollower, coverage_of, encoded

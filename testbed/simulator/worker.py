@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from controller.ledger.commands import CommandRefused
+from controller.ledger.decisions.commands import CommandRefused
 from controller.runtime import NotLeading
 from controller.services import worker as worker_service
 from paceline.v1 import common_pb2, worker_pb2

@@ -1,30 +1,14 @@
-"""Decisions of the ledger, by subject: pure functions from a command and the state to events. Each
-module registers its decisions when it is imported; see ``decider.decides``."""
+"""Decisions of the ledger, by subject, and the commands that ask for them: see ``commands``."""
 
-from controller.ledger.decisions import (
-    faults,
-    held_out,
-    leases,
-    links,
-    membership,
-    mesh,
-    rejections,
-    run,
-    settings,
-    standby_workers,
-    steps,
-)
-
-__all__ = [
-    "faults",
-    "held_out",
-    "leases",
-    "links",
-    "membership",
-    "mesh",
-    "rejections",
-    "run",
-    "settings",
-    "standby_workers",
-    "steps",
-]
+from controller.ledger.decisions.commands import Command as Command
+from controller.ledger.decisions.commands import CommandRefused as CommandRefused
+from controller.ledger.decisions.faults import *
+from controller.ledger.decisions.held_out import *
+from controller.ledger.decisions.leases import *
+from controller.ledger.decisions.links import *
+from controller.ledger.decisions.membership import *
+from controller.ledger.decisions.mesh import *
+from controller.ledger.decisions.rejections import *
+from controller.ledger.decisions.run import *
+from controller.ledger.decisions.settings import *
+from controller.ledger.decisions.steps import *

@@ -1,9 +1,9 @@
 """Decisions about the causes of deaths."""
 
-from controller.ledger import commands as cmd
 from controller.ledger import events as ev
-from controller.ledger.decisions.decider import Decider, decides
+from controller.ledger.decisions.commands import Decider, command
 from controller.ledger.enums import Phase
+from controller.ledger.specs import WorkerSpec
 from controller.ledger.state.fleet import Worker
 from paceline.observe.vocabulary import NO_FAULT, DeathCause, FaultCause
 
@@ -19,34 +19,48 @@ _UNSETTLED = frozenset(
 )  # Causes that better evidence may replace
 
 
-def cause_of_death(worker: Worker, c: cmd.DeclareDead, now: float) -> FaultCause:
-    """``c.cause``, unless more is known: it was asked to leave, or its launcher saw it stopped."""
+def cause_of_death(
+    worker: Worker, how: DeathCause, cause: FaultCause, silent_s: float, now: float
+) -> FaultCause:
+    """``cause``, unless more is known: it was asked to leave, or its launcher saw it stopped."""
     if worker.leaving:
         return FaultCause.ASKED_TO_LEAVE
-    stopped = worker.stopped_t and now - worker.stopped_t <= c.silent_s + SEEN_S
-    return FaultCause.STOPPED if stopped and c.how is not DeathCause.EXIT else c.cause
+    stopped = worker.stopped_t and now - worker.stopped_t <= silent_s + SEEN_S
+    return FaultCause.STOPPED if stopped and how is not DeathCause.EXIT else cause
 
 
-@decides
-def record_fault(d: Decider, c: cmd.RecordFault, now: float) -> None:
-    if d.state.ended or c.request_id in d.state.requests:
+@command
+def record_fault(
+    d: Decider,
+    now: float,
+    request_id: str,
+    name: str,
+    host: str,
+    pid: int,
+    cause: FaultCause,
+    detail: str = "",
+) -> None:
+    """A launcher saw a fault of a process that is no worker, or of one that still runs. Idempotent
+    by request_id."""
+    if d.state.ended or request_id in d.state.requests:
         return
-    worker = d.state.fleet.workers.get(c.name)
-    if worker is not None and (worker.pid, worker.host) == (c.pid, c.host) and not worker.alive:
+    worker = d.state.fleet.workers.get(name)
+    if worker is not None and (worker.pid, worker.host) == (pid, host) and not worker.alive:
         # The word was slower than the lease.
-        explain(d, worker, c.cause, c.detail)
+        explain(d, worker, cause, detail)
         return
-    d.emit(ev.ProcessFault(c.request_id, c.name, c.host, c.pid, c.cause, c.detail, now))
+    d.emit(ev.ProcessFault(request_id, name, host, pid, cause, detail, now))
 
 
-def record_early_end(d: Decider, c: cmd.RecordExit, now: float) -> None:
+def record_early_end(
+    d: Decider, now: float, name: str, host: str, pid: int, cause: FaultCause, detail: str
+) -> None:
     """The end of a process that is not the current one of its name."""
-    s, request_id = d.state, f"exit-{c.name}-{c.host}-{c.pid}"
+    s, request_id = d.state, f"exit-{name}-{host}-{pid}"
     if s.ended or s.phase is Phase.SUSPENDED or request_id in s.requests:
         return
-    if c.cause not in NO_FAULT and c.pid:
-        who = (request_id, c.name, c.host, c.pid)
-        d.emit(ev.ProcessFault(*who, c.cause, c.detail, now, over=True))
+    if cause not in NO_FAULT and pid:
+        d.emit(ev.ProcessFault(request_id, name, host, pid, cause, detail, now, over=True))
 
 
 def explain(d: Decider, worker: Worker, cause: FaultCause, detail: str) -> None:
@@ -55,11 +69,11 @@ def explain(d: Decider, worker: Worker, cause: FaultCause, detail: str) -> None:
         d.emit(ev.FaultExplained(worker.worker_id, worker.incarnation, cause, detail))
 
 
-def explain_by_return(d: Decider, dead: Worker, c: cmd.Register) -> None:
+def explain_by_return(d: Decider, dead: Worker, c: WorkerSpec, stalled_s: float) -> None:
     """A worker is back: its very process, which then was only out of reach, or another one."""
     if (c.pid, c.host) == (dead.pid, dead.host):
-        if c.stalled_s >= max(STALL_S, dead.silent_s / 2):
-            words = f"its process did not run for {c.stalled_s:.1f} s"
+        if stalled_s >= max(STALL_S, dead.silent_s / 2):
+            words = f"its process did not run for {stalled_s:.1f} s"
             explain(d, dead, FaultCause.STOPPED, words)
         else:
             words = "its process ran all the time and could not reach the controllers"

@@ -4,27 +4,39 @@ checkpoint's own step says how good that checkpoint is. A step that is trained a
 rollback trains the same groups, and keeps its score. A score of weights that the other replicas
 outvoted is dropped, and that step is not evaluated again."""
 
-from controller.ledger import commands as cmd
+from collections.abc import Mapping
+
 from controller.ledger import events as ev
-from controller.ledger.decisions.decider import Decider, decides
+from controller.ledger.decisions.commands import Decider, of_worker
 from controller.ledger.enums import Phase
+from controller.ledger.state.fleet import Worker
 from controller.ledger.state.state import State
 from controller.ledger.state.versions import Checkpoint
 from controller.ledger.views.views import due_for
+from paceline.ids import Step, Version
 
 EARLY_STOP = "early-stopping"  # Request id of the stop
 
 
-@decides
-def record(d: Decider, c: cmd.RecordHeldOut, now: float) -> None:
-    """Takes what a replica measured on the state that the open round of its step is about."""
-    d.caller(c.worker_id, c.incarnation)
-    s = d.state
+@of_worker
+def record_held_out(
+    d: Decider,
+    now: float,
+    worker: Worker,
+    step: Step,
+    version: Version,
+    measured: Mapping[str, float],
+    rows: int,
+    left_out: int,
+) -> None:
+    """Takes what a replica measured on the state that the open round of its step is about.
+    ``measured``: means over the rows, the loss among them unless no row could be measured."""
     # A repeated request, or one about a state that was rolled back since, changes nothing.
-    if due_for(s, c.worker_id, c.incarnation, c.version) != c.step:
+    if due_for(d.state, worker.worker_id, worker.incarnation, version) != step:
         return
+    loss = measured.get("loss")
     recorded = ev.EvalRecorded(
-        c.step, c.version, None, c.rows, c.left_out, loss=c.loss, measured=dict(c.measured)
+        step, version, None, rows, left_out, loss=loss, measured=dict(measured)
     )
     d.emit(recorded)
     if recorded.ranking is not None:

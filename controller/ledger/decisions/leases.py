@@ -15,10 +15,10 @@
 import re
 from collections.abc import Iterator
 from itertools import islice
+from typing import NamedTuple
 
-from controller.ledger import commands as cmd
 from controller.ledger import events as ev
-from controller.ledger.decisions.decider import Decider, decides
+from controller.ledger.decisions.commands import CommandRefused, Decider, command, of_worker
 from controller.ledger.decisions.steps import settle_step
 from controller.ledger.enums import (
     DropReason,
@@ -47,26 +47,44 @@ _NUMBER = "(0|[1-9][0-9]{0,17})"
 _TASK_ID = re.compile(rf"t{_NUMBER}|e{_NUMBER}\.{_NUMBER}")
 
 
-@decides
-def lease(d: Decider, c: cmd.LeaseTasks, now: float) -> cmd.LeaseResult:
-    worker, state = d.caller(c.worker_id, c.incarnation), d.state
-    if c.lease_seq == worker.lease_seq and worker.lease_reply:
-        return cmd.LeaseResult(worker.lease_reply)
-    if c.lease_seq <= worker.lease_seq:
-        raise cmd.CommandRefused(
-            RefusalCode.INVALID, f"lease_seq {c.lease_seq} is older than {worker.lease_seq}"
+class LeaseResult(NamedTuple):
+    leases: tuple[LeasedTask, ...]
+    empty_reason: EmptyReason = EmptyReason.UNSPECIFIED
+
+
+class Verdict(NamedTuple):
+    code: VerdictCode
+    message: str = ""
+
+
+@of_worker
+def lease(
+    d: Decider,
+    now: float,
+    worker: Worker,
+    lease_seq: int,
+    max_tasks: int,
+    loaded_version: Version,
+) -> LeaseResult:
+    """Idempotent by ``lease_seq``: only the newest is remembered."""
+    state = d.state
+    if lease_seq == worker.lease_seq and worker.lease_reply:
+        return LeaseResult(worker.lease_reply)
+    if lease_seq <= worker.lease_seq:
+        raise CommandRefused(
+            RefusalCode.INVALID, f"lease_seq {lease_seq} is older than {worker.lease_seq}"
         )
-    loaded = _usable_version(state, worker, c.loaded_version)
+    loaded = _usable_version(state, worker, loaded_version)
     if reason := _not_eligible(state, worker):
-        return cmd.LeaseResult((), reason)
-    picked = _pick(state, worker, loaded, c.max_tasks)
+        return LeaseResult((), reason)
+    picked = _pick(state, worker, loaded, max_tasks)
     if isinstance(picked, EmptyReason):
-        return cmd.LeaseResult((), picked)
+        return LeaseResult((), picked)
     leases = tuple(_lease_of(state, task) for task in picked)
     if state.run.curriculum_min and (passed := _passed(state, picked)):
         d.emit(ev.RowsPassedOver(passed))
-    d.emit(ev.TasksLeased(c.worker_id, c.incarnation, c.lease_seq, leases, loaded))
-    return cmd.LeaseResult(leases)
+    d.emit(ev.TasksLeased(worker.worker_id, worker.incarnation, lease_seq, leases, loaded))
+    return LeaseResult(leases)
 
 
 def _usable_version(state: State, worker: Worker, loaded: Version) -> Version:
@@ -213,16 +231,16 @@ def _lease_of(state: State, task: Task) -> LeasedTask:
     return LeasedTask(*again, dataset_pass, index, task_seed(run.seed, task.task_id))
 
 
-@decides
-def accept(d: Decider, c: cmd.AcceptGroup, now: float) -> cmd.Verdict:
-    d.caller(c.worker_id, c.incarnation)
-    state, group = d.state, c.group
+@of_worker
+def accept(d: Decider, now: float, worker: Worker, group: GroupMeta) -> Verdict:
+    """Idempotent by (task_id, attempt)."""
+    state = d.state
     task = state.tasks.records.get(group.task_id)
     if task is None:
         return _finished(state, group.task_id, group.attempt)
     if problem := _implausible(state, task, group):
-        return cmd.Verdict(VerdictCode.INVALID, problem)
-    if not task.leased_as(group.attempt, c.worker_id):
+        return Verdict(VerdictCode.INVALID, problem)
+    if not task.leased_as(group.attempt, worker.worker_id):
         return _not_running(task, group.attempt)
     if task.kind is Kind.EVAL:
         round_ = state.evals.rounds[task.eval_step]
@@ -231,20 +249,18 @@ def accept(d: Decider, c: cmd.AcceptGroup, now: float) -> cmd.Verdict:
         rewards = group.rewards or (group.reward_mean,) * group.sequences
         lengths = group.lengths or (0,)
         row = row_score(rewards, group.answers, lengths, group.truncated, solved_at)
-        d.emit(ev.EvalTaskDone(task.task_id, task.attempt, c.worker_id, version, row))
+        d.emit(ev.EvalTaskDone(task.task_id, task.attempt, worker.worker_id, version, row))
         d.settle_evals(now)
-        return cmd.Verdict(VerdictCode.ACCEPTED)
+        return Verdict(VerdictCode.ACCEPTED)
     if found := too_old(state, group, state.next_step):
         drop(d, task, *found, VerdictCode.TOO_STALE, group)
-        return cmd.Verdict(VerdictCode.TOO_STALE, found[1])
+        return Verdict(VerdictCode.TOO_STALE, found[1])
     if state.run.filter_uninformative and group.reward_std == 0.0:
         drop(d, task, DropReason.UNINFORMATIVE, "all rewards are equal", group=group)
-        return cmd.Verdict(
-            VerdictCode.ACCEPTED, "uninformative: its rewards are all equal; dropped"
-        )
-    d.emit(ev.GroupAccepted(c.worker_id, group))
+        return Verdict(VerdictCode.ACCEPTED, "uninformative: its rewards are all equal; dropped")
+    d.emit(ev.GroupAccepted(worker.worker_id, group))
     settle_step(d, now)
-    return cmd.Verdict(VerdictCode.ACCEPTED)
+    return Verdict(VerdictCode.ACCEPTED)
 
 
 def _implausible(state: State, task: Task, group: GroupMeta) -> str:
@@ -264,28 +280,37 @@ def _implausible(state: State, task: Task, group: GroupMeta) -> str:
     return ""
 
 
-@decides
-def give_back(d: Decider, c: cmd.ReturnTask, now: float) -> cmd.Verdict:
-    worker = d.caller(c.worker_id, c.incarnation)
-    task = d.state.tasks.records.get(c.task_id)
+@of_worker
+def give_back(
+    d: Decider,
+    now: float,
+    worker: Worker,
+    task_id: TaskId,
+    attempt: int,
+    kind: ReturnKind,
+    reason: str,
+    detail: str = "",
+) -> Verdict:
+    task = d.state.tasks.records.get(task_id)
     if task is None:
-        return _finished(d.state, c.task_id, c.attempt)
-    if not task.leased_as(c.attempt, c.worker_id):
-        return _not_running(task, c.attempt)
-    if c.kind is ReturnKind.DROP:
-        drop(d, task, c.reason, c.detail)
-    elif c.kind is ReturnKind.FAILED:
-        release(d, task, worker, c.reason, counts=True, detail=c.detail)
+        return _finished(d.state, task_id, attempt)
+    if not task.leased_as(attempt, worker.worker_id):
+        return _not_running(task, attempt)
+    if kind is ReturnKind.DROP:
+        drop(d, task, reason, detail)
+    elif kind is ReturnKind.FAILED:
+        release(d, task, worker, reason, counts=True, detail=detail)
     else:
-        release(d, task, worker, ReleaseReason.HAND_BACK, counts=False, detail=c.reason)
+        release(d, task, worker, ReleaseReason.HAND_BACK, counts=False, detail=reason)
     d.settle_evals(now)
-    return cmd.Verdict(VerdictCode.ACCEPTED)
+    return Verdict(VerdictCode.ACCEPTED)
 
 
-@decides
-def expire(d: Decider, c: cmd.ExpireLease, now: float) -> None:
-    task = d.state.tasks.records.get(c.task_id)
-    if task is not None and task.leased and task.attempt == c.attempt:
+@command
+def expire(d: Decider, now: float, task_id: TaskId, attempt: int) -> None:
+    """The owner no longer names this lease. No effect if the task has moved on."""
+    task = d.state.tasks.records.get(task_id)
+    if task is not None and task.leased and task.attempt == attempt:
         owner = d.state.fleet.workers[task.owner]
         release(d, task, owner, ReleaseReason.LEASE_EXPIRED, counts=False)
 
@@ -321,34 +346,28 @@ def drop(
     d.emit(ev.TaskDropped(task.task_id, task.attempt, reason, detail, verdict, group))
 
 
-def _not_running(task: Task, attempt: int) -> cmd.Verdict:
+def _not_running(task: Task, attempt: int) -> Verdict:
     if attempt > task.attempt or attempt < 1:
-        return cmd.Verdict(
-            VerdictCode.UNKNOWN_TASK, f"{task.task_id} was never tried {attempt} times"
-        )
+        return Verdict(VerdictCode.UNKNOWN_TASK, f"{task.task_id} was never tried {attempt} times")
     if task.group is not None and attempt == task.attempt:
-        return cmd.Verdict(VerdictCode.DUPLICATE, "this attempt was accepted before")
+        return Verdict(VerdictCode.DUPLICATE, "this attempt was accepted before")
     if task.state is TaskState.PENDING:
-        return cmd.Verdict(
-            VerdictCode.SUPERSEDED, "this lease is over; the task waits for another try"
-        )
-    return cmd.Verdict(VerdictCode.SUPERSEDED, f"the task is at attempt {task.attempt}")
+        return Verdict(VerdictCode.SUPERSEDED, "this lease is over; the task waits for another try")
+    return Verdict(VerdictCode.SUPERSEDED, f"the task is at attempt {task.attempt}")
 
 
-def _finished(state: State, task_id: TaskId, attempt: int) -> cmd.Verdict:
+def _finished(state: State, task_id: TaskId, attempt: int) -> Verdict:
     outcome = state.tasks.outcomes.get(task_id)
     if outcome is not None:
         last, verdict = outcome
         if attempt == last:
-            return cmd.Verdict(verdict, "this attempt is finished")
+            return Verdict(verdict, "this attempt is finished")
         if attempt > last or attempt < 1:
-            return cmd.Verdict(
-                VerdictCode.UNKNOWN_TASK, f"{task_id} was never tried {attempt} times"
-            )
-        return cmd.Verdict(VerdictCode.SUPERSEDED, "the task is finished")
+            return Verdict(VerdictCode.UNKNOWN_TASK, f"{task_id} was never tried {attempt} times")
+        return Verdict(VerdictCode.SUPERSEDED, "the task is finished")
     if was_dispatched(state, task_id):
-        return cmd.Verdict(VerdictCode.SUPERSEDED, "the task is finished")
-    return cmd.Verdict(VerdictCode.UNKNOWN_TASK, f"there is no task {task_id!r}")
+        return Verdict(VerdictCode.SUPERSEDED, "the task is finished")
+    return Verdict(VerdictCode.UNKNOWN_TASK, f"there is no task {task_id!r}")
 
 
 def was_dispatched(state: State, task_id: TaskId) -> bool:

@@ -19,9 +19,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from controller.ledger import commands as cmd
 from controller.ledger import events as ev
-from controller.ledger.decisions.decider import Decider, decides
+from controller.ledger.decisions.commands import Decider, of_worker
 from controller.ledger.decisions.relay_tree import RelayTree, subtree_to_hand_over
 from controller.ledger.enums import Phase, Role
 from controller.ledger.state.fleet import Worker
@@ -159,12 +158,12 @@ def _relieved(s: State, sources: Sequence[Worker], root: Worker) -> list[Wanted]
     return [] if parent is root else [Wanted(parent, receiver)]
 
 
-@decides
-def break_link(d: Decider, c: cmd.BreakLink, now: float) -> None:
-    d.caller(c.worker_id, c.incarnation)
+@of_worker
+def break_link(d: Decider, now: float, worker: Worker, generation: int) -> None:
+    """An end reports a failed weights link: its receiver gets another one."""
     s, fleet = d.state, d.state.fleet
-    link = next((x for x in fleet.links.values() if x.generation == c.generation), None)
-    if link is None or c.worker_id not in (link.publisher, link.receiver):
+    link = next((x for x in fleet.links.values() if x.generation == generation), None)
+    if link is None or worker.worker_id not in (link.publisher, link.receiver):
         return
     sources = fleet.sources(s.versions.version)
     receiver = fleet.current(link.receiver, link.receiver_incarnation)
@@ -175,7 +174,7 @@ def break_link(d: Decider, c: cmd.BreakLink, now: float) -> None:
     others = [w for w in ready if w.worker_id != link.publisher] or ready
     sender = fleet.current(link.publisher, link.publisher_incarnation)
     relayed = sender is not None and sender.role is Role.ROLLOUT
-    blamed = link.publisher if relayed and c.worker_id == link.receiver else ""
+    blamed = link.publisher if relayed and worker.worker_id == link.receiver else ""
     _assign(d, [Wanted(RelayTree(fleet, others, 0).least_root(), receiver, blames=blamed)])
 
 

@@ -2,11 +2,14 @@
 a worker that leaves go to other workers. If it was a member of the mesh, the mesh is formed again
 at once."""
 
-from dataclasses import replace
-
-from controller.ledger import commands as cmd
 from controller.ledger import events as ev
-from controller.ledger.decisions.decider import Decider, decides
+from controller.ledger.decisions.commands import (
+    CommandRefused,
+    Decider,
+    by_request,
+    command,
+    of_worker,
+)
 from controller.ledger.decisions.faults import (
     cause_of_death,
     explain,
@@ -35,18 +38,20 @@ from paceline.ids import Version
 from paceline.observe.vocabulary import DeathCause, FaultCause, MeshEnd
 
 
-@decides
-def register(d: Decider, c: cmd.Register, now: float) -> None:
+@command
+def register(d: Decider, now: float, c: WorkerSpec, stalled_s: float = 0.0) -> None:
+    """A process of a worker announces itself. Idempotent per incarnation. ``stalled_s``: longest
+    time in which the process did not run at all, since it last registered."""
     fleet = d.state.fleet
     known = fleet.workers.get(c.worker_id)
     if known is not None and known.incarnation == c.incarnation:
         if not known.alive:
-            raise cmd.CommandRefused(
+            raise CommandRefused(
                 RefusalCode.FENCED, f"this process of {c.worker_id} is {known.lifecycle}"
             )
         return
     if c.incarnation in fleet.retired.get(c.worker_id, ()):
-        raise cmd.CommandRefused(RefusalCode.FENCED, f"{c.worker_id} is another process now")
+        raise CommandRefused(RefusalCode.FENCED, f"{c.worker_id} is another process now")
     believed = c.state_version
     if believed > d.state.versions.version:
         believed = Version(-1)
@@ -59,10 +64,10 @@ def register(d: Decider, c: cmd.Register, now: float) -> None:
             replaced = ev.WorkerDied(c.worker_id, known.incarnation, how, "", cause, known.host)
             _depart(d, known, replaced, now)
         else:
-            explain_by_return(d, known, c)
+            explain_by_return(d, known, c, stalled_s)
     d.emit(
         ev.WorkerRegistered(
-            **values(WorkerSpec, replace(c, state_version=believed)),
+            **{**values(WorkerSpec, c), "state_version": believed},
             spare=TRAITS[c.role].spares and desired_spares(d.state) > 0,
         )
     )
@@ -84,84 +89,104 @@ def _compare_origins(d: Decider, worker: Worker) -> None:
             return
 
 
-def _check_ranks(d: Decider, c: cmd.Register) -> None:
+def _check_ranks(d: Decider, c: WorkerSpec) -> None:
     """Rank i of every replica forms a mesh of its own: replicas must have equally many."""
     if not TRAITS[c.role].mesh:
         return
     for other in d.state.fleet.living(Role.POLICY):
         if other.worker_id != c.worker_id and other.ranks != c.ranks:
-            raise cmd.CommandRefused(
+            raise CommandRefused(
                 RefusalCode.INVALID,
                 f"{c.worker_id} has {c.ranks} ranks, {other.worker_id} of this run has "
                 f"{other.ranks}: start every replica with the same fleet.policy_ranks",
             )
 
 
-@decides
-def declare_dead(d: Decider, c: cmd.DeclareDead, now: float) -> None:
-    worker = d.state.fleet.current(c.worker_id, c.incarnation)
+def _declare_dead(
+    d: Decider,
+    now: float,
+    worker_id: str,
+    incarnation: int,
+    how: DeathCause,
+    detail: str = "",
+    cause: FaultCause = FaultCause.UNATTRIBUTED,
+    silent_s: float = 0.0,
+) -> None:
+    """Evidence says that this incarnation is gone; ``silent_s``: since it was last heard of."""
+    worker = d.state.fleet.current(worker_id, incarnation)
     if worker is None:
-        dead = d.state.fleet.workers.get(c.worker_id)
-        if dead is not None and dead.incarnation == c.incarnation and c.how is DeathCause.EXIT:
-            explain(d, dead, c.cause, c.detail)
+        dead = d.state.fleet.workers.get(worker_id)
+        if dead is not None and dead.incarnation == incarnation and how is DeathCause.EXIT:
+            explain(d, dead, cause, detail)
         return
-    cause = cause_of_death(worker, c, now)
+    cause = cause_of_death(worker, how, cause, silent_s, now)
     event: ev.WorkerDied | ev.WorkerChanged = ev.WorkerDied(
-        c.worker_id, c.incarnation, c.how, c.detail, cause, worker.host, c.silent_s, now
+        worker_id, incarnation, how, detail, cause, worker.host, silent_s, now
     )
     if d.state.phase is Phase.SUSPENDED:
         # The whole fleet ends now: however this worker did, it is no fault.
-        event = ev.WorkerChanged(
-            c.worker_id, c.incarnation, Lifecycle.STOPPED, Version(-1), Version(-1)
-        )
+        gone = (Lifecycle.STOPPED, Version(-1), Version(-1))
+        event = ev.WorkerChanged(worker_id, incarnation, *gone)
     _depart(d, worker, event, now)
     d.settle_fleet(now)
 
 
-@decides
-def record_exit(d: Decider, c: cmd.RecordExit, now: float) -> None:
-    """The end of the process that is a worker declares it dead. Any other process of that name
-    ended before it had registered, or after another one had."""
-    worker = d.state.fleet.workers.get(c.name)
-    if worker is not None and (worker.pid, worker.host) == (c.pid, c.host):
-        key = worker.worker_id, worker.incarnation
-        declare_dead(d, cmd.DeclareDead(*key, DeathCause.EXIT, c.detail, c.cause), now)
+declare_dead = command(_declare_dead)
+
+
+@command
+def record_exit(
+    d: Decider, now: float, name: str, host: str, pid: int, cause: FaultCause, detail: str = ""
+) -> None:
+    """A launcher saw a worker's process end: that declares it dead. Any other process of that name
+    ended before it had registered, or after another one had. Idempotent by name, host and pid."""
+    worker = d.state.fleet.workers.get(name)
+    if worker is not None and (worker.pid, worker.host) == (pid, host):
+        _declare_dead(d, now, name, worker.incarnation, DeathCause.EXIT, detail, cause)
     else:
-        record_early_end(d, c, now)
+        record_early_end(d, now, name, host, pid, cause, detail)
 
 
-@decides
-def observe(d: Decider, c: cmd.Observe, now: float) -> None:
-    worker = d.caller(c.worker_id, c.incarnation)
-    newest = d.state.versions.version
+@of_worker
+def observe(
+    d: Decider,
+    now: float,
+    worker: Worker,
+    reported: Lifecycle,
+    state_version: Version = Version(-1),
+    loaded_version: Version = Version(-1),
+    parity_failures: int = 0,
+    parity_detail: str = "",
+    load_failures: int = 0,
+    load_detail: str = "",
+) -> None:
+    """The ledger's share of a worker's report: changes that matter become events. Failures are
+    those of this incarnation so far."""
+    who, newest = (worker.worker_id, worker.incarnation), d.state.versions.version
     disowned = False
-    if max(c.state_version, c.loaded_version) > max(newest, worker.diverged_version):
-        _disown(d, worker, max(c.state_version, c.loaded_version))
+    if max(state_version, loaded_version) > max(newest, worker.diverged_version):
+        _disown(d, worker, max(state_version, loaded_version))
         disowned = True
-    if c.parity_failures > worker.parity_failures:
-        d.emit(ev.ParityFailed(c.worker_id, c.incarnation, c.parity_failures, c.parity_detail))
-    if c.load_failures > worker.load_failures:
-        d.emit(ev.WeightsNotLoaded(c.worker_id, c.incarnation, c.load_failures, c.load_detail))
-    state_version = worker.state_version
+    if parity_failures > worker.parity_failures:
+        d.emit(ev.ParityFailed(*who, parity_failures, parity_detail))
+    if load_failures > worker.load_failures:
+        d.emit(ev.WeightsNotLoaded(*who, load_failures, load_detail))
+    holds = worker.state_version
     # A report can only make a replica a holder of the newest state: one that was under way during a
     # commit is older than the vote, and a diverged replica does not know that it has diverged.
-    if worker.diverged_version < c.state_version == newest:
-        state_version = newest
+    if worker.diverged_version < state_version == newest:
+        holds = newest
     loaded = worker.loaded_version
-    if loaded < c.loaded_version <= newest and c.loaded_version != worker.withdrawn_version:
-        loaded = c.loaded_version
-    lifecycle = _next_lifecycle(worker.lifecycle, c.lifecycle)
-    if (lifecycle, state_version, loaded) == (
-        worker.lifecycle,
-        worker.state_version,
-        worker.loaded_version,
-    ):
+    if loaded < loaded_version <= newest and loaded_version != worker.withdrawn_version:
+        loaded = loaded_version
+    lifecycle = _next_lifecycle(worker.lifecycle, reported)
+    same = (lifecycle, holds) == (worker.lifecycle, worker.state_version)
+    if same and loaded == worker.loaded_version:
         if disowned:
             # It may have sent what it has lost now.
             d.settle_fleet(now)
         return
-    event = ev.WorkerChanged(c.worker_id, c.incarnation, lifecycle, state_version, loaded)
-    same = (lifecycle, state_version) == (worker.lifecycle, worker.state_version)
+    event = ev.WorkerChanged(*who, lifecycle, holds, loaded)
     if same and not disowned:
         # It serves newer weights, as all of them report after each commit: that concerns no other
         # worker.
@@ -196,19 +221,31 @@ def _next_lifecycle(now: Lifecycle, reported: Lifecycle) -> Lifecycle:
     return reported if newer else now
 
 
-@decides
-def drain(d: Decider, c: cmd.Drain, now: float) -> None:
-    worker = d.state.fleet.workers.get(c.worker_id)
+def _drain(
+    d: Decider,
+    now: float,
+    request_id: str,
+    worker_id: str,
+    replace: bool = False,
+    incarnation: int = 0,
+) -> None:
+    """Without ``replace`` the desired count falls by one with the same event. Refused if another
+    process has that name than the ``incarnation``; 0: any."""
+    worker = d.state.fleet.workers.get(worker_id)
     if worker is None or not worker.alive:
-        raise cmd.CommandRefused(RefusalCode.UNKNOWN, f"no living worker is named {c.worker_id!r}")
-    if c.incarnation not in (0, worker.incarnation):
-        raise cmd.CommandRefused(
+        raise CommandRefused(RefusalCode.UNKNOWN, f"no living worker is named {worker_id!r}")
+    if incarnation not in (0, worker.incarnation):
+        raise CommandRefused(
             RefusalCode.CHANGED,
-            f"conflict: {c.worker_id} is another process now; re-read the status and retry",
+            f"conflict: {worker_id} is another process now; re-read the status and retry",
         )
-    fewer = {} if c.replace or worker.leaving else _one_fewer(d, worker)
-    d.emit(ev.Drained(c.request_id, c.worker_id, fewer))
+    fewer = {} if replace or worker.leaving else _one_fewer(d, worker)
+    d.emit(ev.Drained(request_id, worker_id, fewer))
     d.settle_fleet(now)
+
+
+# The workers of a run that has ended may still be asked to leave.
+drain = by_request(_drain, after_end=True)
 
 
 def _one_fewer(d: Decider, worker: Worker) -> dict[str, int]:
@@ -220,7 +257,7 @@ def _one_fewer(d: Decider, worker: Worker) -> dict[str, int]:
         return {}  # one of the surplus
     least, _ = bounds_of(s.bounds, pool)
     if desired - 1 < least:
-        raise cmd.CommandRefused(
+        raise CommandRefused(
             RefusalCode.INVALID,
             f"without {worker.worker_id} the desired count would be {pool}={desired - 1}, below "
             f"fleet.{setting_of(pool)}_min = {least}. Replace the worker (--replace), or lower the "

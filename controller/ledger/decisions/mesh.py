@@ -8,9 +8,8 @@
   holds that state, the run goes back to the newest checkpoint.
 """
 
-from controller.ledger import commands as cmd
 from controller.ledger import events as ev
-from controller.ledger.decisions.decider import Decider, decides
+from controller.ledger.decisions.commands import Decider, command, of_worker
 from controller.ledger.decisions.steps import reshard
 from controller.ledger.enums import DropReason, Phase, Role
 from controller.ledger.specs import Member
@@ -19,15 +18,17 @@ from paceline.ids import MeshEpoch, Version
 from paceline.observe.vocabulary import MeshEnd
 
 
-@decides
-def break_mesh(d: Decider, c: cmd.BreakMesh, now: float) -> None:
-    d.caller(c.worker_id, c.incarnation)
+@of_worker
+def break_mesh(
+    d: Decider, now: float, reporter: Worker, epoch: MeshEpoch, detail: str = ""
+) -> None:
+    """A member reports a failed collective of ``epoch``; later ones go on."""
     fleet = d.state.fleet
     mesh = fleet.whole_mesh
-    if mesh is None or mesh.epoch != c.epoch:
+    if mesh is None or mesh.epoch != epoch:
         return
-    if mesh.rank(c.worker_id, c.incarnation) >= 0:
-        detail = f"{c.worker_id}: {c.detail}"
+    if mesh.rank(reporter.worker_id, reporter.incarnation) >= 0:
+        detail = f"{reporter.worker_id}: {detail}"
         newest = d.state.versions.version
         for worker in fleet.blamed():
             failures = fleet.after_failure(worker, now)
@@ -41,8 +42,9 @@ def break_mesh(d: Decider, c: cmd.BreakMesh, now: float) -> None:
         d.emit(ev.MeshBroken(mesh.epoch, MeshEnd.PEER_ERROR, detail, broken_t=now))
 
 
-@decides
-def form_mesh(d: Decider, c: cmd.FormMesh, now: float) -> None:
+@command
+def form_mesh(d: Decider, now: float) -> None:
+    """Forms the next epoch from the living members of a broken one."""
     mesh = d.state.fleet.mesh
     # The run may have ended since the evidence was looked at.
     if (
@@ -111,7 +113,7 @@ def settle_mesh(d: Decider) -> None:
         return
     mesh = s.fleet.mesh
     if mesh is not None and mesh.broken and s.fleet.members():
-        return  # liveness sends FormMesh once the evidence is in
+        return  # liveness asks for form_mesh once the evidence is in
     members = _next_members(d)
     if members is None:
         return

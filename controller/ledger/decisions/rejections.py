@@ -13,14 +13,14 @@ generation.
   gradients of the former composition belong to an epoch that is over, and count for nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from controller.ledger import commands as cmd
 from controller.ledger import events as ev
-from controller.ledger.decisions.decider import Decider, decides
+from controller.ledger.decisions.commands import Decider, of_worker
 from controller.ledger.enums import GroupFault
 from controller.ledger.state.fleet import Worker
 from controller.ledger.state.tasks import Task
+from paceline.ids import MeshEpoch, Step, TaskId
 from paceline.observe.vocabulary import MeshEnd
 
 PAYLOAD_FAULTS = (GroupFault.PAYLOAD_LOST, GroupFault.PAYLOAD_INVALID)
@@ -29,20 +29,28 @@ MOST_REJECTIONS = 20
 every group has is no group's fault, and the data set has no end."""
 
 
-@decides
-def reject(d: Decider, c: cmd.RejectGroups, now: float) -> int:
-    d.caller(c.worker_id, c.incarnation)
-    s = d.state
+@of_worker
+def reject(
+    d: Decider,
+    now: float,
+    worker: Worker,
+    step_number: Step,
+    attempts: Mapping[TaskId, int],
+    fault: GroupFault,
+    detail: str = "",
+) -> int:
+    """A trainer cannot train these groups of its shard. Returns the number that left the step:
+    those that have left it, or are in another member's shard, are not counted again."""
+    s, who = d.state, worker.worker_id
     step = s.steps.open
-    if step is None or step.step != c.step or not s.fleet.in_mesh(c.worker_id, c.incarnation):
+    if step is None or step.step != step_number or not s.fleet.in_mesh(who, worker.incarnation):
         return 0
-    shard = step.shard(c.worker_id)
-    named = [s.tasks.records[task_id] for task_id, _ in c.groups if task_id in shard]
-    attempts = dict(c.groups)
+    shard = step.shard(who)
+    named = [s.tasks.records[task_id] for task_id in attempts if task_id in shard]
     groups = [task for task in named if task.attempt == attempts[task.task_id]]
     if not groups:
         return 0
-    drop_from_step(d, groups, c.fault, f"{c.worker_id}: {c.detail}")
+    drop_from_step(d, groups, fault, f"{who}: {detail}")
     mesh = s.fleet.whole_mesh
     if mesh is not None:
         d.emit(ev.MeshBroken(mesh.epoch, MeshEnd.GROUP_LEFT_OUT, _names(groups)))
@@ -50,21 +58,29 @@ def reject(d: Decider, c: cmd.RejectGroups, now: float) -> int:
     return len(groups)
 
 
-@decides
-def try_group(d: Decider, c: cmd.TryGroup, now: float) -> bool:
-    d.caller(c.worker_id, c.incarnation)
-    s = d.state
+@of_worker
+def try_group(
+    d: Decider,
+    now: float,
+    worker: Worker,
+    step_number: Step,
+    mesh_epoch: MeshEpoch,
+    task_id: TaskId,
+) -> bool:
+    """The trainer computes this suspect group next, and nothing else; "": no further one. Returns
+    True if the attempt at the step still stands. Idempotent."""
+    s, who = d.state, worker.worker_id
     step, mesh = s.steps.open, s.fleet.whole_mesh
     if (
         step is None
         or mesh is None
-        or (c.step, c.mesh_epoch) != (step.step, mesh.epoch)
-        or mesh.rank(c.worker_id, c.incarnation) < 0
-        or (c.task_id and c.task_id not in step.shard(c.worker_id))
+        or (step_number, mesh_epoch) != (step.step, mesh.epoch)
+        or mesh.rank(who, worker.incarnation) < 0
+        or (task_id and task_id not in step.shard(who))
     ):
         return False
-    if step.trials.get(c.worker_id) != c.task_id:
-        d.emit(ev.GroupTried(c.worker_id, c.step, c.task_id))
+    if step.trials.get(who) != task_id:
+        d.emit(ev.GroupTried(who, step.step, task_id))
     return True
 
 

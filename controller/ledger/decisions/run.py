@@ -1,11 +1,18 @@
 """Decisions about the run as a whole: start, leaders, evaluations, requests of people, end."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import asdict, fields
+from types import MappingProxyType
+from typing import Any
 
-from controller.ledger import commands as cmd
 from controller.ledger import events as ev
-from controller.ledger.decisions.decider import Decider, decides
+from controller.ledger.decisions.commands import (
+    Command,
+    CommandRefused,
+    Decider,
+    by_request,
+    command,
+)
 from controller.ledger.decisions.held_out import judge, settle_best
 from controller.ledger.decisions.leases import drop
 from controller.ledger.decisions.mesh import leave_step, roll_back
@@ -13,7 +20,7 @@ from controller.ledger.decisions.rejections import MOST_REJECTIONS
 from controller.ledger.decisions.settings import take_over_config
 from controller.ledger.enums import DropReason, Phase, SuspendStage, VerdictCode
 from controller.ledger.limits import problem_of, within
-from controller.ledger.specs import EvalSet, LiveSpec, SetResult
+from controller.ledger.specs import EvalSet, LiveSpec, RunSpec, SetResult
 from controller.ledger.state.evals import EvalRound
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import TaskState
@@ -29,41 +36,53 @@ _FREE_TO_CHANGE = ("desired", "bounds", *(f.name for f in fields(LiveSpec)))
 """Fields of the spec that a later leader may bring with other values."""
 
 
-@decides
-def start_run(d: Decider, c: cmd.StartRun, now: float) -> None:
+def _start_run(
+    d: Decider, now: float, spec: RunSpec, settings: Mapping[str, Any] = MappingProxyType({})
+) -> None:
+    """First command of a run, and of every later leader of it. Refused if the run exists with
+    another spec, apart from what may change. A finished run goes on if it is given more steps.
+    ``settings``: changeable ones of the leader's config file, by dotted name. ``spec``: with the
+    settings that are in force once these are taken over."""
     s = d.state
     if s.run_spec is None:
-        d.emit(ev.RunStarted(c.spec, now, dict(c.settings)))
+        d.emit(ev.RunStarted(spec, now, dict(settings)))
         d.settle_fleet(now)
         return
-    before, after = asdict(s.run_spec), asdict(c.spec)
+    before, after = asdict(s.run_spec), asdict(spec)
     differing = [k for k in before if k not in _FREE_TO_CHANGE and before[k] != after[k]]
     if differing:
-        raise cmd.CommandRefused(
+        raise CommandRefused(
             RefusalCode.INVALID,
             f"run {s.run_spec.run_name!r} was started with other settings: "
             + ", ".join(f"{k} was {before[k]!r}, is {after[k]!r}" for k in differing),
         )
-    take_over_config(d, c, now)
-    if dict(c.spec.bounds) != s.bounds and not s.ended:
-        d.emit(ev.BoundsSet(dict(c.spec.bounds)))
+    take_over_config(d, now, spec.live, settings)
+    if dict(spec.bounds) != s.bounds and not s.ended:
+        d.emit(ev.BoundsSet(dict(spec.bounds)))
         allowed = within(s.bounds, s.desired)
         if allowed != s.desired:
             d.emit(ev.Scaled(f"bounds-after-term-{s.term}", allowed))
         d.settle_fleet(now)
 
 
-@decides
-def begin_term(d: Decider, c: cmd.BeginTerm, now: float) -> None:
+def _begin_term(d: Decider, now: float, term: int, controller_id: str) -> None:
     s = d.state
-    if (c.term, c.controller_id) == (s.term, s.leader):
+    if (term, controller_id) == (s.term, s.leader):
         return
-    if c.term <= s.term:
-        raise cmd.CommandRefused(
-            RefusalCode.FENCED, f"term {c.term} is over; {s.leader} leads term {s.term}"
+    if term <= s.term:
+        raise CommandRefused(
+            RefusalCode.FENCED, f"term {term} is over; {s.leader} leads term {s.term}"
         )
     failover = any(worker.alive for worker in s.fleet.workers.values())
-    d.emit(ev.TermBegun(c.term, c.controller_id, now, failover))
+    d.emit(ev.TermBegun(term, controller_id, now, failover))
+
+
+start_run, begin_term = command(_start_run), command(_begin_term)
+
+
+def comes_first(request: Command[Any]) -> bool:
+    """True for the commands that need no run."""
+    return request.decide in (_start_run, _begin_term)
 
 
 def settle_evals(d: Decider, now: float) -> None:
@@ -195,55 +214,54 @@ def _fail(d: Decider, request_id: str, reason: str, now: float) -> None:
     d.emit(ev.RunFailed(request_id, reason, now))
 
 
-def answer(d: Decider, decide: Callable[..., None], c: cmd.AdminCommand, now: float) -> str:
-    """The reply to a person's request. A repeated one gets its first reply and decides nothing."""
-    s = d.state
-    if c.request_id not in s.requests:
-        # The workers of a run that has ended may still be asked to leave.
-        if s.ended and not isinstance(c, cmd.Drain):
-            raise cmd.CommandRefused(RefusalCode.STOPPED, f"the run has {s.phase}")
-        decide(d, c, now)
-    return s.requests[c.request_id]
-
-
-@decides
-def scale(d: Decider, c: cmd.Scale, now: float) -> None:
-    if problem := problem_of(d.state.bounds, c.desired, d.state.desired):
-        raise cmd.CommandRefused(RefusalCode.INVALID, problem)
-    if any(d.state.desired.get(role) != count for role, count in c.expected.items()):
-        raise cmd.CommandRefused(
+@by_request
+def scale(
+    d: Decider,
+    now: float,
+    request_id: str,
+    desired: Mapping[str, int],
+    expected: Mapping[str, int] = MappingProxyType({}),
+) -> None:
+    """Refused if the desired counts of the roles in ``expected`` have become others."""
+    if problem := problem_of(d.state.bounds, desired, d.state.desired):
+        raise CommandRefused(RefusalCode.INVALID, problem)
+    if any(d.state.desired.get(role) != count for role, count in expected.items()):
+        raise CommandRefused(
             RefusalCode.CHANGED,
             f"conflict: desired counts are now {d.state.desired_in_words()}; "
             "re-read the status and retry",
         )
-    d.emit(ev.Scaled(c.request_id, dict(c.desired)))
+    d.emit(ev.Scaled(request_id, dict(desired)))
     d.settle_fleet(now)
 
 
-@decides
-def pause(d: Decider, c: cmd.Pause, now: float) -> None:
-    d.emit(ev.Paused(c.request_id, c.paused))
+@by_request
+def pause(d: Decider, now: float, request_id: str, paused: bool) -> None:
+    d.emit(ev.Paused(request_id, paused))
     d.settle_fleet(now)
 
 
-@decides
-def request_checkpoint(d: Decider, c: cmd.RequestCheckpoint, now: float) -> None:
+@by_request
+def request_checkpoint(d: Decider, now: float, request_id: str) -> None:
+    """A checkpoint beside the regular ones, as soon as a step allows."""
     s = d.state
     # Replicas that are voting may get the directive only after their commit.
     late = s.steps.open is not None and bool(s.steps.open.votes)
-    d.emit(ev.CheckpointRequested(c.request_id, Step(min(s.versions.step + 1 + late, s.run.steps))))
+    d.emit(ev.CheckpointRequested(request_id, Step(min(s.versions.step + 1 + late, s.run.steps))))
 
 
-@decides
-def suspend(d: Decider, c: cmd.Suspend, now: float) -> None:
+@by_request
+def suspend(d: Decider, now: float, request_id: str, stage: SuspendStage, reason: str = "") -> None:
+    """Stops for now: no new step and no new lease; once a checkpoint covers the last step, the
+    workers leave. A run that is being ended for good ends in the same stages."""
     s = d.state
-    d.emit(ev.SuspendRequested(c.request_id, c.reason, c.stage))
-    if c.stage is not SuspendStage.FINISH_STEP:
+    d.emit(ev.SuspendRequested(request_id, reason, stage))
+    if stage is not SuspendStage.FINISH_STEP:
         leave_step(d)
     d.settle_fleet(now)
-    if c.stage is SuspendStage.AT_ONCE and s.phase is Phase.SUSPENDING:
+    if stage is SuspendStage.AT_ONCE and s.phase is Phase.SUSPENDING:
         _suspended(d)
-    elif c.stage is SuspendStage.AT_ONCE and s.phase is Phase.STOPPING:
+    elif stage is SuspendStage.AT_ONCE and s.phase is Phase.STOPPING:
         _end_stopped(d, now)
 
 
@@ -254,18 +272,19 @@ def _suspended(d: Decider) -> None:
     d.emit(ev.RunSuspended(s.versions.step, s.versions.checkpoint.step))
 
 
-@decides
-def go_on(d: Decider, c: cmd.Continue, now: float) -> None:
+@by_request
+def go_on(d: Decider, now: float, request_id: str) -> None:
     if d.state.phase not in (Phase.SUSPENDING, Phase.SUSPENDED):
-        raise cmd.CommandRefused(RefusalCode.INVALID, "the run has not been stopped for now")
-    d.emit(ev.RunContinued(c.request_id))
+        raise CommandRefused(RefusalCode.INVALID, "the run has not been stopped for now")
+    d.emit(ev.RunContinued(request_id))
     d.settle_fleet(now)
 
 
-@decides
-def stop(d: Decider, c: cmd.Stop, now: float) -> None:
-    if c.failed:
-        _fail(d, c.request_id, c.reason, now)
+@by_request
+def stop(d: Decider, now: float, request_id: str, reason: str, *, failed: bool = False) -> None:
+    """Ends the run early, after the open step. ``failed``: because it cannot go on."""
+    if failed:
+        _fail(d, request_id, reason, now)
     else:
-        d.emit(ev.StopRequested(c.request_id, c.reason))
+        d.emit(ev.StopRequested(request_id, reason))
         d.settle_fleet(now)

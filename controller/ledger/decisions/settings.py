@@ -6,9 +6,8 @@ use the same ones."""
 from collections.abc import Mapping
 from typing import Any
 
-from controller.ledger import commands as cmd
 from controller.ledger import events as ev
-from controller.ledger.decisions.decider import Decider, decides
+from controller.ledger.decisions.commands import CommandRefused, Decider, by_request
 from controller.ledger.enums import Phase
 from controller.ledger.specs import LiveSpec
 from controller.ledger.state.state import State
@@ -16,18 +15,22 @@ from paceline.errors import RefusalCode
 from paceline.ids import Step
 
 
-@decides
-def change_settings(d: Decider, c: cmd.ChangeSettings, now: float) -> None:
+@by_request
+def change_settings(
+    d: Decider, now: float, request_id: str, settings: Mapping[str, Any], spec: LiveSpec
+) -> None:
+    """``settings``: to change, by dotted name; the shell has validated them with the others.
+    ``spec``: the fields of the run's spec that follow from them."""
     s = d.state
-    if problem := problem_of(s, c.spec):
-        raise cmd.CommandRefused(RefusalCode.INVALID, problem)
-    changes = s.settings.differing(c.settings)
+    if problem := problem_with(s, spec):
+        raise CommandRefused(RefusalCode.INVALID, problem)
+    changes = s.settings.differing(settings)
     if not changes:
-        raise cmd.CommandRefused(RefusalCode.INVALID, "the run has these settings already")
-    _emit(d, c.request_id, changes, {}, c.spec, now)
+        raise CommandRefused(RefusalCode.INVALID, "the run has these settings already")
+    _emit(d, request_id, changes, {}, spec, now)
 
 
-def problem_of(s: State, spec: LiveSpec) -> str:
+def problem_with(s: State, spec: LiveSpec) -> str:
     """Reason why the run cannot go on with ``spec``; empty if it can."""
     newest = _newest_step(s)
     if spec.steps < newest:
@@ -43,16 +46,15 @@ def _newest_step(s: State) -> Step:
     return Step(max([s.versions.step + (s.steps.open is not None), *s.steps.replay]))
 
 
-def take_over_config(d: Decider, c: cmd.StartRun, now: float) -> None:
-    """Puts in force what was edited in the config file of a new leader. Raises CommandRefused."""
+def take_over_config(d: Decider, now: float, spec: LiveSpec, file: Mapping[str, Any]) -> None:
+    """Puts in force what was edited in ``file``, of a new leader. Raises CommandRefused."""
     s = d.state
-    spec = c.spec.live
     if stays_ended(s, spec.steps):
         return
     extended = s.ended
-    if problem := problem_of(s, spec):
-        raise cmd.CommandRefused(RefusalCode.INVALID, problem)
-    edited = s.settings.edited(c.settings)
+    if problem := problem_with(s, spec):
+        raise CommandRefused(RefusalCode.INVALID, problem)
+    edited = s.settings.edited(file)
     # A setting that the run does not know yet is new in this release, and has not been edited.
     known = {name: value for name, value in edited.items() if name in s.settings.values}
     if edited:

@@ -4,7 +4,7 @@ of the ledger, so it survives a failover. A worker comes as a spare. While fewer
 a spare is put to work, first one that serves weights already. While more work than desired, the one
 with the highest name stands by once it has finished its tasks."""
 
-from controller.ledger.decisions.decider import Decider
+from controller.ledger.decisions.commands import Decider
 from controller.ledger.enums import Lifecycle, Role
 from controller.ledger.events import SpareSet
 from controller.ledger.state.fleet import Worker

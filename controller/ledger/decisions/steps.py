@@ -4,14 +4,15 @@ epoch has voted with the same digest of the weights. If a member is lost, the ot
 groups in a new epoch; no replica ever applies an update that is not committed."""
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from controller.ledger import commands as cmd
 from controller.ledger import events as ev
-from controller.ledger.decisions.decider import Decider, decides
+from controller.ledger.decisions.commands import CommandRefused, Decider, of_worker
 from controller.ledger.decisions.links import take_back
 from controller.ledger.enums import Phase, Role, VoteOutcome
-from controller.ledger.specs import GroupMeta, StepSettings
+from controller.ledger.specs import GroupMeta, StatValue, StepSettings
 from controller.ledger.state.fleet import Mesh, Worker
 from controller.ledger.state.state import State
 from controller.ledger.state.steps import OpenStep, assign_shards
@@ -19,7 +20,7 @@ from controller.ledger.state.token_ages import too_old
 from controller.ledger.state.versions import Checkpoint
 from controller.ledger.views.metrics import step_metrics
 from paceline.errors import RefusalCode
-from paceline.ids import Step, TaskId, Version
+from paceline.ids import MeshEpoch, Step, TaskId, Version
 from paceline.observe.vocabulary import MeshEnd
 
 
@@ -86,27 +87,41 @@ def _cost(s: State, task_id: TaskId) -> int:
     return group.tokens + group.prompt_tokens * group.sequences
 
 
-@decides
-def vote(d: Decider, c: cmd.CastVote, now: float) -> cmd.VoteResult:
-    d.caller(c.worker_id, c.incarnation)
-    s = d.state
-    commit = s.steps.committed(c.step, c.mesh_epoch)
-    if commit is not None and (c.worker_id, c.incarnation) in commit.members:
-        return cmd.VoteResult(VoteOutcome.COMMITTED, commit.version)
+class VoteResult(NamedTuple):
+    outcome: VoteOutcome
+    version: Version = Version(-1)  # Version of the state after a commit
+
+
+@of_worker
+def vote(
+    d: Decider,
+    now: float,
+    worker: Worker,
+    step_number: Step,
+    mesh_epoch: MeshEpoch,
+    digest: str,
+    stats: Mapping[str, StatValue],
+) -> VoteResult:
+    """A replica holds the reduced gradients of the step, on weights of ``digest``. Idempotent by
+    (step, mesh_epoch)."""
+    s, who = d.state, (worker.worker_id, worker.incarnation)
+    commit = s.steps.committed(step_number, mesh_epoch)
+    if commit is not None and who in commit.members:
+        return VoteResult(VoteOutcome.COMMITTED, commit.version)
     step, mesh = s.steps.open, s.fleet.whole_mesh
     if (
         step is None
         or mesh is None
-        or (c.step, c.mesh_epoch) != (step.step, step.mesh_epoch)
-        or c.mesh_epoch != mesh.epoch
-        or mesh.rank(c.worker_id, c.incarnation) < 0
+        or (step_number, mesh_epoch) != (step.step, step.mesh_epoch)
+        or mesh_epoch != mesh.epoch
+        or mesh.rank(*who) < 0
     ):
-        return cmd.VoteResult(VoteOutcome.RETRY)
-    if c.worker_id in step.votes:
-        return cmd.VoteResult(VoteOutcome.PENDING)
-    d.emit(ev.VoteCast(c.worker_id, c.incarnation, c.step, c.mesh_epoch, c.digest, c.stats))
+        return VoteResult(VoteOutcome.RETRY)
+    if worker.worker_id in step.votes:
+        return VoteResult(VoteOutcome.PENDING)
+    d.emit(ev.VoteCast(*who, step.step, mesh_epoch, digest, stats))
     if len(step.votes) < len(mesh.members):
-        return cmd.VoteResult(VoteOutcome.PENDING)
+        return VoteResult(VoteOutcome.PENDING)
     wrong = diverged(mesh, step)
     if wrong:
         detail = ", ".join(f"{w}={step.votes[w].digest}" for w in step.votes)
@@ -114,9 +129,9 @@ def vote(d: Decider, c: cmd.CastVote, now: float) -> cmd.VoteResult:
         d.emit(ev.MeshBroken(mesh.epoch, MeshEnd.DIVERGED, detail, wrong))
         _disown_output(d, step.version, wrong)
         d.mend_mesh(now)  # no member is suspect: the believed ones send their state to the others
-        return cmd.VoteResult(VoteOutcome.RETRY)
+        return VoteResult(VoteOutcome.RETRY)
     _commit(d, step, now)
-    return cmd.VoteResult(VoteOutcome.COMMITTED, s.versions.version)
+    return VoteResult(VoteOutcome.COMMITTED, s.versions.version)
 
 
 def diverged(mesh: Mesh, step: OpenStep) -> tuple[str, ...]:
@@ -164,40 +179,59 @@ def _commit(d: Decider, step: OpenStep, now: float) -> None:
     d.settle_fleet(now)
 
 
-@decides
-def record_checkpoint(d: Decider, c: cmd.RecordCheckpoint, now: float) -> cmd.CheckpointVerdict:
-    worker = d.caller(c.worker_id, c.incarnation)
-    s = d.state
-    member = s.fleet.in_mesh(c.worker_id, c.incarnation)
+@dataclass(frozen=True, slots=True)
+class CheckpointVerdict:
+    useless: tuple[str, ...] = ()
+    """Directories that are never restored: this one if it is refused, and voided ones."""
+    older: tuple[str, ...] = ()
+    """Recorded checkpoints that no rollback needs any more, oldest first."""
+    needed: int = 1  # Number of recorded checkpoints that a rollback may still need
+    settled: Step = Step(0)  # No checkpoint of an earlier step is ever recorded any more
+    recorded: tuple[str, ...] = ()  # Directories of all recorded checkpoints
+
+
+@of_worker
+def record_checkpoint(
+    d: Decider,
+    now: float,
+    worker: Worker,
+    step: Step,
+    version: Version,
+    path: str,
+    size_bytes: int = 0,
+    seconds: float = 0.0,
+    digest: str = "",
+) -> CheckpointVerdict:
+    """``digest``: of the weights, as in votes. Idempotent by (step, version)."""
+    s, v = d.state, d.state.versions
+    member = s.fleet.in_mesh(worker.worker_id, worker.incarnation)
     # A replica that leaves, or was declared dead and is back, wrote it while it was a member.
-    wrote = member or worker.leaving or worker.state_version >= c.version
+    wrote = member or worker.leaving or worker.state_version >= version
     if worker.role is not Role.POLICY or not wrote:
-        raise cmd.CommandRefused(
-            RefusalCode.INVALID, f"{c.worker_id} is no member of the mesh: it has no state to save"
+        raise CommandRefused(
+            RefusalCode.INVALID,
+            f"{worker.worker_id} is no member of the mesh: it has no state to save",
         )
-    v = s.versions
     recorded = {k.path for k in v.checkpoints}
-    refused = cmd.CheckpointVerdict(useless=() if c.path in recorded else (c.path,))
-    if not v.survives(c.version) or v.step_of(c.version) != c.step or _outvoted(s, worker, c):
+    refused = CheckpointVerdict(useless=() if path in recorded else (path,))
+    outvoted = _outvoted(s, worker, version, digest)
+    if not v.survives(version) or v.step_of(version) != step or outvoted:
         return refused
-    known = next((k for k in v.checkpoints if (k.step, k.version) == (c.step, c.version)), None)
+    known = next((k for k in v.checkpoints if (k.step, k.version) == (step, version)), None)
     if known is None:
-        if c.step <= v.checkpoint.step:
+        if step <= v.checkpoint.step:
             return refused
-        d.emit(
-            ev.CheckpointRecorded(
-                c.worker_id, c.step, c.version, c.path, c.size_bytes, c.seconds, c.digest
-            )
-        )
+        written = (worker.worker_id, step, version, path, size_bytes, seconds, digest)
+        d.emit(ev.CheckpointRecorded(*written))
         d.settle_fleet(now)
-    elif known.path != c.path:
+    elif known.path != path:
         return refused
     # The one that all replicas agree on is kept until a newer one is agreed on.
-    last = min(c.step, v.agreed.step)
-    older = tuple(k.path for k in v.checkpoints if k.step < last and k.path != c.path)
-    needed = sum(last <= k.step <= c.step for k in v.checkpoints)
-    return cmd.CheckpointVerdict(
-        tuple(p for p in v.voided if p != c.path),
+    last = min(step, v.agreed.step)
+    older = tuple(k.path for k in v.checkpoints if k.step < last and k.path != path)
+    needed = sum(last <= k.step <= step for k in v.checkpoints)
+    return CheckpointVerdict(
+        tuple(p for p in v.voided if p != path),
         older,
         needed,
         # An agreed checkpoint is never voided, and a record of an earlier step is refused from then
@@ -207,9 +241,9 @@ def record_checkpoint(d: Decider, c: cmd.RecordCheckpoint, now: float) -> cmd.Ch
     )
 
 
-def _outvoted(s: State, worker: Worker, c: cmd.RecordCheckpoint) -> bool:
+def _outvoted(s: State, worker: Worker, version: Version, digest: str) -> bool:
     """The replica wrote a state of a version at which it was outvoted, or before; or other weights
     than those that the replicas agreed on. What it committed with the others since is right."""
-    committed = worker.state_version == c.version
-    agreed = s.versions.digests.get(c.version, c.digest)
-    return (c.version <= worker.diverged_version and not committed) or c.digest != agreed
+    committed = worker.state_version == version
+    agreed = s.versions.digests.get(version, digest)
+    return (version <= worker.diverged_version and not committed) or digest != agreed

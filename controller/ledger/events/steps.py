@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from controller.ledger.enums import DropReason
 from controller.ledger.events.event import LEASES, Event, Topic, event
-from controller.ledger.specs import Ballot, StepSpec, values
+from controller.ledger.specs import StatValue, StepSpec, values
 from controller.ledger.state.fleet import Failures
 from controller.ledger.state.state import State
 from controller.ledger.state.steps import Blame, Commit, OpenStep, Vote
@@ -50,7 +50,14 @@ class StepResharded(Event):
 
 
 @event
-class VoteCast(Ballot, Event):
+class VoteCast(Event):
+    worker_id: str
+    incarnation: int
+    step: Step
+    mesh_epoch: MeshEpoch
+    digest: str
+    stats: Mapping[str, StatValue]
+
     directs = False
     listed = False
 

@@ -14,9 +14,11 @@ from controller.context import ControllerContext
 from controller.dataset_rows import DatasetRows
 from controller.housekeeping import SYNC_S
 from controller.leader import Leader
-from controller.ledger.commands import Command, CommandRefused, DeclareDead, Register, Role
-from controller.ledger.enums import Phase
+from controller.ledger import decisions as cmd
+from controller.ledger.decisions.commands import Command, CommandRefused
+from controller.ledger.enums import Phase, Role
 from controller.ledger.events import WorkerDied
+from controller.ledger.specs import WorkerSpec
 from controller.replicated_controller import Controller
 from controller.runtime import NotLeading, cancel_all
 from controller.services.grpc_server import final_error
@@ -34,7 +36,7 @@ from testbed.redis.redis_process import throwaway_redis
 from tests.fixtures.ledgers import Driven
 
 IDENTITY = LeaderIdentity("c", "c:1", socket.gethostname(), os.getpid(), "nonce")
-REGISTER = Register("rollout-0", 1, Role.ROLLOUT, "host", 1, "127.0.0.1", 1, -1)
+REGISTER = cmd.register(WorkerSpec("rollout-0", 1, Role.ROLLOUT, "host", 1, "127.0.0.1"))
 
 
 @pytest.fixture
@@ -110,7 +112,7 @@ async def test_a_decision_of_the_leaders_own_that_fails_halfway_ends_the_term_an
             raise OverflowError("in the middle of a decision")
 
         monkeypatch.setattr(leader.ledger, "execute", fails_halfway)
-        dead = DeclareDead("rollout-0", 1, "lease", "")
+        dead = cmd.declare_dead("rollout-0", 1, "lease", "")
         monkeypatch.setattr(leader.liveness, "tick", lambda ledger, now: [dead])
         with pytest.raises(Deposed, match="failed"):
             await term

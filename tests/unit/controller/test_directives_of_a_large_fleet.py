@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from controller.fleet.sessions import ServerSession, Sessions
-from controller.ledger import commands as cmd
+from controller.ledger import decisions as cmd
+from controller.ledger.enums import Role
 from controller.ledger.state.fleet import Fleet
 from controller.ledger.views.directive_grounds import directive_grounds
 from controller.ledger.views.views import owns_all
@@ -64,7 +65,7 @@ def test_a_worker_that_joins_concerns_itself_and_its_publisher() -> None:
 
 def test_a_drain_concerns_one_worker() -> None:
     desk = Desk(50)
-    desk.run.do(cmd.Drain("d", "r7", replace=True))
+    desk.run.do(cmd.drain("d", "r7", replace=True))
     assert desk.collect() == ["r7"]
 
 
@@ -72,7 +73,7 @@ def test_a_lease_that_expires_concerns_its_holder() -> None:
     desk = Desk(50)
     (lease,) = desk.run.lease("r7", 1).leases
     desk.collect()
-    desk.run.do(cmd.ExpireLease(lease.task_id, lease.attempt))
+    desk.run.do(cmd.expire(lease.task_id, lease.attempt))
     assert desk.collect() == ["r7"]
 
 
@@ -84,7 +85,7 @@ def test_a_report_builds_a_directive_only_if_a_lease_it_names_is_gone() -> None:
     session.report.held_leases.add(task_id=lease.task_id, attempt=lease.attempt)
     desk.built.clear()
     assert desk.sessions.refresh(session) is None and desk.built == []
-    desk.run.do(cmd.ExpireLease(lease.task_id, lease.attempt))
+    desk.run.do(cmd.expire(lease.task_id, lease.attempt))
     directive = desk.sessions.refresh(session)
     assert directive is not None and [t.task_id for t in directive.cancelled] == [lease.task_id]
     # As long as the worker names it, and once after that.
@@ -99,7 +100,7 @@ def test_a_worker_that_leaves_hears_with_its_report_that_it_holds_nothing_any_mo
     """Nothing else may happen in a run whose last rollout worker is to be replaced."""
     desk = Desk(1)
     (lease,) = desk.run.lease("r0", 1).leases
-    desk.run.do(cmd.Drain("d", "r0", replace=True))
+    desk.run.do(cmd.drain("d", "r0", replace=True))
     desk.collect()
     desk.run.submit("r0", lease)
     session = desk.sessions.of("r0", desk.run.current["r0"])
@@ -111,12 +112,12 @@ def test_a_worker_that_leaves_hears_with_its_report_that_it_holds_nothing_any_mo
 def test_a_commit_concerns_everyone_once() -> None:
     desk = Desk(50)
     for lease in desk.run.lease("r0", 4).leases:
-        desk.run.do(cmd.AcceptGroup("r0", desk.run.current["r0"], group(lease)))
+        desk.run.do(cmd.accept("r0", desk.run.current["r0"], group(lease)))
     desk.collect()
     step, mesh = desk.run.state.steps.open, desk.run.state.fleet.mesh
     for worker_id in desk.policies:
         who = worker_id, desk.run.current[worker_id]
-        desk.run.do(cmd.CastVote(*who, step.step, mesh.epoch, "d", {}))
+        desk.run.do(cmd.vote(*who, step.step, mesh.epoch, "d", {}))
     assert sorted(desk.collect()) == sorted([*desk.policies, *desk.rollouts])
     assert desk.collect() == []
 
@@ -134,7 +135,7 @@ def test_a_report_or_an_empty_lease_goes_through_no_worker(
     desk.run.observe("r3", loaded=desk.run.state.versions.version)
     assert desk.run.names() == ["WorkerChanged"]
     seq = desk.run.seqs["r4"] = 1
-    reply = desk.run.do(cmd.LeaseTasks("r4", desk.run.current["r4"], seq, 1, -1))
+    reply = desk.run.do(cmd.lease("r4", desk.run.current["r4"], seq, 1, -1))
     assert reply.empty_reason == "weights" and looks == []
 
 
@@ -142,12 +143,12 @@ def test_a_change_of_a_policy_goes_through_the_links_of_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     desk = Desk(50)
-    roles: list[cmd.Role] = []
+    roles: list[Role] = []
     living = Fleet.living
     monkeypatch.setattr(Fleet, "living", lambda f, role: roles.append(role) or living(f, role))
-    desk.run.do(cmd.FormMesh())
+    desk.run.do(cmd.form_mesh())
     desk.run.ledger.settle_fleet(desk.run.now)
-    assert roles.count(cmd.Role.ROLLOUT) == 1, "only to count the spares"
+    assert roles.count(Role.ROLLOUT) == 1, "only to count the spares"
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -15,7 +15,7 @@ from redis.exceptions import ConnectionError as RedisAway
 
 import policy_worker.main
 import rollout_worker.main
-from controller.ledger.commands import CommandRefused
+from controller.ledger.decisions.commands import CommandRefused
 from controller.services.grpc_server import Services
 from paceline.config.schema import Config
 from paceline.errors import RefusalCode

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from controller.fleet.liveness import FORM_DELAY_S, Liveness
-from controller.ledger import commands as cmd
+from controller.ledger import decisions as cmd
 from tests.fixtures.ledgers import Driven
 
 LIMITS = SimpleNamespace(lease_ttl_s=5.0, suspect_grace_s=1.0, wedged_after_s=60.0)
@@ -44,7 +44,7 @@ class Watched:
     def complain(self, worker_id: str) -> None:
         epoch = self.run.state.fleet.mesh.epoch
         incarnation = self.run.current[worker_id]
-        self.run.do(cmd.BreakMesh(worker_id, incarnation, epoch, "reset"))
+        self.run.do(cmd.break_mesh(worker_id, incarnation, epoch, "reset"))
         self.liveness.peer_error(epoch)
 
     def wait(self, seconds: float, *heard: str, step: float = 0.1, **report: object) -> list[str]:
@@ -57,10 +57,10 @@ class Watched:
                 self.hear(worker_id, **report)
             for command in self.liveness.tick(self.run.ledger, self.now):
                 self.run.do(command)
-                if isinstance(command, cmd.DeclareDead):
-                    said.append(f"{command.worker_id} {command.how}")
+                if command.name == "declare_dead":
+                    said.append(f"{command.args[0]} {command.args[2]}")
                 else:
-                    said.append(type(command).__name__)
+                    said.append(command.name)
         return said
 
 
@@ -86,14 +86,14 @@ def test_a_peers_error_shortens_a_suspects_grace() -> None:
     watched.lose("p1")
     watched.complain("p0")
     assert watched.wait(0.8, "p0", "r0") == []
-    assert watched.wait(0.4, "p0", "r0") == ["p1 suspect", "FormMesh"]
+    assert watched.wait(0.4, "p0", "r0") == ["p1 suspect", "form_mesh"]
     assert [m.worker_id for m in watched.run.state.fleet.mesh.members] == ["p0"]
 
 
 def test_a_peers_error_without_a_suspect_is_no_death_sentence() -> None:
     watched = Watched("p0", "p1")
     watched.complain("p0")
-    assert watched.wait(10.0, "p0", "p1", "r0") == ["FormMesh"]
+    assert watched.wait(10.0, "p0", "p1", "r0") == ["form_mesh"]
     assert len(watched.run.state.fleet.mesh.members) == 2
 
 
@@ -103,7 +103,7 @@ def test_no_epoch_is_formed_with_a_suspect() -> None:
     watched.lose("p1")
     assert watched.wait(0.5, "p0", "r0") == []
     watched.hear("p1")
-    assert watched.wait(0.5, "p0", "p1", "r0") == ["FormMesh"]
+    assert watched.wait(0.5, "p0", "p1", "r0") == ["form_mesh"]
 
 
 def test_epochs_that_break_in_a_row_are_formed_ever_more_slowly() -> None:
@@ -165,7 +165,7 @@ def test_a_lease_its_owner_does_not_name_expires() -> None:
     one, two = watched.run.lease("r0", 2).leases
     named = [SimpleNamespace(task_id=one.task_id, attempt=one.attempt)]
     assert watched.wait(4.8, "p0", "r0", held_leases=named) == []
-    assert watched.wait(0.6, "p0", "r0", held_leases=named) == ["ExpireLease"]
+    assert watched.wait(0.6, "p0", "r0", held_leases=named) == ["expire"]
     assert watched.run.state.tasks.pending == [int(two.task_id[1:])]
     assert watched.wait(10.0, "p0", "r0", held_leases=named) == []
 
@@ -213,7 +213,7 @@ def test_a_new_leader_forms_no_mesh_before_it_has_heard_from_the_members() -> No
     watched.liveness = Liveness(LIMITS)
     watched.liveness.begin(watched.run.ledger, watched.now)
     assert watched.wait(2.0, "p0", "r0") == []
-    assert watched.wait(1.0, "p0", "p1", "r0") == ["FormMesh"]
+    assert watched.wait(1.0, "p0", "p1", "r0") == ["form_mesh"]
 
 
 def test_any_request_of_a_worker_shows_that_it_lives() -> None:

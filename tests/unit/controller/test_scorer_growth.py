@@ -10,7 +10,9 @@ from controller.diagnosis.flow_measurement import pace_of, scorer_loads
 from controller.fleet.autoscale_policy import Bound, ScorerGrowth
 from controller.fleet.flow_shares import FlowAverage
 from controller.fleet_loops import Autoscaling
-from controller.ledger import commands as cmd
+from controller.ledger import decisions as cmd
+from controller.ledger.enums import Role
+from controller.ledger.specs import WorkerSpec
 from paceline.config.schema import Config
 from paceline.v1 import worker_pb2
 from tests.fixtures.ledgers import Driven
@@ -69,9 +71,9 @@ def leader_of(run: Driven, scorer: dict[str, Any], queued: float, **fleet: Any) 
     )
     gauges = {"slot_occupancy": 0.1, "engine_idle_fraction": 0.9, "queued": queued}
     report = worker_pb2.Report(gauges=gauges)
-    commands: list[cmd.Scale] = []
+    commands: list[cmd.Command[str]] = []
 
-    async def execute(command: cmd.Scale) -> None:
+    async def execute(command: cmd.Command[str]) -> None:
         commands.append(command)
 
     return SimpleNamespace(
@@ -94,13 +96,15 @@ def at_work(count: int = 1) -> Driven:
         run.current[name] = run.incarnations
         host = ("h", 1, "127.0.0.1")
         run.do(
-            cmd.Register(
-                name,
-                run.incarnations,
-                cmd.Role.SCORER,
-                *host,
-                scorer="helpful",
-                address="127.0.0.1:1",
+            cmd.register(
+                WorkerSpec(
+                    name,
+                    run.incarnations,
+                    Role.SCORER,
+                    *host,
+                    scorer="helpful",
+                    address="127.0.0.1:1",
+                )
             )
         )
         run.observe(name)
@@ -156,5 +160,5 @@ async def test_a_proposal_of_scorers_is_applied_only_within_a_limit(most: int | 
     leader = leader_of(at_work(), MODEL, queued=4.0, **limits)
     autoscaling = measured(leader)
     await autoscaling._carry_out(leader.ledger.state)
-    applied = [dict(command.desired) for command in leader.commands]
+    applied = [dict(command.args[1]) for command in leader.commands]
     assert applied == ([] if most is None else [{"policy": 1, "rollout": 1, POOL: 2}])

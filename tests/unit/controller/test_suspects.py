@@ -6,7 +6,7 @@ import random
 import pytest
 
 from controller.ledger import Ledger
-from controller.ledger import commands as cmd
+from controller.ledger import decisions as cmd
 from controller.ledger.state.tasks import SUSPECT_DEATHS
 from controller.ledger.views import views
 from testbed.simulator.cluster import Shape
@@ -100,7 +100,7 @@ def test_the_death_of_a_worker_that_was_told_to_leave_blames_nobody(run: Driven,
     for _ in range(5):
         lost = run.lease("r0", 1).leases
         if how == "drained":
-            run.do(cmd.Drain(f"drain-{run.incarnations}", "r0", replace=True))
+            run.do(cmd.drain(f"drain-{run.incarnations}", "r0", replace=True))
         else:
             run.observe("r0", how)
         run.die("r0")
@@ -130,7 +130,7 @@ def test_suspicion_survives_failover_and_snapshot(run: Driven) -> None:
 
 def test_a_suspect_waits_for_no_worker_that_leaves_or_has_no_weights(run: Driven) -> None:
     first, _ = make_suspects(run, 2)
-    run.do(cmd.Drain("d", "r0", replace=True))
+    run.do(cmd.drain("d", "r0", replace=True))
     assert ids(run.lease("r1", 8)) == [first]
     run.die("r1")
     run.register("r1")

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from controller.dataset_rows import DatasetRows
-from controller.ledger import commands as cmd
-from controller.ledger.commands import Kind
-from controller.ledger.enums import ReturnKind
+from controller.ledger import decisions as cmd
+from controller.ledger.enums import Kind, ReturnKind
 from controller.services.rollout import _fitting
 from paceline.dataset.row_source import Row, RowSource
 from paceline.dataset.rows import load_rows
@@ -83,7 +82,7 @@ async def test_a_row_that_cannot_be_given_ends_its_own_task_and_nothing_else(
     second: Any, kind: ReturnKind
 ) -> None:
     """LeaseTasks raised: every rollout worker ended, and the run failed at each start anew."""
-    decided: list[cmd.ReturnTask] = []
+    decided: list[cmd.Command[Any]] = []
 
     async def durable() -> None:
         pass
@@ -100,8 +99,9 @@ async def test_a_row_that_cannot_be_given_ends_its_own_task_and_nothing_else(
     tasks, rows = await _fitting(leader, ("r0", 1), leases, 1 << 20)
     assert [lease.task_id for lease in tasks] == ["t0", "t2"] and len(rows) == 2
     (returned,) = decided
-    assert (returned.task_id, returned.kind, returned.reason) == ("t1", kind, "malformed_row")
-    assert returned.detail.startswith("row 1 of odd.jsonl: ") and returned.detail.isascii()
+    task_id, _, *found, detail = returned.args[2:]
+    assert returned.name == "give_back" and [task_id, *found] == ["t1", kind, "malformed_row"]
+    assert detail.startswith("row 1 of odd.jsonl: ") and detail.isascii()
 
 
 def test_a_row_that_changed_since_the_scan_fails_alone(tmp_path: Path) -> None:

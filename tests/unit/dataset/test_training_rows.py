@@ -7,7 +7,7 @@ import pytest
 
 from controller.context import ControllerContext
 from controller.dataset_rows import DatasetRows
-from controller.ledger.commands import Kind
+from controller.ledger.enums import Kind
 from paceline.config.load import ConfigError, load_config, to_toml
 from paceline.config.run_length import length_in_words, run_steps
 from paceline.config.schema import Config

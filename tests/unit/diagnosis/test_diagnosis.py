@@ -15,7 +15,7 @@ from controller.diagnosis.evidence import (
     LeaseEvidence,
     SessionlessEvidence,
 )
-from controller.ledger import commands as cmd
+from controller.ledger import decisions as cmd
 from controller.ledger.enums import Role
 from paceline.observe.vocabulary import Severity
 from paceline.process.kernel_state import KernelState
@@ -254,7 +254,7 @@ def test_a_standby_names_a_stopped_leader_and_when_it_takes_over() -> None:
 def test_a_broken_epoch_names_the_member_that_has_not_reported() -> None:
     run = fleet()
     mesh = run.state.fleet.mesh
-    run.do(cmd.BreakMesh("p0", run.current["p0"], mesh.epoch, "reset by peer"))
+    run.do(cmd.break_mesh("p0", run.current["p0"], mesh.epoch, "reset by peer"))
     found = diagnose(evidence(run, silent("p1"), worker("p0")))
     assert_names(found, "p1")
     assert found.subject == f"mesh epoch {mesh.epoch + 1}"
@@ -263,7 +263,7 @@ def test_a_broken_epoch_names_the_member_that_has_not_reported() -> None:
 def test_a_stopping_run_names_the_checkpoint_it_waits_for() -> None:
     run = fleet()
     run.train()
-    run.do(cmd.Stop("s", "enough"))
+    run.do(cmd.stop("s", "enough"))
     path = "/mnt/run/checkpoints/step-000001"
     writing = wait(WaitKind.CHECKPOINT, f"writing checkpoint {path}", path, 90.0)
     found = diagnose(evidence(run, worker("p0", waits=(writing,))))
@@ -284,7 +284,7 @@ def test_a_worker_that_cannot_load_weights_is_named_with_the_reason() -> None:
     for failures, name in ((1, "r0"), (2, "r1")):
         state = cmd.Lifecycle.RUNNING, -1, 0, 0, ""
         trouble = "weights not staged: out of memory: tried to allocate 2 GiB"
-        run.do(cmd.Observe(name, run.current[name], *state, failures, trouble))
+        run.do(cmd.observe(name, run.current[name], *state, failures, trouble))
     found = diagnose(evidence(run))
     assert (found.culprit.name, found.severity) == ("r1", Severity.ERROR)
     assert "failed 2 times to load them, like 1 more (weights not staged: out of memory" in (

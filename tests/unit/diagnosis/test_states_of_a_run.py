@@ -12,7 +12,7 @@ import pytest
 from controller.diagnosis.collect import unlearned
 from controller.diagnosis.diagnose import diagnose
 from controller.diagnosis.evidence import Evidence, LeaseEvidence, SessionlessEvidence
-from controller.ledger import commands as cmd
+from controller.ledger import decisions as cmd
 from controller.ledger.enums import Phase, Role, SuspendStage
 from paceline.observe.vocabulary import DeathCause, FaultCause, Severity
 from paceline.process.waits import WaitKind
@@ -22,8 +22,8 @@ from tests.fixtures.ledgers import Driven
 PACE = "Trainers and rollout workers keep pace."
 INFO, WARNING, ERROR = Severity.INFO, Severity.WARNING, Severity.ERROR
 NIGHT_S = 36_000.0
-PAUSE, STOP = cmd.Pause("p", True), cmd.Stop("s", "enough")
-SUSPEND = cmd.Suspend("u", SuspendStage.FINISH_STEP, "")
+PAUSE, STOP = cmd.pause("p", True), cmd.stop("s", "enough")
+SUSPEND = cmd.suspend("u", SuspendStage.FINISH_STEP, "")
 
 
 def starting(*waits: tuple[WaitKind, float], **changes: Any) -> Evidence:
@@ -58,9 +58,9 @@ def without(*names: str) -> Evidence:
     run = fleet(step_open=False)
     for name in names:
         how = DeathCause.EXIT, "", FaultCause.KILLED
-        run.do(cmd.DeclareDead(name, run.current[name], *how))
+        run.do(cmd.declare_dead(name, run.current[name], *how))
     if run.state.fleet.mesh.broken:
-        run.do(cmd.FormMesh())
+        run.do(cmd.form_mesh())
     return evidence(run, pace=PACE, since_commit_s=1.0)
 
 

@@ -4,8 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.ledger import commands as cmd
+from controller.ledger import decisions as cmd
 from controller.ledger import events as ev
+from controller.ledger.enums import Role
+from controller.ledger.specs import WorkerSpec
 from tests.fixtures.ledgers import Driven, run_spec
 
 BOUNDS = {"policy_min": 1, "policy_max": 3, "rollout_min": 2, "rollout_max": 4}
@@ -28,58 +30,58 @@ def test_a_scale_out_of_bounds_is_refused_with_the_bound_and_changes_nothing(
 ) -> None:
     run = bounded()
     with pytest.raises(cmd.CommandRefused, match=why):
-        run.do(cmd.Scale("x", desired))
+        run.do(cmd.scale("x", desired))
     assert run.state.desired == {"policy": 2, "rollout": 3}
-    assert run.do(cmd.Scale("x", {"policy": 3})) == "desired counts are now policy=3, rollout=3"
+    assert run.do(cmd.scale("x", {"policy": 3})) == "desired counts are now policy=3, rollout=3"
 
 
 def test_a_drain_lowers_the_desired_count_in_the_same_event() -> None:
     run = bounded()
     run.policy("p0", "p1")
-    reply = run.do(cmd.Drain("d", "p1"))
+    reply = run.do(cmd.drain("d", "p1"))
     assert run.event(ev.Drained).desired == {"policy": 1}
     assert "policy=1" in reply
     assert run.state.desired["policy"] == 1
     run.failover()
-    assert run.do(cmd.Drain("d", "p1")) == reply
+    assert run.do(cmd.drain("d", "p1")) == reply
     assert run.state.desired["policy"] == 1, "a repeated request lowered it again"
 
 
 def test_a_second_drain_of_a_leaving_worker_does_not_lower_the_number_again() -> None:
     run = bounded()
     run.rollout("r0", "r1", "r2")
-    run.do(cmd.Drain("one", "r2"))
-    run.do(cmd.Drain("two", "r2"))
+    run.do(cmd.drain("one", "r2"))
+    run.do(cmd.drain("two", "r2"))
     assert run.state.desired["rollout"] == 2
 
 
 def test_a_drain_below_the_least_is_refused_unless_the_worker_is_replaced() -> None:
     run = Driven.fleet("r0")
     with pytest.raises(cmd.CommandRefused, match=r"fleet\.rollout_min = 1"):
-        run.do(cmd.Drain("d", "r0"))
+        run.do(cmd.drain("d", "r0"))
     assert not run.state.fleet.workers["r0"].drain
-    run.do(cmd.Drain("d", "r0", replace=True))
+    run.do(cmd.drain("d", "r0", replace=True))
     assert run.state.fleet.workers["r0"].drain
     assert run.state.desired["rollout"] == 1
 
 
 def test_draining_one_of_a_surplus_leaves_the_desired_count_as_it_is() -> None:
     run = Driven.fleet("r0", "r1")
-    run.do(cmd.Drain("d", "r1"))
+    run.do(cmd.drain("d", "r1"))
     assert run.state.desired["rollout"] == 1
 
 
 def test_a_later_leaders_bounds_hold_and_move_the_desired_counts_into_them() -> None:
     run = bounded()
     narrower = run_spec(desired={"policy": 2, "rollout": 3}, bounds={**BOUNDS, "rollout_max": 2})
-    run.do(cmd.StartRun(narrower))
+    run.do(cmd.start_run(narrower))
     assert run.names() == ["BoundsSet", "Scaled"]
     assert run.state.desired == {"policy": 2, "rollout": 2}
-    run.do(cmd.StartRun(narrower))
+    run.do(cmd.start_run(narrower))
     assert run.names() == []
     run.failover()
     with pytest.raises(cmd.CommandRefused, match=r"rollout_max = 2"):
-        run.do(cmd.Scale("x", {"rollout": 3}))
+        run.do(cmd.scale("x", {"rollout": 3}))
 
 
 def test_a_replica_with_another_number_of_ranks_is_refused_by_name() -> None:
@@ -87,10 +89,10 @@ def test_a_replica_with_another_number_of_ranks_is_refused_by_name() -> None:
     with pytest.raises(
         cmd.CommandRefused, match=r"p1 has 2 ranks, p0 of this run has 1: .*policy_ranks"
     ):
-        run.do(cmd.Register("p1", 999, cmd.Role.POLICY, "h", 1, "127.0.0.1", 2, -1))
-    run.do(cmd.Register("r0", 998, cmd.Role.ROLLOUT, "h", 1, "127.0.0.1", 1, -1))
+        run.do(cmd.register(WorkerSpec("p1", 999, Role.POLICY, "h", 1, "127.0.0.1", 2)))
+    run.do(cmd.register(WorkerSpec("r0", 998, Role.ROLLOUT, "h", 1, "127.0.0.1")))
     run.die("p0")
-    run.do(cmd.Register("p1", 999, cmd.Role.POLICY, "h", 1, "127.0.0.1", 2, -1))
+    run.do(cmd.register(WorkerSpec("p1", 999, Role.POLICY, "h", 1, "127.0.0.1", 2)))
 
 
 requests = st.lists(
@@ -118,9 +120,9 @@ def test_no_sequence_of_requests_and_failovers_leaves_the_bounds(script: list) -
             if kind == "failover":
                 run.failover()
             elif kind == "scale":
-                run.do(cmd.Scale(str(number), {what: value}))
+                run.do(cmd.scale(str(number), {what: value}))
             else:
-                run.do(cmd.Drain(str(number), what, bool(value)))
+                run.do(cmd.drain(str(number), what, bool(value)))
         except cmd.CommandRefused:
             pass
         assert 1 <= run.state.desired["policy"] <= 3
@@ -129,15 +131,15 @@ def test_no_sequence_of_requests_and_failovers_leaves_the_bounds(script: list) -
 
 def test_a_scale_that_expects_other_numbers_is_refused_unless_it_is_a_repeat() -> None:
     run = bounded()
-    done = run.do(cmd.Scale("a", {"rollout": 4}, expected={"rollout": 3}))
+    done = run.do(cmd.scale("a", {"rollout": 4}, expected={"rollout": 3}))
     with pytest.raises(
         cmd.CommandRefused,
         match="conflict: desired counts are now policy=2, rollout=4; re-read the status and retry",
     ) as refused:
-        run.do(cmd.Scale("b", {"rollout": 2}, expected={"rollout": 3}))
+        run.do(cmd.scale("b", {"rollout": 2}, expected={"rollout": 3}))
     assert refused.value.code == "changed"
-    assert run.do(cmd.Scale("a", {"rollout": 4}, expected={"rollout": 3})) == done
-    run.do(cmd.Scale("c", {"policy": 3}, expected={"policy": 2}))
+    assert run.do(cmd.scale("a", {"rollout": 4}, expected={"rollout": 3})) == done
+    run.do(cmd.scale("c", {"policy": 3}, expected={"policy": 2}))
     assert run.state.desired == {"policy": 3, "rollout": 4}
 
 
@@ -150,7 +152,7 @@ def test_a_drain_meant_for_a_process_that_was_replaced_drains_nobody() -> None:
         cmd.CommandRefused,
         match="conflict: r0 is another process now; re-read the status and retry",
     ) as refused:
-        run.do(cmd.Drain("d", "r0", replace=True, incarnation=seen))
+        run.do(cmd.drain("d", "r0", replace=True, incarnation=seen))
     assert refused.value.code == "changed" and not run.state.fleet.workers["r0"].leaving
-    run.do(cmd.Drain("d", "r0", replace=True, incarnation=run.current["r0"]))
+    run.do(cmd.drain("d", "r0", replace=True, incarnation=run.current["r0"]))
     assert run.state.fleet.workers["r0"].leaving

@@ -3,7 +3,7 @@
 import json
 
 from controller.ledger import Ledger
-from controller.ledger import commands as cmd
+from controller.ledger import decisions as cmd
 from controller.ledger import events as ev
 from controller.ledger.views import views
 from tests.fixtures.ledgers import Driven
@@ -92,7 +92,7 @@ def test_other_weights_than_the_replicas_agreed_on_are_not_recorded() -> None:
     run.vote("p0", "right")
     run.vote("p1", "right")
     who = ("p1", run.current["p1"])
-    late = cmd.RecordCheckpoint(*who, 1, 1, "step-1", digest="wrong")
+    late = cmd.record_checkpoint(*who, 1, 1, "step-1", digest="wrong")
     assert run.do(late).useless == ("step-1",)
     assert run.state.versions.checkpoint.path == ""
 

@@ -2,8 +2,10 @@
 
 import pytest
 
-from controller.ledger import commands as cmd
+from controller.ledger import decisions as cmd
 from controller.ledger import events as ev
+from controller.ledger.enums import Role
+from controller.ledger.specs import WorkerSpec
 from controller.store.ledger_follower import totals_of
 from paceline.observe.faults import Fault, Faults
 from paceline.observe.vocabulary import DeathCause, FaultCause
@@ -19,11 +21,11 @@ def join(
     stalled_s: float = 0.0,
     kills: int = -1,
 ) -> int:
-    role = cmd.Role.POLICY if worker_id.startswith("p") else cmd.Role.ROLLOUT
+    role = Role.POLICY if worker_id.startswith("p") else Role.ROLLOUT
     run.incarnations += 1
     who = (worker_id, run.incarnations, role, host, pid, "127.0.0.1")
     cgroup = "/demo" if kills >= 0 else ""
-    run.do(cmd.Register(*who, cgroup=cgroup, memory_kills=kills, stalled_s=stalled_s))
+    run.do(cmd.register(WorkerSpec(*who, cgroup=cgroup, memory_kills=kills), stalled_s))
     run.current[worker_id] = run.incarnations
     return run.incarnations
 
@@ -36,7 +38,7 @@ def die(
     silent_s: float = 5.0,
 ) -> None:
     key = worker_id, run.current[worker_id]
-    run.do(cmd.DeclareDead(*key, DeathCause(how), "why", cause, silent_s))
+    run.do(cmd.declare_dead(*key, DeathCause(how), "why", cause, silent_s))
 
 
 def causes(run: Driven) -> dict[str, int]:
@@ -44,7 +46,7 @@ def causes(run: Driven) -> dict[str, int]:
 
 
 def stopped(run: Driven, name: str, pid: int, request: str = "r1") -> None:
-    run.do(cmd.RecordFault(request, name, "a", pid, FaultCause.STOPPED, "stopped"))
+    run.do(cmd.record_fault(request, name, "a", pid, FaultCause.STOPPED, "stopped"))
 
 
 def test_a_launchers_word_is_the_cause_and_survives_a_failover() -> None:
@@ -60,7 +62,7 @@ def test_a_launchers_word_is_the_cause_and_survives_a_failover() -> None:
 def test_a_worker_that_was_asked_to_leave_is_no_fault() -> None:
     run = Driven()
     join(run, "r0"), join(run, "r1")
-    run.do(cmd.Drain("q", "r0", replace=True))
+    run.do(cmd.drain("q", "r0", replace=True))
     die(run, "r0", "exit", FaultCause.KILLED)
     assert run.event(ev.WorkerDied).cause is FaultCause.ASKED_TO_LEAVE
     assert run.totals.faults.count == 0
@@ -145,14 +147,14 @@ def test_a_leader_that_is_succeeded_is_a_fault_whose_launcher_tells_the_cause() 
     join(run, "r0")
     run.failover()
     assert causes(run) == {"unattributed": 1}
-    run.do(cmd.RecordFault("k", "controller-0", "a", 5, FaultCause.KILLED, "signal 9"))
+    run.do(cmd.record_fault("k", "controller-0", "a", 5, FaultCause.KILLED, "signal 9"))
     assert causes(run) == {"killed": 1}
     assert run.totals.faults.by_host == {"a": 1}
 
 
 def ended(run: Driven, name: str, pid: int, cause: FaultCause = FaultCause.KILLED) -> None:
     """A launcher reports the end of a process that is not the one of that name in the ledger."""
-    run.do(cmd.RecordExit(name, "a", pid, cause, "signal 9"))
+    run.do(cmd.record_exit(name, "a", pid, cause, "signal 9"))
 
 
 def test_a_process_that_ends_before_it_has_registered_is_a_fault_and_counts_once() -> None:
@@ -330,7 +332,7 @@ def test_a_cause_that_is_found_later_takes_the_lost_time_along() -> None:
 
 
 def late(run: Driven, name: str, pid: int = 5) -> None:
-    run.do(cmd.RecordFault(f"late-{name}", name, "a", pid, FaultCause.LATE, "Redis was slow"))
+    run.do(cmd.record_fault(f"late-{name}", name, "a", pid, FaultCause.LATE, "Redis was slow"))
 
 
 def test_a_leader_that_was_late_explains_its_failover_once() -> None:

@@ -3,15 +3,19 @@
 import pytest
 
 from controller.ledger import Ledger
-from controller.ledger import commands as cmd
+from controller.ledger import decisions as cmd
 from controller.ledger import events as ev
+from controller.ledger.enums import Role
+from controller.ledger.specs import WorkerSpec
 from controller.ledger.views import views
 from tests.fixtures.ledgers import Driven, group, run_spec
 
 
-def register(worker_id: str, incarnation: int, state_version: int = -1) -> cmd.Register:
-    role = cmd.Role.POLICY if worker_id.startswith("p") else cmd.Role.ROLLOUT
-    return cmd.Register(worker_id, incarnation, role, "h", 1, "127.0.0.1", 1, state_version)
+def register(worker_id: str, incarnation: int, state_version: int = -1) -> cmd.register:
+    role = Role.POLICY if worker_id.startswith("p") else Role.ROLLOUT
+    return cmd.register(
+        WorkerSpec(worker_id, incarnation, role, "h", 1, "127.0.0.1", 1, state_version)
+    )
 
 
 def link_of(run: Driven, worker_id: str) -> ev.LinkAssigned:
@@ -50,7 +54,7 @@ def test_a_process_whose_place_another_one_has_taken_is_not_told_to_take_it_back
     run.do(register("r0", 5))
     run.do(register("r0", 6))
     assert views.directive(run.state, "r0", 5).lifecycle == "stopped"
-    run.do(cmd.DeclareDead("r0", 6, "lease"))
+    run.do(cmd.declare_dead("r0", 6, "lease"))
     for earlier in (5, 6):
         assert views.directive(run.state, "r0", earlier).lifecycle == "rejoin"
 
@@ -62,10 +66,10 @@ def test_a_process_of_an_earlier_incarnation_can_do_nothing_more() -> None:
     (lease,) = run.lease("r0").leases
     run.rollout("r0")
     for command in (
-        cmd.AcceptGroup("r0", old, group(lease)),
-        cmd.LeaseTasks("r0", old, 9, 1, 0),
-        cmd.ReturnTask("r0", old, lease.task_id, lease.attempt, "hand_back", "why"),
-        cmd.Observe("r0", old, "stopped"),
+        cmd.accept("r0", old, group(lease)),
+        cmd.lease("r0", old, 9, 1, 0),
+        cmd.give_back("r0", old, lease.task_id, lease.attempt, "hand_back", "why"),
+        cmd.observe("r0", old, "stopped"),
     ):
         with pytest.raises(cmd.CommandRefused) as refused:
             run.do(command)
@@ -80,7 +84,7 @@ def test_a_delayed_registration_of_an_earlier_incarnation_is_refused() -> None:
         with pytest.raises(cmd.CommandRefused) as refused:
             run.do(register("r0", stale))
         assert refused.value.code == "fenced"
-    run.do(cmd.DeclareDead("r0", 6, "exit"))
+    run.do(cmd.declare_dead("r0", 6, "exit"))
     with pytest.raises(cmd.CommandRefused):
         run.do(register("r0", 6))
     assert views.directive(run.state, "r0", 6).lifecycle == "rejoin"
@@ -128,7 +132,7 @@ def test_a_parity_failure_is_recorded_once_and_counted_across_workers() -> None:
     def failed(worker_id: str, failures: int, loaded: int = -1) -> list[str]:
         who = worker_id, run.current[worker_id]
         state = cmd.Lifecycle.RUNNING, -1, loaded
-        run.do(cmd.Observe(*who, *state, failures, "lm_head.weight differs"))
+        run.do(cmd.observe(*who, *state, failures, "lm_head.weight differs"))
         return run.names()
 
     assert failed("r0", 1) == ["ParityFailed"]
@@ -152,7 +156,7 @@ def test_a_failed_load_is_recorded_once_and_forgotten_with_the_next_that_succeed
 
     def failed(failures: int, loaded: int = -1) -> list[str]:
         state = cmd.Lifecycle.RUNNING, -1, loaded, 0, ""
-        run.do(cmd.Observe("r0", run.current["r0"], *state, failures, "out of memory"))
+        run.do(cmd.observe("r0", run.current["r0"], *state, failures, "out of memory"))
         return run.names()
 
     assert failed(1) == ["WeightsNotLoaded", "WorkerChanged"]
@@ -182,7 +186,7 @@ def test_declaring_dead_an_earlier_incarnation_does_nothing() -> None:
     run = Driven()
     run.do(register("r0", 5))
     run.do(register("r0", 6))
-    run.do(cmd.DeclareDead("r0", 5, "exit"))
+    run.do(cmd.declare_dead("r0", 5, "exit"))
     assert run.names() == []
 
 
@@ -193,20 +197,20 @@ def test_nothing_happens_before_the_run_is_started() -> None:
 
 def test_starting_a_run_again_with_other_settings_is_refused_by_name() -> None:
     run = Driven()
-    run.do(cmd.StartRun(run_spec(desired={"policy": 7})))
+    run.do(cmd.start_run(run_spec(desired={"policy": 7})))
     assert run.names() == []
     with pytest.raises(cmd.CommandRefused, match=r"group_size was 2, is 3"):
-        run.do(cmd.StartRun(run_spec(group_size=3)))
+        run.do(cmd.start_run(run_spec(group_size=3)))
 
 
 def test_terms_only_rise() -> None:
     run = Driven()
-    run.do(cmd.BeginTerm(1, "controller-0"))
+    run.do(cmd.begin_term(1, "controller-0"))
     assert run.names() == []
-    run.do(cmd.BeginTerm(5, "controller-1"))
+    run.do(cmd.begin_term(5, "controller-1"))
     for term, who in ((5, "controller-0"), (4, "controller-1")):
         with pytest.raises(cmd.CommandRefused):
-            run.do(cmd.BeginTerm(term, who))
+            run.do(cmd.begin_term(term, who))
 
 
 def test_an_overtaken_report_does_not_take_anything_back() -> None:
@@ -221,9 +225,9 @@ def test_an_overtaken_report_does_not_take_anything_back() -> None:
 def test_a_broken_link_gets_a_new_epoch_once() -> None:
     run = Driven.fleet("p0", "r0")
     broken = link_of(run, "r0").generation
-    run.do(cmd.BreakLink("p0", run.current["p0"], broken))
+    run.do(cmd.break_link("p0", run.current["p0"], broken))
     assert link_of(run, "r0").generation == broken + 1
-    run.do(cmd.BreakLink("r0", run.current["r0"], broken))
+    run.do(cmd.break_link("r0", run.current["r0"], broken))
     assert run.names() == []
 
 
@@ -236,7 +240,7 @@ def test_a_worker_that_lost_its_weights_leases_nothing() -> None:
 def test_a_draining_rollout_worker_leaves_when_it_holds_nothing() -> None:
     run = Driven.fleet("p0", "r0")
     (lease,) = run.lease("r0").leases
-    run.do(cmd.Drain("d", "r0", replace=True))
+    run.do(cmd.drain("d", "r0", replace=True))
     assert views.directive(run.state, "r0", run.current["r0"]).lifecycle == "draining"
     run.submit("r0", lease)
     assert views.directive(run.state, "r0", run.current["r0"]).lifecycle == "stopped"
@@ -250,7 +254,7 @@ def test_a_replica_asked_to_leave_before_it_holds_any_state_leaves_at_once() -> 
     run = Driven()
     run.register("p0")
     run.observe("p0")
-    run.do(cmd.Drain("d", "p0", replace=True))
+    run.do(cmd.drain("d", "p0", replace=True))
     assert views.directive(run.state, "p0", run.current["p0"]).lifecycle == "stopped"
     run.observe("p0", "stopped")
     run.policy("p1")
@@ -268,7 +272,7 @@ def test_a_worker_that_says_goodbye_hands_its_tasks_back() -> None:
 def test_cancelled_names_the_held_leases_that_moved_on() -> None:
     run = Driven.fleet("p0", "r0")
     one, two = run.lease("r0", 2).leases
-    run.do(cmd.ExpireLease(one.task_id, 1))
+    run.do(cmd.expire(one.task_id, 1))
     view = views.directive(run.state, "r0", run.current["r0"], [(one.task_id, 1), (two.task_id, 1)])
     assert view.cancelled == ((one.task_id, 1),)
 
@@ -276,10 +280,10 @@ def test_cancelled_names_the_held_leases_that_moved_on() -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        cmd.Scale("same", {"policy": 3}),
-        cmd.Drain("same", "r0", replace=True),
-        cmd.Pause("same", True),
-        cmd.Stop("same", "enough"),
+        cmd.scale("same", {"policy": 3}),
+        cmd.drain("same", "r0", replace=True),
+        cmd.pause("same", True),
+        cmd.stop("same", "enough"),
     ],
 )
 def test_a_repeated_request_has_one_effect_and_one_reply_across_a_failover(
@@ -297,18 +301,18 @@ def test_a_repeated_request_has_one_effect_and_one_reply_across_a_failover(
 def test_an_impossible_scale_is_refused(desired: dict[str, int]) -> None:
     run = Driven()
     with pytest.raises(cmd.CommandRefused):
-        run.do(cmd.Scale("x", desired))
+        run.do(cmd.scale("x", desired))
     assert run.state.desired == {"policy": 1, "rollout": 1}
 
 
 def test_pause_opens_no_step_and_resume_does() -> None:
     run = Driven.fleet("p0", "r0")
     leases = run.lease("r0", 4).leases
-    run.do(cmd.Pause("a", True))
+    run.do(cmd.pause("a", True))
     for lease in leases:
         run.submit("r0", lease)
     assert run.state.steps.open is None
-    run.do(cmd.Pause("b", False))
+    run.do(cmd.pause("b", False))
     assert run.state.steps.open.step == 1
 
 
@@ -396,7 +400,7 @@ def test_stop_ends_after_the_open_step_and_its_checkpoint_and_drops_the_rest_wit
     run = Driven.fleet("p0", "r0", max_staleness=2)
     accepted = run.fill("r0", 6)[-1]
     running = run.lease("r0", 2).leases[0]
-    run.do(cmd.Stop("s", "enough"))
+    run.do(cmd.stop("s", "enough"))
     assert views.phase(run.state) == "stopping"
     assert views.due_checkpoint(run.state) == 1
     run.vote("p0")
@@ -414,7 +418,7 @@ def test_stop_ends_at_once_where_nobody_could_write_a_checkpoint() -> None:
     run = Driven.fleet("p0", "r0")
     run.train()
     run.die("p0")
-    run.do(cmd.Stop("s", "enough"))
+    run.do(cmd.stop("s", "enough"))
     assert views.phase(run.state) == "finished"
 
 
@@ -426,7 +430,7 @@ def test_stop_after_a_rollback_accounts_for_the_groups_it_will_not_repeat() -> N
     run.register("p0")
     run.observe("p0")
     assert views.counts(run.state).in_step == 8
-    run.do(cmd.Stop("s", "enough"))
+    run.do(cmd.stop("s", "enough"))
     run.die("p0")
     assert views.phase(run.state) == "finished"
     assert views.counts(run.state).dropped == {"run_ended": 8}
@@ -435,12 +439,12 @@ def test_stop_after_a_rollback_accounts_for_the_groups_it_will_not_repeat() -> N
 def test_a_failed_run_keeps_its_reason() -> None:
     run = Driven.fleet("p0", "r0")
     run.fill("r0", 4)
-    run.do(cmd.Stop("s", "policy-0 died 20 times", failed=True))
+    run.do(cmd.stop("s", "policy-0 died 20 times", failed=True))
     status = views.status(run.state)
     assert (status.phase, status.reason) == ("failed", "policy-0 died 20 times")
     assert status.tasks.dropped == {"run_ended": 4}
     with pytest.raises(cmd.CommandRefused) as refused:
-        run.do(cmd.Pause("p", True))
+        run.do(cmd.pause("p", True))
     assert refused.value.code == "stopped"
 
 
@@ -459,10 +463,10 @@ def test_a_worker_with_other_files_than_one_of_its_kind_is_named_with_the_settin
     run = Driven()
 
     def join(worker_id: str, **origins: str) -> list[str]:
-        role = cmd.Role.POLICY if worker_id.startswith("p") else cmd.Role.ROLLOUT
+        role = Role.POLICY if worker_id.startswith("p") else Role.ROLLOUT
         run.incarnations += 1
         who = (worker_id, run.incarnations, role, "h", 1, "127.0.0.1")
-        run.do(cmd.Register(*who, origins=origins))
+        run.do(cmd.register(WorkerSpec(*who, origins=origins)))
         return run.names()
 
     assert "OriginsDiffer" not in join("r0", reward="1", environment="2")

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from controller.ledger import commands as cmd
+from controller.ledger import decisions as cmd
 from controller.ledger import events as ev
+from controller.ledger.specs import StatValue
 from controller.ledger.state.steps import assign_shards
 from controller.ledger.views import views
 from tests.fixtures.ledgers import Driven
@@ -227,7 +228,7 @@ def test_a_checkpoint_of_an_abandoned_line_is_not_recorded() -> None:
     run.die("p0")
     run.policy("p0")
     who = ("p0", run.current["p0"])
-    assert run.do(cmd.RecordCheckpoint(*who, 2, 2, "late")).useless == ("late",)
+    assert run.do(cmd.record_checkpoint(*who, 2, 2, "late")).useless == ("late",)
     assert run.names() == []
     assert run.state.versions.checkpoint.step == 0
 
@@ -241,7 +242,7 @@ def test_a_stranger_to_the_mesh_records_no_checkpoint() -> None:
         with pytest.raises(cmd.CommandRefused, match="no member of the mesh"):
             run.checkpoint(stranger)
     run.policy("p2")
-    run.do(cmd.Drain("d", "p0", True))
+    run.do(cmd.drain("d", "p0", True))
     run.train()
     assert [m.worker_id for m in run.state.fleet.mesh.members] == ["p2"]
     run.checkpoint("p0")  # it was writing while the others went on without it
@@ -255,11 +256,11 @@ def test_a_stopped_run_whose_last_state_dies_ends_at_its_checkpoint() -> None:
     run.train()
     run.checkpoint()
     run.train()
-    run.do(cmd.Stop("stop", "enough"))
+    run.do(cmd.stop("stop", "enough"))
     run.die("p0")
     assert run.state.ended and run.state.versions.step == 1
     assert dict(run.state.tasks.dropped) == {"run_ended": run.state.run.groups_per_step}
-    run.do(cmd.FormMesh())
+    run.do(cmd.form_mesh())
     assert run.names() == []
 
 
@@ -301,7 +302,7 @@ def test_a_directory_of_a_settled_step_is_never_recorded_however_late_its_writer
     settled = max(settled, run.checkpoint("p0").settled)
     assert settled == 2
     who = ("p1", run.current["p1"])
-    late = cmd.RecordCheckpoint(*who, 1, 1, "checkpoints/step-1.late")
+    late = cmd.record_checkpoint(*who, 1, 1, "checkpoints/step-1.late")
     assert run.do(late).useless == ("checkpoints/step-1.late",)
     run.failover()
     run.die("p0")
@@ -314,13 +315,13 @@ def test_the_path_of_a_recorded_checkpoint_is_never_called_obsolete_by_a_later_s
     run = fleet("p0")
     run.train()
     who = ("p0", run.current["p0"])
-    run.do(cmd.RecordCheckpoint(*who, 1, 1, "step-1"))
+    run.do(cmd.record_checkpoint(*who, 1, 1, "step-1"))
     run.train()
     run.die("p0")
     run.policy("p0")
     who = ("p0", run.current["p0"])
     version = run.state.versions.version
-    assert run.do(cmd.RecordCheckpoint(*who, 1, version, "step-1")).useless == ()
+    assert run.do(cmd.record_checkpoint(*who, 1, version, "step-1")).useless == ()
 
 
 def test_a_due_checkpoint_stays_due_until_it_is_recorded() -> None:
@@ -339,9 +340,9 @@ def test_a_due_checkpoint_stays_due_until_it_is_recorded() -> None:
 def test_a_checkpoint_asked_for_comes_before_the_regular_one_and_once() -> None:
     run = fleet("p0", checkpoint_every=4, steps=6)
     run.train()
-    assert run.do(cmd.RequestCheckpoint("a")) == "a checkpoint will be written after step 2"
+    assert run.do(cmd.request_checkpoint("a")) == "a checkpoint will be written after step 2"
     assert run.names() == ["CheckpointRequested"]
-    assert run.do(cmd.RequestCheckpoint("a")) == "a checkpoint will be written after step 2"
+    assert run.do(cmd.request_checkpoint("a")) == "a checkpoint will be written after step 2"
     assert run.names() == []
     run.failover()
     assert views.due_checkpoint(run.state) == 2
@@ -353,7 +354,7 @@ def test_a_checkpoint_asked_for_comes_before_the_regular_one_and_once() -> None:
 
 def test_a_wish_for_a_checkpoint_whose_writer_died_is_still_due_after_its_step() -> None:
     run = fleet("p0", checkpoint_every=4, steps=6)
-    run.do(cmd.RequestCheckpoint("a"))
+    run.do(cmd.request_checkpoint("a"))
     for _ in range(2):
         run.train()
     assert views.due_checkpoint(run.state) == 1
@@ -367,7 +368,7 @@ def test_joins_and_leaves_wait_for_the_end_of_the_open_step() -> None:
     epoch = run.state.fleet.mesh_epoch
     run.register("p2")
     run.observe("p2")
-    run.do(cmd.Drain("bye", "p1"))
+    run.do(cmd.drain("bye", "p1"))
     assert run.state.fleet.mesh_epoch == epoch
     assert views.directive(run.state, "p1", run.current["p1"]).lifecycle == "draining"
     run.vote("p0")
@@ -380,7 +381,7 @@ def test_joins_and_leaves_wait_for_the_end_of_the_open_step() -> None:
 def test_the_last_holder_of_the_state_drains_only_once_another_has_it() -> None:
     run = fleet("p0")
     run.train()
-    run.do(cmd.Drain("bye", "p0", replace=True))
+    run.do(cmd.drain("bye", "p0", replace=True))
     assert [m.worker_id for m in run.state.fleet.mesh.members] == ["p0"]
     run.train()
     run.register("p1")
@@ -412,15 +413,15 @@ def test_a_failed_collective_ends_the_epoch_for_all_and_kills_nobody() -> None:
     run = fleet("p0", "p1")
     run.fill("r0", 4)
     epoch = run.state.fleet.mesh_epoch
-    run.do(cmd.BreakMesh("p0", run.current["p0"], epoch, "connection reset"))
+    run.do(cmd.break_mesh("p0", run.current["p0"], epoch, "connection reset"))
     for p in ("p0", "p1"):
         assert views.directive(run.state, p, run.current[p]).mesh is None
         assert views.plan(run.state, p, run.current[p], epoch, 0)[0] == "epoch_over"
-    run.do(cmd.BreakMesh("p1", run.current["p1"], epoch, "too"))
+    run.do(cmd.break_mesh("p1", run.current["p1"], epoch, "too"))
     assert run.names() == []
-    run.do(cmd.FormMesh())
+    run.do(cmd.form_mesh())
     assert run.names() == ["MeshFormed", "StepResharded"]
-    run.do(cmd.FormMesh())
+    run.do(cmd.form_mesh())
     assert run.names() == []
     assert run.vote("p0").outcome == "pending"
     assert run.vote("p1").outcome == "committed"
@@ -467,7 +468,7 @@ def test_each_reward_function_has_a_mean_and_a_deviation_over_all_replicas() -> 
     for replica, found in values.items():
         sums = sum(found), sum(v * v for v in found)
         names = zip(("reward/exact", "reward_square/exact"), sums, strict=True)
-        stats = {name: cmd.StatValue(total, float(len(found)), 0.0) for name, total in names}
+        stats = {name: StatValue(total, float(len(found)), 0.0) for name, total in names}
         run.vote(replica, stats=stats)
     metrics = run.event(ev.StepCommitted).metrics
     assert metrics["reward/exact"] == pytest.approx(1.25)
@@ -480,8 +481,8 @@ def test_votes_are_merged_exactly_into_the_steps_metrics() -> None:
     run.now += 2.0
     run.fill("r0", 3, tokens=30)
     run.fill("r0", 1, tokens=10, reward_mean=0.9, reward_std=0.1)
-    first = {"loss": cmd.StatValue(6.0, 3.0, 9.0), "ratio": cmd.StatValue(2.0, 2.0, 1.5)}
-    second = {"loss": cmd.StatValue(2.0, 1.0, 2.0), "ratio": cmd.StatValue(4.0, 2.0, 3.5)}
+    first = {"loss": StatValue(6.0, 3.0, 9.0), "ratio": StatValue(2.0, 2.0, 1.5)}
+    second = {"loss": StatValue(2.0, 1.0, 2.0), "ratio": StatValue(4.0, 2.0, 3.5)}
     run.vote("p0", stats=first)
     run.vote("p1", stats=second)
     metrics = run.event(ev.StepCommitted).metrics

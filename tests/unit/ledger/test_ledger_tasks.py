@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from controller.ledger import commands as cmd
+from controller.ledger import decisions as cmd
 from controller.ledger import events as ev
 from controller.ledger.views import views
 from paceline.dataset.data_order import task_row, task_seed
@@ -18,7 +18,7 @@ def run() -> Driven:
 
 def test_a_retried_lease_request_gets_the_same_tasks_across_a_failover(run: Driven) -> None:
     first = run.lease("r0", 3)
-    retry = cmd.LeaseTasks("r0", run.current["r0"], run.seqs["r0"], 3, 0)
+    retry = cmd.lease("r0", run.current["r0"], run.seqs["r0"], 3, 0)
     assert run.do(retry) == first
     run.failover()
     assert run.do(retry) == first
@@ -32,7 +32,7 @@ def test_an_overtaken_lease_request_is_refused(run: Driven) -> None:
     run.lease("r0")
     run.lease("r0")
     with pytest.raises(cmd.CommandRefused, match="older"):
-        run.do(cmd.LeaseTasks("r0", run.current["r0"], 1, 1, 0))
+        run.do(cmd.lease("r0", run.current["r0"], 1, 1, 0))
 
 
 def test_a_repeated_submission_counts_once_across_a_failover(run: Driven) -> None:
@@ -52,7 +52,7 @@ def test_a_repeated_submission_is_a_duplicate_even_after_its_step_is_covered(run
     assert leases[0].task_id not in run.state.tasks.records
     assert run.submit("r0", leases[0]).code == "duplicate"
     older = group(leases[0], attempt=0)
-    assert run.do(cmd.AcceptGroup("r0", run.current["r0"], older)).code == "unknown_task"
+    assert run.do(cmd.accept("r0", run.current["r0"], older)).code == "unknown_task"
 
 
 def test_a_submission_by_another_than_the_owner_changes_nothing(run: Driven) -> None:
@@ -75,11 +75,11 @@ def test_a_submission_of_a_task_never_dispatched_is_unknown(run: Driven) -> None
     (lease,) = run.lease("r0").leases
     for task_id in ("t7", "t-1", "t01", "e0.0", "x", "", "t", "e1", "t١"):
         unknown = group(lease, task_id=task_id)
-        verdict = run.do(cmd.AcceptGroup("r0", run.current["r0"], unknown))
+        verdict = run.do(cmd.accept("r0", run.current["r0"], unknown))
         assert verdict.code == "unknown_task", task_id
         assert run.names() == []
     future = group(lease, attempt=2)
-    assert run.do(cmd.AcceptGroup("r0", run.current["r0"], future)).code == "unknown_task"
+    assert run.do(cmd.accept("r0", run.current["r0"], future)).code == "unknown_task"
 
 
 @pytest.mark.parametrize(
@@ -113,9 +113,9 @@ def test_a_dead_owner_can_do_nothing_more(run: Driven) -> None:
     (lease,) = run.lease("r0").leases
     run.die("r0")
     for command in (
-        cmd.AcceptGroup("r0", run.current["r0"], group(lease)),
-        cmd.LeaseTasks("r0", run.current["r0"], 9, 1, 0),
-        cmd.Observe("r0", run.current["r0"], "running"),
+        cmd.accept("r0", run.current["r0"], group(lease)),
+        cmd.lease("r0", run.current["r0"], 9, 1, 0),
+        cmd.observe("r0", run.current["r0"], "running"),
     ):
         with pytest.raises(cmd.CommandRefused) as refused:
             run.do(command)
@@ -144,7 +144,7 @@ def test_hand_backs_and_lost_leases_never_quarantine(run: Driven) -> None:
         run.return_task("r0", lease, "hand_back", "draining")
     for _ in range(5):
         (lease,) = run.lease("r0").leases
-        run.do(cmd.ExpireLease(lease.task_id, lease.attempt))
+        run.do(cmd.expire(lease.task_id, lease.attempt))
     (lease,) = run.lease("r0").leases
     assert (lease.task_id, lease.attempt) == ("t0", 11)
 
@@ -159,8 +159,8 @@ def test_a_task_that_can_never_succeed_is_dropped_at_once_and_once(run: Driven) 
 def test_an_expired_lease_that_has_moved_on_is_left_alone(run: Driven) -> None:
     (lease,) = run.lease("r0").leases
     run.submit("r0", lease)
-    run.do(cmd.ExpireLease(lease.task_id, lease.attempt))
-    run.do(cmd.ExpireLease("t99", 1))
+    run.do(cmd.expire(lease.task_id, lease.attempt))
+    run.do(cmd.expire("t99", 1))
     assert run.names() == []
 
 
@@ -228,7 +228,7 @@ def test_a_group_that_comes_too_late_is_dropped_counted_and_replaced() -> None:
     run = Driven.fleet("p0", "r0", "r1", max_staleness=0)
     (late,) = run.lease("r1").leases
     run.fill("r0", 3)
-    run.do(cmd.ExpireLease(late.task_id, late.attempt))
+    run.do(cmd.expire(late.task_id, late.attempt))
     (again,) = run.lease("r1").leases
     run.fill("r0", 1)
     assert run.submit("r1", again).code == "accepted"
@@ -261,10 +261,10 @@ def test_ready_groups_that_grew_too_stale_are_dropped_before_the_step_opens() ->
     run = Driven.fleet("p0", "r0", max_staleness=1, groups_per_step=2, late_groups="drop")
     run.train()  # step 1
     leases = run.lease("r0", 4).leases
-    run.do(cmd.Pause("a", True))
+    run.do(cmd.pause("a", True))
     for lease in leases:  # fresh enough for step 2, all four of them
         assert run.submit("r0", lease, version=0).code == "accepted"
-    run.do(cmd.Pause("b", False))
+    run.do(cmd.pause("b", False))
     assert run.state.steps.open.step == 2
     run.vote("p0")
     assert run.names().count("TaskDropped") == 2
@@ -294,13 +294,13 @@ def test_uninformative_groups_are_dropped_counted_and_replaced() -> None:
 
 
 def test_nothing_is_leased_while_paused_draining_or_stopping(run: Driven) -> None:
-    run.do(cmd.Pause("a", True))
+    run.do(cmd.pause("a", True))
     assert run.lease("r0").empty_reason == "paused"
-    run.do(cmd.Pause("b", False))
-    run.do(cmd.Drain("c", "r0"))
+    run.do(cmd.pause("b", False))
+    run.do(cmd.drain("c", "r0"))
     assert run.lease("r0").empty_reason == "stopped"
     run.fill("r1", 4)  # a step is open: the run cannot end yet
-    run.do(cmd.Stop("d", "enough"))
+    run.do(cmd.stop("d", "enough"))
     assert run.lease("r1").empty_reason == "stopped"
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from controller.ledger import Ledger
-from controller.ledger import commands as cmd
+from controller.ledger import decisions as cmd
 from controller.ledger.events import MeshBroken
 from controller.ledger.state.fleet import HOLDER_S, JOINER_S, TRIES
 from tests.fixtures.ledgers import Driven
@@ -31,9 +31,9 @@ def fail(run: Driven, by: str = "p0", after_s: float = HOLDER_S / (TRIES - 1)) -
     """The present epoch's members cannot connect; what is said of it."""
     run.now += after_s
     epoch = run.state.fleet.mesh_epoch
-    run.do(cmd.BreakMesh(by, run.current[by], epoch, "rendezvous timed out"))
+    run.do(cmd.break_mesh(by, run.current[by], epoch, "rendezvous timed out"))
     said = str(run.event(MeshBroken).detail)
-    run.do(cmd.FormMesh())
+    run.do(cmd.form_mesh())
     return said
 
 
@@ -89,7 +89,7 @@ def test_another_source_may_reach_it() -> None:
     run.policy("p2")
     assert members(run) == ["p0", "p2"]
     run.die("p0")
-    run.do(cmd.FormMesh())
+    run.do(cmd.form_mesh())
     assert members(run) == ["p2", "p1"]
     # Tries with an earlier source do not count against it.
     for _ in range(TRIES - 1):
@@ -122,7 +122,7 @@ def test_of_two_that_hold_the_state_and_lose_each_other_one_goes_on() -> None:
     run.train()
     assert members(run) == ["p0"]
     run.die("p0")
-    run.do(cmd.FormMesh())
+    run.do(cmd.form_mesh())
     assert members(run) == ["p1"], "it is there where the other is not"
 
 
@@ -171,7 +171,7 @@ def test_a_source_that_is_asked_to_leave_trains_on_where_nobody_can_take_its_pla
     run = with_joiner()
     for _ in range(TRIES):
         fail(run)
-    run.do(cmd.Drain("d", "p0", replace=True))
+    run.do(cmd.drain("d", "p0", replace=True))
     run.observe("p1")
     said = []
     while len(members(run)) == 2 and len(said) < 4 * TRIES:
@@ -198,7 +198,7 @@ def test_after_a_rollback_everybody_is_tried_again() -> None:
     assert members(run) == ["p0"]
     run.train()
     run.die("p0")
-    run.do(cmd.FormMesh())
+    run.do(cmd.form_mesh())
     assert members(run) == ["p1"] and run.state.fleet.mesh.restore
     run.observe("p1", state=run.state.versions.version)
     run.register("p0")

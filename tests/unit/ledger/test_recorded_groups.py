@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from controller.ledger import commands as cmd
+from controller.ledger import decisions as cmd
 from controller.ledger import events as ev
 from controller.ledger.enums import EmptyReason, PlanState, VerdictCode
 from controller.ledger.views import views
@@ -24,10 +24,9 @@ class Recorded(Driven):
     def measure(self, worker_id: str, loss: float | None, version: int | None = None) -> None:
         v = self.state.versions
         self.do(
-            cmd.RecordHeldOut(
+            cmd.record_held_out(
                 *(worker_id, self.current[worker_id], v.step),
                 v.version if version is None else version,
-                loss,
                 {} if loss is None else {"loss": loss, "nll": loss},
                 0 if loss is None else 4,
                 0,

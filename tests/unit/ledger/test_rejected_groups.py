@@ -2,7 +2,7 @@
 
 import pytest
 
-from controller.ledger import commands as cmd
+from controller.ledger import decisions as cmd
 from controller.ledger import events as ev
 from controller.ledger.decisions.rejections import MOST_REJECTIONS
 from controller.ledger.enums import GroupFault
@@ -16,16 +16,16 @@ def fleet(*policy: str, **changes: object) -> Driven:
 
 def reject(run: Driven, worker_id: str, *tasks: str, fault: str = "out_of_memory") -> int:
     step = run.state.steps.open.step if run.state.steps.open else run.state.versions.step + 1
-    named = tuple((t, run.state.tasks.records[t].attempt) for t in tasks)
+    named = {t: run.state.tasks.records[t].attempt for t in tasks}
     who = (worker_id, run.current[worker_id])
-    left: int = run.do(cmd.RejectGroups(*who, step, named, GroupFault(fault), "why"))
+    left: int = run.do(cmd.reject(*who, step, named, GroupFault(fault), "why"))
     return left
 
 
 def try_group(run: Driven, worker_id: str, task_id: str) -> bool:
     step = run.state.steps.open
     who = (worker_id, run.current[worker_id])
-    stands: bool = run.do(cmd.TryGroup(*who, step.step, run.state.fleet.mesh_epoch, task_id))
+    stands: bool = run.do(cmd.try_group(*who, step.step, run.state.fleet.mesh_epoch, task_id))
     return stands
 
 
@@ -97,8 +97,8 @@ def test_a_report_that_is_late_repeated_or_of_another_members_group_drops_nothin
     assert reject(run, "p1", other) == 0
     who = ("p1", run.current["p1"])
     fault = GroupFault.OUT_OF_MEMORY
-    assert run.do(cmd.RejectGroups(*who, 1, ((bad, 7),), fault)) == 0, "another attempt"
-    command = cmd.RejectGroups(*who, 1, ((bad, 1),), fault)
+    assert run.do(cmd.reject(*who, 1, {bad: 7}, fault)) == 0, "another attempt"
+    command = cmd.reject(*who, 1, {bad: 1}, fault)
     assert run.do(command) == 1
     assert run.do(command) == 0
     run.vote("p0")
@@ -114,7 +114,7 @@ def test_a_deposed_incarnation_rejects_nothing() -> None:
     bad = shard_of(run, "p1")[0]
     back(run, "p1")
     with pytest.raises(cmd.CommandRefused):
-        run.do(cmd.RejectGroups("p1", before, 1, ((bad, 1),), GroupFault.OUT_OF_MEMORY))
+        run.do(cmd.reject("p1", before, 1, {bad: 1}, GroupFault.OUT_OF_MEMORY))
 
 
 def test_a_replayed_step_keeps_its_composition_except_for_the_group_that_fails_there() -> None:
@@ -206,7 +206,7 @@ def test_a_trainer_that_dies_after_its_vote_or_was_asked_to_leave_blames_nobody(
     run.die("p1")
     assert run.state.steps.suspects == {}
     back(run, "p1")
-    run.do(cmd.Drain("d", "p0"))
+    run.do(cmd.drain("d", "p0"))
     run.die("p0")
     assert run.state.steps.suspects == {}
 
@@ -225,7 +225,7 @@ def test_a_trial_counts_only_in_its_epoch_and_for_the_members_own_groups() -> No
     run.fill("r0", 4)
     mine, other = shard_of(run, "p0")[0], shard_of(run, "p1")[0]
     assert try_group(run, "p0", mine) and not try_group(run, "p0", other)
-    late = cmd.TryGroup("p0", run.current["p0"], 1, run.state.fleet.mesh_epoch, mine)
+    late = cmd.try_group("p0", run.current["p0"], 1, run.state.fleet.mesh_epoch, mine)
     run.die("p1")
     assert run.do(late) is False
     assert run.state.steps.open.trials == {}

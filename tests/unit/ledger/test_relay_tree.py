@@ -1,8 +1,10 @@
 """Who sends weights to whom, with relays: a tree in which nobody sends to many, whoever dies or
 fails."""
 
-from controller.ledger import commands as cmd
+from controller.ledger import decisions as cmd
 from controller.ledger import events as ev
+from controller.ledger.enums import Role
+from controller.ledger.specs import WorkerSpec
 from controller.ledger.state.fleet import FORGIVEN_EVERY, Fleet
 from controller.ledger.views import views
 from paceline.ids import Version
@@ -28,17 +30,17 @@ def copies(run: Driven) -> dict[str, int]:
 
 def break_link(run: Driven, reporter: str, receiver: str) -> None:
     epoch = run.state.fleet.links[receiver].generation
-    run.do(cmd.BreakLink(reporter, run.current[reporter], epoch, "connection reset"))
+    run.do(cmd.break_link(reporter, run.current[reporter], epoch))
 
 
 def on_hosts(run: Driven, hosts: dict[str, str]) -> None:
     for worker_id, host in hosts.items():
-        role = cmd.Role.POLICY if worker_id.startswith("p") else cmd.Role.ROLLOUT
+        role = Role.POLICY if worker_id.startswith("p") else Role.ROLLOUT
         run.incarnations += 1
         run.current[worker_id], run.seqs[worker_id] = run.incarnations, 0
-        run.do(cmd.Register(worker_id, run.incarnations, role, host, 1, "127.0.0.1", 1, -1))
+        run.do(cmd.register(WorkerSpec(worker_id, run.incarnations, role, host, 1, "127.0.0.1")))
         run.observe(worker_id)
-        if role is cmd.Role.POLICY:
+        if role is Role.POLICY:
             run.observe(worker_id, state=run.state.versions.version)
 
 

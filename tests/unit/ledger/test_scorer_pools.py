@@ -2,8 +2,10 @@
 
 import pytest
 
-from controller.ledger import commands as cmd
+from controller.ledger import decisions as cmd
 from controller.ledger import events as ev
+from controller.ledger.enums import Role
+from controller.ledger.specs import WorkerSpec
 from tests.fixtures.ledgers import Driven
 
 BOUNDS = {"scorers_min": 1, "scorers_max": 3}
@@ -27,15 +29,17 @@ def register(run: Driven, worker_id: str, name: str) -> None:
     run.incarnations += 1
     run.current[worker_id] = run.incarnations
     run.do(
-        cmd.Register(
-            worker_id,
-            run.incarnations,
-            cmd.Role.SCORER,
-            "h",
-            1,
-            "127.0.0.1",
-            scorer=name,
-            address="127.0.0.1:1",
+        cmd.register(
+            WorkerSpec(
+                worker_id,
+                run.incarnations,
+                Role.SCORER,
+                "h",
+                1,
+                "127.0.0.1",
+                scorer=name,
+                address="127.0.0.1:1",
+            )
         )
     )
     run.observe(worker_id)
@@ -43,12 +47,12 @@ def register(run: Driven, worker_id: str, name: str) -> None:
 
 def test_one_scorer_is_scaled_and_the_others_are_not() -> None:
     run = scored()
-    reply = run.do(cmd.Scale("x", {"scorer:helpful": 3}))
+    reply = run.do(cmd.scale("x", {"scorer:helpful": 3}))
     assert "scorer:helpful=3" in reply
     run.failover()
     assert run.state.desired["scorer:helpful"] == 3
     assert run.state.desired["scorer:short"] == 1
-    assert run.do(cmd.Scale("x", {"scorer:helpful": 3})) == reply
+    assert run.do(cmd.scale("x", {"scorer:helpful": 3})) == reply
 
 
 @pytest.mark.parametrize(
@@ -62,13 +66,13 @@ def test_one_scorer_is_scaled_and_the_others_are_not() -> None:
 def test_a_scale_that_a_scorer_cannot_have_is_refused(desired: dict[str, int], why: str) -> None:
     run = scored()
     with pytest.raises(cmd.CommandRefused, match=why):
-        run.do(cmd.Scale("x", desired))
+        run.do(cmd.scale("x", desired))
     assert run.state.desired["scorer:helpful"] == 2
 
 
 def test_a_drain_lowers_the_number_of_its_own_pool() -> None:
     run = scored()
-    run.do(cmd.Drain("d", "scorer-helpful-1"))
+    run.do(cmd.drain("d", "scorer-helpful-1"))
     assert run.event(ev.Drained).desired == {"scorer:helpful": 1}
     run.failover()
     assert run.state.desired["scorer:helpful"] == 1
@@ -79,8 +83,8 @@ def test_the_last_of_a_pool_is_drained_only_if_it_is_replaced() -> None:
     """The scorers of another name cannot stand in for it."""
     run = scored()
     with pytest.raises(cmd.CommandRefused, match=r"fleet\.scorers_min = 1"):
-        run.do(cmd.Drain("d", "scorer-short-0"))
-    run.do(cmd.Drain("e", "scorer-short-0", replace=True))
+        run.do(cmd.drain("d", "scorer-short-0"))
+    run.do(cmd.drain("e", "scorer-short-0", replace=True))
     assert run.state.desired["scorer:short"] == 1
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from controller.ledger import Ledger
-from controller.ledger import commands as cmd
+from controller.ledger import decisions as cmd
 from controller.ledger import events as ev
 from controller.ledger.enums import GroupFault, SuspendStage
 from controller.ledger.specs import LearningRate, LiveSpec
@@ -23,7 +23,7 @@ FILE = {"train.optimizer.lr": 1e-3, "train.steps": 10, "rollout.top_p": 1.0}
 @pytest.fixture
 def run() -> Driven:
     driven = Driven(lr=LearningRate(1e-3))
-    driven.do(cmd.StartRun(driven.state.run, FILE))
+    driven.do(cmd.start_run(driven.state.run, FILE))
     driven.policy("p0")
     driven.rollout("r0")
     return driven
@@ -35,7 +35,7 @@ def spec(run: Driven, **changes: Any) -> LiveSpec:
 
 def set_lr(run: Driven, peak: float, request_id: str = "set-1") -> str:
     changed = spec(run, lr=LearningRate(peak))
-    return str(run.do(cmd.ChangeSettings(request_id, {"train.optimizer.lr": peak}, changed)))
+    return str(run.do(cmd.change_settings(request_id, {"train.optimizer.lr": peak}, changed)))
 
 
 def lr_of_plan(run: Driven) -> float:
@@ -85,7 +85,7 @@ def test_an_open_step_keeps_the_age_at_which_its_tokens_are_masked() -> None:
     step = run.state.steps.open.step
     assert late.task_id in run.state.steps.open.groups
     before = (oldest_step(run.state, step), total_tokens(run))
-    run.do(cmd.ChangeSettings("a", {"train.max_token_age": 1}, spec(run, max_token_age=1)))
+    run.do(cmd.change_settings("a", {"train.max_token_age": 1}, spec(run, max_token_age=1)))
     assert (oldest_step(run.state, step), total_tokens(run)) == before
     assert oldest_step(run.state, step + 1) == step - 1
     run.train()
@@ -101,9 +101,9 @@ def test_a_step_without_a_rejected_group_keeps_its_settings_and_its_other_groups
     bad = opened.shard("p0")[0]
     set_lr(run, 5e-4)
     strict = {"train.max_staleness": 0}
-    run.do(cmd.ChangeSettings("strict", strict, spec(run, max_staleness=0)))
+    run.do(cmd.change_settings("strict", strict, spec(run, max_staleness=0)))
     who = ("p0", run.current["p0"])
-    run.do(cmd.RejectGroups(*who, opened.step, ((bad, 1),), GroupFault.PAYLOAD_LOST, "why"))
+    run.do(cmd.reject(*who, opened.step, {bad: 1}, GroupFault.PAYLOAD_LOST, "why"))
     run.failover()
     assert run.state.steps.open is None and run.state.ready_for_next_step == 3
     run.fill("r0", 1)
@@ -120,13 +120,13 @@ def test_a_step_that_is_left_for_a_stop_keeps_its_settings_and_groups() -> None:
     for lease in early:
         run.submit("r0", lease, 0)
     opened = run.state.steps.open
-    run.do(cmd.Suspend("stop", SuspendStage.LEAVE_STEP, "Ctrl-C"))
+    run.do(cmd.suspend("stop", SuspendStage.LEAVE_STEP, "Ctrl-C"))
     run.checkpoint()
     strict = {"train.max_staleness": 0, "train.optimizer.lr": 5e-4}
     changed = spec(run, max_staleness=0, lr=LearningRate(5e-4))
-    reply = run.do(cmd.ChangeSettings("strict", strict, changed))
+    reply = run.do(cmd.change_settings("strict", strict, changed))
     assert "from step 3" in reply, "step 2 keeps what it had"
-    run.do(cmd.Continue("go-on"))
+    run.do(cmd.go_on("go-on"))
     run.policy("p0")
     again = run.state.steps.open
     assert (again.step, again.groups, again.settings) == (
@@ -157,7 +157,7 @@ def test_a_new_leader_with_the_old_file_keeps_what_was_set(run: Driven) -> None:
     set_lr(run, 5e-4)
     run.failover()
     kept = replace(run.state.run)
-    run.do(cmd.StartRun(kept, FILE))
+    run.do(cmd.start_run(kept, FILE))
     assert run.names() == []
     assert run.state.settings.values["train.optimizer.lr"] == 5e-4
 
@@ -166,7 +166,7 @@ def test_an_edited_file_is_taken_over_when_the_run_is_continued(run: Driven) -> 
     run.failover()
     edited = replace(run.state.run, lr=LearningRate(2e-3), max_staleness=3)
     file = {**FILE, "train.optimizer.lr": 2e-3, "train.max_staleness": 3}
-    run.do(cmd.StartRun(edited, file))
+    run.do(cmd.start_run(edited, file))
     event = run.event(ev.SettingsChanged)
     assert event.changes == {
         "train.optimizer.lr": (1e-3, 2e-3)
@@ -174,7 +174,7 @@ def test_an_edited_file_is_taken_over_when_the_run_is_continued(run: Driven) -> 
     assert run.state.run.max_staleness == 3
     assert run.state.settings.changed["train.optimizer.lr"].old == 1e-3
     run.failover()
-    run.do(cmd.StartRun(edited, file))
+    run.do(cmd.start_run(edited, file))
     assert run.names() == []
 
 
@@ -190,8 +190,8 @@ def test_steps_that_are_trained_are_not_taken_away(run: Driven) -> None:
         run.train()
     run.fill("r0", 4)
     with pytest.raises(cmd.CommandRefused, match="step 4 is under way or trained already"):
-        run.do(cmd.ChangeSettings("a", {"train.steps": 3}, spec(run, steps=3)))
-    run.do(cmd.ChangeSettings("b", {"train.steps": 4}, spec(run, steps=4)))
+        run.do(cmd.change_settings("a", {"train.steps": 3}, spec(run, steps=3)))
+    run.do(cmd.change_settings("b", {"train.steps": 4}, spec(run, steps=4)))
     run.train()
     run.checkpoint(digest="")
     assert run.state.phase == "finished"
@@ -210,13 +210,13 @@ def test_a_finished_run_goes_on_with_more_steps_and_skips_no_row() -> None:
     waiting = run.lease("r0", 2).leases
     run.train()
     run.fill("r0", 4)
-    run.do(cmd.ChangeSettings("fewer", {"train.steps": 2}, spec(run, steps=2)))
+    run.do(cmd.change_settings("fewer", {"train.steps": 2}, spec(run, steps=2)))
     run.train()
     run.checkpoint(digest="")
     assert run.state.phase == "finished"
     assert dict(run.state.tasks.dropped) == {"run_ended": 2}
     run.failover()
-    run.do(cmd.StartRun(replace(run.state.run, steps=4), {"train.steps": 4}))
+    run.do(cmd.start_run(replace(run.state.run, steps=4), {"train.steps": 4}))
     assert run.event(ev.RunExtended).steps == 4 and run.state.phase == "open"
     run.register("p0")
     run.observe("p0")
@@ -244,7 +244,7 @@ def test_a_snapshot_of_a_release_that_forgot_suspicion_at_the_end_is_read() -> N
 def test_a_finished_run_with_as_many_steps_stays_finished(run: Driven) -> None:
     finish(run)
     run.failover()
-    run.do(cmd.StartRun(replace(run.state.run), {**FILE, "train.optimizer.lr": 1.0}))
+    run.do(cmd.start_run(replace(run.state.run), {**FILE, "train.optimizer.lr": 1.0}))
     assert run.names() == [] and run.state.phase == "finished"
 
 

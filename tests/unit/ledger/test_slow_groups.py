@@ -5,7 +5,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from controller.ledger import commands as cmd
+from controller.ledger.specs import LeasedTask
 from controller.ledger.views import views
 from tests.fixtures.ledgers import Driven
 
@@ -14,20 +14,20 @@ SLOW = 1.645
 """Standard deviations above which 5 % of a normal distribution lie."""
 
 
-def normal(lease: cmd.LeasedTask) -> float:
+def normal(lease: LeasedTask) -> float:
     """Standard normal; a property of the task, as a length is of its prompt."""
     return random.Random(f"{lease.task_id}").gauss(0.0, 1.0)
 
 
-def trained_run(**changes: Any) -> tuple[Driven, list[cmd.LeasedTask]]:
+def trained_run(**changes: Any) -> tuple[Driven, list[LeasedTask]]:
     """A whole run in virtual time, and the leases of the groups that were trained.
 
     As many groups as admission allows generate at once, exp(SIGMA * normal) seconds each, with the
     weights of the moment; a step takes TRAIN_S."""
     spec = {"steps": STEPS, "groups_per_step": BATCH, "max_staleness": 4, "max_token_age": 32}
     run = Driven.fleet("p0", "r0", checked=False, **{**spec, **changes})
-    leases: dict[str, cmd.LeasedTask] = {}
-    trained: list[cmd.LeasedTask] = []
+    leases: dict[str, LeasedTask] = {}
+    trained: list[LeasedTask] = []
     order: Iterator[int] = iter(range(1 << 30))
     timeline: list[tuple[float, int, str, Any]] = []
     clock, training = 0.0, 0
@@ -54,7 +54,7 @@ def trained_run(**changes: Any) -> tuple[Driven, list[cmd.LeasedTask]]:
     return run, trained
 
 
-def slow_share(trained: list[cmd.LeasedTask]) -> float:
+def slow_share(trained: list[LeasedTask]) -> float:
     """Of the slowest 5 % of tasks, in what was trained."""
     return sum(normal(lease) > SLOW for lease in trained) / len(trained)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from controller.ledger import commands as cmd
+from controller.ledger import decisions as cmd
 from controller.ledger import events as ev
 from tests.fixtures.ledgers import Driven, run_spec
 
@@ -36,7 +36,7 @@ def test_a_spare_is_put_to_work_in_the_decision_that_loses_a_worker(how: str) ->
     run = fleet()
     lost = run.lease("r0", 2).leases
     if how == "drain":
-        run.do(cmd.Drain("a", "r0", replace=True))
+        run.do(cmd.drain("a", "r0", replace=True))
     else:
         run.die("r0", how)
     assert run.event(ev.SpareSet) == ev.SpareSet("r2", run.current["r2"], False)
@@ -65,10 +65,10 @@ def test_a_spare_that_serves_weights_goes_before_one_that_does_not() -> None:
 
 def test_more_or_fewer_wanted_at_work_makes_workers_of_spares_and_back() -> None:
     run = fleet()
-    run.do(cmd.Scale("a", {"rollout": 3}))
+    run.do(cmd.scale("a", {"rollout": 3}))
     assert spares(run) == set()
     held = run.lease("r2", 1).leases
-    run.do(cmd.Scale("b", {"rollout": 1}))
+    run.do(cmd.scale("b", {"rollout": 1}))
     assert spares(run) == {"r1", "r2"}
     assert run.submit("r2", held[0]).code == "accepted", "what it held it finishes"
     assert run.lease("r2").empty_reason == "spare"
@@ -76,18 +76,18 @@ def test_more_or_fewer_wanted_at_work_makes_workers_of_spares_and_back() -> None
 
 def test_a_spare_leaves_without_fewer_being_wanted() -> None:
     run = fleet()
-    run.do(cmd.Drain("a", "r2"))
+    run.do(cmd.drain("a", "r2"))
     assert run.state.desired["rollout"] == 2
-    run.do(cmd.Drain("b", "r1"))
+    run.do(cmd.drain("b", "r1"))
     assert run.state.desired["rollout"] == 1
 
 
 def test_a_leader_that_is_told_of_no_spares_puts_all_to_work() -> None:
     run = fleet()
     wanted = {"policy": 1, "rollout": 2}
-    run.do(cmd.StartRun(run_spec(desired=wanted, max_staleness=8)))
+    run.do(cmd.start_run(run_spec(desired=wanted, max_staleness=8)))
     assert spares(run) == set()
-    run.do(cmd.StartRun(run_spec(desired=wanted, max_staleness=8, bounds={"rollout_spares": 1})))
+    run.do(cmd.start_run(run_spec(desired=wanted, max_staleness=8, bounds={"rollout_spares": 1})))
     assert spares(run) == {"r2"}
 
 

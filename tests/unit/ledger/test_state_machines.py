@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from controller.ledger import commands as cmd
+from controller.ledger import decisions as cmd
 from controller.ledger.decisions.membership import _next_lifecycle
 from controller.ledger.enums import LIFECYCLE_TRANSITIONS, PHASE_TRANSITIONS, Lifecycle, Phase
 from controller.ledger.state.state import State
@@ -53,7 +53,7 @@ def test_a_report_moves_a_worker_forward_and_never_declares_it_dead(
 
 def test_a_finished_run_accepts_no_request() -> None:
     run = Driven()
-    run.do(cmd.Stop("a", "out of disk", failed=True))
+    run.do(cmd.stop("a", "out of disk", failed=True))
     assert run.state.phase is Phase.FAILED
     with pytest.raises(cmd.CommandRefused, match="the run has failed"):
-        run.do(cmd.Pause("b", True))
+        run.do(cmd.pause("b", True))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from controller.ledger import commands as cmd
+from controller.ledger import decisions as cmd
 from controller.ledger import events as ev
 from controller.ledger.enums import SuspendStage
 from controller.ledger.views import views
@@ -20,7 +20,7 @@ def stepping(**changes: object) -> Driven:
 
 
 def suspend(run: Driven, stage: str = "finish_step", request_id: str = "") -> str:
-    done: str = run.do(cmd.Suspend(request_id or f"stop-{stage}", SuspendStage(stage), "Ctrl-C"))
+    done: str = run.do(cmd.suspend(request_id or f"stop-{stage}", SuspendStage(stage), "Ctrl-C"))
     return done
 
 
@@ -108,7 +108,7 @@ def test_going_on_redoes_nothing_that_the_checkpoint_covers() -> None:
     run.observe("p0")
     assert directive(run, "p0").lifecycle == "running"
     assert directive(run, "p0").mesh is None
-    run.do(cmd.Continue("go-on"))
+    run.do(cmd.go_on("go-on"))
     mesh = directive(run, "p0").mesh
     assert (mesh.restore, mesh.step) == (True, 2)
     run.observe("p0", state=run.state.versions.version)
@@ -121,7 +121,7 @@ def test_going_on_redoes_nothing_that_the_checkpoint_covers() -> None:
 
 def test_a_run_that_ends_for_good_can_leave_its_step_and_then_its_checkpoint() -> None:
     run = stepping()
-    run.do(cmd.Stop("enough", "enough"))
+    run.do(cmd.stop("enough", "enough"))
     suspend(run, "leave_step")
     assert (directive(run, "p0").leave_step, directive(run, "p0").checkpoint_step) == (True, 1)
     suspend(run, "at_once")
@@ -146,26 +146,26 @@ def test_a_stop_does_not_wait_for_a_state_that_nobody_holds() -> None:
 def test_a_stop_under_way_can_be_taken_back() -> None:
     run = stepping()
     suspend(run)
-    run.do(cmd.Continue("go-on"))
+    run.do(cmd.go_on("go-on"))
     assert views.phase(run.state) == "running"
     assert run.lease("r0", 1).leases
     with pytest.raises(cmd.CommandRefused, match="has not been stopped for now"):
-        run.do(cmd.Continue("again"))
+        run.do(cmd.go_on("again"))
 
 
 def test_a_repeated_request_has_one_effect() -> None:
     run = stepping()
     reply = suspend(run, request_id="same")
-    run.do(cmd.Continue("go-on"))
+    run.do(cmd.go_on("go-on"))
     assert suspend(run, request_id="same") == reply
     assert views.phase(run.state) == "running"
 
 
 def test_a_run_that_is_paused_is_paused_when_it_goes_on() -> None:
     run = stepping()
-    run.do(cmd.Pause("pause", True))
+    run.do(cmd.pause("pause", True))
     suspend(run, "at_once")
-    run.do(cmd.Continue("go-on"))
+    run.do(cmd.go_on("go-on"))
     assert run.state.paused
 
 
@@ -175,5 +175,5 @@ def test_a_run_that_was_stopped_for_now_can_be_ended_for_good() -> None:
     run.vote("p0")
     run.vote("p1")
     run.checkpoint()
-    run.do(cmd.Stop("enough", "enough"))
+    run.do(cmd.stop("enough", "enough"))
     assert views.phase(run.state) == "finished"

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from controller.ledger import commands as cmd
+from controller.ledger import decisions as cmd
 from controller.ledger import events as ev
 from controller.ledger.codec import decode, encode
-from controller.ledger.specs import RunSpec
+from controller.ledger.specs import RunSpec, StatValue
 from controller.ledger.views import views
 from paceline.ids import TaskId
 from tests.fixtures.ledgers import Driven, run_spec
@@ -93,10 +93,10 @@ def test_a_ready_group_expires_before_the_step_that_could_not_train_it() -> None
     late = run.lease("r1", 4).leases
     for _ in range(3):
         run.train()
-    run.do(cmd.Pause("a", True))
+    run.do(cmd.pause("a", True))
     for lease in late:  # all four have the last chance in step 4, which takes two
         assert run.submit("r1", lease, 0).code == "accepted"
-    run.do(cmd.Pause("b", False))
+    run.do(cmd.pause("b", False))
     assert run.state.steps.open.groups == (late[0].task_id, late[1].task_id)
     run.vote("p0")
     assert run.names().count("TaskDropped") == 2 and run.state.steps.open is None
@@ -106,11 +106,11 @@ def test_a_ready_group_expires_before_the_step_that_could_not_train_it() -> None
 def test_steps_take_the_oldest_leases_first_not_the_first_groups() -> None:
     run = fleet()
     slow, fast = run.lease("r1", 2).leases, run.lease("r0", 4).leases
-    run.do(cmd.Pause("a", True))
+    run.do(cmd.pause("a", True))
     for lease in (*fast, *slow):
         owner = "r1" if lease in slow else "r0"
         run.submit(owner, lease, 0)
-    run.do(cmd.Pause("b", False))
+    run.do(cmd.pause("b", False))
     assert run.state.steps.open.groups == tuple(lease.task_id for lease in slow)
 
 
@@ -118,11 +118,11 @@ def test_a_task_keeps_its_place_when_another_worker_has_to_begin_it_again() -> N
     run = fleet()
     (lost,) = run.lease("r1").leases
     fast = run.lease("r0", 3).leases
-    run.do(cmd.Pause("a", True))
+    run.do(cmd.pause("a", True))
     for lease in fast:
         run.submit("r0", lease, 0)
     run.die("r1")
-    run.do(cmd.Pause("b", False))  # step 1: two of them
+    run.do(cmd.pause("b", False))  # step 1: two of them
     run.vote("p0")
     (again,) = run.lease("r0").leases
     assert again.task_id == lost.task_id
@@ -172,8 +172,8 @@ def test_the_effective_sample_size_merges_exactly_over_replicas() -> None:
     weights = {"p0": [1.0, 1.0, 2.0], "p1": [0.5]}
     for replica, w in weights.items():
         stats = {
-            "ratio": cmd.StatValue(sum(w), len(w), max(w)),
-            "ratio_square": cmd.StatValue(sum(x * x for x in w), len(w), max(w)),
+            "ratio": StatValue(sum(w), len(w), max(w)),
+            "ratio_square": StatValue(sum(x * x for x in w), len(w), max(w)),
         }
         run.vote(replica, stats=stats)
     metrics = run.event(ev.StepCommitted).metrics
@@ -194,7 +194,7 @@ def test_the_explained_variance_merges_exactly_over_replicas() -> None:
             "value_error": errors,
             "value_error_square": [e * e for e in errors],
         }
-        stats = {k: cmd.StatValue(sum(v), len(v), max(v)) for k, v in columns.items()}
+        stats = {k: StatValue(sum(v), len(v), max(v)) for k, v in columns.items()}
         run.vote(replica, stats=stats)
     metrics = run.event(ev.StepCommitted).metrics
     every = [r for part in returns.values() for r in part]
@@ -209,16 +209,16 @@ def test_returns_that_are_all_equal_have_no_explained_variance() -> None:
     run = fleet()
     run.fill("r0", 2)
     names = ("return_mean", "return_square", "value_error", "value_error_square")
-    run.vote("p0", stats={name: cmd.StatValue(3.0, 3.0, 1.0) for name in names})
+    run.vote("p0", stats={name: StatValue(3.0, 3.0, 1.0) for name in names})
     assert "explained_variance" not in run.event(ev.StepCommitted).metrics
 
 
 @pytest.mark.parametrize(
     "stats",
     [
-        {"ratio_square": cmd.StatValue(1.0, 1.0, 1.0)},
-        {"ratio": cmd.StatValue(1e200, 1.0, 1.0), "ratio_square": cmd.StatValue(1e300, 0.0, 1.0)},
-        {"ratio": cmd.StatValue(1e200, 1.0, 1.0), "ratio_square": cmd.StatValue(1e300, 9e9, 1.0)},
+        {"ratio_square": StatValue(1.0, 1.0, 1.0)},
+        {"ratio": StatValue(1e200, 1.0, 1.0), "ratio_square": StatValue(1e300, 0.0, 1.0)},
+        {"ratio": StatValue(1e200, 1.0, 1.0), "ratio_square": StatValue(1e300, 9e9, 1.0)},
     ],
 )
 def test_a_replica_that_reports_nonsense_commits_its_step_all_the_same(stats: Any) -> None:

@@ -5,8 +5,9 @@ from collections import Counter
 
 import pytest
 
-from controller.ledger import commands as cmd
+from controller.ledger import decisions as cmd
 from controller.ledger import events as ev
+from controller.ledger.enums import Role
 from tests.fixtures.ledgers import Driven
 
 REPLICAS = ("p0", "p1", "p2")
@@ -26,7 +27,7 @@ def copies(run: Driven) -> dict[str, int]:
 
 
 def loaded(run: Driven) -> None:
-    for worker in run.state.fleet.living(cmd.Role.ROLLOUT):
+    for worker in run.state.fleet.living(Role.ROLLOUT):
         run.observe(worker.worker_id, loaded=run.state.versions.version)
 
 
@@ -70,7 +71,7 @@ def test_a_replica_that_comes_takes_half_of_a_chain() -> None:
 def test_a_replica_that_leaves_keeps_the_trees_of_the_others(fanout: int) -> None:
     run = fleet(6, fanout=fanout)
     planted, before = run.state.fleet.tree, dict(run.state.fleet.links)
-    run.do(cmd.Drain("d", "p0", replace=True))
+    run.do(cmd.drain("d", "p0", replace=True))
     after = run.state.fleet.links
     assert not run.state.fleet.in_mesh("p0", run.current["p0"])
     assert "p0" not in publishers(run).values()
@@ -83,7 +84,7 @@ def test_a_replica_that_leaves_keeps_the_trees_of_the_others(fanout: int) -> Non
 def test_a_broken_link_is_replaced_by_one_from_another_replica() -> None:
     run = fleet(3)
     broken = run.state.fleet.links["r1"]
-    run.do(cmd.BreakLink("r1", run.current["r1"], broken.generation, "connection reset"))
+    run.do(cmd.break_link("r1", run.current["r1"], broken.generation))
     assert publishers(run)["r1"] != broken.publisher
     run.rollout("r3")
     assert publishers(run)["r1"] != broken.publisher, "dealing out does not bring it back"
@@ -99,7 +100,7 @@ def test_a_new_source_holds_the_newest_state() -> None:
 
 
 def many_ranks(run: Driven) -> None:
-    for replica in run.state.fleet.living(cmd.Role.POLICY):
+    for replica in run.state.fleet.living(Role.POLICY):
         replica.ranks = 2
 
 
@@ -154,7 +155,7 @@ def test_what_an_outvoted_replica_sent_is_taken_back_after_its_receiver_has_move
     loaded(run)
     moved = next(r for r, p in publishers(run).items() if p == "p1")
     epoch = run.state.fleet.links[moved].generation
-    run.do(cmd.BreakLink(moved, run.current[moved], epoch, "connection reset"))
+    run.do(cmd.break_link(moved, run.current[moved], epoch))
     assert publishers(run)[moved] != "p1"
     outvote(run, "p1")
     assert moved in run.event(ev.WeightsWithdrawn).receivers
@@ -165,7 +166,7 @@ def test_what_an_outvoted_replica_sent_is_taken_back_after_its_receiver_has_move
 def test_what_an_outvoted_replica_sent_before_the_version_is_not_taken_back() -> None:
     run = fleet(3)
     epoch = run.state.fleet.links["r1"].generation
-    run.do(cmd.BreakLink("r1", run.current["r1"], epoch, "connection reset"))
+    run.do(cmd.break_link("r1", run.current["r1"], epoch))
     run.train()
     loaded(run)
     fed = tuple(r for r, p in publishers(run).items() if p == "p1")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from controller.ledger import commands as cmd
+from controller.ledger.enums import Kind
 from paceline.observe.spans import SampleSpans, Span
 from tests.fixtures.ledgers import Driven
 
@@ -162,4 +162,4 @@ def test_evaluations_and_what_is_not_chosen_leave_nothing_behind() -> None:
     lease: list[Any] = ["t0", 1, "train", 0, 0, 1]
     leased = {"type": "TasksLeased", "worker_id": "r0", "leases": [lease, ["e0.0", 1, "eval"]]}
     assert list(lines.take(1.0, leased)) == [] and lines._lives == {}
-    assert cmd.Kind.TRAIN == "train"
+    assert Kind.TRAIN == "train"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from controller.ledger import commands as cmd
+from controller.ledger.enums import Kind
 from controller.ledger.views.views import oldest_fresh
 from paceline.ids import TaskId
 from paceline.payloads.group_limits import Invalid
@@ -212,5 +212,5 @@ def test_a_lease_names_the_oldest_versions_that_would_be_trained() -> None:
     run.train("r0")
     assert run.state.versions.version == 2
     (task,) = (t for t in run.state.tasks.records.values() if t.task_id == second.task_id)
-    assert task.kind is cmd.Kind.TRAIN
+    assert task.kind is Kind.TRAIN
     assert oldest_fresh(run.state, task.task_id) == (0, 1), "late groups: the last token decides"

@@ -1,18 +1,25 @@
 """The schedules can fail: with any one guard removed, some do."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from controller.fleet.liveness import Liveness
-from controller.ledger import commands as cmd
+from controller.ledger import decisions as cmd
 from controller.ledger import events as ev
 from controller.ledger import invariants
-from controller.ledger.decisions import leases, membership, rejections, standby_workers, steps
-from controller.ledger.decisions.decider import DECISIONS, Decider
-from controller.ledger.specs import Ballot, values
+from controller.ledger.decisions import (
+    commands,
+    leases,
+    membership,
+    rejections,
+    standby_workers,
+    steps,
+)
+from controller.ledger.decisions.commands import command, of_worker
+from controller.ledger.enums import VoteOutcome
+from controller.ledger.state.fleet import Worker
 from controller.ledger.state.tasks import Task
 from controller.ledger.state.versions import Versions
 from controller.store.group_commit import GroupCommit
@@ -34,14 +41,14 @@ def first_failure(known: tuple[int, bool] = (SEEDS[0], True), **options: Any) ->
 
 
 def no_lease_idempotency(patch: pytest.MonkeyPatch) -> None:
-    def lease(d: Any, c: cmd.LeaseTasks, now: float) -> Any:
-        worker = d.caller(c.worker_id, c.incarnation)
-        fresh = cmd.LeaseTasks(
-            c.worker_id, c.incarnation, worker.lease_seq + 1, c.max_tasks, c.loaded_version
-        )
-        return leases.lease(d, fresh, now)
+    guarded = cmd.lease
 
-    patch.setitem(DECISIONS, cmd.LeaseTasks, lease)
+    @of_worker
+    def lease(d: Any, now: float, worker: Worker, lease_seq: int, *asked: Any) -> Any:
+        who = (worker.worker_id, worker.incarnation)
+        return guarded(*who, worker.lease_seq + 1, *asked).execute(d, now)
+
+    patch.setattr(cmd, "lease", lease)
 
 
 def no_owner_check(patch: pytest.MonkeyPatch) -> None:
@@ -49,42 +56,49 @@ def no_owner_check(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_return_by_anybody_ends_a_lease(patch: pytest.MonkeyPatch) -> None:
-    def give_back(d: Any, c: cmd.ReturnTask, now: float) -> Any:
-        task = d.state.tasks.records.get(c.task_id)
-        if task is not None and task.leased and task.attempt == c.attempt:
-            owner = d.state.fleet.workers[task.owner]
-            c = replace(c, worker_id=owner.worker_id, incarnation=owner.incarnation)
-        return leases.give_back(d, c, now)
+    guarded = cmd.give_back
 
-    patch.setitem(DECISIONS, cmd.ReturnTask, give_back)
+    @command
+    def give_back(d: Any, now: float, name: str, incarnation: int, *back: Any) -> Any:
+        task = d.state.tasks.records.get(back[0])
+        if task is not None and task.leased and task.attempt == back[1]:
+            name, incarnation = task.owner, d.state.fleet.workers[task.owner].incarnation
+        return guarded(name, incarnation, *back).execute(d, now)
+
+    patch.setattr(cmd, "give_back", give_back)
 
 
 def no_membership_of_voters(patch: pytest.MonkeyPatch) -> None:
-    def vote(d: Any, c: cmd.CastVote, now: float) -> Any:
-        step = d.state.steps.open
-        d.caller(c.worker_id, c.incarnation)
-        known = step is not None and (c.step, c.mesh_epoch) == (step.step, step.mesh_epoch)
-        if known and c.worker_id not in step.shards:
-            d.emit(ev.VoteCast(**values(Ballot, c)))
-        return steps.vote(d, c, now)
+    guarded = cmd.vote
 
-    patch.setitem(DECISIONS, cmd.CastVote, vote)
+    @of_worker
+    def vote(d: Any, now: float, worker: Worker, *ballot: Any) -> Any:
+        step, who = d.state.steps.open, (worker.worker_id, worker.incarnation)
+        known = step is not None and ballot[:2] == (step.step, step.mesh_epoch)
+        if known and worker.worker_id not in step.shards:
+            d.emit(ev.VoteCast(*who, *ballot))
+        return guarded(*who, *ballot).execute(d, now)
+
+    patch.setattr(cmd, "vote", vote)
 
 
 def no_shards_of_rejections(patch: pytest.MonkeyPatch) -> None:
-    def reject(d: Any, c: cmd.RejectGroups, now: float) -> int:
-        d.caller(c.worker_id, c.incarnation)
+    guarded = cmd.reject
+
+    @of_worker
+    def reject(d: Any, now: float, worker: Worker, number: int, groups: Any, *why: Any) -> int:
         step, workers = d.state.steps.open, d.state.fleet.workers
         for owner in step.shards if step is not None else ():
-            if any(task_id in step.shard(owner) for task_id, _ in c.groups):
-                c = replace(c, worker_id=owner, incarnation=workers[owner].incarnation)
-        return rejections.reject(d, c, now)
+            if any(task_id in step.shard(owner) for task_id in groups):
+                worker = workers[owner]
+        who = (worker.worker_id, worker.incarnation)
+        return guarded(*who, number, groups, *why).execute(d, now)
 
-    patch.setitem(DECISIONS, cmd.RejectGroups, reject)
+    patch.setattr(cmd, "reject", reject)
 
 
 def no_incarnation_fence(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Decider, "caller", lambda d, w, i: d.state.fleet.workers[w])
+    patch.setattr(commands, "caller", lambda s, worker_id, incarnation: s.fleet.workers[worker_id])
 
 
 def no_staleness_check(patch: pytest.MonkeyPatch) -> None:
@@ -100,15 +114,17 @@ def no_admission_limit(patch: pytest.MonkeyPatch) -> None:
 
 def no_commit_vote(patch: pytest.MonkeyPatch) -> None:
     """The first vote commits."""
+    guarded = cmd.vote
 
-    def vote(d: Any, c: cmd.CastVote, now: float) -> Any:
-        result = steps.vote(d, c, now)
+    @command
+    def vote(d: Any, now: float, *ballot: Any) -> Any:
+        result = guarded(*ballot).execute(d, now)
         if result.outcome != "pending":
             return result
         steps._commit(d, d.state.steps.open, now)
-        return cmd.VoteResult("committed", d.state.versions.version)
+        return steps.VoteResult(VoteOutcome.COMMITTED, d.state.versions.version)
 
-    patch.setitem(DECISIONS, cmd.CastVote, vote)
+    patch.setattr(cmd, "vote", vote)
 
 
 def no_digest_comparison(patch: pytest.MonkeyPatch) -> None:
@@ -132,16 +148,17 @@ def every_death_charged_to_all_that_were_held(patch: pytest.MonkeyPatch) -> None
 def a_step_opens_anew_in_the_same_epoch(patch: pytest.MonkeyPatch) -> None:
     """Votes for the composition that a group has left count for the next one."""
 
-    def reject(d: Any, c: cmd.RejectGroups, now: float) -> int:
+    @of_worker
+    def reject(d: Any, now: float, worker: Worker, number: int, named: Any, *why: Any) -> int:
         step = d.state.steps.open
-        shard = step.shard(c.worker_id) if step is not None and step.step == c.step else ()
-        groups = [d.state.tasks.records[t] for t, _ in c.groups if t in shard]
+        shard = step.shard(worker.worker_id) if step is not None and step.step == number else ()
+        groups = [d.state.tasks.records[t] for t in named if t in shard]
         if groups:
-            rejections.drop_from_step(d, groups, c.fault, c.detail)
+            rejections.drop_from_step(d, groups, *why)
             steps.settle_step(d, now)
         return len(groups)
 
-    patch.setitem(DECISIONS, cmd.RejectGroups, reject)
+    patch.setattr(cmd, "reject", reject)
 
 
 def no_spare_is_put_to_work(patch: pytest.MonkeyPatch) -> None:
