@@ -6,7 +6,7 @@ Pure, and without random numbers: every process computes the same values.
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 ROUNDING = 1e-9
@@ -91,10 +91,16 @@ class SetScores:
         return math.sqrt(max(0.0, squares) / (self.rows - 1) / self.rows)
 
 
-def judging_metrics(samples: int) -> tuple[str, ...]:
-    """Metrics of a set that may choose the best checkpoint: higher is better."""
-    majority = (f"maj@{samples}",) if samples > 1 else ()
-    return ("reward", *(f"pass@{k}" for k in reported_ks(samples)), *majority)
+def row_metrics(samples: int) -> dict[str, Callable[[RowScore], float]]:
+    """The metrics of a set that may choose the best checkpoint, each with its value for one prompt:
+    higher is better."""
+
+    def passed(k: int) -> Callable[[RowScore], float]:
+        return lambda row: pass_at_k(row.samples, row.solved, k)
+
+    found: dict[str, Callable[[RowScore], float]] = {"reward": lambda row: row.reward_mean}
+    found |= {f"pass@{k}": passed(k) for k in reported_ks(samples)}
+    return found | ({f"maj@{samples}": lambda row: row.majority} if samples > 1 else {})
 
 
 def pass_at_k(samples: int, solved: int, k: int) -> float:

@@ -163,7 +163,7 @@ class RunHandle:
         """Groups of samples with prompt, completions and rewards. ``step``, ``row`` of the data set
         and ``text`` within prompt or completion narrow them; ``sort``: recent, oldest, best, worst,
         longest or stalest."""
-        from paceline_launcher.cli.reports.samples import Sort, find_groups
+        from paceline_launcher.cli.samples import Sort, find_groups
 
         if sort not in list(Sort):
             raise BadInput(f"sort={sort!r}: give one of {', '.join(Sort)}")

@@ -8,9 +8,7 @@ Exit status: 0 done, 1 it failed or was refused, 2 bad input, 3 no controller an
 
 from __future__ import annotations
 
-import inspect
 import os
-import re
 import sys
 from collections.abc import Callable
 from typing import Annotated, NoReturn
@@ -19,11 +17,24 @@ import typer
 
 from paceline.errors import UserError
 from paceline.masking import masked
-from paceline_launcher.cli import config, doctor, eval_command, export, render, reward, serve
-from paceline_launcher.cli.control import admin, node, roles, up
+from paceline_launcher.cli import (
+    admin,
+    config,
+    doctor,
+    eval_command,
+    events,
+    ledger,
+    models,
+    node,
+    roles,
+    runs,
+    samples,
+    status,
+    up,
+)
+from paceline_launcher.cli.options import command_line
 from paceline_launcher.cli.plan_memory import plan
-from paceline_launcher.cli.reports import events, ledger, runs, samples, status
-from paceline_launcher.cli.reports import open as page
+from paceline_launcher.cli.render import render
 
 app = typer.Typer(
     name="paceline",
@@ -62,44 +73,30 @@ GROUPS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Start a run": (up.up, node.node, config.init, config.config, doctor.doctor),
     "Watch a run": (
         *(status.status, status.top, status.why, events.events, events.logs, samples.samples),
-        *(status.stacks, page.open_run, runs.runs, runs.compare),
+        *(status.stacks, runs.open_run, runs.runs, runs.compare),
     ),
     "Steer a run": (
         *(admin.set_settings, admin.scale, admin.drain, admin.pause, admin.resume),
         *(admin.checkpoint, admin.stop),
     ),
-    "Use the model": (eval_command.evaluate, export.export, serve.serve),
+    "Use the model": (eval_command.evaluate, models.export, models.serve),
     "Plan and check": (
-        *(plan, reward.check_reward, config.check_objective, ledger.ledger, doctor.alerts),
+        *(plan, config.check_reward, config.check_objective, ledger.ledger, doctor.alerts),
     ),
     "On a cluster": (
-        *(render.render, roles.controller, roles.policy, roles.rollout, roles.scorer),
-        roles.wait,
+        *(render, roles.controller, roles.policy, roles.rollout, roles.scorer, roles.wait),
     ),
 }
-NAMES = {
-    "open_run": "open",
-    "set_settings": "set",
-    "evaluate": "eval",
-    "check_objective": "check-objective",
-    "check_reward": "check-reward",
-}
-
-
-def _unwrapped(text: str) -> str:
-    """A docstring with each paragraph on one line: the terminal's width wraps it."""
-    return re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(text))
-
-
+NAMES = {runs.open_run: "open", admin.set_settings: "set", eval_command.evaluate: "eval"}
 for title, commands in GROUPS.items():
     for command in commands:
         if isinstance(command, typer.Typer):
             for inner in command.registered_commands:
-                inner.help = _unwrapped((inner.callback and inner.callback.__doc__) or "")
+                inner.callback = inner.callback and command_line(inner.callback)
             app.add_typer(command, rich_help_panel=title)
-            continue
-        name, text = command.__name__, _unwrapped(command.__doc__ or "")
-        app.command(NAMES.get(name, name), help=text, rich_help_panel=title)(command)
+        else:
+            name = NAMES.get(command)  # None: that of the function, with - for _
+            app.command(name, rich_help_panel=title)(command_line(command))
 
 
 def main() -> None:

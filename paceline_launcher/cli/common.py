@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-import inspect
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -84,24 +82,25 @@ def _run_at(controllers: str | None) -> Path | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The controllers that a command's options name, and how to speak to them. Its fields are the
-    options: ``takes_target`` adds them to a command."""
+    """The controllers that a command's options name, and how to speak to them. Without a name, they
+    are those of the run in ./runs.
+
+    Args:
+        controllers HOST:PORT,...: Addresses of the run's controllers.
+        token_file FILE: File with the bearer token (or set PACELINE_TOKEN).
+        tls_ca FILE: PEM root certificate of the controllers; turns TLS on.
+    """
 
     run_dir: RunDirOption = None
-    controllers: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT,...", help="Addresses of the run's controllers."),
-    ] = None
-    token_file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="File with the bearer token (or set PACELINE_TOKEN)."),
-    ] = None
-    tls_ca: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="PEM root certificate of the controllers; turns TLS on."),
-    ] = None
+    controllers: str | None = None
+    token_file: Path | None = None
+    tls_ca: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.run_dir is None and self.controllers is None:
+            object.__setattr__(self, "run_dir", given_or_default(None))
 
     def addresses(self) -> list[str]:
         """Raises BadInput if the options name no controllers, or name them twice."""
@@ -172,12 +171,11 @@ class Target:
 
         auth = self.auth()
         root = client_root(auth)
-        if root is not None:
-            try:
-                ssl.create_default_context(cafile=str(root))
-            except OSError as error:
-                why = error.strerror or error
-                raise BadInput(f"--tls-ca: {root} is no PEM file to be read: {why}") from error
+        try:
+            ssl.create_default_context(cafile=root)
+        except OSError as error:
+            why = error.strerror or error
+            raise BadInput(f"--tls-ca: {root} is no PEM file to be read: {why}") from error
         return read_token(auth), root
 
 
@@ -198,38 +196,6 @@ def given_or_default(run_dir: Path | None) -> Path:
     chosen = (running or found)[0].path
     typer.echo(f"run: {chosen}", err=True)
     return chosen
-
-
-def with_options(command: Callable[..., None], *, name: str, kind: type) -> Callable[..., None]:
-    """Adds an option for each field of the dataclass ``kind``, whose object ``command`` gets as its
-    argument ``name``."""
-    options = inspect.signature(kind, eval_str=True).parameters
-    others = inspect.signature(command, eval_str=True).parameters
-    together = [p for p in (*others.values(), *options.values()) if p.name != name]
-    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in together]
-
-    @functools.wraps(command)
-    def run(**given: Any) -> None:
-        chosen = kind(**{option: given.pop(option) for option in options})
-        command(**{name: chosen}, **given)
-
-    # typer reads both.
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in parameters}
-    return run
-
-
-def takes_target(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options that find a run; ``command`` gets them as its argument ``target``. Without
-    any of them it is the run of ./runs."""
-
-    @functools.wraps(command)
-    def run(target: Target, **given: Any) -> None:
-        if target.run_dir is None and target.controllers is None:
-            target = replace(target, run_dir=given_or_default(None))
-        command(target=target, **given)
-
-    return with_options(run, name="target", kind=Target)
 
 
 def print_json(value: Any) -> None:

@@ -1,7 +1,7 @@
-"""``paceline init``, ``paceline config check | docs`` and ``paceline check-objective``."""
+"""``paceline init | config check | config docs | check-objective | check-reward``."""
 
 import importlib
-from collections.abc import Callable
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,37 +26,32 @@ config = typer.Typer(
 )
 
 
-def _choices(table: str) -> Callable[[], list[str]]:
-    return lambda: list(getattr(importlib.import_module("paceline.config.template"), table))
+def _choices(table: str) -> Any:
+    def names() -> list[str]:
+        return list(getattr(importlib.import_module("paceline.config.template"), table))
+
+    return typer.Option(autocompletion=names)
 
 
 def init(
-    out: Annotated[
-        Path, typer.Argument(metavar="OUT", help="File to write; - for standard output.")
-    ] = DEFAULT,
-    algorithm: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="For sampled completions: grpo, dr_grpo, dapo, decoupled, interpolated, ppo or "
-            "online_dpo. For recorded data: sft, dpo or reward_model.",
-            autocompletion=_choices("ALGORITHMS"),
-        ),
-    ] = "grpo",
-    size: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME", help="tiny, small, 7b, 32b or 70b.", autocompletion=_choices("SIZES")
-        ),
-    ] = "tiny",
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
-    as_json: JsonOption = False,
+    out: Path = DEFAULT,
+    *,
+    algorithm: Annotated[str, _choices("ALGORITHMS")] = "grpo",
+    size: Annotated[str, _choices("SIZES")] = "tiny",
+    force: bool = False,
 ) -> None:
     """Write a commented configuration for an algorithm and a model size.
 
     Example: paceline init --algorithm dr_grpo --size small run.toml
 
     Example: paceline init --algorithm dpo pairs.toml
+
+    Args:
+        out OUT: File to write; - for standard output.
+        algorithm NAME: For sampled completions: grpo, dr_grpo, dapo, decoupled, interpolated, ppo
+            or online_dpo. For recorded data: sft, dpo or reward_model.
+        size NAME: tiny, small, 7b, 32b or 70b.
+        force: Replace an existing file.
     """
     from paceline.config.template import ALGORITHMS, SIZES, commands, template
 
@@ -64,11 +59,7 @@ def init(
         if value not in known:
             raise BadInput(f"{option} {value}: choose {', '.join(known)}")
     if str(out) == "-":
-        text = template(algorithm, size, str(DEFAULT))
-        if as_json:
-            print_json({"written": None, "algorithm": algorithm, "size": size, "toml": text})
-        else:
-            typer.echo(text, nl=False)
+        typer.echo(template(algorithm, size, str(DEFAULT)), nl=False)
         return
     text = template(algorithm, size, str(out))
     try:
@@ -80,31 +71,19 @@ def init(
         raise BadInput(f"{out} exists: --force replaces it") from None
     except OSError as error:
         raise BadInput(f"{out}: cannot be written: {error.strerror or error}") from None
-    if as_json:
-        print_json({"written": str(out), "algorithm": algorithm, "size": size})
-        return
     typer.echo(f"wrote {out}: edit [model] and [data], then")
-    typer.echo(f"    paceline config check {out}")
-    for line in commands(algorithm, size, str(out)):
+    for line in (f"paceline config check {out}", *commands(algorithm, size, str(out))):
         typer.echo(f"    {line}")
 
 
 @config.command()
 def check(
     config: ConfigArgument,
+    *,
     overrides: SetOption = None,
     run_dir: RunDirOption = None,
-    settings_only: Annotated[
-        bool,
-        typer.Option(
-            "--settings-only",
-            help="Check the settings alone, for example on a machine without the run's files.",
-        ),
-    ] = False,
-    resolved: Annotated[
-        bool,
-        typer.Option("--resolved", help="Print all settings as TOML, passwords masked."),
-    ] = False,
+    settings_only: bool = False,
+    resolved: bool = False,
     as_json: JsonOption = False,
 ) -> None:
     """Say whether a configuration is valid, with warnings and errors on standard error.
@@ -113,6 +92,10 @@ def check(
     run that the directory holds already. Exit status 2 if one of them fails.
 
     Example: paceline config check demo.toml --set train.optimizer.lr=3e-4
+
+    Args:
+        settings_only: Check the settings alone, for example on a machine without the run's files.
+        resolved: Print all settings as TOML, passwords masked.
     """
     from paceline.config.load import load_config, to_toml
     from paceline_launcher.preflight.checks import (
@@ -133,12 +116,11 @@ def check(
         # With --resolved or --json, standard output is a configuration that can be read back.
         typer.echo(f"valid: {config}", err=resolved or as_json)
     for check in found:
-        if check.state == "warn":
-            typer.echo(f"warning: {check}", err=True)
-        elif check.state == "skip":
-            typer.echo(f"not checked: {check.name}: {check}", err=True)
-        elif check.state == "ok" and check.name in (FIRST_ROW, LENGTH):
-            typer.echo(f"{check.name}: {check}", err=True)
+        titles = {"warn": "warning", "skip": f"not checked: {check.name}"}
+        if check.name in (FIRST_ROW, LENGTH):
+            titles["ok"] = check.name
+        if check.state in titles:
+            typer.echo(f"{titles[check.state]}: {check}", err=True)
     if as_json:
         print_json(masked_settings(settings.model_dump(mode="json")))
     elif resolved:
@@ -158,23 +140,7 @@ def docs() -> None:
     typer.echo(reference(), nl=False)
 
 
-def check_objective(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME",
-            help="One that is built in, such as grpo or dpo, or a class of yours: "
-            "package.module:Class.",
-        ),
-    ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="A.B=C", help="A setting of [objective] or [train]; may be repeated."
-        ),
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
+def check_objective(name: str, *, overrides: SetOption = None, as_json: JsonOption = False) -> None:
     """Try an objective on a toy model: whether its gradients are the same however a fleet splits a
     step.
 
@@ -183,6 +149,11 @@ def check_objective(
     Example: paceline check-objective grpo --set train.loss.kl_coef=0.1
 
     Example: paceline check-objective my_objectives:Reinforce --set objective.baseline=false
+
+    Args:
+        name NAME: One that is built in, such as grpo or dpo, or a class of yours:
+            package.module:Class.
+        overrides --set A.B=C: A setting of [objective] or [train]; may be repeated.
     """
     from paceline.config.load import ConfigError, parse_setting
 
@@ -207,10 +178,80 @@ def check_objective(
         print_json(
             [{"property": p.name, "holds": not p.problem, "problem": p.problem} for p in found]
         )
-    else:
-        for each in found:
-            typer.echo(f"{'FAILS' if each.problem else 'ok':<6}{each.name}")
-            if each.problem:
-                typer.echo(f"      {each.problem}")
+    for each in () if as_json else found:
+        typer.echo(f"{'FAILS' if each.problem else 'ok':<6}{each.name}")
+        if each.problem:
+            typer.echo(f"      {each.problem}")
     if any(each.problem for each in found):
         raise typer.Exit(1)
+
+
+def check_reward(
+    config: ConfigArgument,
+    *,
+    row: int = 0,
+    completion: str | None = None,
+    failure: Path | None = None,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Call the rewards, or the environment, of a run on one row and one completion.
+
+    It prints the value of each function, or the traceback. No model and no fleet is started.
+
+    Exit status: 0 if there is a reward, 1 if there is none, 2 if a function cannot be imported.
+
+    Example: paceline check-reward run.toml --row 17 --completion "The answer is 12"
+
+    Args:
+        row N: Number of the row, from 0.
+        completion TEXT: What the model said. @FILE reads it.
+        failure FILE: Call it on what it failed on in a run: RUN_DIR/failed-rewards/*.json.
+    """
+    from paceline.config.load import load_config
+    from paceline.dataset.training_rows import open_training_rows
+    from paceline_launcher.preflight.user_code import try_import
+
+    settings = load_config(config, overrides or ())
+    if completion is not None and completion.startswith("@"):
+        completion = _text_of(Path(completion[1:]))
+    if failure is not None:
+        kept = json.loads(_text_of(failure))
+        job = kept["job"] or {"shared": {"row": kept["row"]}, "each": {"completion": [""]}}
+        values, number = job["shared"]["row"], kept["completion"] or 0
+        completion = completion or job["each"]["completion"][number]
+    else:
+        rows = open_training_rows(settings.data).rows
+        if not 0 <= row < len(rows):
+            raise BadInput(f"--row {row}: the data has the rows 0 to {len(rows) - 1}")
+        values = rows[row]
+    field = settings.data.answer_field
+    tried = try_import(
+        "rollout_worker.check_rewards",
+        "reward",
+        config=settings.model_dump(mode="json"),
+        row=values,
+        completion=completion,
+        answers=[("this row", values.get(field))] if field in values else [],
+    )
+    if tried.problem or tried.slow:
+        raise BadInput(tried.problem or "it took too long")
+    trial: dict[str, Any] = json.loads(tried.lines[-1])
+    if as_json:
+        print_json(trial)
+    else:
+        lines = [*tried.lines[:-1], *(f"{v:>10g}  {name}" for name, v in trial["values"].items())]
+        lines += [f"note: {doubt}" for doubt in trial["doubtful"]]
+        lines += [trial["trace"].rstrip()] if trial["trace"] else []
+        last = f"no reward: {trial['problem']}"
+        lines.append(last if trial["problem"] else f"{trial['reward']:>10g}  the reward, weighted")
+        typer.echo("\n".join(lines))
+    if trial["problem"]:
+        raise typer.Exit(1)
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path}: cannot be read: {error}") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
 import typer
 
@@ -18,9 +18,6 @@ from paceline_launcher.cli.common import (
     print_json,
 )
 
-if TYPE_CHECKING:
-    from paceline_launcher.preflight.findings import Finding
-
 STYLES: dict[str, dict[str, Any]] = {
     "ok": {"fg": "green"},
     "warn": {"fg": "yellow"},
@@ -30,9 +27,8 @@ STYLES: dict[str, dict[str, Any]] = {
 
 
 def doctor(
-    config: Annotated[
-        Path | None, typer.Argument(metavar="[CONFIG]", help="Also check what this run needs.")
-    ] = None,
+    config: Path | None = None,
+    *,
     overrides: SetOption = None,
     run_dir: RunDirOption = None,
     as_json: JsonOption = False,
@@ -43,6 +39,9 @@ def doctor(
     needs. Exit status 1 if a check fails; a warning is not a failure.
 
     Example: paceline doctor run.toml
+
+    Args:
+        config [CONFIG]: Also check what this run needs.
     """
     from paceline.config.load import load_config
     from paceline_launcher.preflight.checks import Place, default_run_dir, run_checks
@@ -50,24 +49,20 @@ def doctor(
 
     settings = load_config(config, overrides or ()) if config is not None else None
     directory = run_dir or (default_run_dir(settings) if settings else Path("runs"))
-    findings: list[Finding] = []
-    for finding in run_checks(Start(settings, directory), ~Place(0)):
-        findings.append(finding)
+    findings = []
+    for found in run_checks(Start(settings, directory), ~Place(0)):
+        findings.append(found)
         if not as_json:
-            typer.echo(_line(finding))
-    failed = [finding for finding in findings if finding.state == "fail"]
+            state = typer.style(f"{found.state:<5}", **STYLES[found.state])
+            remedy = f"\n{'':<21}→ {found.remedy}" if found.remedy else ""
+            typer.echo(f"{state} {found.name:<15} {found.found}{remedy}")
+    states = [finding.state for finding in findings]
+    failed, warned = states.count("fail"), states.count("warn")
     if as_json:
         print_json({"ok": not failed, "checks": [asdict(finding) for finding in findings]})
     else:
-        warned = sum(finding.state == "warn" for finding in findings)
-        typer.echo(f"{len(findings)} checks, {warned} warnings, {len(failed)} failures")
+        typer.echo(f"{len(findings)} checks, {warned} warnings, {failed} failures")
     raise typer.Exit(1 if failed else 0)
-
-
-def _line(check: Finding) -> str:
-    state = typer.style(f"{check.state:<5}", **STYLES[check.state])
-    remedy = f"\n{'':<21}→ {check.remedy}" if check.remedy else ""
-    return f"{state} {check.name:<15} {check.found}{remedy}"
 
 
 alerts = typer.Typer(
@@ -83,7 +78,7 @@ def _group() -> None:
 
 
 @alerts.command()
-def test(config: ConfigArgument, overrides: SetOption = None, as_json: JsonOption = False) -> None:
+def test(config: ConfigArgument, *, overrides: SetOption = None) -> None:
     """Send a test alert to the webhook and the command of the `alerts` settings.
 
     Exit status 1 if it is not delivered.
@@ -101,13 +96,9 @@ def test(config: ConfigArgument, overrides: SetOption = None, as_json: JsonOptio
             f"{config}: [alerts] names no receiver. Set alerts.webhook_file or alerts.command"
         )
     alert = Alert("end", "test", "this is a test of the run's alerts", time.time())
-    problem = None
     try:
         deliver(loaded.alerts, alert.message(loaded.run.name))
     except NotDelivered as why:
-        problem = str(why)
-    if as_json:
-        print_json({"delivered": problem is None, "problem": problem})
-    else:
-        typer.echo(f"not delivered: {problem}" if problem else "delivered", err=bool(problem))
-    raise typer.Exit(0 if problem is None else 1)
+        typer.echo(f"not delivered: {why}", err=True)
+        raise typer.Exit(1) from None
+    typer.echo("delivered")

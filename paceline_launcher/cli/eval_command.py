@@ -1,49 +1,209 @@
-"""Reports of ``paceline eval``: progress, the table, and the JSON file."""
+"""``paceline eval``: its options, the configuration that they make, and its reports."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import ValidationError
 
+from paceline.config.load import ConfigError, changed_config, load_config, parse_setting
+from paceline.config.schema import Config
+from paceline.config.sections.training import TrainConfig
 from paceline.errors import BadInput
-from paceline.evaluation import RowScore, SetScores, pass_at_k, reported_ks
+from paceline.evaluation import row_metrics
+from paceline.observe.checkpoint_links import META
 from paceline.observe.json_lines import finite
-from paceline_launcher.cli.common import with_options
-from paceline_launcher.cli.eval_settings import Wanted
+from paceline_launcher.cli.common import SetOption
+from paceline_launcher.cli.models import find_checkpoint, refuse_scalar_head
 
 if TYPE_CHECKING:
-    from paceline.config.schema import Config
     from paceline_launcher.cli.evaluate import Judged
 
-_LABELS = {"tokens": "tokens per sample", "truncated": "truncated share"}
+RECORDED_FIELDS = tuple(
+    f"{name}_field" for name in ("messages", "completion", "chosen", "rejected", "margin", "label")
+)
+SET = "data"  # name of the set in the configuration
+EngineName = StrEnum("EngineName", ["transformers", "vllm"])
+Positive = Annotated[int | None, typer.Option(min=1)]
+Fraction = Annotated[float | None, typer.Option(min=1e-6, max=1)]
 TERMINAL_S = 0.1
 LOG_S = 10.0
 
 
-class ProgressLine:
-    """Progress on standard error; without a terminal, a line every 10 s or 10 %."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """The options. None: as in the run that the model comes from, or the default of the setting.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    Args:
+        data FILE: Data set, as data.path; default: data.eval_path of the run.
+        k: Samples of each prompt.
+        greedy: Take the most likely token; the default for one sample.
+        temperature: Sampling temperature; default: the run's, or 1.
+        top_p: Nucleus sampling; default: the run's, or 1.
+        max_tokens: Longest completion; default: the run's, or 1024.
+        reward NAME: Reward, may be repeated; default: the run's, or exact_match.
+        engine: Default: the run's, or transformers.
+        limit: First prompts only, so many.
+        seed: Seed of the samples.
+        threads: CPU threads of the engine; default: all.
+        trust_remote_code: Run code that comes with the model.
+    """
+
+    data: str | None = None
+    k: Annotated[int, typer.Option(min=1, max=1024)] = 1
+    greedy: bool = False
+    temperature: Annotated[float | None, typer.Option(min=1e-6)] = None
+    top_p: Fraction = None
+    max_tokens: Positive = None
+    reward: list[str] | None = None
+    engine: EngineName | None = None
+    limit: Positive = None
+    seed: Annotated[int, typer.Option(min=0)] = 0
+    threads: Positive = None
+    trust_remote_code: bool = False
+    overrides: SetOption = None
+
+
+def settings(wanted: Wanted, base: Config | None, model: str) -> Config:
+    """Raises BadInput that names the option."""
+
+    def given(**values: Any) -> dict[str, Any]:
+        return {name: value for name, value in values.items() if value is not None}
+
+    data = wanted.data or (base.data.eval_path if base is not None else None)
+    if data is None:
+        raise BadInput("--data is missing: give the file or data set to evaluate on")
+    config = base or Config.model_validate({"model": {"path": model}, "data": {"path": data}})
+    changes = dict(parse_setting(text) for text in wanted.overrides or ())
+    if changes:
+        config = changed_config(config, changes)
+    sampled = wanted.k > 1 or wanted.temperature is not None or wanted.top_p is not None
+    evaluated = {
+        "path": data,
+        "name": config.data.name if data == config.data.eval_path else None,
+        "split": config.data.eval_split,
+        "samples": wanted.k,
+        "greedy": wanted.greedy or not sampled,
+        "temperature": wanted.temperature,
+        "top_p": wanted.top_p,
+        "limit": wanted.limit or (1 << 31),
+    }
+    sections: dict[str, dict[str, Any]] = {
+        # An export has the tokenizer of its checkpoint.
+        "model": {
+            "path": model,
+            "tokenizer": config.model.tokenizer if base is None else None,
+            "trust_remote_code": wanted.trust_remote_code or config.model.trust_remote_code,
+        },
+        "data": {"eval_path": None, **dict.fromkeys(RECORDED_FIELDS)},
+        "reward": given(functions=wanted.reward),
+        "rollout": {
+            **given(engine=wanted.engine, max_tokens=wanted.max_tokens),
+            "on_update": "keep",  # no update comes, and only vLLM knows the others
+            "source": "engine",
+            "group_size": 2,
+        },
+        "fleet": {"rollout_threads": wanted.threads or len(os.sched_getaffinity(0))},
+        "run": {"seed": wanted.seed},
+        # Nothing is trained, and what the run trained may have needed recorded rows.
+        "train": TrainConfig().model_dump(mode="json"),
+    }
+    raw = config.model_dump(mode="json")
+    for section, values in sections.items():
+        raw[section] |= values
+    raw |= {"objective": {}, "evaluation": {"sets": {SET: evaluated}}}
+    try:
+        return Config.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        why = first["msg"].removeprefix("Value error, ")
+        raise BadInput(f"{name}: {why}" if name else why) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """``checkpoint``: to be exported first; None: ``model`` can be loaded as it is. ``config``:
+    that of the run that the model comes from, if it is known."""
+
+    model: str
+    checkpoint: Path | None
+    config: Config | None
+
+
+def find_source(text: str) -> Source:
+    """A model's directory or hub name, an export, a checkpoint, or a run directory with its newest
+    checkpoint. Raises BadInput."""
+    from paceline.dataset.rows import could_be_hub_name
+
+    path = Path(text).expanduser()
+    if not path.is_dir():
+        if could_be_hub_name(text) and not path.exists():
+            return Source(text, None, None)
+        raise BadInput(f"{text}: no such directory. Give a model, an export, a checkpoint or a run")
+    if (path / "config.json").is_file() and not (path / META).is_file():
+        refuse_scalar_head(path)
+        try:
+            note = json.loads((path / "paceline.json").read_text())
+            return Source(str(path), None, _run_config(Path(note["checkpoint"]).parent.parent))
+        except (OSError, ValueError, KeyError, TypeError):
+            return Source(str(path), None, None)
+    found = find_checkpoint(path)
+    if found is None:
+        raise BadInput(
+            f"{text} is no model (it has no config.json), no checkpoint (no {META}) and no run "
+            "with a complete checkpoint. Give one of them"
+        )
+    run_dir = found.absolute().parent.parent if found == path else path
+    return Source(text, found, _run_config(run_dir))
+
+
+def _run_config(run_dir: Path) -> Config | None:
+    """Configuration of the run; None if its directory has gone, or if it is of another release."""
+    try:
+        return load_config(run_dir / "config.toml")
+    except ConfigError:
+        return None
+
+
+def exported(source: Source, into: Path, *, trust_remote_code: bool) -> str:
+    """Directory or hub name of the model that an engine loads. Raises ExportError."""
+    if source.checkpoint is None:
+        return source.model
+    from policy_worker.checkpoint.export import export
+
+    out = into / "model"
+    original = source.config.model.path if source.config is not None else None
+    if original is not None and original.startswith(("/", ".")) and not Path(original).is_dir():
+        original = None
+    export(source.checkpoint, original, out, trust_remote_code=trust_remote_code)
+    refuse_scalar_head(out)
+    return str(out)
+
+
+class ProgressLine:
+    """Progress on standard error; without a terminal, a line every 10 s."""
+
+    def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
-        self._last = (0, clock())
+        self._next = 0.0
 
     def __call__(self, outcome: Judged) -> None:
-        tenth, now = 10 * outcome.finished // outcome.rows, self._clock()
-        pause_s = TERMINAL_S if self._terminal else LOG_S
-        if tenth == self._last[0] and now - self._last[1] < pause_s:
+        now = time.monotonic()
+        if now < self._next and outcome.finished < outcome.rows:
             return
-        self._last = (tenth, now)
+        self._next = now + (TERMINAL_S if self._terminal else LOG_S)
         scores = outcome.scores.values()
         mean = math.fsum(s.reward_mean for s in scores) / len(scores) if scores else math.nan
         failed = f", {outcome.failed.total()} failed" if outcome.failed else ""
@@ -57,36 +217,38 @@ class ProgressLine:
 
 def result(source: str, checkpoint: Path | None, config: Config, outcome: Judged) -> dict[str, Any]:
     """Contents of the JSON file. ``standard_errors`` are those of the means over prompts."""
-    from paceline_launcher.cli.eval_settings import SET
-
     eval_set = config.evaluation.sets[SET]
-    ordered = [outcome.scores[index] for index in sorted(outcome.scores)]
-    total = SetScores(samples=eval_set.samples)
-    for row in ordered:
-        total.add(row)
-    metrics = {name: value for name, value in total.metrics().items() if name != "reward_se"}
-    tokens = sum(row.tokens for row in ordered)
+    k, greedy = eval_set.samples, eval_set.is_greedy
+    rows = [outcome.scores[index] for index in sorted(outcome.scores)]
+    judged = {name: [*map(of_row, rows)] for name, of_row in row_metrics(k).items() if rows}
+    tokens = sum(row.tokens for row in rows)
+    metrics = {name: statistics.fmean(values) for name, values in judged.items()}
+    if rows:
+        truncated = sum(row.truncated for row in rows)
+        metrics |= {"tokens": tokens / k / len(rows), "truncated": truncated / k / len(rows)}
     return {
         "model": source,
         "checkpoint": None if checkpoint is None else str(checkpoint),
         "data": eval_set.path,
         "prompts": outcome.rows,
-        "scored": len(ordered),
+        "scored": len(rows),
         "failed": dict(outcome.failed),
         "interrupted": outcome.interrupted,
-        "samples": eval_set.samples,
-        "greedy": eval_set.is_greedy,
-        "temperature": None
-        if eval_set.is_greedy
-        else eval_set.temperature or config.rollout.temperature,
-        "top_p": None if eval_set.is_greedy else eval_set.top_p or config.rollout.top_p,
+        "samples": k,
+        "greedy": greedy,
+        "temperature": None if greedy else eval_set.temperature or config.rollout.temperature,
+        "top_p": None if greedy else eval_set.top_p or config.rollout.top_p,
         "max_tokens": config.rollout.max_tokens,
         "seed": config.run.seed,
         "reward": config.reward.functions,
         "solved_at": eval_set.solved_at,
         "engine": config.rollout.engine,
         "metrics": metrics,
-        "standard_errors": _standard_errors(ordered, eval_set.samples),
+        "standard_errors": {
+            name: statistics.stdev(values) / math.sqrt(len(rows))
+            for name, values in judged.items()
+            if len(rows) > 1
+        },
         "generate_s": round(outcome.generate_s, 3),
         "tokens_per_s": tokens / outcome.generate_s if outcome.generate_s else None,
         "rows": [
@@ -94,7 +256,7 @@ def result(source: str, checkpoint: Path | None, config: Config, outcome: Judged
                 "row": index,
                 "reward": score.reward_mean,
                 "solved": score.solved,
-                "majority": score.majority if eval_set.samples > 1 else None,
+                "majority": score.majority if k > 1 else None,
                 "tokens": score.tokens,
                 "truncated": score.truncated,
             }
@@ -103,71 +265,32 @@ def result(source: str, checkpoint: Path | None, config: Config, outcome: Judged
     }
 
 
-def _standard_errors(rows: list[RowScore], samples: int) -> dict[str, float]:
-    columns: dict[str, Callable[[RowScore], float]] = {"reward": lambda row: row.reward_mean}
-    for k in reported_ks(samples):
-        columns[f"pass@{k}"] = lambda row, k=k: pass_at_k(row.samples, row.solved, k)  # type: ignore[misc]
-    if samples > 1:
-        columns[f"maj@{samples}"] = lambda row: row.majority
-    if len(rows) < 2:
-        return {}
-    return {
-        name: statistics.stdev(map(column, rows)) / math.sqrt(len(rows))
-        for name, column in columns.items()
-    }
-
-
 def print_table(found: dict[str, Any], example: str) -> None:
     """``example``: what the first failed row says."""
-    from rich.console import Console
-    from rich.table import Table
+    from paceline_launcher.terminal import out_console, table
 
     how = "greedy" if found["greedy"] else f"temperature {found['temperature']:g}"
-    title = f"{found['scored']} prompts of {found['data']}, {found['samples']} x {how}"
-    table = Table("metric", "mean", "standard error", title=title, title_justify="left")
-    errors = found["standard_errors"]
-    for name, value in found["metrics"].items():
-        error = f"{errors[name]:.4f}" if name in errors else ""
-        table.add_row(_LABELS.get(name, name), f"{value:.4f}", error)
-    Console(soft_wrap=True).print(table)
-    if found["failed"]:
+    typer.echo(f"{found['scored']} prompts of {found['data']}, {found['samples']} x {how}")
+    labels = {"tokens": "tokens per sample", "truncated": "truncated share"}
+    errors = {name: f"{error:.4f}" for name, error in found["standard_errors"].items()}
+    rows = [
+        (labels.get(name, name), f"{value:.4f}", errors.get(name, ""))
+        for name, value in found["metrics"].items()
+    ]
+    out_console().print(table("metric|>mean|>standard error", rows))
+    failed = sum(found["failed"].values())
+    if failed:
         reasons = ", ".join(f"{reason} {count}" for reason, count in found["failed"].items())
-        typer.echo(
-            f"without a score: {sum(found['failed'].values())} prompts ({reasons}); {example}",
-            err=True,
-        )
+        typer.echo(f"without a score: {failed} prompts ({reasons}); {example}", err=True)
     if found["interrupted"]:
-        done = found["scored"] + sum(found["failed"].values())
         typer.echo(
-            f"interrupted after {done} of {found['prompts']} prompts: the means are over those "
-            "scored",
+            f"interrupted after {found['scored'] + failed} of {found['prompts']} prompts: the "
+            "means are over those scored",
             err=True,
         )
 
 
-def write_json(path: Path, found: dict[str, Any]) -> None:
-    """Raises BadInput."""
-    try:
-        path.write_text(json.dumps(finite(found), indent=2) + "\n")
-    except OSError as error:
-        raise BadInput(f"--json: {path} cannot be written: {error.strerror}") from None
-
-
-@partial(with_options, name="wanted", kind=Wanted)
-def evaluate(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL|CHECKPOINT",
-            help="Hugging Face directory or hub name, export, checkpoint, or run directory (its "
-            "newest checkpoint).",
-        ),
-    ],
-    wanted: Wanted,
-    json_out: Annotated[
-        Path | None, typer.Option("--json", metavar="OUT", help="JSON file to write.")
-    ] = None,
-) -> None:
+def evaluate(source: str, *, wanted: Wanted, json_out: Path | None = None) -> None:
     """Judge a model on a data set: mean reward, pass@1 to pass@k, maj@k, lengths and truncated
     share.
 
@@ -180,8 +303,13 @@ def evaluate(
 
     Example: paceline eval Qwen/Qwen3-0.6B --data math500.jsonl --reward math_verify --set
     data.chat=true
+
+    Args:
+        source MODEL|CHECKPOINT: Hugging Face directory or hub name, export, checkpoint, or run
+            directory (its newest checkpoint).
+        json_out --json OUT: JSON file to write.
     """
-    from paceline_launcher.cli.eval_settings import SET, exported, find_source, settings
+    from paceline.dataset.rows import check_rows, load_rows
 
     if json_out is not None and not json_out.absolute().parent.is_dir():
         raise BadInput(f"--json: {json_out.absolute().parent}: no such directory")
@@ -189,23 +317,15 @@ def evaluate(
     # Bad options and bad data are found before a checkpoint is exported.
     config = settings(wanted, found.config, found.model)
     eval_set = config.evaluation.sets[SET]
-    from paceline.dataset.rows import check_rows, load_rows
-
     rows = load_rows(eval_set.path, name=eval_set.name, split=eval_set.split)
     check_rows(rows, eval_set.data(config.data))
+    progress = ProgressLine()
     with tempfile.TemporaryDirectory(prefix="paceline-eval-") as directory:
         trusted = config.model.trust_remote_code
         model = exported(found, Path(directory), trust_remote_code=trusted)
-        config = settings(wanted, found.config, model)
-        from paceline_launcher.cli.eval_command import (
-            ProgressLine,
-            print_table,
-            result,
-            write_json,
-        )
         from paceline_launcher.cli.evaluate import evaluate as judge
 
-        progress = ProgressLine()
+        config = settings(wanted, found.config, model)
         try:
             outcome = judge(config, rows, progress)
         finally:
@@ -214,11 +334,13 @@ def evaluate(
     if outcome.scores:
         print_table(report, outcome.example)
     if json_out is not None:
-        write_json(json_out, report)
-    if outcome.interrupted:
-        if not outcome.scores:
-            typer.echo(f"interrupted before any of {outcome.rows} prompts was scored", err=True)
-        raise typer.Exit(130)
-    if not outcome.scores:
+        try:
+            json_out.write_text(json.dumps(finite(report), indent=2) + "\n")
+        except OSError as error:
+            raise BadInput(f"--json: {json_out} cannot be written: {error.strerror}") from None
+    if not (outcome.scores or outcome.interrupted):
         typer.echo(f"no prompt could be scored: {outcome.example}", err=True)
-        raise typer.Exit(1)
+    elif not outcome.scores:
+        typer.echo(f"interrupted before any of {outcome.rows} prompts was scored", err=True)
+    if outcome.interrupted or not outcome.scores:
+        raise typer.Exit(130 if outcome.interrupted else 1)

@@ -7,12 +7,10 @@ rows ──► lease ──► group producer (prompt ─► engine ─► rewar
 import asyncio
 import contextlib
 import json
-import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from transformers.utils import logging as transformers_logging
 
@@ -24,7 +22,7 @@ from paceline.ids import TaskId
 from paceline.process.user_code import search_start_directory_last
 from paceline.prompt_tokenizer import PromptTokenizer
 from paceline.v1 import common_pb2, rollout_pb2
-from paceline_launcher.cli.eval_settings import SET
+from paceline_launcher.cli.eval_command import SET
 from rollout_worker.engine import make_engine
 from rollout_worker.engine.base import Aborted
 from rollout_worker.held_tasks import HeldTask
@@ -52,22 +50,12 @@ def evaluate(config: Config, rows: RowSource, progress: Callable[[Judged], None]
     transformers_logging.disable_progress_bar()
     search_start_directory_last()
     outcome = Judged(min(len(rows), config.evaluation.sets[SET].limit))
-    asyncio.run(_until_interrupted(_evaluate(config, rows, outcome, progress), outcome))
-    return outcome
-
-
-async def _until_interrupted(work: Coroutine[Any, Any, None], outcome: Judged) -> None:
-    """A second interrupt ends the process as usual: it may hang in a model that loads."""
-    loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
-
-    def interrupt() -> None:
+    # The first Ctrl-C cancels the work, a second one does not wait for it.
+    try:
+        asyncio.run(_evaluate(config, rows, outcome, progress))
+    except KeyboardInterrupt:
         outcome.interrupted = True
-        loop.remove_signal_handler(signal.SIGINT)
-        task.cancel()
-
-    loop.add_signal_handler(signal.SIGINT, interrupt)
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    return outcome
 
 
 async def _evaluate(

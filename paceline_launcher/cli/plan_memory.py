@@ -28,15 +28,8 @@ def gpu_names() -> list[str]:
 @plan.command()
 def memory(
     config: ConfigArgument,
-    gpu: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="GPU to plan for, such as h100-80g, or its size in GiB, as in 80g. Default: the "
-            "smallest of this machine.",
-            autocompletion=gpu_names,
-        ),
-    ] = None,
+    *,
+    gpu: Annotated[str | None, typer.Option(autocompletion=gpu_names)] = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -47,6 +40,10 @@ def memory(
     known, 1 if not.
 
     Example: paceline plan memory run.toml --gpu h100-80g --set fleet.policy_ranks=8
+
+    Args:
+        gpu NAME: GPU to plan for, such as h100-80g, or its size in GiB, as in 80g. Default: the
+            smallest of this machine.
     """
     from paceline.config.load import load_config
     from paceline.memory_plan import (

@@ -1,46 +1,24 @@
 """``paceline render``: files that start a run on a scheduler."""
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from paceline_launcher.cli.common import (
-    ConfigArgument,
-    JsonOption,
-    SetOption,
-    print_json,
-    with_options,
-)
+from paceline_launcher.cli.common import ConfigArgument, JsonOption, SetOption, print_json
 from paceline_launcher.render.options import RenderOptions
 
 TARGETS = ("kubernetes", "pytorchjob", "pai-dlc", "ray", "slurm")
 
 
-@partial(with_options, name="options", kind=RenderOptions)
 def render(
     config: ConfigArgument,
+    *,
     options: RenderOptions,
-    target: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="kubernetes, pytorchjob, pai-dlc, ray or slurm.",
-            autocompletion=lambda: list(TARGETS),
-        ),
-    ],
-    out: Annotated[
-        str,
-        typer.Option(
-            metavar="DIR",
-            help="Directory of the files; - for standard output. Default: rendered/TARGET.",
-        ),
-    ] = "",
-    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the files and write none.")
-    ] = False,
+    target: Annotated[str, typer.Option(autocompletion=lambda: list(TARGETS))],
+    out: str = "",
+    force: bool = False,
+    dry_run: bool = False,
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -56,6 +34,12 @@ def render(
     --gpus-per-node 8 --out job
 
     Example: paceline render run.toml --target slurm --gpus-per-node 8 --partition gpu
+
+    Args:
+        target NAME: kubernetes, pytorchjob, pai-dlc, ray or slurm.
+        out DIR: Directory of the files; - for standard output. Default: rendered/TARGET.
+        force: Replace existing files.
+        dry_run: Print the files and write none.
     """
     from paceline.config.load import load_config
     from paceline_launcher.render.request import RenderRequest

@@ -4,7 +4,7 @@ import math
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -118,108 +118,75 @@ def parse_time_limit(text: str) -> str:
     return text
 
 
-def _option(metavar: str, text: str, *flag: str, **more: Any) -> Any:
-    return typer.Option(*flag, metavar=metavar, help=text, **more)
+Named = Annotated[str, typer.Option(parser=parse_label)]
+Count = Annotated[int, typer.Option(min=1)]
+Optional = Annotated[int | None, typer.Option(min=1)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RenderOptions:
-    """Options of ``paceline render``; ``targets.USES`` has those of each target."""
+    """Options of ``paceline render``; ``targets.USES`` has those of each target. The secret has the
+    keys token and redis-password, or redis-url for a user's Redis.
 
-    image: Annotated[
-        str | None,
-        _option("IMAGE", "Container image, with a tag that does not move.", parser=parse_image),
-    ] = None
-    gpus_per_node: Annotated[
-        int | None, _option("N", 'GPUs of a node. Left out only with model.device = "cpu".', min=1)
-    ] = None
-    nodes: Annotated[
-        int | None,
-        _option("N", "Nodes of the job. Default: as many as the fleet's GPUs need.", min=1),
-    ] = None
-    namespace: Annotated[str, _option("NAME", "Kubernetes namespace.", parser=parse_label)] = (
-        "paceline"
-    )
-    secret: Annotated[str, _option("NAME", "Secret of the namespace.", parser=parse_label)] = (
-        "paceline"
-    )
-    """The secret has the keys token and redis-password, or redis-url for a user's Redis."""
-    run_dir: Annotated[
-        str | None,
-        _option(
-            "PATH",
-            "Run directory as the processes see it. Default: /runs/NAME in containers, runs/NAME "
-            "on hosts.",
-        ),
-    ] = None
-    volume: Annotated[
-        list[Volume] | None,
-        _option(
-            "NAME:PATH",
-            "Mount a claim (on PAI-DLC: a data set) in every container; may be repeated. One that "
-            "holds the run directory replaces the volume that is rendered for it.",
-            parser=parse_volume,
-        ),
-    ] = None
-    storage_class: Annotated[
-        str | None, _option("NAME", "Storage class of rendered claims.", parser=parse_label)
-    ] = None
-    storage_gib: Annotated[int, _option("N", "Size of the claim for runs.", min=1)] = 50
-    nccl_env: Annotated[
-        list[Variable] | None,
-        _option(
-            "NAME=VALUE",
-            "Environment variable of all workers, such as NCCL_SOCKET_IFNAME=eth0; may be "
-            "repeated.",
-            parser=parse_variable,
-        ),
-    ] = None
-    rdma: Annotated[
-        Rdma | None,
-        _option(
-            "RESOURCE[=N]",
-            "RDMA devices of a worker's container, such as rdma/hca=1.",
-            parser=parse_rdma,
-        ),
-    ] = None
-    host_network: Annotated[
-        bool, typer.Option("--host-network", help="Workers use the network of their node.")
-    ] = False
-    node_cidr: Annotated[
-        str | None, _option("CIDR", "Addresses of the nodes, for --host-network.")
-    ] = None
-    scheduler: Annotated[
-        str | None, _option("NAME", "Scheduler of Kubernetes, such as volcano.")
-    ] = None
-    gpu_resource: Annotated[str, _option("NAME", "Resource of a GPU.")] = "nvidia.com/gpu"
-    cpus: Annotated[
-        int, _option("N", "Cores for each GPU, or for a worker without GPUs.", min=1)
-    ] = 4
-    memory_gib: Annotated[
-        int, _option("N", "Memory for each GPU, or for a worker without GPUs.", min=1)
-    ] = 16
-    shm_gib: Annotated[int, _option("N", "Shared memory of a worker's container.", min=1)] = 2
-    workspace: Annotated[str | None, _option("ID", "Workspace on PAI-DLC.")] = None
-    resource_quota: Annotated[str | None, _option("ID", "Resource quota on PAI-DLC.")] = None
-    job_type: Annotated[
-        str, _option("TYPE", "On PAI-DLC: custom, with a kind of pod for each role, or pytorch.")
-    ] = "custom"
-    gpu_type: Annotated[str | None, _option("NAME", "Kind of GPU on PAI-DLC.")] = None
-    partition: Annotated[str | None, _option("NAME", "Slurm partition.")] = None
-    account: Annotated[str | None, _option("NAME", "Slurm account.")] = None
-    time_limit: Annotated[
-        str, _option("TIME", "Time limit of a job on Slurm or PAI-DLC.", parser=parse_time_limit)
-    ] = "7-00:00:00"
-    templates: Annotated[
-        Path | None,
-        _option(
-            "DIR",
-            "Directory of edited templates: a file there replaces the one of the same name in "
-            "paceline_launcher/render/templates.",
-            exists=True,
-            file_okay=False,
-        ),
-    ] = None
+    Args:
+        image IMAGE: Container image, with a tag that does not move.
+        gpus_per_node N: GPUs of a node. Left out only with model.device = "cpu".
+        nodes N: Nodes of the job. Default: as many as the fleet's GPUs need.
+        namespace NAME: Kubernetes namespace.
+        secret NAME: Secret of the namespace.
+        run_dir PATH: Run directory as the processes see it. Default: /runs/NAME in containers,
+            runs/NAME on hosts.
+        volume NAME:PATH: Mount a claim (on PAI-DLC: a data set) in every container; may be
+            repeated. One that holds the run directory replaces the volume that is rendered for it.
+        storage_class NAME: Storage class of rendered claims.
+        storage_gib N: Size of the claim for runs.
+        nccl_env NAME=VALUE: Environment variable of all workers, such as NCCL_SOCKET_IFNAME=eth0;
+            may be repeated.
+        rdma RESOURCE[=N]: RDMA devices of a worker's container, such as rdma/hca=1.
+        host_network: Workers use the network of their node.
+        node_cidr CIDR: Addresses of the nodes, for --host-network.
+        scheduler NAME: Scheduler of Kubernetes, such as volcano.
+        gpu_resource NAME: Resource of a GPU.
+        cpus N: Cores for each GPU, or for a worker without GPUs.
+        memory_gib N: Memory for each GPU, or for a worker without GPUs.
+        shm_gib N: Shared memory of a worker's container.
+        workspace ID: Workspace on PAI-DLC.
+        resource_quota ID: Resource quota on PAI-DLC.
+        job_type TYPE: On PAI-DLC: custom, with a kind of pod for each role, or pytorch.
+        gpu_type NAME: Kind of GPU on PAI-DLC.
+        partition NAME: Slurm partition.
+        account NAME: Slurm account.
+        time_limit TIME: Time limit of a job on Slurm or PAI-DLC.
+        templates DIR: Directory of edited templates: a file there replaces the one of the same name
+            in paceline_launcher/render/templates.
+    """
+
+    image: Annotated[str | None, typer.Option(parser=parse_image)] = None
+    gpus_per_node: Optional = None
+    nodes: Optional = None
+    namespace: Named = "paceline"
+    secret: Named = "paceline"
+    run_dir: str | None = None
+    volume: Annotated[list[Volume] | None, typer.Option(parser=parse_volume)] = None
+    storage_class: Annotated[str | None, typer.Option(parser=parse_label)] = None
+    storage_gib: Count = 50
+    nccl_env: Annotated[list[Variable] | None, typer.Option(parser=parse_variable)] = None
+    rdma: Annotated[Rdma | None, typer.Option(parser=parse_rdma)] = None
+    host_network: bool = False
+    node_cidr: str | None = None
+    scheduler: str | None = None
+    gpu_resource: str = "nvidia.com/gpu"
+    cpus: Count = 4
+    memory_gib: Count = 16
+    shm_gib: Count = 2
+    workspace: str | None = None
+    resource_quota: str | None = None
+    job_type: str = "custom"
+    gpu_type: str | None = None
+    partition: str | None = None
+    account: str | None = None
+    time_limit: Annotated[str, typer.Option(parser=parse_time_limit)] = "7-00:00:00"
+    templates: Annotated[Path | None, typer.Option(exists=True, file_okay=False)] = None
 
     def __post_init__(self) -> None:
         paths = [volume.path for volume in self.volume or ()]

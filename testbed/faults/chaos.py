@@ -109,7 +109,7 @@ def _judge(run_dir: Path) -> dict[str, Any]:
     """Ledger, digests and held-out reward, from the journal and the run files."""
     from controller.store.journal_audit import verify
     from paceline.observe.projection import Projection
-    from paceline_launcher.cli.reports.ledger import redis_of
+    from paceline_launcher.cli.ledger import redis_of
 
     name = run_config(run_dir).run.name
     with redis_of(run_dir) as url:

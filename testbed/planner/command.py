@@ -216,7 +216,7 @@ def _say(
 
 
 def _draw(found: list[SizePlan], out: Path | None) -> None:
-    from paceline_launcher.cli.reports.runs import NoMatplotlib
+    from paceline_launcher.cli.runs import NoMatplotlib
     from testbed.planner.report import draw
 
     try:

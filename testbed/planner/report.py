@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from paceline_launcher.cli.reports.runs import new_figure, save_figure
+from paceline_launcher.cli.runs import new_figure, save_figure
 from paceline_launcher.terminal import out_console
 from testbed.planner.sizes import SizePlan, Variant
 

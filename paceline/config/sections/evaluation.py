@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from paceline.config.fields import Fixed, LocalPath, Positive, Section
 from paceline.config.sections.scorers import named_scorer
 from paceline.config.sections.training import BUILT_IN_REWARDS, DataConfig, RewardConfig, Rewards
-from paceline.evaluation import judging_metrics
+from paceline.evaluation import row_metrics
 
 HELD_OUT = "held_out"
 """Name of the set of data.eval_path."""
@@ -194,7 +194,7 @@ def _problem_of_metric(wanted: str, sets: dict[str, EvalSetConfig]) -> str:
     if name not in sets:
         return f"{said}there is no set {name!r}. Name one of {', '.join(sets)}, as SET/METRIC"
     samples = sets[name].samples
-    metrics = judging_metrics(samples)
+    metrics = row_metrics(samples)
     if metric in metrics:
         return ""
     few = f"with samples = {samples} " if metric.startswith(("pass@", "maj@")) else ""

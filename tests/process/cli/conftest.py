@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from paceline_launcher.cli import main
-from paceline_launcher.cli.control import up
+from paceline_launcher.cli import main, up
 
 
 @pytest.fixture

@@ -31,8 +31,8 @@ def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
 COMMANDS = dict(commands(get_command(app)))
 WITHOUT_DATA = {
     *((role,) for role in ("controller", "policy", "rollout", "scorer", "serve")),
-    ("config", "docs"),
-    ("open",),
+    *((name,) for name in ("init", "open")),
+    *(("config", "docs"), ("alerts", "test")),
 }
 """Processes that run, and text that is made for a file."""
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -65,9 +65,8 @@ def config(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Controllers that are not there are not waited for as long as those that may come back."""
-    reports = "paceline_launcher.cli.reports"
-    monkeypatch.setattr(f"{reports}.status.ANSWER_LIMIT_S", 0.3)
-    monkeypatch.setattr(f"{reports}.samples.ANSWER_S", 0.3)
+    monkeypatch.setattr("paceline_launcher.cli.status.ANSWER_LIMIT_S", 0.3)
+    monkeypatch.setattr("paceline_launcher.cli.samples.ANSWER_S", 0.3)
     monkeypatch.setattr("paceline.observe.run_watcher.FIRST_ANSWER_S", 0.3)
 
 
@@ -294,8 +293,8 @@ def test_a_run_that_has_ended_is_followed_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It said nothing for a minute, and then that no controller answers."""
-    from paceline_launcher.cli.control import admin
-    from paceline_launcher.cli.reports import events as events_command
+    from paceline_launcher.cli import admin
+    from paceline_launcher.cli import events as events_command
 
     ended_run(tmp_path)
     monkeypatch.setattr(events_command, "OVER_S", 0.1)

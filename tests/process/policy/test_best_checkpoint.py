@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from paceline.config.load import load_config
 from paceline.v1 import rollout_pb2
-from paceline_launcher.cli.control.up import from_override
+from paceline_launcher.cli.up import from_override
 from policy_worker.checkpoint.checkpoint import Checkpointer, read_meta
 from testbed.fleets.controller_processes import Controllers
 from testbed.fleets.controllers import addresses, config_of, running_controllers

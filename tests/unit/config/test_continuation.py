@@ -11,7 +11,7 @@ from paceline.config.schema import Config
 from paceline.errors import BadInput
 from paceline.observe.checkpoint_links import VOID
 from paceline.observe.summary import can_extend
-from paceline_launcher.cli.control.up import check_begins_elsewhere, from_override
+from paceline_launcher.cli.up import check_begins_elsewhere, from_override
 
 
 def config(steps: int = 100, begin_with: str | None = None) -> Config:

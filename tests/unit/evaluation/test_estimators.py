@@ -9,11 +9,11 @@ import pytest
 
 from paceline.evaluation import (
     SetScores,
-    judging_metrics,
     majority_answer,
     majority_solved,
     pass_at_k,
     reported_ks,
+    row_metrics,
     row_score,
 )
 
@@ -109,5 +109,5 @@ def test_one_sample_has_no_majority_and_no_length_is_a_judge() -> None:
         "tokens": 2.0,
         "truncated": 0.0,
     }
-    assert judging_metrics(1) == ("reward", "pass@1")
-    assert judging_metrics(4) == ("reward", "pass@1", "pass@2", "pass@4", "maj@4")
+    assert list(row_metrics(1)) == ["reward", "pass@1"]
+    assert list(row_metrics(4)) == ["reward", "pass@1", "pass@2", "pass@4", "maj@4"]

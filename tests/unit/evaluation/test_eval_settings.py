@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.config.schema import Config
 from paceline.config.sections.training import DataConfig
-from paceline_launcher.cli.eval_settings import SET, Wanted, settings
+from paceline_launcher.cli.eval_command import SET, Wanted, settings
 
 
 def prompts_of(config: Config) -> DataConfig:
@@ -15,4 +15,4 @@ def test_prompts_are_made_as_in_the_run() -> None:
     base = Config.model_validate(
         {"model": {"path": "m"}, "data": {"path": "d", "prompt_template": "{q}="}}
     )
-    assert prompts_of(settings(Wanted("held_out"), base, "m")).prompt_template == "{q}="
+    assert prompts_of(settings(Wanted(data="held_out"), base, "m")).prompt_template == "{q}="

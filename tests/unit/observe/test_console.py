@@ -11,8 +11,8 @@ from rich.console import Console
 from paceline.observe.progress import Progress
 from paceline.rpc.auth import dashboard_link
 from paceline.v1 import admin_pb2, common_pb2
-from paceline_launcher.cli.control.up import print_outcome
-from paceline_launcher.cli.reports.samples import _text
+from paceline_launcher.cli.samples import _text
+from paceline_launcher.cli.up import print_outcome
 from paceline_launcher.live_view import LiveConsole, PlainConsole, fitted, open_console
 
 

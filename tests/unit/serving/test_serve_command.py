@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from paceline.errors import BadInput
 from paceline_launcher.cli import app
-from paceline_launcher.cli.serve import find_model
+from paceline_launcher.cli.models import find_model
 from tests.fixtures.engines import needs_vllm
 
 KEY = "0123456789abcdef"

@@ -8,12 +8,12 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from paceline.errors import BadInput
-from paceline.observe.checkpoint_links import VOID, complete
+from paceline.observe.checkpoint_links import VOID
 from paceline_launcher.cli.common import (
     ConfigArgument,
     JsonOption,
@@ -21,6 +21,7 @@ from paceline_launcher.cli.common import (
     SetOption,
     print_json,
 )
+from paceline_launcher.cli.models import find_checkpoint
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config
@@ -30,26 +31,13 @@ if TYPE_CHECKING:
 
 def up(
     config: ConfigArgument,
+    *,
     overrides: SetOption = None,
     run_dir: RunDirOption = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Delete the earlier run in the directory first.")
-    ] = False,
-    attach: Annotated[
-        bool,
-        typer.Option("--attach", help="Take over a running fleet whose `paceline up` has ended."),
-    ] = False,
-    begin_with: Annotated[
-        Path | None,
-        typer.Option(
-            "--from",
-            metavar="CHECKPOINT",
-            help="Begin a new run with the weights of a checkpoint, or of a run's newest one.",
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Run the checks and start nothing.")
-    ] = False,
+    fresh: bool = False,
+    attach: bool = False,
+    begin_with: Path | None = None,
+    dry_run: bool = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run a whole fleet on this machine until the run ends.
@@ -63,6 +51,13 @@ def up(
     and the summary to standard output.
 
     Example: paceline up demo.toml --set train.steps=50 --run-dir runs/try1
+
+    Args:
+        fresh: Delete the earlier run in the directory first.
+        attach: Take over a running fleet whose `paceline up` has ended.
+        begin_with --from CHECKPOINT: Begin a new run with the weights of a checkpoint, or of a
+            run's newest one.
+        dry_run: Run the checks and start nothing.
     """
     from paceline.config.load import load_config
     from paceline.process.files import set_process_limits
@@ -279,20 +274,13 @@ def from_override(given: Path | None) -> list[str]:
     """Override that makes a run begin with a checkpoint, or with the newest of a directory."""
     if given is None:
         return []
-    return [f"model.initial_checkpoint={json.dumps(str(_checkpoint_of(given)))}"]
-
-
-def _checkpoint_of(given: Path) -> Path:
-    if (given / "meta.json").is_file():
-        return given.resolve()
-    folder = given / "checkpoints" if (given / "checkpoints").is_dir() else given
-    found = complete(folder)
-    if not found:
+    found = find_checkpoint(given)
+    if found is None:
         raise BadInput(
             f"--from: {given} is no checkpoint, and no run directory with one. Checkpoints are in "
             "RUN_DIR/checkpoints/step-NNNNNN, and the best one is RUN_DIR/checkpoints/best"
         )
-    return found[-1].resolve()
+    return [f"model.initial_checkpoint={json.dumps(str(found.resolve()))}"]
 
 
 def check_begins_elsewhere(settings: Config, directory: Path) -> str:

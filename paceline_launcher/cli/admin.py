@@ -12,7 +12,7 @@ import typer
 
 from paceline.errors import BadInput, UserError
 from paceline.worker_pools import POLICY, ROLLOUT, SCORER, role_of, scorer_of
-from paceline_launcher.cli.common import JsonOption, Target, is_number, print_json, takes_target
+from paceline_launcher.cli.common import JsonOption, Target, is_number, print_json
 
 if TYPE_CHECKING:
     from paceline.rpc.client import ControlPlane
@@ -21,22 +21,14 @@ if TYPE_CHECKING:
 ANSWER_LIMIT_S = 20.0
 POLL_S = 0.5
 MOST = 10_000  # largest number that the controllers accept
+Seconds = Annotated[float, typer.Option(min=0.0)]
 
 
-@takes_target
 def scale(
+    counts: list[str],
+    *,
     target: Target,
-    counts: Annotated[
-        list[str],
-        typer.Argument(metavar="ROLE=COUNT...", help="policy=2, rollout=4, scorer:NAME=2."),
-    ],
-    expected: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="ROLE=COUNT",
-            help="Refuse if the desired number is not this one; may be repeated.",
-        ),
-    ] = None,
+    expected: list[str] | None = None,
     as_json: JsonOption = False,
 ) -> None:
     """Change the desired number of workers of a running fleet.
@@ -48,6 +40,10 @@ def scale(
     nothing if another user, or the autoscaler, has changed them since.
 
     Example: paceline scale policy=3 rollout=4 --run-dir runs/demo
+
+    Args:
+        counts ROLE=COUNT...: policy=2, rollout=4, scorer:NAME=2.
+        expected ROLE=COUNT: Refuse if the desired number is not this one; may be repeated.
     """
     fields = {"desired": _counts(counts), "expected": _counts(expected or [], "--expected: ")}
     _ask("Scale", fields, as_json, target)
@@ -68,27 +64,13 @@ def _counts(items: list[str], option: str = "") -> dict[str, int]:
     return counts
 
 
-@takes_target
 def drain(
+    worker: str,
+    *,
     target: Target,
-    worker: Annotated[
-        str, typer.Argument(metavar="WORKER", help="Id of the worker, see paceline status.")
-    ],
-    replace: Annotated[
-        bool,
-        typer.Option("--replace", help="Keep the desired number: another worker takes its place."),
-    ] = False,
-    wait: Annotated[
-        float,
-        typer.Option(min=0.0, metavar="SECONDS", help="Wait for it to leave, at most this long."),
-    ] = 0.0,
-    incarnation: Annotated[
-        str,
-        typer.Option(
-            metavar="NUMBER",
-            help="Refuse if another process has this id now; see paceline status --json.",
-        ),
-    ] = "",
+    replace: bool = False,
+    wait: Seconds = 0.0,
+    incarnation: str = "",
     as_json: JsonOption = False,
 ) -> None:
     """Let one worker finish its tasks and leave.
@@ -96,6 +78,12 @@ def drain(
     The desired number goes down by one, unless --replace is given.
 
     Example: paceline drain rollout-1 --run-dir runs/demo
+
+    Args:
+        worker WORKER: Id of the worker, see paceline status.
+        replace: Keep the desired number: another worker takes its place.
+        wait SECONDS: Wait for it to leave, at most this long.
+        incarnation NUMBER: Refuse if another process has this id now; see paceline status --json.
     """
     if incarnation and not is_number(incarnation, 1, (1 << 64) - 1):
         raise BadInput(
@@ -116,8 +104,7 @@ def drain(
     _wait(target, left, wait, f"{worker} has not left")
 
 
-@takes_target
-def pause(target: Target, as_json: JsonOption = False) -> None:
+def pause(*, target: Target, as_json: JsonOption = False) -> None:
     """Start no new step and lease no new task until `paceline resume`.
 
     Example: paceline pause --run-dir runs/demo
@@ -125,8 +112,7 @@ def pause(target: Target, as_json: JsonOption = False) -> None:
     _ask("Pause", {"paused": True}, as_json, target)
 
 
-@takes_target
-def resume(target: Target, as_json: JsonOption = False) -> None:
+def resume(*, target: Target, as_json: JsonOption = False) -> None:
     """Continue a paused run.
 
     Example: paceline resume --run-dir runs/demo
@@ -134,20 +120,13 @@ def resume(target: Target, as_json: JsonOption = False) -> None:
     _ask("Pause", {"paused": False}, as_json, target)
 
 
-@takes_target
-def checkpoint(
-    target: Target,
-    wait: Annotated[
-        float,
-        typer.Option(
-            min=0.0, metavar="SECONDS", help="Wait until it is written, at most this long."
-        ),
-    ] = 0.0,
-    as_json: JsonOption = False,
-) -> None:
+def checkpoint(*, target: Target, wait: Seconds = 0.0, as_json: JsonOption = False) -> None:
     """Write a checkpoint beside the regular ones, after the next step.
 
     Example: paceline checkpoint --run-dir runs/demo --wait 300
+
+    Args:
+        wait SECONDS: Wait until it is written, at most this long.
     """
     before = target.ask(_status).checkpoint_step
     _ask("SaveCheckpoint", {}, as_json, target)
@@ -155,31 +134,21 @@ def checkpoint(
     _wait(target, lambda status: status.checkpoint_step > before, wait, late)
 
 
-@takes_target
-def stop(
-    target: Target,
-    reason: Annotated[str, typer.Option(help="Recorded in the run's events.")] = "paceline stop",
-    as_json: JsonOption = False,
-) -> None:
+def stop(*, target: Target, reason: str = "paceline stop", as_json: JsonOption = False) -> None:
     """End a run for good, after the open step and with a final checkpoint.
 
     To continue the run later, interrupt `paceline up` with Ctrl-C instead.
 
     Example: paceline stop --run-dir runs/demo --reason "good enough"
+
+    Args:
+        reason: Recorded in the run's events.
     """
     _ask("Stop", {"reason": reason}, as_json, target)
 
 
-@takes_target
 def set_settings(
-    target: Target,
-    settings: Annotated[
-        list[str], typer.Argument(metavar="A.B=C...", help="Settings and their new values.")
-    ],
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check only, and show what would change.")
-    ] = False,
-    as_json: JsonOption = False,
+    settings: list[str], *, target: Target, dry_run: bool = False, as_json: JsonOption = False
 ) -> None:
     """Change settings of a run while it runs, without a restart.
 
@@ -188,6 +157,10 @@ def set_settings(
     journal keeps old and new value. A setting that is fixed is refused, with the way that works.
 
     Example: paceline set train.optimizer.lr=5e-7 train.eval_every=20 --run-dir runs/demo
+
+    Args:
+        settings A.B=C...: Settings and their new values.
+        dry_run: Check only, and show what would change.
     """
     from paceline.config.load import parse_setting
 

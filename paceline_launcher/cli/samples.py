@@ -11,13 +11,7 @@ import typer
 
 from paceline.errors import BadInput
 from paceline.rpc.addresses import written_by_controllers
-from paceline_launcher.cli.common import (
-    JsonOption,
-    Target,
-    print_json,
-    run_config,
-    takes_target,
-)
+from paceline_launcher.cli.common import JsonOption, Target, print_json, run_config
 from paceline_launcher.terminal import printable
 
 if TYPE_CHECKING:
@@ -26,49 +20,19 @@ if TYPE_CHECKING:
 
 ANSWER_S = 5.0
 MOST_TEXT = 256  # that the REST interface searches for
-
-
-class Sort(StrEnum):
-    recent = "recent"
-    oldest = "oldest"
-    best = "best"
-    worst = "worst"
-    longest = "longest"
-    stalest = "stalest"
-
-
-ORDER = {
-    Sort.best: "-reward",
-    Sort.worst: "reward",
-    Sort.longest: "-length",
-    Sort.stalest: "-staleness",
-}
+Sort = StrEnum("Sort", ["recent", "oldest", "best", "worst", "longest", "stalest"])
+ORDER = {"best": "-reward", "worst": "reward", "longest": "-length", "stalest": "-staleness"}
 """Names of the REST interface that differ."""
 
 
-@takes_target
 def samples(
+    *,
     target: Target,
-    limit: Annotated[
-        int, typer.Option(metavar="N", min=1, max=500, help="Number of groups, at most.")
-    ] = 5,
-    step: Annotated[int | None, typer.Option(min=1, help="Only groups of this step.")] = None,
-    row: Annotated[
-        int | None,
-        typer.Option(
-            min=0, help="Only groups of this row of the data set, over all epochs and attempts."
-        ),
-    ] = None,
-    grep: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT",
-            help="Only groups with this text in prompt or completion, in upper or lower case.",
-        ),
-    ] = None,
-    sort: Annotated[
-        Sort, typer.Option(help="Order by mean reward, length, age or staleness.")
-    ] = Sort.recent,
+    limit: Annotated[int, typer.Option(min=1, max=500)] = 5,
+    step: Annotated[int | None, typer.Option(min=1)] = None,
+    row: Annotated[int | None, typer.Option(min=0)] = None,
+    grep: str | None = None,
+    sort: Sort = Sort.recent,
     as_json: JsonOption = False,
 ) -> None:
     """Print recent prompts, their completions, and the reward of each.
@@ -82,6 +46,13 @@ def samples(
     Example: paceline samples --run-dir runs/demo --row 17 --sort oldest --limit 50
 
     Example: paceline samples --run-dir runs/demo --grep "I cannot"
+
+    Args:
+        limit N: Number of groups, at most.
+        step: Only groups of this step.
+        row: Only groups of this row of the data set, over all epochs and attempts.
+        grep TEXT: Only groups with this text in prompt or completion, in upper or lower case.
+        sort: Order by mean reward, length, age or staleness.
     """
     if grep is not None and not 0 < len(grep) <= MOST_TEXT:
         raise BadInput(f"--grep: give 1 to {MOST_TEXT} characters")
@@ -103,7 +74,7 @@ def samples(
 
 
 def find_groups(
-    target: Target, limit: int, step: int | None, row: int | None, grep: str | None, sort: Sort
+    target: Target, limit: int, step: int | None, row: int | None, grep: str | None, sort: str
 ) -> dict[str, Any]:
     """``groups`` with their completions, and the ``total`` of those that match."""
     query = {"limit": limit, "step": step, "row": row, "sort": ORDER.get(sort, str(sort))}
@@ -167,7 +138,7 @@ def _ask(rest: RestReader, query: dict[str, Any]) -> dict[str, Any]:
 def _from_journal(run_dir: Path, query: dict[str, Any]) -> dict[str, Any]:
     from controller.rest.samples import Filter, stored_groups
     from paceline.redis.server import NoRedis
-    from paceline_launcher.cli.reports.ledger import redis_of
+    from paceline_launcher.cli.ledger import redis_of
 
     config, chosen = run_config(run_dir), Filter(step=query["step"], row=query["row"])
     wanted = config, run_dir, chosen, query["sort"], query["limit"], query.get("grep")
@@ -184,29 +155,26 @@ def _from_journal(run_dir: Path, query: dict[str, Any]) -> dict[str, Any]:
 def _text(group: dict[str, Any]) -> str:
     """A group as text: the prompt, then each completion under its reward."""
     step = f"step {group['step']}" if group["step"] else "no step yet"
-    lines = [
-        f"{group['group_id']}  {step}, {group['state']}, by {group['owner']}, reward "
-        f"{group['reward_mean']:.3f} ± {group['reward_std']:.3f}, {group['tokens']} tokens, "
-        f"staleness {group['staleness']}",
-        f"  row {group['dataset_row']} of the data set, epoch {group['epoch']}, attempt "
-        f"{group['attempt']}, versions {group['min_version']} to {group['max_version']}",
-        *(_indented(group["prompt"], "  > ") if group["prompt"] else ()),
-    ]
+    text = (
+        "{group_id}  {at}, {state}, by {owner}, reward {reward_mean:.3f} ± {reward_std:.3f}, "
+        "{tokens} tokens, staleness {staleness}\n"
+        "  row {dataset_row} of the data set, epoch {epoch}, attempt {attempt}, versions "
+        "{min_version} to {max_version}"
+    ).format(at=step, **group)
+    if group["prompt"]:
+        text += _indented(group["prompt"], "  > ")
     if not group["completions"]:
-        lines.append("  (its completions are not kept)")
+        text += "\n  (its completions are not kept)"
     for completion in group["completions"]:
         parts = completion["reward_components"]
         shown = ", ".join(f"{name} {value:.3g}" for name, value in sorted(parts.items()))
-        versions = "+".join(str(version) for version, _ in completion["versions"])
-        lines.append(
-            f"  [{completion['reward']:.3g}]"
-            + (f" ({shown})" if len(parts) > 1 else "")
-            + f" version {versions or '-'}, {completion['token_count']} tokens, "
-            + completion["finish_reason"]
-        )
-        lines += _indented(completion["text"], "      ")
-    return "\n".join(lines) + "\n"
+        text += f"\n  [{completion['reward']:.3g}]" + (f" ({shown})" if len(parts) > 1 else "")
+        versions = "+".join(str(version) for version, _ in completion["versions"]) or "-"
+        counted = f"{completion['token_count']} tokens"
+        text += f" version {versions}, {counted}, {completion['finish_reason']}"
+        text += _indented(completion["text"], "      ")
+    return text + "\n"
 
 
-def _indented(text: str, indent: str) -> list[str]:
-    return [f"{indent}{line}" for line in printable(text).split("\n")]
+def _indented(text: str, indent: str) -> str:
+    return "".join(f"\n{indent}{line}" for line in printable(text).split("\n"))

@@ -1,7 +1,10 @@
-"""``paceline runs`` and ``paceline compare``: past runs, side by side."""
+"""``paceline runs``, ``paceline compare`` and ``paceline open``: past runs."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,24 +13,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.errors import BadInput
-from paceline_launcher.cli.common import JsonOption, print_json
+from paceline.rpc.addresses import written_by_controllers
+from paceline_launcher.cli.common import JsonOption, given_or_default, print_json
 from paceline_launcher.terminal import out_console, printable, short, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from paceline.observe.projection import Projection
     from paceline.observe.runs import Run
 
 PLOT = Path("compare.png")
 
 
-def runs(
-    directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Directory to search, three levels deep.")
-    ] = Path("runs"),
-    as_json: JsonOption = False,
-) -> None:
+def runs(directory: Path = Path("runs"), *, as_json: JsonOption = False) -> None:
     """List the runs in a directory, the newest first, with their states.
 
     running: one of its processes runs on this machine. finished, failed, interrupted: the state in
@@ -35,6 +33,9 @@ def runs(
     killed or runs elsewhere. damaged: its files cannot be read.
 
     Example: paceline runs runs
+
+    Args:
+        directory DIR: Directory to search, three levels deep.
     """
     from paceline.observe.progress import duration
     from paceline.observe.runs import find_runs
@@ -44,23 +45,18 @@ def runs(
     found = find_runs(directory)
     if as_json:
         print_json([run.to_json() for run in found])
-        return
-    if not found:
+    elif not found:
         typer.echo(f"no runs in {directory}")
-        return
-    _print(found, [f"{duration(max(0.0, time.time() - run.changed))} ago" for run in found])
+    else:
+        ages = [f"{duration(max(0.0, time.time() - run.changed))} ago" for run in found]
+        _print(found, ages, "changed")
 
 
 def compare(
-    run_dirs: Annotated[
-        list[Path], typer.Argument(metavar="RUN_DIR...", help="Directories of two or more runs.")
-    ],
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help=f"File of the plot; default: {PLOT}.")
-    ] = None,
-    metric: Annotated[
-        str, typer.Option(metavar="NAME", help="Metric to plot over the steps.")
-    ] = "reward_mean",
+    run_dirs: list[Path],
+    *,
+    out: Path | None = None,
+    metric: str = "reward_mean",
     as_json: JsonOption = False,
 ) -> None:
     """Plot a metric of several runs into one PNG, and print their final numbers.
@@ -69,6 +65,11 @@ def compare(
     --json, numbers and curves are printed, and a plot is written only if --out is given.
 
     Example: paceline compare runs/a runs/b --metric eval_reward_mean --out rewards.png
+
+    Args:
+        run_dirs RUN_DIR...: Directories of two or more runs.
+        out FILE: File of the plot; default: compare.png.
+        metric NAME: Metric to plot over the steps.
     """
     from paceline.observe.projection import Projection
     from paceline.observe.runs import is_run, read_run, settings_that_differ
@@ -76,23 +77,23 @@ def compare(
     if len(run_dirs) < 2:
         raise BadInput("compare needs two runs or more: paceline compare RUN_DIR RUN_DIR")
     for path in run_dirs:
-        if not path.is_dir():
-            raise BadInput(f"{path}: no such directory")
         if not is_run(path):
             raise BadInput(f"{path} is not the directory of a run")
     records = [Projection.read(path) for path in run_dirs]
-    curves = [_curve(one, metric) for one in records]
+    curves = [
+        # (step, value) in order of steps, on the surviving line
+        [(e["step"], e[metric]) for e in record.evals if e.get(metric) is not None]
+        if metric.startswith("eval_")
+        else record.metrics.column(metric)
+        for record in records
+    ]
     if not any(curves):
-        known = sorted(set().union(*(one.metric_names for one in records)))
-        raise BadInput(
-            f"--metric {metric}: no run has it. Choose from: {', '.join(known) or 'none'}"
-        )
+        known = ", ".join(sorted(set().union(*(one.metric_names for one in records)))) or "none"
+        raise BadInput(f"--metric {metric}: no run has it. Choose from: {known}")
     found = [read_run(path) for path in run_dirs]
     target = out or (None if as_json else PLOT)
     labels = [str(path) for path in run_dirs]
     if target is not None:
-        from paceline_launcher.cli.reports.runs import NoMatplotlib, plot_curves
-
         try:
             plot_curves(dict(zip(labels, curves, strict=True)), metric, target)
         except NoMatplotlib as error:
@@ -117,26 +118,17 @@ def compare(
         typer.echo(f"plot: {target}")
 
 
-def _curve(records: Projection, metric: str) -> list[tuple[int, float]]:
-    """(step, value) in order of steps, on the surviving line."""
-    if not metric.startswith("eval_"):
-        return records.metrics.column(metric)
-    return [(e["step"], e[metric]) for e in records.evals if e.get(metric) is not None]
-
-
-def _print(found: list[Run], last: list[str], title: str = "changed") -> None:
+def _print(found: list[Run], last: list[str], title: str) -> None:
     from paceline.observe.progress import duration
+
+    def span(first: float | None, last: float | None) -> str:
+        return "-" if first is None or last is None else f"{short(first)} → {short(last)}"
 
     rows = [
         (
-            run.path,
-            run.state,
-            run.steps,
-            _span(run.reward_first5, run.reward_last5),
-            _span(run.eval_first, run.eval_last),
-            run.samples_per_s,
-            None if run.wall_s is None else duration(run.wall_s),
-            cell,
+            *(run.path, run.state, run.steps, span(run.reward_first5, run.reward_last5)),
+            *(span(run.eval_first, run.eval_last), run.samples_per_s),
+            *(None if run.wall_s is None else duration(run.wall_s), cell),
         )
         for run, cell in zip(found, last, strict=True)
     ]
@@ -145,10 +137,6 @@ def _print(found: list[Run], last: list[str], title: str = "changed") -> None:
     for run in found:
         if run.state in ("failed", "damaged") and run.reason:
             typer.echo(printable(f"{run.path} {run.state}: {run.reason.partition(chr(10))[0]}"))
-
-
-def _span(first: float | None, last: float | None) -> str:
-    return "-" if first is None or last is None else f"{short(first)} → {short(last)}"
 
 
 class NoMatplotlib(BadInput):
@@ -160,10 +148,10 @@ def plot_curves(curves: Mapping[str, Sequence[tuple[int, float]]], metric: str, 
     figure = new_figure((9, 5))
     axes = figure.add_subplot()
     for label, curve in curves.items():
-        shown = label.replace("$", r"\$")  # no formula
         steps, values = [step for step, _ in curve], [value for _, value in curve]
-        # A single value would be an invisible line.
-        axes.plot(steps, values, label=shown, marker="o" if len(curve) < 3 else None, linewidth=1.4)
+        # A single value would be an invisible line, and a label with $ a formula.
+        marker = "o" if len(curve) < 3 else None
+        axes.plot(steps, values, label=label.replace("$", r"\$"), marker=marker, linewidth=1.4)
     axes.set_xlabel("step")
     axes.set_ylabel(metric)
     axes.grid(alpha=0.3)
@@ -172,7 +160,8 @@ def plot_curves(curves: Mapping[str, Sequence[tuple[int, float]]], metric: str, 
 
 
 def new_figure(inches: tuple[float, float]) -> Figure:
-    """Without a window system, and without the global state of pyplot. Raises NoMatplotlib."""
+    """A figure without a window system and without the global state of pyplot. Raises
+    NoMatplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -190,3 +179,37 @@ def save_figure(figure: Figure, out: Path) -> None:
         figure.savefig(out, dpi=140, format="png")
     except OSError as error:
         raise BadInput(f"--out {out}: cannot be written: {error.strerror or error}") from error
+
+
+def open_run(
+    run_dir: Path | None = None,
+    *,
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 0,
+) -> None:
+    """Serve the page and the REST interface of a run that is over, from its directory.
+
+    Curves, events, settings and archived samples are those of the run. Nothing is written. Of a run
+    that goes on, its own page is named. Ctrl-C ends it.
+
+    Example: paceline open runs/demo
+
+    Args:
+        run_dir RUN_DIR: Default: the newest in ./runs.
+        port: Port on 127.0.0.1; 0: any free one.
+    """
+    from controller.rest.past_run import bind_loopback, serve_past_run
+    from paceline.observe.runs import is_run, read_run
+    from paceline.rpc.auth import dashboard_link
+
+    run_dir = given_or_default(run_dir)
+    if not is_run(run_dir):
+        raise BadInput(f"{run_dir} is no run directory: it has no events.jsonl and no config.toml")
+    if read_run(run_dir).state == "running":
+        pages = " or ".join(written_by_controllers(run_dir, "rest"))
+        raise BadInput(f"the run in {run_dir} goes on: open {pages or 'the page of a controller'}")
+    door, url = bind_loopback(port)
+    token = secrets.token_hex(24)
+    typer.echo(f"{run_dir}: {dashboard_link(url, token)}")
+    typer.echo("Ctrl-C ends it.")
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(serve_past_run(run_dir, door, token=token))

@@ -42,48 +42,16 @@ class _Node:
 
 def node(
     config: ConfigArgument,
+    *,
     overrides: SetOption = None,
     run_dir: RunDirOption = None,
-    node_rank: Annotated[
-        int | None,
-        typer.Option(
-            "--node-rank", help="Number of this node, from 0. Default: of the environment."
-        ),
-    ] = None,
-    nodes: Annotated[
-        int | None,
-        typer.Option("--nodes", help="Number of nodes. Default: that of the environment."),
-    ] = None,
-    master: Annotated[
-        str | None,
-        typer.Option(
-            "--master",
-            metavar="HOST:PORT",
-            help="Node 0, and the first port that it uses. Default: MASTER_ADDR and MASTER_PORT.",
-        ),
-    ] = None,
-    gpus: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="GPUs to give out on each node. 0: workers share all. Default: those it sees.",
-        ),
-    ] = None,
-    place: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--place",
-            metavar="ROLE=NODES",
-            help="Nodes of a role: policy=0, rollout=1-3. May be repeated. Default: by GPUs.",
-        ),
-    ] = None,
-    wait_s: Annotated[
-        float,
-        typer.Option("--wait", min=0, metavar="SECONDS", help="How long node 0 may be silent."),
-    ] = 600.0,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what this node would start, and start nothing.")
-    ] = False,
+    node_rank: int | None = None,
+    nodes: int | None = None,
+    master: str | None = None,
+    gpus: Annotated[int | None, typer.Option(min=0)] = None,
+    place: list[str] | None = None,
+    wait_s: Annotated[float, typer.Option(min=0)] = 600.0,
+    dry_run: bool = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run this node's share of a run: the same command on every node of a job.
@@ -99,6 +67,16 @@ def node(
     Example: paceline node run.toml --run-dir /shared/runs/try1
 
     Without such an environment: paceline node run.toml --node-rank 1 --nodes 2 --master node0:29500
+
+    Args:
+        node_rank: Number of this node, from 0. Default: of the environment.
+        nodes: Number of nodes. Default: that of the environment.
+        master HOST:PORT: Node 0, and the first port that it uses. Default: MASTER_ADDR and
+            MASTER_PORT.
+        gpus: GPUs to give out on each node. 0: workers share all. Default: those it sees.
+        place ROLE=NODES: Nodes of a role: policy=0, rollout=1-3. May be repeated. Default: by GPUs.
+        wait_s --wait SECONDS: How long node 0 may be silent.
+        dry_run: Print what this node would start, and start nothing.
     """
     from paceline.process.files import set_process_limits
 
@@ -223,7 +201,7 @@ def _workers_here(this: _Node) -> dict[str, dict[str, list[Any]]]:
 def _lead(this: _Node, wait_s: float, as_json: bool) -> int:
     from paceline.redis.server import stop_redis
     from paceline.rpc.auth import own_token
-    from paceline_launcher.cli.control.up import check, run_to_end, steps_to_extend_to
+    from paceline_launcher.cli.up import check, run_to_end, steps_to_extend_to
     from paceline_launcher.launch.job import served_settings
     from paceline_launcher.launch.run_dir import check_no_leader, end_leftovers, locked
 
@@ -277,7 +255,7 @@ def _resolved(host: str, wait_s: float) -> None:
 
 
 def _follow(this: _Node, wait_s: float) -> int:
-    from paceline_launcher.cli.control.up import check
+    from paceline_launcher.cli.up import check
     from paceline_launcher.launch.follower import FollowingNode, Meeting
     from paceline_launcher.launch.job import node_directory
     from paceline_launcher.launch.run_dir import end_leftovers, locked

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -16,7 +16,7 @@ from paceline_launcher.cli.common import JsonOption, RunDirOption, given_or_defa
 if TYPE_CHECKING:
     from controller.store.journal_audit import Report
     from paceline.config.sections.services import RedisConfig
-    from paceline.observe.coverage import CoverageReport, EpochCoverage
+    from paceline.observe.coverage import CoverageReport
 
 EPOCHS_SHOWN = 10
 
@@ -29,11 +29,10 @@ ledger = typer.Typer(
 
 @ledger.command()
 def verify(
+    *,
     run_dir: RunDirOption = None,
-    redis_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="Redis that holds the ledger.")
-    ] = None,
-    run: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the run.")] = None,
+    redis_url: str | None = None,
+    run: str | None = None,
     as_json: JsonOption = False,
 ) -> None:
     """Replay the journal, check every invariant, and account for every row of every data-set epoch.
@@ -47,6 +46,10 @@ def verify(
     status 1 if an invariant is violated, or if a row was skipped or trained twice.
 
     Example: paceline ledger verify --run-dir runs/demo
+
+    Args:
+        redis_url URL: Redis that holds the ledger.
+        run NAME: Name of the run.
     """
     from controller.store.journal_audit import verify as replay
 
@@ -69,12 +72,8 @@ def verify(
 def _print(name: str, report: Report) -> None:
     typer.echo(f"run {name}")
     for what, count in report.counts.items():
-        if isinstance(count, dict):
-            total = sum(count.values())
-            reasons = ", ".join(f"{reason} {n}" for reason, n in sorted(count.items()))
-            typer.echo(f"  {what:<12} {total}" + (f"  ({reasons})" if reasons else ""))
-        else:
-            typer.echo(f"  {what:<12} {count}")
+        shown = _by_reason(count) if isinstance(count, dict) else count
+        typer.echo(f"  {what:<12} {shown}")
     if report.coverage.epochs:
         _print_coverage(report.coverage)
     for problem in report.problems:
@@ -85,28 +84,28 @@ def _print(name: str, report: Report) -> None:
 def _print_coverage(coverage: CoverageReport) -> None:
     from paceline_launcher.terminal import out_console, table
 
-    console = out_console()
     order = f"shuffled by seed {coverage.seed}" if coverage.shuffle else "in the order of the file"
     typer.echo(f"coverage of the data: {coverage.rows} rows, {order}")
     if coverage.sources:
         typer.echo(f"  sources: {', '.join(coverage.sources)}; an epoch is a pass over one source")
-    newest = _newest(coverage)
-    if earlier := len(coverage.epochs) - len(newest):
+    # The newest ones of each source, source by source.
+    shown = [
+        epoch
+        for source in coverage.sources or [""]
+        for epoch in [e for e in coverage.epochs if e.source == source][-EPOCHS_SHOWN:]
+    ]
+    if earlier := len(coverage.epochs) - len(shown):
         typer.echo(f"  ({earlier} earlier epochs: --json shows them)")
-    cells: dict[str, list[Any]] = {
-        "source": [epoch.source for epoch in newest] if coverage.sources else [],
-        ">epoch": [epoch.epoch for epoch in newest],
-        ">trained": [epoch.trained for epoch in newest],
-        ">dropped": [_by_reason(epoch.dropped) for epoch in newest],
-        ">on their way": [_by_reason(epoch.in_flight) for epoch in newest],
-        ">to come": [epoch.to_come for epoch in newest],
-        ">skipped": [epoch.skipped for epoch in newest],
-        ">twice": [epoch.twice for epoch in newest],
-        ">passed over": [epoch.passed_over for epoch in newest],
-    }
-    rare = ">passed over"
-    columns = {t: cell for t, cell in cells.items() if cell and (t != rare or any(cell))}
-    console.print(table("|".join(columns), zip(*columns.values(), strict=True)))
+    rows: list[tuple[Any, ...]] = [
+        (
+            *(e.source, e.epoch, e.trained, _by_reason(e.dropped), _by_reason(e.in_flight)),
+            *(e.to_come, e.skipped, e.twice, e.passed_over),
+        )
+        for e in shown
+    ]
+    titles = "source|>epoch|>trained|>dropped|>on their way|>to come|>skipped|>twice|>passed over"
+    console = out_console()
+    console.print(table(titles, rows))
     if coverage.compared:
         rows = [
             (c.outcome, c.groups, f"{c.share:.1%}", c.completion_tokens, c.reward)
@@ -115,17 +114,9 @@ def _print_coverage(coverage: CoverageReport) -> None:
         console.print(table("outcome|>groups|>share|>tokens a completion|>reward", rows))
 
 
-def _newest(coverage: CoverageReport) -> list[EpochCoverage]:
-    """The newest epochs of each source, source by source."""
-    of_source: dict[str, list[EpochCoverage]] = {name: [] for name in coverage.sources or [""]}
-    for epoch in coverage.epochs:
-        of_source[epoch.source].append(epoch)
-    return [epoch for epochs in of_source.values() for epoch in epochs[-EPOCHS_SHOWN:]]
-
-
 def _by_reason(counts: Mapping[str, int]) -> str:
     reasons = ", ".join(f"{reason} {n}" for reason, n in sorted(counts.items()))
-    return f"{sum(counts.values())} ({reasons})" if reasons else "0"
+    return f"{sum(counts.values())}" + (f" ({reasons})" if reasons else "")
 
 
 @contextmanager

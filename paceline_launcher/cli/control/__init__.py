@@ -1,1 +1,0 @@
-"""Commands that start and steer a run and its processes."""

@@ -1,1 +1,0 @@
-"""Commands that read a run: its state, events, samples and ledger."""

@@ -1,0 +1,202 @@
+"""``paceline controller | policy | rollout | scorer | wait``: one process of a role, on any
+machine, and the wait for the run's end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from paceline.errors import BadInput
+from paceline.process.user_code import python_module
+from paceline.process.worker_command import THREAD_VARIABLES
+from paceline.rpc.addresses import port_of
+from paceline_launcher.cli.common import (
+    ConfigArgument,
+    JsonOption,
+    RunDirOption,
+    SetOption,
+    parse_addresses,
+    print_json,
+)
+
+if TYPE_CHECKING:
+    from paceline.config.schema import Config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """Options by which a process finds its run.
+
+    Args:
+        controllers HOST:PORT,...: Addresses of all controllers of the run; every process gets the
+            same list.
+        token_file FILE: File with the run's token, in place of auth.token_file.
+    """
+
+    controllers: str
+    run_dir: RunDirOption = None
+    token_file: Path | None = None
+    overrides: SetOption = None
+
+    def read(self, config: Path) -> tuple[Config, list[str], Path]:
+        """Settings, addresses of the controllers, and run directory. Raises BadInput."""
+        from paceline.config.load import load_config
+
+        settings = load_config(config, self._overrides())
+        directory = self.run_dir or Path("runs") / settings.run.name
+        return settings, parse_addresses(self.controllers), directory
+
+    def become(self, module: str, config: Path, arguments: list[str]) -> NoReturn:
+        """Replaces this process: signals and the exit status are the role's own."""
+        for variable in THREAD_VARIABLES:
+            # A worker replaces it by its number in the configuration.
+            os.environ.setdefault(variable, "1")
+        settings = [part for override in self._overrides() for part in ("--set", override)]
+        sys.stdout.flush()
+        argv = [*python_module(module), str(config), *arguments, *settings]
+        os.execv(sys.executable, argv)
+
+    def _overrides(self) -> list[str]:
+        named = f"auth.token_file={json.dumps(str(self.token_file))}"
+        return [*(self.overrides or ()), *([] if self.token_file is None else [named])]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """Options of a worker.
+
+    Args:
+        identity --id: Name of this process, unique in the run.
+        tensor_host ADDRESS: Address of this machine at which other workers reach this one. Default:
+            found out.
+    """
+
+    identity: str | None = None
+    tensor_host: str | None = None
+
+    def become(self, role: str, config: Path, given: Given, scorer: str = "") -> NoReturn:
+        _, addresses, directory = given.read(config)
+        # The process id: two workers of one name would replace each other.
+        host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:40]
+        pool = f"{role}-{scorer}" if scorer else role
+        name = self.identity or f"{pool}-{host}-{os.getpid()}"
+        if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name):
+            raise BadInput(f"--id {name}: use at most 64 letters, digits, '-', '_' and '.'")
+        arguments = ["--controllers", ",".join(addresses), "--id", name]
+        arguments += ["--run-dir", str(directory)]
+        arguments += ["--tensor-host", self.tensor_host] if self.tensor_host is not None else []
+        arguments += ["--scorer", scorer] if scorer else []
+        given.become(f"{role}_worker", config, arguments)
+
+
+def controller(
+    config: ConfigArgument, *, given: Given, index: Annotated[int, typer.Option(min=0)] = 0
+) -> None:
+    """Start one controller. The election decides whether it leads or stands by.
+
+    Controllers on several machines need redis.url, auth.token_file, and a controller.host that is
+    not loopback.
+
+    Example: paceline controller run.toml --controllers a:7000,b:7000 --index 0
+
+    Args:
+        index: Position of this controller in --controllers, from 0.
+    """
+    _, addresses, directory = given.read(config)
+    if index >= len(addresses):
+        raise BadInput(
+            f"--index {index}: --controllers names {len(addresses)} addresses; the first has index "
+            "0"
+        )
+    port = port_of(addresses[index])
+    arguments = ["--run-dir", str(directory), "--id", f"controller-{index}", "--port", str(port)]
+    if port:
+        arguments += ["--advertise", addresses[index].rpartition(":")[0].strip("[]")]
+    given.become("controller", config, arguments)
+
+
+def policy(config: ConfigArgument, *, given: Given, worker: Worker) -> None:
+    """Start one policy replica, with all its ranks on this machine, or one rank of it under
+    torchrun.
+
+    Example: paceline policy run.toml --controllers a:7000,b:7000 --id policy-2
+    """
+    worker.become("policy", config, given)
+
+
+def rollout(config: ConfigArgument, *, given: Given, worker: Worker) -> None:
+    """Start one rollout worker.
+
+    Example: paceline rollout run.toml --controllers a:7000,b:7000
+    """
+    worker.become("rollout", config, given)
+
+
+def scorer(
+    config: ConfigArgument, *, given: Given, worker: Worker, name: str | None = None
+) -> None:
+    """Start one worker of a scorer.
+
+    Example: paceline scorer run.toml --scorer helpful --controllers a:7000,b:7000
+
+    Args:
+        name --scorer NAME: Section [scorers.NAME] of the file. It may be left out if there is only
+            one.
+    """
+    known = list(given.read(config)[0].scorers.by_name)
+    if not known:
+        raise BadInput(f"{config}: it has no scorer. Add a section [scorers.NAME]")
+    if name is None and len(known) > 1:
+        raise BadInput(f"--scorer is missing: the scorers are {', '.join(known)}")
+    chosen = name or known[0]
+    if chosen not in known:
+        raise BadInput(f"--scorer {chosen}: the scorers are {', '.join(known)}")
+    worker.become("scorer", config, given, chosen)
+
+
+def wait(config: ConfigArgument, *, given: Given, as_json: JsonOption = False) -> None:
+    """Wait until a run ends, then write summary.json and the exported model into its directory.
+
+    For runs whose controllers and workers a scheduler starts: `paceline up` and `paceline node` do
+    it themselves. Exit status: 0 if the run has finished and its model is exported, 1 if it failed.
+
+    Example: paceline wait run.toml --controllers a:7000,b:7000 --run-dir /shared/runs/demo
+    """
+    settings, addresses, directory = given.read(config)
+    summary = asyncio.run(_end(settings, directory, addresses))
+    if as_json:
+        print_json({**summary, "run_dir": str(directory)})
+    else:
+        path = directory / "summary.json"
+        typer.echo(f"{summary['status']} after {summary['steps']} steps: {path}")
+        if summary["export"]:
+            typer.echo(f"exported model: {summary['export']}")
+    if summary["status"] != "finished":
+        typer.echo(f"error: {summary['reason']}", err=True)
+        raise typer.Exit(1)
+
+
+async def _end(settings: Config, directory: Path, addresses: list[str]) -> dict[str, Any]:
+    from paceline.rpc.client import ControlPlane
+    from paceline_launcher.cli.up import steps_to_extend_to
+    from paceline_launcher.launch.ending import RunWait
+
+    def note(line: str) -> None:
+        typer.echo(line, err=True)
+
+    control = ControlPlane.from_config(settings, addresses, directory)
+    try:
+        extends_to = steps_to_extend_to(settings, directory)
+        (directory / "summary.json").unlink(missing_ok=True)
+        return await RunWait(settings, directory, control, note, extends_to).end()
+    finally:
+        await control.close()
