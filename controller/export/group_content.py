@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import math
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
+from controller.ledger.enums import Kind
 from controller.ledger.specs import GroupMeta
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import Task
-from controller.ledger.views.group_views import place_of, staleness_of
-from paceline.ids import Step
+from controller.ledger.views import views
+from controller.ledger.views.group_views import place_of, staleness_of, step_of_task
+from paceline.ids import Step, TaskId
+from paceline.observe.groups import FACTS, GroupSummary
+from paceline.payloads.store import PayloadStore
 from paceline.v1 import rollout_pb2
 
 FillTexts = Callable[[rollout_pb2.Group], None]  # decodes the texts that a payload lacks; blocks
 MOST_TOKENS = 8192  # longest list of tokens and log-probs of one completion
-FACTS = (
-    *("sequences", "tokens", "reward_mean", "reward_std", "reward_max"),
-    *("min_version", "max_version"),
-)
-"""Fields that the ledger's facts and a reply have in common."""
 FINISH = {rollout_pb2.FINISH_REASON_STOP: "stop", rollout_pb2.FINISH_REASON_LENGTH: "length"}
 
 
@@ -41,42 +41,78 @@ def facts_of(state: State, task: Task, facts: GroupMeta, step: Step) -> dict[str
     }
 
 
+def stored_groups(state: State) -> list[GroupSummary]:
+    """The groups whose samples are stored."""
+    steps = step_of_task(state)
+    return [
+        GroupSummary(**facts_of(state, task, task.group, steps.get(task.task_id, Step(0))))
+        for task in state.tasks.records.values()
+        if task.kind is Kind.TRAIN and task.group is not None
+    ]
+
+
+class GroupGone(Exception):
+    """The group has no samples, or none any more."""
+
+
+async def stored_group(
+    state: State, payloads: PayloadStore, fill_texts: FillTexts, group_id: str
+) -> dict[str, Any]:
+    """The fields of a Group, with its completions. Raises GroupGone."""
+    task_id = TaskId(group_id)
+    task, ref = state.tasks.records.get(task_id), views.payload_ref(state, task_id)
+    if task is None or task.group is None or ref is None:
+        raise GroupGone(_reason_of_absence(state, task, group_id))
+    facts = facts_of(state, task, task.group, step_of_task(state).get(task_id, Step(0)))
+    (payload,) = await payloads.get([ref])
+    if payload is None:
+        raise GroupGone(f"a checkpoint has just covered group {group_id}: its samples are gone")
+    try:
+        return facts | await asyncio.to_thread(content_of, payload, fill_texts, tokens=True)
+    except DecodeError:
+        problem = f"the stored payload of group {group_id} cannot be decoded"
+        raise GroupGone(problem) from None
+
+
+def _reason_of_absence(state: State, task: Task | None, group_id: str) -> str:
+    if group_id in state.tasks.outcomes:
+        return (
+            f"group {group_id} is finished, and its samples are deleted: they are kept until a "
+            "checkpoint covers their step"
+        )
+    if task is not None:
+        return f"group {group_id} is {task.state}: it has no samples yet"
+    return f"there is no group {group_id[:32]!r}, or its samples were deleted long ago"
+
+
 def content_of(payload: bytes, fill_texts: FillTexts, *, tokens: bool = False) -> dict[str, Any]:
     """Prompt and completions as JSON values, and the times that they took. ``tokens``: with tokens
     and log-probs, which take a hundred times as long. Raises DecodeError."""
     message = rollout_pb2.Group.FromString(payload)
     fill_texts(message)
-    completions = _completions(message)
+    rewards = np.array([completion.reward for completion in message.completions] or [0.0])
+    mean, spread = float(rewards.mean()), float(rewards.std())
+    completions: list[dict[str, Any]] = [
+        {
+            "text": sent.text,
+            "token_count": len(sent.tokens) // 4,
+            "versions": [[span.version, span.length] for span in sent.versions],
+            "finish_reason": FINISH.get(sent.finish_reason, "unknown"),
+            "reward": sent.reward,
+            "reward_components": dict(sent.reward_components),
+            "relative_reward": (sent.reward - mean) / spread if spread > 0 else 0.0,
+        }
+        for sent in message.completions
+    ]
     if tokens:
         for completion, sent in zip(completions, message.completions, strict=True):
-            completion |= _tokens(sent)
+            ids = np.frombuffer(sent.tokens, "<i4")[:MOST_TOKENS]
+            logprobs = np.frombuffer(sent.logprobs, "<f4")[:MOST_TOKENS]
+            completion["tokens"] = ids.tolist()
+            completion["logprobs"] = [round(x, 5) for x in logprobs.tolist()]
     return {
         "prompt": message.prompt_text,
         "completions": completions,
         "generate_s": message.generate_s,
         "reward_s": message.reward_s,
     }
-
-
-def _completions(message: rollout_pb2.Group) -> list[dict[str, Any]]:
-    rewards = [c.reward for c in message.completions]
-    mean = sum(rewards) / max(1, len(rewards))
-    spread = math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / max(1, len(rewards)))
-    return [
-        {
-            "text": completion.text,
-            "token_count": len(completion.tokens) // 4,
-            "versions": [[span.version, span.length] for span in completion.versions],
-            "finish_reason": FINISH.get(completion.finish_reason, "unknown"),
-            "reward": completion.reward,
-            "reward_components": dict(completion.reward_components),
-            "relative_reward": (completion.reward - mean) / spread if spread > 0 else 0.0,
-        }
-        for completion in message.completions
-    ]
-
-
-def _tokens(completion: rollout_pb2.Completion) -> dict[str, list[Any]]:
-    tokens = np.frombuffer(completion.tokens, "<i4")[:MOST_TOKENS]
-    logprobs = np.frombuffer(completion.logprobs, "<f4")[:MOST_TOKENS]
-    return {"tokens": tokens.tolist(), "logprobs": [round(x, 5) for x in logprobs.tolist()]}

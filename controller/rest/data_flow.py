@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
@@ -14,7 +14,6 @@ from controller.ledger.views import views
 from controller.ledger.views.age_metrics import RESPONSE_TOKENS, token_ages_of
 from controller.ledger.views.group_views import staleness_of
 from controller.replicated_controller import Controller
-from controller.rest.schemas import AgesReply, FlowReply
 from paceline.observe.progress import seconds_left
 from paceline.observe.redaction import Redactor
 from paceline.observe.summary import TIME_SPLIT
@@ -67,39 +66,36 @@ class StepRate:
         return [row["step_s"] for row in self._rows() if row.get("step_s") is not None]
 
 
-def flow(controller: Controller, redactor: Redactor, stalled_s: float) -> FlowReply:
+def flow(controller: Controller, redactor: Redactor, stalled_s: float) -> dict[str, Any]:
     state = controller.state
     metrics = state.steps.metrics
-    waiting = list(state.tasks.ready)
-    steps = dict.fromkeys(waiting, 0)
+    steps = dict.fromkeys(state.tasks.ready, 0)
     if state.steps.open is not None:
         steps.update(dict.fromkeys(state.steps.open.groups, state.steps.open.step))
     records = state.tasks.records
-    ages = Counter(staleness_of(state, records[t], step) for t, step in steps.items())
+    staleness = Counter(staleness_of(state, records[t], step) for t, step in steps.items())
     config, spec = controller.settings.config, state.run_spec
     # The ledger's rules are those in force; before the run begins there are only the settings.
-    max_staleness, late_groups, max_token_age = (
-        (spec.max_staleness, spec.late_groups, spec.token_age)
-        if spec is not None
-        else (config.train.max_staleness, config.train.late_groups, config.train.token_age)
-    )
-    return FlowReply(
-        bottleneck=redactor.text(headline(controller)),
-        stalled_s=round(stalled_s, 3),
-        tasks=views.counts(state),
-        staleness={str(age): ages[age] for age in sorted(ages)},
-        max_staleness=max_staleness,
-        late_groups=late_groups,
-        max_token_age=max_token_age,
-        ages=ages_of_step(metrics) if "late_share" in metrics else None,
-        groups_per_step=config.train.groups_per_step,
-        group_size=config.rollout.group_size,
-        tokens_per_s=metrics.get("tokens_per_s", 0.0),
-        samples_per_s=metrics.get("samples_per_s", 0.0),
-        time_split_s={n: metrics[k] for n in TIME_SPLIT if (k := f"time_{n}_s") in metrics},
-        step_s=metrics.get("step_s", 0.0),
-        workers=workers_by_pool(state),
-    )
+    rules = spec if spec is not None else config.train
+    return {
+        "bottleneck": redactor.text(headline(controller)),
+        "stalled_s": round(stalled_s, 3),  # if this is not 0, the rates are old
+        "tasks": asdict(views.counts(state)),
+        # Groups that are ready or in a step, by the staleness of their oldest token.
+        "staleness": {str(age): staleness[age] for age in sorted(staleness)},
+        "max_staleness": rules.max_staleness,
+        "late_groups": rules.late_groups,
+        "max_token_age": rules.token_age,
+        "ages": ages_of_step(metrics) if "late_share" in metrics else None,
+        "groups_per_step": config.train.groups_per_step,
+        "group_size": config.rollout.group_size,
+        "tokens_per_s": metrics.get("tokens_per_s", 0.0),
+        "samples_per_s": metrics.get("samples_per_s", 0.0),
+        # Seconds of the newest step by part; trainers: mean of the replicas.
+        "time_split_s": {n: metrics[k] for n in TIME_SPLIT if (k := f"time_{n}_s") in metrics},
+        "step_s": metrics.get("step_s", 0.0),
+        "workers": workers_by_pool(state),
+    }
 
 
 def workers_by_pool(state: State) -> dict[str, int]:
@@ -109,15 +105,13 @@ def workers_by_pool(state: State) -> dict[str, int]:
     return {pool: found[pool] for pool in in_order(pools)}
 
 
-def ages_of_step(metrics: Mapping[str, float]) -> AgesReply:
-    return AgesReply(
-        late_share=metrics["late_share"],
-        masked_share=metrics["masked_share"],
-        dropped_share=metrics["dropped_share"],
-        uninformative_share=metrics["uninformative_share"],
-        response_tokens={
-            name: metrics[key] for name, key in RESPONSE_TOKENS.items() if key in metrics
-        },
-        token_ages=token_ages_of(metrics),
-        ess=metrics.get("ess"),
-    )
+def ages_of_step(metrics: Mapping[str, float]) -> dict[str, Any]:
+    """Ages of what a step trained, and what it left out for its age, as docs/metrics.md has it."""
+    shares = ("late_share", "masked_share", "dropped_share", "uninformative_share")
+    lengths = {name: metrics[key] for name, key in RESPONSE_TOKENS.items() if key in metrics}
+    return {
+        **{share: metrics[share] for share in shares},
+        "response_tokens": lengths,
+        "token_ages": token_ages_of(metrics),
+        "ess": metrics.get("ess"),
+    }

@@ -13,21 +13,42 @@ from fastapi import APIRouter, Depends, Path, Query
 from starlette.responses import Response
 
 from controller.diagnosis.collect import headline, why_of
+from controller.export.group_content import GroupGone, stored_group, stored_groups
 from controller.ledger.views import views
 from controller.replicated_controller import Controller
-from controller.rest import samples, schemas
+from controller.rest import schemas
 from controller.rest.data_flow import StepRate, flow, workers_by_pool
-from controller.rest.samples import MOST_STEP, ArchivedGroups, SearchText, StepNumber, WholeNumber
 from controller.rest.schemas import Problem, documented
 from controller.status import controllers_of, status_of, status_view
-from paceline.observe.event_history import Key, position_key
+from paceline.observe.event_history import Key, SavedCheckpoint, position_key
 from paceline.observe.faults import FaultReport
+from paceline.observe.groups import (
+    MOST_STEP,
+    Filter,
+    Group,
+    Groups,
+    GroupSummary,
+    StepNumber,
+    WholeNumber,
+    listed,
+)
 from paceline.observe.projection import Projection
 from paceline.observe.redaction import Redactor
+from paceline.observe.samples import ArchiveReader
 from paceline.rpc.messages import as_dict
 
 EVENT_ID = r"^(\d{1,20}(-\d{1,20})?(/\d{1,9})?)?$"
 CURVES = "reward_mean,loss"
+DROPPED = ("task_id", "attempt", "reason", "detail")
+SearchText = Annotated[
+    str,
+    Query(
+        min_length=1,
+        max_length=256,
+        description="Only groups with this text in the prompt or in a completion, in any case. "
+        "The sample archive is searched: a trained group is in it after a minute at most.",
+    ),
+]
 
 
 def dumps(value: Any) -> bytes:
@@ -49,7 +70,7 @@ def router(controller: Controller, rate: StepRate) -> APIRouter:
     routes = APIRouter(prefix="/api/v1", responses=documented(401, 403, 422, 500, 503))
     redactor = Redactor(controller.run_dir)
     projector = controller.context.projector
-    archive = ArchivedGroups(controller.run_dir)
+    archive = ArchiveReader(controller.run_dir)
 
     async def answered(question: Callable[[Projection], Any]) -> Response:
         """The answer, computed and written as JSON in the projection's thread. Tests check its
@@ -62,16 +83,25 @@ def router(controller: Controller, rate: StepRate) -> APIRouter:
         await rate.refresh()
         return run_of(controller, redactor, rate)
 
-    @routes.get("/workers", summary="All workers", tags=["fleet"])
-    async def workers() -> list[schemas.WorkerReply]:
+    @routes.get(
+        "/workers",
+        summary="All workers",
+        tags=["fleet"],
+        response_model=list[schemas.WorkerReply],  # type: ignore[valid-type]
+    )
+    async def workers() -> list[dict[str, Any]]:
         return workers_of(controller, redactor)
 
     @routes.get(
-        "/workers/{worker_id}", summary="One worker", tags=["fleet"], responses=documented(404)
+        "/workers/{worker_id}",
+        summary="One worker",
+        tags=["fleet"],
+        responses=documented(404),
+        response_model=schemas.WorkerReply,
     )
-    async def worker(worker_id: Annotated[str, Path(max_length=64)]) -> schemas.WorkerReply:
+    async def worker(worker_id: Annotated[str, Path(max_length=64)]) -> dict[str, Any]:
         for found in workers_of(controller, redactor):
-            if found.worker_id == worker_id:
+            if found["worker_id"] == worker_id:
                 return found
         raise Problem(404, f"there is no worker {worker_id!r}")
 
@@ -114,51 +144,53 @@ def router(controller: Controller, rate: StepRate) -> APIRouter:
         return await answered(answer)
 
     @routes.get("/tasks", summary="Tasks by state, and those that failed", tags=["flow"])
-    async def tasks() -> schemas.TasksReply:
+    async def tasks() -> dict[str, Any]:
+        """``quarantined``: tasks that were given up, newest first; routine drops are only counted.
+        ``failing``: tasks that wait for another attempt."""
         newest = await projector.ask(lambda run: [*run.history.drops][:-101:-1])
-        failing = [
-            schemas.FailingTask(
-                task_id=task.task_id,
-                attempt=task.attempt,
-                failures=[redactor.text(f) for f in task.failures],
-            )
-            for task in list(controller.state.tasks.records.values())
-            if task.failures
-        ][:100]
-        return schemas.TasksReply(
-            counts=views.counts(controller.state),
-            quarantined=[
-                schemas.DroppedTask.model_validate({"detail": "", "t": e.t, **e.fields})
+        failing = [task for task in list(controller.state.tasks.records.values()) if task.failures]
+        return {
+            "counts": views.counts(controller.state),
+            "quarantined": [
+                {"detail": "", **{name: e.fields[name] for name in DROPPED if name in e.fields}}
+                | {"t": e.t}
                 for e in newest
             ],
-            failing=failing,
-        )
+            "failing": [
+                {
+                    "task_id": task.task_id,
+                    "attempt": task.attempt,
+                    "failures": [redactor.text(failure) for failure in task.failures],
+                }
+                for task in failing[:100]
+            ],
+        }
 
     @routes.get("/flow", summary="Rates, staleness and the bottleneck", tags=["flow"])
-    async def flow_now() -> schemas.FlowReply:
+    async def flow_now() -> dict[str, Any]:
         await rate.refresh()
         return flow(controller, redactor, rate.stalled_s)
 
     @routes.get("/groups", summary="Recent groups of samples", tags=["samples"])
     async def groups(
-        chosen: Annotated[samples.Filter, Depends()],
+        chosen: Annotated[Filter, Depends()],
         limit: Annotated[WholeNumber, Query(ge=1, le=500)] = 50,
         sort: Literal["recent", "oldest", "reward", "-reward", "-length", "-staleness"] = "recent",
         reason: Annotated[
             str | None, Query(max_length=256, description="Only groups dropped for this reason")
         ] = None,
         grep: SearchText | None = None,
-    ) -> schemas.GroupsReply:
+    ) -> Groups:
         if chosen.state != "dropped" and reason is None:
-            kept = samples.kept_groups(controller.state)
-            found = await asyncio.to_thread(archive.beside, kept, dropped=chosen.row is not None)
+            stored, dropped = stored_groups(controller.state), chosen.row is not None
+            found = await asyncio.to_thread(archive.groups, stored, dropped=dropped)
         else:
-            dropped = await projector.ask(lambda run: run.totals.dropped.for_reason(reason))
-            named = (schemas.GroupSummary.model_validate(redactor.value(g)) for g in dropped)
+            facts = await projector.ask(lambda run: run.totals.dropped.for_reason(reason))
+            named = (GroupSummary(**redactor.value(group)) for group in facts)
             found = [group for group in named if group.sequences or not chosen.by_content]
         if grep is not None:
             found = await asyncio.to_thread(archive.with_text, found, grep)
-        return samples.listed(found, chosen, sort, limit)
+        return listed(found, chosen, sort, limit)
 
     @routes.get(
         "/groups/{group_id}",
@@ -167,22 +199,19 @@ def router(controller: Controller, rate: StepRate) -> APIRouter:
         "archive keeps prompts and completions.",
         tags=["samples"],
         responses=documented(404),
+        response_model=Group,
     )
-    async def group(group_id: Annotated[str, Path(max_length=64)]) -> schemas.GroupReply:
+    async def group(group_id: Annotated[str, Path(max_length=64)]) -> dict[str, Any]:
+        payloads, fill_texts = controller.payloads, controller.context.texts.fill
         try:
-            return await samples.read_group(
-                controller.state, controller.payloads, controller.context.texts.fill, group_id
-            )
-        except Problem:
+            return await stored_group(controller.state, payloads, fill_texts, group_id)
+        except GroupGone as gone:
             archived = await asyncio.to_thread(archive.group, group_id)
-            if archived is not None and archived.completions:
+            if archived is not None and archived["completions"]:
                 return archived
-            reason = await projector.ask(lambda run: run.totals.dropped.reason_of(group_id))
-            if reason is None:
-                raise
-            raise Problem(
-                404, f"group {group_id} was dropped ({reason}): its samples are deleted"
-            ) from None
+            why = await projector.ask(lambda run: run.totals.dropped.reason_of(group_id))
+            dropped = f"group {group_id} was dropped ({why}): its samples are deleted"
+            raise Problem(404, str(gone) if why is None else dropped) from None
 
     @routes.get("/events", summary="Events", tags=["events"], response_model=schemas.EventsReply)
     async def events(
@@ -219,21 +248,25 @@ def router(controller: Controller, rate: StepRate) -> APIRouter:
         return {section: redactor.value(fields) for section, fields in shown.items()}
 
     @routes.get("/checkpoints", summary="Checkpoints on disk, newest first", tags=["run"])
-    async def checkpoints() -> schemas.CheckpointsReply:
+    async def checkpoints() -> list[SavedCheckpoint]:
         keep = controller.settings.config.train.keep_checkpoints
         saved = await projector.ask(lambda run: run.history.kept_checkpoints(keep))
         return [replace(c, path=redactor.text(c.path)) for c in saved]
 
-    @routes.get("/why", summary="What the run waits for, and because of whom", tags=["run"])
-    async def why() -> schemas.WhyReply:
-        await controller.context.projector.look()
+    @routes.get(
+        "/why",
+        summary="What the run waits for, and because of whom",
+        tags=["run"],
+        response_model=schemas.WhyReply,
+    )
+    async def why() -> Any:
+        await projector.look()
         found = why_of(controller)
-        shown = redactor.value(as_dict(found))
-        return schemas.WhyReply.model_validate({**shown, "since_s": round(found.since_s, 3)})
+        return redactor.value(as_dict(found)) | {"since_s": round(found.since_s, 3)}
 
     @routes.get("/faults", summary="Faults so far: causes, hosts, time lost", tags=["run"])
     async def faults() -> FaultReport:
-        return await controller.context.projector.ask(lambda run: run.totals.faults.report())
+        return await projector.ask(lambda run: run.totals.faults.report())
 
     return routes
 
@@ -249,7 +282,7 @@ def run_of(controller: Controller, redactor: Redactor, rate: StepRate) -> schema
         ended_t=state.ended_t,
         controllers=[
             # An address on this machine is the path of a socket.
-            schemas.ControllerReply(**{**seen, "address": redactor.text(seen["address"])})
+            {**seen, "address": redactor.text(seen["address"])}
             for seen in controllers_of(controller)
         ],
         served_by=controller.identity.controller_id,
@@ -261,7 +294,7 @@ def run_of(controller: Controller, redactor: Redactor, rate: StepRate) -> schema
         provider_trouble=provider_trouble_of(controller, redactor),
         workers=workers_by_pool(state),
         sinks=[
-            schemas.SinkReply(**{**sink, "trouble": redactor.text(sink["trouble"])[:500]})
+            {**sink, "trouble": redactor.text(sink["trouble"])[:500]}
             for sink in controller.sink_states()
         ],
         changed=state.settings.changed,
@@ -273,15 +306,13 @@ def provider_trouble_of(controller: Controller, redactor: Redactor) -> str:
     return redactor.text(leader.provider_trouble)[:500] if leader is not None else ""
 
 
-def workers_of(controller: Controller, redactor: Redactor) -> list[schemas.WorkerReply]:
+def workers_of(controller: Controller, redactor: Redactor) -> list[dict[str, Any]]:
     return [
-        schemas.WorkerReply(
-            **as_dict(w)
-            | {
-                "heartbeat_age_s": round(w.heartbeat_age_s, 3),
-                "activity": redactor.text(w.activity),
-                "gauges": {k: v for k, v in sorted(w.gauges.items()) if math.isfinite(v)},
-            }
-        )
+        as_dict(w)
+        | {
+            "heartbeat_age_s": round(w.heartbeat_age_s, 3),
+            "activity": redactor.text(w.activity),
+            "gauges": {k: v for k, v in sorted(w.gauges.items()) if math.isfinite(v)},
+        }
         for w in sorted(status_of(controller).workers, key=lambda w: w.worker_id)
     ]

@@ -1,7 +1,6 @@
 """Request bodies, replies and problem details (RFC 9457) of the REST interface: the schema that
-OpenAPI publishes. The ledger's ``StatusView`` and ``TaskCounts`` and the read model's
-``ListedEvent`` and ``SavedCheckpoint`` are replies as they are. A fault of the controller is a
-generic 500; the stack trace is only in its log."""
+OpenAPI publishes. What the ledger's views, the projection and protobuf messages say is a reply as
+it is. A fault of the controller is a generic 500; the stack trace is only in its log."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,13 +10,25 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 from starlette.exceptions import HTTPException
 
 from controller.ledger.state.settings import SettingChange
-from controller.ledger.views.views import StatusView, TaskCounts
+from controller.ledger.views.views import StatusView
 from paceline.config.sections.scorers import PREFIX
-from paceline.observe.event_history import DOCUMENTED, ListedEvent, SavedCheckpoint
+from paceline.observe.event_history import ListedEvent
+from paceline.observe.vocabulary import DOCUMENTED
+from paceline.rpc.messages import AS_TEXT
+from paceline.v1 import admin_pb2
+
+PYTHON_TYPES = {
+    FieldDescriptor.CPPTYPE_STRING: str,
+    FieldDescriptor.CPPTYPE_BOOL: bool,
+    FieldDescriptor.CPPTYPE_DOUBLE: float,
+    **dict.fromkeys((FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64), int),
+    **dict.fromkeys((FieldDescriptor.CPPTYPE_UINT32, FieldDescriptor.CPPTYPE_UINT64), int),
+}
 
 
 class Reply(BaseModel):
@@ -53,47 +64,6 @@ class StepsReply(Reply):
     """``since`` of the next request."""
 
 
-class WorkerReply(Reply):
-    worker_id: str
-    role: str
-    scorer: str
-    """Name of the scorer in the config, if it is a scorer."""
-    host: str
-    pid: int
-    incarnation: str
-    """Differs for every process of that name. Text: a browser's numbers have 53 bits."""
-    state: str
-    """starting, running, spare, suspect, draining, stopped or dead."""
-    mesh_epoch: int
-    version: int
-    """Version of the weights it holds or serves; -1: none."""
-    heartbeat_age_s: float
-    """-1: unknown, as only the leader receives heartbeats."""
-    activity: str
-    held_leases: int
-    gauges: dict[str, float]
-
-
-class ControllerReply(Reply):
-    controller_id: str
-    address: str
-    rest: str
-    state: str
-    """leader, standby or silent."""
-    pid: int
-    host: str
-    heartbeat_age_s: float
-
-
-class SinkReply(Reply):
-    name: str
-    written: int
-    """Points written in this term."""
-    failing: bool
-    trouble: str
-    """Error of the last attempt; empty if it succeeded."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReply(StatusView):
     """The ledger's status, and what this controller knows of the run besides."""
@@ -105,7 +75,9 @@ class RunReply(StatusView):
     """Unix seconds; 0: not started."""
     ended_t: float
     """Unix seconds; 0: not ended."""
-    controllers: list[ControllerReply]
+    controllers: list[dict[str, Any]]
+    """controller_id, address, rest, state (leader, standby or silent), pid, host,
+    heartbeat_age_s."""
     served_by: str
     """The controller that answers."""
     bottleneck: str
@@ -121,8 +93,9 @@ class RunReply(StatusView):
     """Living workers of each pool."""
     provider_trouble: str
     """Reason for which the fleet differs from the desired counts; only the leader knows."""
-    sinks: list[SinkReply]
-    """Metric sinks; only the leader has any."""
+    sinks: list[dict[str, Any]]
+    """Metric sinks, which only the leader has: name, written (points in this term), failing, and
+    trouble, the error of the last attempt."""
     changed: dict[str, SettingChange]
     """Settings that are not what the run was started with, by dotted name."""
 
@@ -152,177 +125,23 @@ class EventsReply(Reply):
     """``since`` of the next request."""
 
 
-class DroppedTask(Reply):
-    task_id: str
-    attempt: int
-    reason: str
-    detail: str
-    t: float
+def reply_of(message: Descriptor) -> type[BaseModel]:
+    """The schema of a protobuf message as ``paceline.rpc.messages.as_dict`` writes it."""
+
+    def kind(field: FieldDescriptor) -> Any:
+        if field.enum_type is not None or field.name in AS_TEXT:
+            return str
+        inner = field.message_type
+        if inner is not None and inner.GetOptions().map_entry:
+            return dict[str, kind(inner.fields_by_name["value"])]  # type: ignore[misc]
+        return PYTHON_TYPES[field.cpp_type] if inner is None else reply_of(inner)
+
+    fields: Any = {field.name: (kind(field), ...) for field in message.fields}
+    return create_model(message.name, **fields)
 
 
-class FailingTask(Reply):
-    """A task that waits for another attempt."""
-
-    task_id: str
-    attempt: int
-    failures: list[str]
-
-
-class TasksReply(Reply):
-    counts: TaskCounts
-    quarantined: list[DroppedTask]
-    """Given up, newest first. Routine drops are only counted."""
-    failing: list[FailingTask]
-
-
-class GroupSummary(Reply):
-    group_id: str
-    attempt: int
-    state: str
-    """ready, in_step, trained or dropped."""
-    owner: str = ""
-    """Empty: not known."""
-    sequences: int = 0
-    """0: dropped before a group was handed in."""
-    tokens: int = 0
-    reward_mean: float = 0.0
-    reward_std: float = 0.0
-    reward_max: float = 0.0
-    min_version: int = -1
-    max_version: int = -1
-    staleness: int = 0
-    """Staleness of its oldest token, in steps, at the step that trains it or at the next one."""
-    step: int = 0
-    """The step that trains it; 0: not known yet."""
-    epoch: int = -1
-    """Pass over the data set; -1: not known."""
-    dataset_row: int = -1
-    """Row of the data set that its prompt comes from; -1: not known."""
-    reason: str = ""
-    """Reason of the drop."""
-    detail: str = ""
-    lengths: list[int] = []
-    """Tokens of each sequence, prompt included, of a group that could not be trained."""
-    dropped_t: float = 0.0
-    """Unix seconds; 0: not dropped."""
-
-
-class CompletionReply(Reply):
-    text: str
-    token_count: int
-    tokens: list[int] = []
-    """Empty if the completion comes from the sample archive."""
-    logprobs: list[float] = []
-    versions: list[tuple[int, int]]
-    """(version, number of tokens)."""
-    finish_reason: str
-    reward: float
-    reward_components: dict[str, float]
-    relative_reward: float = Field(validation_alias=AliasChoices("relative_reward", "advantage"))
-    """(reward - mean of the group) / standard deviation of the group; 0 if all are equal."""
-
-
-class GroupsReply(Reply):
-    groups: list[GroupSummary]
-    total: int
-    """Groups that match, before the limit."""
-
-
-class GroupReply(GroupSummary):
-    prompt: str
-    completions: list[CompletionReply]
-    """Empty if the sample archive has the facts of the group only."""
-    generate_s: float = 0.0
-    reward_s: float = 0.0
-
-
-class AgesReply(Reply):
-    """Ages of what the newest step trained, and what it left out for its age."""
-
-    late_share: float
-    """Share of its groups that are older than max_staleness."""
-    masked_share: float
-    """Share of its tokens that are older than max_token_age."""
-    dropped_share: float
-    """Groups that were dropped for their age since the step before, of those and its own."""
-    uninformative_share: float
-    """The same of groups whose rewards are all equal."""
-    response_tokens: dict[str, float]
-    """Mean length of a completion: all (that the step trains), late, masked (at least in part),
-    dropped, uninformative. Absent if there is none."""
-    token_ages: dict[str, float]
-    """Share of its trained tokens by age in steps: 0, 1, 2, 3-4, ..., 33+."""
-    ess: float | None
-    """Effective sample size of the importance weights, as a share of the tokens."""
-
-
-class FlowReply(Reply):
-    bottleneck: str
-    """The limit of the run, or the cause for which it waits, in a sentence."""
-    stalled_s: float
-    """Time since the last commit if that is far longer than a step: the rates are old then."""
-    tasks: TaskCounts
-    staleness: dict[str, int]
-    """Groups that are ready or in a step, by the staleness of their oldest token."""
-    max_staleness: int
-    late_groups: str
-    """train or drop: what becomes of groups that are older than max_staleness."""
-    max_token_age: int
-    """Age of the oldest token that is trained."""
-    ages: AgesReply | None
-    """Ages in the newest step; null before the first."""
-    groups_per_step: int
-    group_size: int
-    tokens_per_s: float
-    """Trained tokens, of the newest step."""
-    samples_per_s: float
-    time_split_s: dict[str, float]
-    """Seconds of the newest step by part; trainers: mean of the replicas."""
-    step_s: float
-    workers: dict[str, int]
-    """Living workers by role."""
-
-
-class CulpritReply(Reply):
-    """Process or thing that the run waits for."""
-
-    kind: str
-    """worker, starting_worker, controller, redis, dataset, hub, model, reward, environment,
-    checkpoint, network, user or none."""
-    name: str
-    host: str
-    pid: int
-    """0: it is no process."""
-
-
-class WhyReply(Reply):
-    sentence: str
-    """The whole diagnosis, without the remedy."""
-    subject: str
-    """The part of the run that waits."""
-    since_s: float
-    culprit: CulpritReply
-    because: str
-    next: str
-    """The next thing that happens if nobody does anything."""
-    remedy: str
-    """Empty: nothing is needed."""
-    severity: str
-    """ok, slow or stuck."""
-    controller_id: str
-    """The controller that answers."""
-    leads: bool
-    """A standby sees no heartbeats."""
-    bottleneck: str
-    """Bottleneck of a run that makes progress: trainers, generation, rewards,
-    staleness, controller, weights or none. Empty: not known."""
-    pace: str
-    """The same in a sentence, with the remedy."""
-    faults: str
-    """Faults so far, their causes, what they cost, and a suspected host. Empty: there were none."""
-
-
-CheckpointsReply = list[SavedCheckpoint]
+WorkerReply = reply_of(admin_pb2.WorkerStatus.DESCRIPTOR)
+WhyReply = reply_of(admin_pb2.WhyReply.DESCRIPTOR)
 
 
 class Done(Reply):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from paceline.observe.vocabulary import NOTICED, EventType, Severity
+from paceline.observe.vocabulary import DOCUMENTED, NOTICED, EventType, Severity
 
 Key = tuple[tuple[int, ...], int]  # Journal position and number within it: orders records
 
@@ -17,8 +17,6 @@ MOST_OPEN = 256
 MOST_MARKS = 10_000
 MOST_CHECKPOINTS = 256
 
-DOCUMENTED = {"use_attribute_docstrings": True}
-"""The REST interface publishes these classes with pydantic."""
 STEERED = frozenset(
     {EventType.SCALED, EventType.DRAINED, EventType.SETTINGS_CHANGED, EventType.RUN_EXTENDED}
 )  # Besides faults and checkpoints, the events that learning curves carry a mark for

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from paceline.observe.vocabulary import ATTRIBUTED, NO_FAULT, EventType, FaultCause
+from paceline.observe.vocabulary import ATTRIBUTED, DOCUMENTED, NO_FAULT, EventType, FaultCause
 
 KEPT = 256  # Newest faults that are kept one by one
 HOSTS_KEPT = 1024
@@ -312,10 +312,6 @@ class Faults:
     def _ranked(self) -> list[tuple[str, int]]:
         """Causes with their number of faults, the most frequent first."""
         return sorted(self.by_cause.items(), key=lambda item: (-item[1], item[0]))
-
-
-DOCUMENTED = {"use_attribute_docstrings": True}
-"""The REST interface publishes these classes with pydantic."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,9 @@ from typing import Any
 
 from paceline.observe.coverage import Coverage
 from paceline.observe.curves import MetricStore
-from paceline.observe.dropped_groups import DroppedGroups
 from paceline.observe.event_history import EventHistory, is_listed, position_key
 from paceline.observe.faults import Faults
+from paceline.observe.groups import DroppedGroups
 from paceline.observe.held_out import HeldOut
 from paceline.observe.json_lines import DamagedFile, finite, metrics_row, read_lines
 from paceline.observe.vocabulary import EventType

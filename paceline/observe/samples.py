@@ -15,33 +15,20 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
+
+from paceline.observe.groups import GroupSummary
 
 FOLDER = "samples"
-_FACTS = {
-    "group_id": "string",
-    "attempt": "int32",
-    "dataset_row": "int64",
-    "epoch": "int32",
-    "state": "string",
-    "reason": "string",
-    "step": "int32",
-    "owner": "string",
-    "sequences": "int32",
-    "tokens": "int64",
-    "reward_mean": "float64",
-    "reward_std": "float64",
-    "reward_max": "float64",
-    "min_version": "int64",
-    "max_version": "int64",
-    "staleness": "int32",
-    "t": "float64",
-}
-"""Columns and their Arrow types; each is a field of a group in the REST interface, except t (Unix
-seconds)."""
+_COLUMNS = {
+    name: {int: "int64", float: "float64"}.get(kind, "string")
+    for name, kind in get_type_hints(GroupSummary).items()
+    if name not in ("detail", "lengths", "dropped_t")
+} | {"t": "float64"}
+"""Facts of a group and their Arrow types; ``t``, in Unix seconds, is for other readers."""
 _SMALL_BYTES = 4 << 20
 """A smaller file is merged with the next one: a directory of very many files would be slow to read.
 """
@@ -77,7 +64,7 @@ class ArchiveWriter:
         import pyarrow.parquet as pq
 
         self._directory.mkdir(parents=True, exist_ok=True)
-        types = {**_FACTS, **dict.fromkeys(_CONTENT, "string")}
+        types = {**_COLUMNS, **dict.fromkeys(_CONTENT, "string")}
         schema = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in types.items()])
         table = pa.Table.from_pylist(
             [{name: row.get(name) for name in types} for row in rows], schema=schema
@@ -125,45 +112,56 @@ class ArchiveReader:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self._facts: dict[Path, list[dict[str, Any]]] = {}
+        self._facts: dict[Path, list[GroupSummary]] = {}
         self._with_text = lru_cache(_SEARCHES)(_groups_with)
         """A page that repeats its question costs only the files that are new."""
 
-    def groups(self) -> list[dict[str, Any]]:
-        """The facts of every archived group, each attempt once by its newest row, in the order of
-        writing."""
-        paths = archive_files(self._run_dir)
-        self._facts = {path: self._facts.get(path) or _read(path, [*_FACTS]) for path in paths}
-        rows = (row for rows in self._facts.values() for row in rows)
-        return list({(row["group_id"], row["attempt"]): row for row in rows}.values())
+    def groups(
+        self, stored: Collection[GroupSummary] = (), *, dropped: bool = True
+    ) -> list[GroupSummary]:
+        """``stored``, the groups that are still stored whole, and the archived ones beside them,
+        each attempt once by its newest row, in the order of writing. ``dropped``: also those that
+        were not trained."""
+        facts = {}
+        for path in archive_files(self._run_dir):
+            if (known := self._facts.get(path)) is None:
+                names = [name for name in _COLUMNS if name != "t"]
+                known = [GroupSummary(**row) for row in _read(path, names)]
+            facts[path] = known
+        self._facts = facts
+        archived = {group.key: group for groups in facts.values() for group in groups}
+        there = {group.key for group in stored}
+        others = (group for key, group in archived.items() if key not in there)
+        return [*stored, *(group for group in others if dropped or group.state != "dropped")]
 
     def group(self, group_id: str) -> dict[str, Any] | None:
-        """The newest archived attempt with its prompt and completions; None if there is none.
-        Without content the prompt is empty and there are no completions."""
+        """The fields of a ``Group``: the newest archived attempt; None if there is none. Without
+        content the prompt is empty and there are no completions."""
         import pyarrow.compute as pc
 
         for path in reversed(archive_files(self._run_dir)):
-            rows = _read(path, [*_FACTS, *_CONTENT], pc.field("group_id") == group_id)
+            rows = _read(path, [*_COLUMNS, *_CONTENT], pc.field("group_id") == group_id)
             if rows:
                 # Among rows of the same attempt the one that was written last.
                 row = max(reversed(rows), key=lambda row: row["attempt"])
-                completions = json.loads(row["completions"] or "[]")
-                return {**row, "prompt": row["prompt"] or "", "completions": completions}
+                completions = json.loads(row.get("completions", "[]"))
+                return {"prompt": "", **row, "completions": completions}
         return None
 
-    def groups_with(self, text: str) -> set[tuple[str, int]]:
-        """(group id, attempt) of groups that have ``text`` in their prompt or in a completion, in
-        upper or lower case."""
+    def with_text(self, found: Iterable[GroupSummary], text: str) -> list[GroupSummary]:
+        """The groups of ``found`` that have ``text`` in their archived prompt or in a completion,
+        in upper or lower case."""
         paths, text = archive_files(self._run_dir), text.casefold()
-        return set().union(*(self._with_text(path, text) for path in paths))
+        matches = set().union(*(self._with_text(path, text) for path in paths))
+        return [group for group in found if group.key in matches]
 
 
 def _groups_with(path: Path, text: str) -> frozenset[tuple[str, int]]:
     import pyarrow.compute as pc
 
     def texts(row: Mapping[str, Any]) -> Iterator[str]:
-        yield row["prompt"] or ""
-        yield from (str(c.get("text", "")) for c in json.loads(row["completions"] or "[]"))
+        yield row.get("prompt", "")
+        yield from (str(c.get("text", "")) for c in json.loads(row.get("completions", "[]")))
 
     wanted = None
     # Most rows are ruled out without decoding their JSON. Other letters differ in its escapes.
@@ -180,6 +178,7 @@ def _groups_with(path: Path, text: str) -> frozenset[tuple[str, int]]:
 
 
 def _read(path: Path, columns: list[str], wanted: Any = None) -> list[dict[str, Any]]:
+    """Rows without what was not known of them."""
     import pyarrow as pa
     import pyarrow.dataset as ds
 
@@ -188,8 +187,10 @@ def _read(path: Path, columns: list[str], wanted: Any = None) -> list[dict[str, 
     except (FileNotFoundError, pa.ArrowInvalid):
         # Deleted meanwhile because of the size limit, or damaged by a full disk.
         return []
-    rows: list[dict[str, Any]] = table.to_pylist()
-    return rows
+    return [
+        {name: value for name, value in row.items() if value is not None}
+        for row in table.to_pylist()
+    ]
 
 
 def archived_steps(run_dir: Path) -> set[int]:

@@ -4,6 +4,9 @@ them."""
 
 from enum import StrEnum
 
+DOCUMENTED = {"use_attribute_docstrings": True}
+"""``__pydantic_config__`` of the classes that the REST interface publishes."""
+
 
 class EventType(StrEnum):
     """Every kind of event. The ledger has a class of each name, which says what the event means."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +10,7 @@ import typer
 
 from paceline.errors import BadInput
 from paceline.rpc.addresses import written_by_controllers
-from paceline_launcher.cli.common import JsonOption, Target, print_json, run_config
+from paceline_launcher.cli.common import JsonOption, Target, print_json
 from paceline_launcher.terminal import printable
 
 if TYPE_CHECKING:
@@ -82,12 +81,12 @@ def find_groups(
     found = _from_controllers(target, query)
     if found is None:
         assert target.run_dir is not None
-        found = _from_journal(target.run_dir, query)
+        found = _from_archive(target.run_dir, query)
     return found
 
 
 def _from_controllers(target: Target, query: dict[str, Any]) -> dict[str, Any] | None:
-    """None if no controller answers and the run directory has a journal to read instead."""
+    """None if no controller answers and the run directory may have an archive to read instead."""
     from paceline.rpc.auth import AuthError
     from paceline.rpc.rest_client import RestRefused, RestUnavailable
 
@@ -135,21 +134,20 @@ def _ask(rest: RestReader, query: dict[str, Any]) -> dict[str, Any]:
     return {"groups": groups, "total": listed["total"]}
 
 
-def _from_journal(run_dir: Path, query: dict[str, Any]) -> dict[str, Any]:
-    from controller.rest.samples import Filter, stored_groups
-    from paceline.redis.server import NoRedis
-    from paceline_launcher.cli.ledger import redis_of
+def _from_archive(run_dir: Path, query: dict[str, Any]) -> dict[str, Any]:
+    from pydantic import TypeAdapter
 
-    config, chosen = run_config(run_dir), Filter(step=query["step"], row=query["row"])
-    wanted = config, run_dir, chosen, query["sort"], query["limit"], query.get("grep")
-    try:
-        with redis_of(run_dir) as url:
-            return asyncio.run(stored_groups(url, *wanted))
-    except NoRedis:
-        found = asyncio.run(stored_groups(None, *wanted))
-        if not found["total"]:
-            raise
-        return found
+    from paceline.observe.groups import Filter, Group, listed
+    from paceline.observe.samples import ArchiveReader
+
+    archive, chosen = ArchiveReader(run_dir), Filter(step=query["step"], row=query["row"])
+    groups = archive.groups(dropped=chosen.row is not None)
+    if "grep" in query:
+        groups = archive.with_text(groups, query["grep"])
+    found, kind = listed(groups, chosen, query["sort"], query["limit"]), TypeAdapter(Group)
+    whole = (kind.validate_python(archive.group(group.group_id)) for group in found.groups)
+    details = [kind.dump_python(group, mode="json") for group in whole]
+    return {"groups": details, "total": found.total}
 
 
 def _text(group: dict[str, Any]) -> str:

@@ -31,7 +31,7 @@ def test_groups_come_back_as_they_were_written(tmp_path: Path) -> None:
     writer.write([row("t0", 1, dataset_row=7, epoch=0, reward_mean=0.5, **content("2"))])
     writer.write([row("t9", 2, dataset_row=7, epoch=1), row("t8", 2, dataset_row=6)])
     reader = ArchiveReader(tmp_path)
-    of_row = [(g["group_id"], g["epoch"]) for g in reader.groups() if g["dataset_row"] == 7]
+    of_row = [(g.group_id, g.epoch) for g in reader.groups() if g.dataset_row == 7]
     assert of_row == [("t0", 0), ("t9", 1)]
     found = reader.group("t0")
     assert found is not None and found["prompt"] == "1+1=" and found["reward_mean"] == 0.5
@@ -49,8 +49,8 @@ def test_a_group_that_two_leaders_wrote_is_read_once_and_attempts_are_told_apart
     ArchiveWriter(tmp_path, 5, 1 << 30).write([row("t0", 1, owner="new"), row("t1", 1, attempt=2)])
     ArchiveWriter(tmp_path, 4, 1 << 30).write([row("t0", 1, owner="old"), row("t1", 1, attempt=1)])
     groups = ArchiveReader(tmp_path).groups()
-    assert [g["owner"] for g in groups if g["group_id"] == "t0"] == ["new"]
-    assert sorted(g["attempt"] for g in groups if g["group_id"] == "t1") == [1, 2]
+    assert [g.owner for g in groups if g.group_id == "t0"] == ["new"]
+    assert sorted(g.attempt for g in groups if g.group_id == "t1") == [1, 2]
 
 
 def test_the_oldest_files_go_when_the_limit_is_reached(
@@ -62,7 +62,7 @@ def test_the_oldest_files_go_when_the_limit_is_reached(
         writer.write([row(f"t{step}", step, **content(noise(50_000, step)))])
     sizes = [path.stat().st_size for path in (tmp_path / "samples").iterdir()]
     assert sum(sizes) <= 300_000
-    kept = [g["group_id"] for g in ArchiveReader(tmp_path).groups()]
+    kept = [g.group_id for g in ArchiveReader(tmp_path).groups()]
     assert kept == [f"t{step}" for step in range(11 - len(sizes), 11)] and len(kept) >= 5
 
 
@@ -79,7 +79,7 @@ def test_a_damaged_file_and_files_of_others_cost_nothing_else(tmp_path: Path) ->
     (tmp_path / "samples" / "00000002-00000002-1.parquet").write_bytes(b"PAR1")
     (tmp_path / "samples" / "mine.parquet").write_bytes(b"")
     (tmp_path / "samples" / "notes.txt").write_text("x")
-    assert [g["group_id"] for g in ArchiveReader(tmp_path).groups()] == ["t0"]
+    assert [g.group_id for g in ArchiveReader(tmp_path).groups()] == ["t0"]
 
 
 @pytest.mark.parametrize("small_bytes", [0, 1 << 20], ids=["two files", "one file"])
@@ -90,7 +90,7 @@ def test_a_group_dropped_after_a_rollback_is_not_shown_as_trained(
     writer = ArchiveWriter(tmp_path, 1, 1 << 30)
     writer.write([row("t1", 12), row("t2", 13)])
     writer.write([row("t2", 10, state="dropped", reason="stale")])
-    assert {g["group_id"]: g["state"] for g in ArchiveReader(tmp_path).groups()} == {
+    assert {g.group_id: g.state for g in ArchiveReader(tmp_path).groups()} == {
         "t1": "trained",
         "t2": "dropped",
     }
@@ -151,6 +151,10 @@ def searched(group_id: str, step: int, prompt: str, *texts: str, **values: Any) 
     return {**facts, "prompt": prompt, "completions": json.dumps(completions)}
 
 
+def matches(archive: ArchiveReader, text: str) -> set[str]:
+    return {group.group_id for group in archive.with_text(archive.groups(), text)}
+
+
 def test_a_text_is_found_in_prompts_and_completions_in_upper_and_lower_case(tmp_path: Path) -> None:
     rows = [
         searched("t0", 1, "Name a river", "I cannot", "the Rhine"),
@@ -173,7 +177,7 @@ def test_a_text_is_found_in_prompts_and_completions_in_upper_and_lower_case(tmp_
         ("stop", set()),
         (".", set()),
     ):
-        assert {group for group, _ in search.groups_with(text)} == groups, text
+        assert matches(search, text) == groups, text
 
 
 def test_a_repeated_question_reads_new_files_alone_and_a_deleted_file_is_no_match(
@@ -191,9 +195,12 @@ def test_a_repeated_question_reads_new_files_alone_and_a_deleted_file_is_no_matc
     writer = ArchiveWriter(tmp_path, 1, 1 << 30)
     first = writer.write([searched("t0", 1, "same")])
     search = ArchiveReader(tmp_path)
-    assert search.groups_with("same") == search.groups_with("SAME") == {("t0", 1)}
+    search.groups()
+    read.clear()
+    assert matches(search, "same") == matches(search, "SAME") == {"t0"}
     second = writer.write([searched("t1", 2, "same")])
-    assert search.groups_with("same") == {("t0", 1), ("t1", 1)}
-    assert read == [first.name, second.name]
+    assert matches(search, "same") == {"t0", "t1"}
+    # The facts of the second file, and once its texts.
+    assert read == [first.name, second.name, second.name]
     first.unlink()
-    assert search.groups_with("same") == {("t1", 1)}
+    assert matches(search, "same") == {"t1"}

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from paceline.observe.dropped_groups import MOST, DroppedGroups
+from paceline.observe.groups import MOST, DroppedGroups
 
 
 class Journal:

@@ -1,0 +1,241 @@
+"""Groups of samples as people see them: facts, filters, and those that were dropped lately."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from paceline.observe.vocabulary import DOCUMENTED, EventType
+
+MOST_STEP = 1 << 53
+
+
+def _whole(text: object) -> object:
+    """Pydantic reads "0.0" as 0, which the published schema does not allow."""
+    if isinstance(text, str) and not re.fullmatch(r"-?[0-9]+", text):
+        raise ValueError("give a whole number, such as 12")
+    return text
+
+
+WholeNumber = Annotated[int, BeforeValidator(_whole)]
+StepNumber = Annotated[WholeNumber, Field(ge=0, le=MOST_STEP)]
+Reward = Annotated[float, Field(allow_inf_nan=False)]
+
+
+@dataclass(slots=True, kw_only=True)
+class GroupSummary:
+    __pydantic_config__ = DOCUMENTED
+
+    group_id: str
+    attempt: int
+    state: str
+    """ready, in_step, trained or dropped."""
+    owner: str = ""
+    """Empty: not known."""
+    sequences: int = 0
+    """0: dropped before a group was handed in."""
+    tokens: int = 0
+    reward_mean: float = 0.0
+    reward_std: float = 0.0
+    reward_max: float = 0.0
+    min_version: int = -1
+    max_version: int = -1
+    staleness: int = 0
+    """Staleness of its oldest token, in steps, at the step that trains it or at the next one."""
+    step: int = 0
+    """The step that trains it; 0: not known yet."""
+    epoch: int = -1
+    """Pass over the data set; -1: not known."""
+    dataset_row: int = -1
+    """Row of the data set that its prompt comes from; -1: not known."""
+    reason: str = ""
+    """Reason of the drop."""
+    detail: str = ""
+    lengths: list[int] = field(default_factory=list)
+    """Tokens of each sequence, prompt included, of a group that could not be trained."""
+    dropped_t: float = 0.0
+    """Unix seconds; 0: not dropped."""
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.group_id, self.attempt
+
+
+@dataclass(slots=True, kw_only=True)
+class Completion:
+    __pydantic_config__ = DOCUMENTED
+
+    text: str
+    token_count: int
+    tokens: list[int] = field(default_factory=list)
+    """Empty if the completion comes from the sample archive."""
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[tuple[int, int]]
+    """(version, number of tokens)."""
+    finish_reason: str
+    reward: float
+    reward_components: dict[str, float]
+    relative_reward: float
+    """(reward - mean of the group) / standard deviation of the group; 0 if all are equal."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Group(GroupSummary):
+    __pydantic_config__ = DOCUMENTED
+
+    prompt: str = ""
+    completions: list[Completion] = field(default_factory=list)
+    """Empty if the sample archive has the facts of the group only."""
+    generate_s: float = 0.0
+    reward_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Groups:
+    __pydantic_config__ = DOCUMENTED
+
+    groups: list[GroupSummary]
+    total: int
+    """Groups that match, before the limit."""
+
+
+SORTS: dict[str, Callable[[GroupSummary], float]] = {
+    "recent": lambda g: -int(g.group_id[1:]),
+    "oldest": lambda g: int(g.group_id[1:]),
+    "reward": lambda g: g.reward_mean,
+    "-reward": lambda g: -g.reward_mean,
+    "-length": lambda g: -g.tokens,
+    "-staleness": lambda g: -g.staleness,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Conditions on a group; None: any. Tokens are those of the whole group."""
+
+    state: Literal["ready", "in_step", "trained", "dropped"] | None = None
+    step: StepNumber | None = None
+    min_reward: Reward | None = None
+    max_reward: Reward | None = None
+    min_tokens: StepNumber | None = None
+    max_tokens: StepNumber | None = None
+    row: StepNumber | None = None
+    """Row of the data set: the groups of one prompt over epochs and attempts."""
+
+    @property
+    def by_content(self) -> bool:
+        bounds = (self.min_reward, self.max_reward, self.min_tokens, self.max_tokens)
+        return any(bound is not None for bound in bounds)
+
+    def __call__(self, group: GroupSummary) -> bool:
+        equal = ((self.state, group.state), (self.step, group.step), (self.row, group.dataset_row))
+        between = (
+            (self.min_reward, group.reward_mean, self.max_reward),
+            (self.min_tokens, group.tokens, self.max_tokens),
+        )
+        return all(wanted in (None, value) for wanted, value in equal) and all(
+            (least is None or value >= least) and (most is None or value <= most)
+            for least, value, most in between
+        )
+
+
+def listed(found: Iterable[GroupSummary], chosen: Filter, sort: str, limit: int) -> Groups:
+    matching = sorted(filter(chosen, found), key=SORTS[sort])
+    return Groups(matching[:limit], len(matching))
+
+
+MOST = 200  # Kept per reason: the end of a run drops many at once
+MOST_REASONS = 64
+FACTS = (
+    *("sequences", "tokens", "reward_mean", "reward_std", "reward_max"),
+    *("min_version", "max_version"),
+)  # Facts of an accepted group, as the ledger names them and as they are shown
+_NOT_STORED = {"transient": True}
+
+
+@dataclass(slots=True)
+class DroppedGroups:
+    """Recently dropped groups, with the reason and the facts known of them. Routine drops (too
+    stale, equal rewards) are in no run file: they are folded from the journal."""
+
+    recent: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """Newest drops by reason, each with the fields of a group in the REST interface. If nothing had
+    been generated there are no facts."""
+    owners: dict[str, str] = field(default_factory=dict, metadata=_NOT_STORED)
+    """Worker of each leased task."""
+    accepted: dict[str, dict[str, Any]] = field(default_factory=dict, metadata=_NOT_STORED)
+    """Facts of the groups that are ready or in the open step."""
+    open: tuple[str, ...] = field(default=(), metadata=_NOT_STORED)  # Groups of the open step
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes what the ledger's state, as it is in a snapshot, says of tasks under way."""
+        for task_id, _, _, now, _, owner, _, _, facts, *_ in state["tasks"]["records"].values():
+            if now in ("pending", "leased") and owner:
+                self.owners[task_id] = owner
+            elif now in ("ready", "in_step") and facts is not None:
+                self._accept(task_id, owner, facts)
+        self.open = tuple((state["steps"]["open"] or {}).get("groups", ()))
+
+    def take(self, t: float, kind: str, event: Mapping[str, Any]) -> None:
+        """Takes the next event of the journal; ``t``: when it was journalled, in Unix seconds."""
+        if kind == EventType.TASKS_LEASED:
+            for task_id, *_ in event["leases"]:
+                self.owners[task_id] = str(event["worker_id"])
+        elif kind == EventType.EVAL_TASK_DONE:
+            self.owners.pop(str(event["task_id"]), None)
+        elif kind == EventType.GROUP_ACCEPTED:
+            task_id = str(event["group"]["task_id"])
+            self.owners.pop(task_id, None)
+            self._accept(task_id, str(event["worker_id"]), event["group"])
+        elif kind == EventType.GROUP_LOST:
+            self.accepted.pop(str(event["task_id"]), None)
+            self.owners[str(event["task_id"])] = str(event["worker_id"])
+        elif kind == EventType.STEP_OPENED:
+            self.open = tuple(event["groups"])
+        elif kind == EventType.STEP_COMMITTED:
+            for task_id in self.open:
+                self.accepted.pop(task_id, None)
+            self.open = ()
+        elif kind == EventType.TASK_DROPPED:
+            self._drop(t, event)
+
+    def _accept(self, task_id: str, owner: str, facts: Mapping[str, Any]) -> None:
+        shown = {name: facts[name] for name in FACTS if name in facts}
+        self.accepted[task_id] = {**shown, "owner": owner}
+
+    def _drop(self, t: float, event: Mapping[str, Any]) -> None:
+        task_id, reason = str(event["task_id"]), str(event["reason"])
+        owner = self.owners.pop(task_id, "")
+        facts = self.accepted.pop(task_id, {})
+        generated = event.get("group") or {}
+        facts |= {name: generated[name] for name in FACTS if name in generated}
+        prompt = generated.get("prompt_tokens", 0)
+        known = reason in self.recent or len(self.recent) < MOST_REASONS
+        if not task_id.startswith("t") or not known:
+            return
+        group = {
+            "owner": owner,
+            **facts,
+            "lengths": [prompt + n for n in generated.get("lengths", ())],
+            "group_id": task_id,
+            "attempt": int(event["attempt"]),
+            "state": "dropped",
+            "reason": reason,
+            "detail": str(event.get("detail") or ""),
+            "dropped_t": t,
+        }
+        groups = self.recent.setdefault(reason, [])
+        groups.append(group)
+        del groups[:-MOST]
+
+    def for_reason(self, reason: str | None) -> list[dict[str, Any]]:
+        """Groups dropped for ``reason``; None: for any."""
+        groups = self.recent.items()
+        return [group for why, found in groups if reason in (None, why) for group in found]
+
+    def reason_of(self, group_id: str) -> str | None:
+        """Reason of the group's drop; None if it was not dropped lately."""
+        found = self.for_reason(None)
+        return next((group["reason"] for group in found if group["group_id"] == group_id), None)
