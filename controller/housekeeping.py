@@ -13,7 +13,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from controller.context import ControllerContext
-from controller.export.alert_thread import RunPace
+from controller.export.alerts import RunPace
 from controller.export.exporters import FINISH_S
 from controller.export.sample_archiver import SampleArchiver
 from controller.ledger import Ledger

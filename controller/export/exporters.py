@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from controller.export.alert_thread import AlertThread, RunPace
+from controller.export.alerts import AlertThread, RunPace
 from controller.export.group_content import FillTexts
 from controller.export.sample_archiver import SampleArchiver
 from controller.export.traces import Traces

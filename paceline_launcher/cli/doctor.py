@@ -87,8 +87,8 @@ def test(config: ConfigArgument, *, overrides: SetOption = None) -> None:
 
     Example: paceline alerts test run.toml --set alerts.webhook_file=/etc/paceline/webhook
     """
+    from controller.export.alerts import Alert, NotDelivered, deliver
     from paceline.config.load import load_config
-    from paceline.observe.alerts import Alert, NotDelivered, deliver
 
     loaded = load_config(config, overrides or [])
     if loaded.alerts.webhook_file is None and not loaded.alerts.command:

@@ -16,10 +16,9 @@ pytest.importorskip(
     "opentelemetry.sdk", reason="OpenTelemetry is not installed: pip install 'paceline[otel]'"
 )
 
-from controller.export.traces import check_telemetry, readable
+from controller.export.traces import Span, check_telemetry, readable
 from paceline.config.load import ConfigError
 from paceline.config.schema import Config
-from paceline.observe.spans import Span
 from testbed.fleets.controller_processes import Controllers
 from testbed.fleets.controllers import running_controllers, until, working_fleet
 from tests.fixtures.rest import train
@@ -34,8 +33,8 @@ def exported(*spans: Span, run: str = "paceline-1") -> list[Any]:
     return [readable(span, "arithmetic", run) for span in spans]
 
 
-LEASE = Span("t1", "lease/1", "lease", 10.0, 12.5, {"attempt": 1}, error="owner_died")
-TASK = Span("t1", "task", "task", 10.0, 20.0, {"outcome": "trained"}, parent="")
+LEASE = Span("t1", "lease/1", 10.0, 12.5, {"attempt": 1}, error="owner_died")
+TASK = Span("t1", "task", 10.0, 20.0, {"outcome": "trained"}, parent="")
 
 
 def test_spans_have_their_times_and_parents_and_say_what_failed() -> None:
@@ -96,7 +95,7 @@ def collector() -> Iterator[tuple[str, list[Any]]]:
         server.shutdown()
 
 
-WHOLE = {"task", "lease", "generate", "reward", "step", "commit"}
+WHOLE = {"task", "lease", "generate", "reward", "step"}
 
 
 def whole_traces(got: list[Any]) -> set[bytes]:

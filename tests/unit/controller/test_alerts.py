@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from controller.export.alert_thread import AlertThread, RunPace
+from controller.export.alerts import WINDOW, AlertRules, AlertThread, NotDelivered, RunPace, deliver
 from paceline.config.sections.services import AlertsConfig
-from paceline.observe.alerts import WINDOW, AlertRules, NotDelivered, deliver
 from paceline_launcher.cli import app
 
 IDLE = RunPace(0, open=False)

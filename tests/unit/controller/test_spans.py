@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from controller.ledger.enums import Kind
-from paceline.observe.spans import SampleSpans, Span
+from controller.export.traces import SampleSpans, Span
 from tests.fixtures.ledgers import Driven
 
 
@@ -67,16 +66,17 @@ def test_a_trained_sample_has_every_part_in_order(told: Told) -> None:
     spans = told.of("t0")
     assert_nested(spans)
     parts = by_name(spans)
-    assert set(parts) == {"task", "lease", "generate", "reward", "step", "commit"}
+    assert set(parts) == {"task", "lease", "generate", "reward", "step"}
     assert parts["task"].start == parts["lease"].start == 2001.0
     assert parts["lease"].end == parts["reward"].end == 2002.0
     assert (parts["generate"].start, parts["generate"].end) == (2001.25, 2001.75)
     assert parts["step"].start == 2005.0
-    assert parts["step"].end == parts["task"].end == parts["commit"].end == 2006.0
+    assert parts["step"].end == parts["task"].end == 2006.0
     assert parts["task"].about == {"outcome": "trained", "step": 1}
     assert parts["step"].about["replica"] == "p0"
     assert parts["generate"].about["worker"] == "r0"
-    assert told.lines._lives == {}, "nothing is remembered of a task that is over"
+    lines = told.lines
+    assert not lines._began and not lines._leases, "nothing is remembered of a task that is over"
 
 
 def test_a_lost_lease_says_why_and_the_next_try_is_another_span(told: Told) -> None:
@@ -147,7 +147,7 @@ def test_a_new_leader_tells_the_rest_and_nothing_again(told: Told) -> None:
     successor.catch_up()
     after = {s.key for s in successor.spans if s.task_id == "t0"}
     assert not before & after
-    assert {s.name for s in successor.spans if s.task_id == "t0"} == {"commit", "step", "task"}
+    assert {s.name for s in successor.spans if s.task_id == "t0"} == {"step", "task"}
 
 
 def test_the_share_of_traced_tasks_is_the_same_ones_for_everyone() -> None:
@@ -161,5 +161,4 @@ def test_evaluations_and_what_is_not_chosen_leave_nothing_behind() -> None:
     lines = SampleSpans("run", 1e-9)
     lease: list[Any] = ["t0", 1, "train", 0, 0, 1]
     leased = {"type": "TasksLeased", "worker_id": "r0", "leases": [lease, ["e0.0", 1, "eval"]]}
-    assert list(lines.take(1.0, leased)) == [] and lines._lives == {}
-    assert Kind.TRAIN == "train"
+    assert list(lines.take(1.0, leased)) == [] and lines._began == {}
