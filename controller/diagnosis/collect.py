@@ -11,24 +11,18 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from controller.diagnosis.bottleneck import Bottleneck, bottleneck_of
+from controller.diagnosis.bottleneck import Bottleneck, bottleneck_of, pace_of
 from controller.diagnosis.diagnose import diagnose
-from controller.diagnosis.evidence import (
-    REPLIED,
-    Evidence,
-    LeaseEvidence,
-    SessionlessEvidence,
-    WorkerEvidence,
-)
-from controller.diagnosis.flow_measurement import pace_of
+from controller.diagnosis.evidence import Evidence, LeaseEvidence, Process, WorkerEvidence
 from controller.leader import Leader
 from controller.ledger.state.fleet import Worker
-from controller.proto_encoding import ROLES
+from controller.proto_encoding import ROLES, message_of
 from controller.replicated_controller import Controller
 from controller.status import trouble_of
 from paceline.config.objectives import FAMILY
 from paceline.config.schema import Config
 from paceline.masking import masked
+from paceline.observe.vocabulary import Severity
 from paceline.process import waits
 from paceline.process.kernel_state import KernelState, kernel_state
 from paceline.process.waits import Wait, WaitKind
@@ -40,26 +34,23 @@ FEWEST_STEPS = 3
 UNLEARNED = 0.9  # A run learns next to nothing from this share of groups whose rewards are equal
 REWARDLESS = ("distill", "kto")  # Objectives that learn from equal rewards, or from none
 KERNEL_AFTER_S = 1.0  # the kernel is asked about processes that are silent for so long
+REPLIED = {Severity.INFO: "ok", Severity.WARNING: "slow", Severity.ERROR: "stuck"}
+"""Severities in replies: nothing is late, something takes longer than usual, or the run or a
+process stands still."""
 _ROLE_OF = {value: role for role, value in ROLES.items()}
 
 
 def why_of(controller: Controller) -> admin_pb2.WhyReply:
-    leader, pace = controller.leader, _pace(controller)
+    pace, faults = _pace(controller), controller.context.projector.glance.faults
     found = diagnose(evidence_of(controller, pace.sentence if pace is not None else ""))
-    faults, culprit = controller.context.projector.glance.faults, found.culprit
-    return admin_pb2.WhyReply(
+    return message_of(
+        admin_pb2.WhyReply,
+        found,
+        culprit=message_of(admin_pb2.Culprit, found.culprit),
         sentence=found.sentence,
-        subject=found.subject,
-        since_s=found.since_s,
-        culprit=admin_pb2.Culprit(
-            kind=culprit.kind, name=culprit.name, host=culprit.host, pid=culprit.pid
-        ),
-        because=found.because,
-        next=found.next,
-        remedy=found.remedy,
         severity=REPLIED[found.severity],
         controller_id=controller.identity.controller_id,
-        leads=leader is not None,
+        leads=controller.leader is not None,
         bottleneck=pace.kind if pace is not None else "",
         pace=pace.sentence if pace is not None else "",
         faults=faults.sentence if faults is not None else "",
@@ -152,6 +143,7 @@ def _worker(leader: Leader, worker: Worker, now: float) -> WorkerEvidence:
         worker.role,
         worker.host,
         worker.pid,
+        _waits(report.waits, silent_s) if report is not None else (),
         worker.lifecycle,
         heard=report is not None,
         silent_s=silent_s,
@@ -160,7 +152,6 @@ def _worker(leader: Leader, worker: Worker, now: float) -> WorkerEvidence:
         still_s=found.still_s if found is not None else 0.0,
         wedged_in_s=found.wedged_in_s if found is not None else None,
         activity=report.activity if report is not None else "",
-        waits=_waits(report.waits, silent_s) if report is not None else (),
         mesh_epoch=report.mesh_epoch if report is not None else 0,
         loaded_version=worker.loaded_version,
         held=len(worker.held),
@@ -170,16 +161,14 @@ def _worker(leader: Leader, worker: Worker, now: float) -> WorkerEvidence:
 
 
 def _waits(messages: Iterable[worker_pb2.Wait], older_s: float) -> tuple[Wait, ...]:
-    found = [waits.from_message(message, older_s) for message in messages]
+    found = (waits.from_message(message, older_s) for message in messages)
     return tuple(wait for wait in found if wait is not None)
 
 
-def _sessionless(controller: Controller, now: float) -> tuple[SessionlessEvidence, ...]:
+def _sessionless(controller: Controller, now: float) -> tuple[Process, ...]:
     return tuple(
-        SessionlessEvidence(
-            worker_id, _ROLE_OF[report.role], report.host, report.pid, _waits(report.waits, age_s)
-        )
-        for worker_id, (age_s, report) in controller.without_session.present(now).items()
+        Process(name, _ROLE_OF[report.role], report.host, report.pid, _waits(report.waits, age_s))
+        for name, (age_s, report) in controller.without_session.present(now).items()
     )
 
 

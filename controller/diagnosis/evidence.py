@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -14,10 +15,6 @@ from paceline.config.sections.workers import FleetConfig
 from paceline.observe.vocabulary import Severity
 from paceline.process.kernel_state import KernelState
 from paceline.process.waits import Wait, WaitKind
-
-REPLIED = {Severity.INFO: "ok", Severity.WARNING: "slow", Severity.ERROR: "stuck"}
-"""Severities in replies: nothing is late, something takes longer than usual, or the run or a
-process stands still."""
 
 
 class CulpritKind(StrEnum):
@@ -113,11 +110,28 @@ SILENT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerEvidence:
+class Process:
+    """A worker's process. One without a session starts, or its event loop does not run."""
+
     worker_id: str
     role: Role
     host: str = ""
     pid: int = 0
+    waits: tuple[Wait, ...] = ()  # The oldest first. Ages are as of now, for a silent worker too.
+
+    def culprit(self, kind: CulpritKind = CulpritKind.WORKER) -> Culprit:
+        return Culprit(kind, self.worker_id, self.host, self.pid)
+
+    @property
+    def words(self) -> str:
+        return self.culprit().words
+
+    def waits_for(self, *kinds: WaitKind) -> Wait | None:
+        return next((wait for wait in self.waits if wait.kind in kinds), None)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEvidence(Process):
     lifecycle: Lifecycle = Lifecycle.RUNNING
     heard: bool = True  # the worker has sent a report to this leader
     silent_s: float = 0.0
@@ -126,30 +140,11 @@ class WorkerEvidence:
     still_s: float = 0.0  # busy without progress for so long
     wedged_in_s: float | None = None
     activity: str = ""
-    waits: tuple[Wait, ...] = ()  # The oldest first. Ages are as of now, for a silent worker too.
     mesh_epoch: int = 0  # epoch that it has formed; 0: none
     loaded_version: int = -1
     held: int = 0  # tasks that are leased to it
     spare: bool = False
     kernel: KernelState | None = None  # if it runs on this machine and is silent
-
-    @property
-    def culprit(self) -> Culprit:
-        return Culprit(CulpritKind.WORKER, self.worker_id, self.host, self.pid)
-
-    def waits_for(self, *kinds: WaitKind) -> Wait | None:
-        return next((wait for wait in self.waits if wait.kind in kinds), None)
-
-
-@dataclass(frozen=True, slots=True)
-class SessionlessEvidence:
-    """A process that has no session: it starts, or its event loop does not run."""
-
-    worker_id: str
-    role: Role
-    host: str
-    pid: int
-    waits: tuple[Wait, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +172,7 @@ class Evidence:
     lease: LeaseEvidence = LeaseEvidence()
     own_waits: tuple[Wait, ...] = ()
     workers: tuple[WorkerEvidence, ...] = ()
-    sessionless: tuple[SessionlessEvidence, ...] = ()
+    sessionless: tuple[Process, ...] = ()
     since_commit_s: float = 0.0  # since the newest commit, or since the run began
     usual_step_s: float = 0.0  # 0: unknown
     provider_trouble: str = ""
@@ -189,19 +184,20 @@ class Evidence:
     def silent(self, worker: WorkerEvidence) -> bool:
         return worker.silent_s > max(SILENT_S, SILENT_BEATS * self.limits.heartbeat_s)
 
+    def quietest(self, workers: Iterable[WorkerEvidence]) -> WorkerEvidence | None:
+        """The worker that has been silent the longest; None: all report."""
+        silent = [w for w in workers if self.silent(w) or w.suspect]
+        return max(silent, key=lambda w: w.silent_s, default=None)
+
     def of(self, worker_id: str) -> WorkerEvidence | None:
         return next((w for w in self.workers if w.worker_id == worker_id), None)
-
-    def stuck_loop(self, worker_id: str) -> Wait | None:
-        """The process itself says that its event loop does not run."""
-        for process in self.sessionless:
-            if process.worker_id == worker_id:
-                return next((w for w in process.waits if w.kind is WaitKind.EVENT_LOOP), None)
-        return None
 
     def command(self, words: str) -> str:
         """``paceline`` and ``words``, as a user can type it."""
         return f"paceline {words} --run-dir {shlex.quote(self.run_dir)}"
+
+    def look_at(self, worker_id: str) -> str:
+        return f"See what it does: {self.command(f'stacks {worker_id}')}"
 
     def own_wait(self, kind: WaitKind) -> Wait | None:
         return next((wait for wait in self.own_waits if wait.kind is kind), None)

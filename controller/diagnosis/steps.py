@@ -1,6 +1,9 @@
-"""Diagnoses of the mesh and of the open step: which member the others wait for."""
+"""Diagnoses of the mesh, of the open step, and of a step that lacks groups: who or what the others
+wait for."""
 
 from __future__ import annotations
+
+from collections import Counter
 
 from controller.diagnosis.evidence import (
     Culprit,
@@ -12,36 +15,51 @@ from controller.diagnosis.evidence import (
     seconds,
 )
 from controller.diagnosis.stores import of_payloads
-from controller.diagnosis.workers import at, quietest, silent_worker, slow_worker
-from controller.ledger.enums import Role
+from controller.diagnosis.workers import at, silent_worker, slow_worker
+from controller.ledger.enums import Lifecycle, Role
 from paceline.observe.vocabulary import Severity
-from paceline.process.waits import WaitKind
+from paceline.process.waits import Wait, WaitKind
+from paceline.worker_pools import SCORER, pool_of, worker_name
 
 FORM_S = 5.0
 """Forming an epoch takes less than a second; receiving the state of a large model longer."""
+STILL_S = 5.0
 REDONE = "and the others do the step without it"
+_USER_CODE = {
+    WaitKind.REWARD: (
+        CulpritKind.REWARD,
+        "reward.timeout_s",
+        "more processes (reward.processes) or a shorter reward.timeout_s help",
+    ),
+    WaitKind.ENVIRONMENT: (
+        CulpritKind.ENVIRONMENT,
+        "rollout.environment_timeout_s",
+        "rollout.environment_timeout_s limits it",
+    ),
+}
+"""Culprit, setting and remedy of waits for code of the user."""
+_HOLDING = (*_USER_CODE, WaitKind.SCORER, WaitKind.ENGINE, WaitKind.VERDICT)
+"""Waits in which a worker holds tasks."""
 
 
 def stuck_rank(e: Evidence) -> Diagnosis | None:
     """Rank 0 of a replica reports, and says that another rank does not run."""
-    for worker in e.workers:
-        if (wait := worker.waits_for(WaitKind.RANK)) is None:
-            continue
-        opened = e.state.steps.open
-        rank, _, how = wait.what.partition(", ")
-        pid = int(wait.of) if wait.of.isdecimal() else 0
-        following = f"{worker.worker_id} waits for it in its next collective"
-        if (left_s := worker.wedged_in_s) is not None:
-            left = f"{worker.worker_id} is declared dead in {seconds(left_s)}"
-            following = f"{left} if it makes no progress"
-        remedy = f"Check the device or the mount that it waits for, on {worker.host}"
-        if how == "stopped":
-            remedy = f"Continue it: kill -CONT {pid} on {worker.host}"
-        subject = f"step {opened.step}" if opened is not None else "the run"
-        name, stuck = f"{rank} of {worker.worker_id}", Severity.ERROR
-        culprit = Culprit(CulpritKind.WORKER, name, worker.host, pid)
-        return Diagnosis(subject, culprit, how, wait.age_s, following, remedy, stuck)
-    return None
+    found = ((worker, wait) for worker in e.workers if (wait := worker.waits_for(WaitKind.RANK)))
+    worker, wait = next(found, (None, None))
+    if worker is None or wait is None:
+        return None
+    opened, name = e.state.steps.open, worker.worker_id
+    rank, _, how = wait.what.partition(", ")
+    pid = int(wait.of) if wait.of.isdecimal() else 0
+    following = f"{name} waits for it in its next collective"
+    if (left_s := worker.wedged_in_s) is not None:
+        following = f"{name} is declared dead in {seconds(left_s)} if it makes no progress"
+    remedy = f"Check the device or the mount that it waits for, on {worker.host}"
+    if how == "stopped":
+        remedy = f"Continue it: kill -CONT {pid} on {worker.host}"
+    subject = f"step {opened.step}" if opened is not None else "the run"
+    culprit = Culprit(CulpritKind.WORKER, f"{rank} of {name}", worker.host, pid)
+    return Diagnosis(subject, culprit, how, wait.age_s, following, remedy, Severity.ERROR)
 
 
 def mesh(e: Evidence) -> Diagnosis | None:
@@ -50,7 +68,7 @@ def mesh(e: Evidence) -> Diagnosis | None:
     if epoch is None or epoch.broken:
         replicas = [w for w in e.workers if w.role is Role.POLICY]
         subject = f"mesh epoch {1 if epoch is None else epoch.epoch + 1}"
-        if (worker := quietest(e, replicas)) is not None:
+        if (worker := e.quietest(replicas)) is not None:
             return silent_worker(e, worker, subject, then="and the others form the epoch")
         if unheard := [w for w in replicas if not w.heard]:
             return slow_worker(e, unheard[0], subject, None, unheard[0].silent_s)
@@ -62,7 +80,7 @@ def mesh(e: Evidence) -> Diagnosis | None:
     if not late_members:
         return None
     subject = f"mesh epoch {epoch.epoch}"
-    if (worker := quietest(e, members)) is not None:
+    if (worker := e.quietest(members)) is not None:
         return silent_worker(e, worker, subject, peers=_others(members, worker), then=REDONE)
     # A member that still does something else keeps those waiting that have come to meet it.
     meeting = (WaitKind.PEERS, WaitKind.STATE)
@@ -84,7 +102,7 @@ def step(e: Evidence) -> Diagnosis | None:
     if opened is None or not late:
         return None
     subject = f"step {opened.step}"
-    if (worker := quietest(e, late)) is not None:
+    if (worker := e.quietest(late)) is not None:
         then = REDONE if len(members) > 1 else "and a checkpoint is restored by its replacement"
         return silent_worker(e, worker, subject, peers=_others(members, worker), then=then)
     outside = [w for w in late if w.waits_for(WaitKind.COLLECTIVE) is None]
@@ -114,15 +132,11 @@ def _network(
     elif wedged:
         following = f"if nothing moves, one is declared dead in {seconds(min(wedged))}"
     names = ", ".join(w.worker_id for w in members[:5])
-    return finding(
-        subject,
-        Culprit(CulpritKind.NETWORK, f"the network between {names}"),
-        f"which all report {at(oldest.what)}",
-        oldest.age_s,
-        following,
-        "Check that their hosts reach each other on all ports (tensor_host)",
-        late=oldest.age_s > max(FORM_S, e.late_s),
-    )
+    culprit = Culprit(CulpritKind.NETWORK, f"the network between {names}")
+    because, age_s = f"which all report {at(oldest.what)}", oldest.age_s
+    remedy = "Check that their hosts reach each other on all ports (tensor_host)"
+    late = age_s > max(FORM_S, e.late_s)
+    return finding(subject, culprit, because, age_s, following, remedy, late=late)
 
 
 def _members(e: Evidence) -> list[WorkerEvidence]:
@@ -133,3 +147,124 @@ def _members(e: Evidence) -> list[WorkerEvidence]:
 
 def _others(members: list[WorkerEvidence], worker: WorkerEvidence) -> list[WorkerEvidence]:
     return [w for w in members if w is not worker]
+
+
+def groups(e: Evidence) -> Diagnosis | None:
+    """No step is open: trainers wait for groups."""
+    state = e.state
+    if state.steps.open is not None or state.run_spec is None:
+        return None
+    ready, batch = state.ready_for_next_step, state.run.groups_per_step
+    subject = f"step {state.versions.step + 1} ({ready} of {batch} groups ready)"
+    workers = [w for w in e.workers if w.role is Role.ROLLOUT and not w.spare]
+    if (worker := e.quietest(workers)) is not None:
+        then = f"and its {worker.held} tasks go to others" if worker.held else ""
+        return silent_worker(e, worker, subject, then=then)
+    if workers and not state.run_spec.recorded and all(w.loaded_version < 0 for w in workers):
+        return _no_weights(e, subject, workers)
+    found = [(w, wait) for w in workers for wait in w.waits if wait.kind in _HOLDING]
+    if not found:
+        return None
+    counts: Counter[WaitKind] = Counter()
+    for _, wait in found:
+        counts[wait.kind] += wait.count
+    # The kind of wait that most tasks are in; the oldest of these.
+    ((most, _),) = counts.most_common(1)
+    worker, wait = max((f for f in found if f[1].kind is most), key=lambda f: f[1].age_s)
+    if most is WaitKind.SCORER:
+        return _scorer(e, subject, wait)
+    return (_user_code if most in _USER_CODE else _engine)(e, subject, worker, wait)
+
+
+def _no_weights(e: Evidence, subject: str, workers: list[WorkerEvidence]) -> Diagnosis:
+    """No engine has weights: the one that waits longest, or the worker that sends them to it."""
+    first = max(workers, key=lambda w: w.waits[0].age_s if w.waits else 0.0)
+    link = e.state.fleet.links.get(first.worker_id)
+    source = e.of(link.publisher) if link is not None else None
+    if source is not None and e.silent(source):
+        return silent_worker(e, source, subject, then="and another worker sends the weights")
+    sender = source.worker_id if source else "a policy replica"
+    because, age_s = f"which has no weights yet from {sender}", 0.0
+    if (wait := first.waits_for(WaitKind.WEIGHTS)) is not None:
+        because, age_s = wait.what, wait.age_s
+    following = "it generates as soon as its engine has loaded them"
+    asked = [e.command(f"stacks {w.worker_id}") for w in (source, first) if w is not None]
+    remedy, late = f"See what they do: {', '.join(asked)}", age_s > e.late_s
+    return finding(subject, first.culprit(), because, age_s, following, remedy, late=late)
+
+
+def _user_code(e: Evidence, subject: str, worker: WorkerEvidence, wait: Wait) -> Diagnosis:
+    kind, setting, hint = _USER_CODE[wait.kind]
+    others = f" and {wait.count - 1} more groups" if wait.count > 1 else ""
+    because, following = f"called by {worker.words} for one group{others}", ""
+    if wait.limit_s:
+        # The wait includes the queue before the call.
+        left = f"in {seconds(wait.left_s)}" if wait.left_s else "after its call's time"
+        following = f"the attempt fails {left} ({setting} = {wait.limit_s:g})"
+    remedy = f"See its stacks: {e.command(f'stacks {worker.worker_id}')}; {hint}"
+    culprit, age_s = Culprit(kind, wait.of), wait.age_s
+    late = age_s > e.late_s
+    return finding(subject, culprit, because, age_s, following, remedy, late=late)
+
+
+def _engine(e: Evidence, subject: str, worker: WorkerEvidence, wait: Wait) -> Diagnosis:
+    hung = wait.kind is WaitKind.ENGINE and worker.still_s > STILL_S
+    # Long generations are usual: only an engine that makes no token is late.
+    late = hung or (wait.kind is WaitKind.VERDICT and wait.age_s > e.late_s)
+    because, age_s, following = wait.what, wait.age_s, ""
+    if hung:
+        age_s = worker.still_s
+        because = f"whose engine has made no token for {seconds(age_s)}"
+        if worker.wedged_in_s is not None:
+            following = f"it is declared dead in {seconds(worker.wedged_in_s)}"
+    remedy = e.look_at(worker.worker_id)
+    return finding(subject, worker.culprit(), because, age_s, following, remedy, late=late)
+
+
+def _scorer(e: Evidence, subject: str, wait: Wait) -> Diagnosis:
+    """No worker of the scorer ``wait.of`` is alive, or those that are alive have not answered."""
+    pool, known = pool_of(SCORER, wait.of), e.state.fleet.workers
+    workers = [w for w in e.workers if w.worker_id in known and known[w.worker_id].pool == pool]
+    first, late = worker_name(pool, 0), wait.age_s > e.late_s
+    because = wait.what.removeprefix(f"waiting for scorer {wait.of}").strip(": ")
+    alive, severity = len(e.state.fleet.living_in(pool)), Severity.WARNING
+    more = e.command(f"scale {pool}={alive + 1}")
+    remedy = f"{e.look_at(first)}, or add workers: {more}"
+    if not alive:
+        because, severity = "none is alive", Severity.ERROR
+        remedy = f"See why: {e.command(f'logs {first}')}"
+        starting = [p for p in e.sessionless if p.worker_id.startswith(first[:-1]) and p.waits]
+        if starting:
+            because += f", and {starting[0].worker_id} is {starting[0].waits[0].what}"
+        late = late or not starting
+    elif silent := [w for w in workers if e.silent(w)]:
+        because = f"{silent[0].words} does not report"
+    elif all(w.lifecycle is Lifecycle.STARTING for w in workers):
+        because = "which starts"
+    culprit = Culprit(CulpritKind.SCORER, f"scorer {wait.of}")
+    following, age_s = f"{wait.count} groups wait; none of their attempts fails", wait.age_s
+    return finding(
+        subject, culprit, because, age_s, following, remedy, late=late, severity=severity
+    )
+
+
+def loads(e: Evidence) -> Diagnosis | None:
+    """The rollout worker with the most failed loads of weights since its last success."""
+    workers = e.state.fleet.living(Role.ROLLOUT)
+    failing = [w for w in workers if w.load_trouble and e.of(w.worker_id) is not None]
+    worst = max(failing, key=lambda worker: worker.load_failures, default=None)
+    if worst is None:
+        return None
+    remedy = f"See its log: {e.command(f'logs {worst.worker_id}')}"
+    if "out of memory" in worst.load_trouble:
+        remedy = (
+            "Give its host or GPU more memory, or let its engine take less of it: "
+            "paceline plan memory shows what each part needs"
+        )
+    times = "once" if worst.load_failures == 1 else f"{worst.load_failures} times"
+    also = f", like {len(failing) - 1} more" if len(failing) > 1 else ""
+    because = f"which got weights and failed {times} to load them{also} ({worst.load_trouble})"
+    following = "it gets them again over another link, and ends after 3 failures in a row"
+    severity = Severity.ERROR if len(failing) == len(workers) else Severity.WARNING
+    culprit = Culprit(CulpritKind.WORKER, worst.worker_id, worst.host, worst.pid)
+    return Diagnosis("the run", culprit, because, 0.0, following, remedy, severity)

@@ -1,4 +1,5 @@
-"""Diagnoses of the controller's own side: Redis, payloads, the data set, the leader's lease."""
+"""Diagnoses of what processes read and write: Redis, payloads, the data set, checkpoints, and the
+leader's lease."""
 
 from __future__ import annotations
 
@@ -11,12 +12,15 @@ from controller.diagnosis.evidence import (
     finding,
     seconds,
 )
+from controller.ledger.enums import Phase
 from paceline.observe.vocabulary import Severity
 from paceline.process.waits import Wait, WaitKind
 from paceline.redis.client import FULL, remedy_of
 
 STORE_S = 1.0  # an append takes milliseconds
 DATASET_S = 2.0
+OPEN_S = 10.0  # a large data set or a hub takes its time to open
+CHECKPOINT_S = 60.0  # writing a checkpoint takes longer only on a disk that is slow, or gone
 
 
 def redis(e: Evidence) -> Diagnosis | None:
@@ -26,9 +30,8 @@ def redis(e: Evidence) -> Diagnosis | None:
         return None
     following = "this controller follows the journal again as soon as it answers"
     if e.leads:
-        following = (
-            "the leader repeats its append twice a second, and declares nobody dead meanwhile"
-        )
+        following = "the leader repeats its append twice a second, and declares nobody dead "
+        following += "meanwhile"
     if remedy := remedy_of(e.trouble):
         full = e.trouble == FULL
         because = "which is full and refuses writes" if full else "which cannot write to its disk"
@@ -37,9 +40,8 @@ def redis(e: Evidence) -> Diagnosis | None:
     else:
         how = e.trouble.rpartition("(")[2].rstrip(")") if "(" in e.trouble else ""
         because = "which does not answer" + (f" ({how})" if how else "")
-        remedy = "Check that the server runs and can be reached; a run's own server: " + e.command(
-            "status"
-        )
+        own = f"a run's own server: {e.command('status')}"
+        remedy = f"Check that the server runs and can be reached; {own}"
     culprit, since_s = Culprit(CulpritKind.REDIS, e.redis), max(e.trouble_s, slow_s)
     return Diagnosis("the run", culprit, because, since_s, following, remedy, Severity.ERROR)
 
@@ -48,22 +50,23 @@ def payloads(e: Evidence) -> Diagnosis | None:
     """Workers wait for the store of payloads for longer than is usual."""
     kinds = WaitKind.STORE, WaitKind.PAYLOADS
     found = [(worker, wait) for worker in e.workers if (wait := worker.waits_for(*kinds))]
-    if not found:
+    worker, wait = max(found, key=lambda pair: pair[1].age_s, default=(None, None))
+    if worker is None or wait is None or wait.age_s <= e.late_s or e.silent(worker):
         return None
-    worker, wait = max(found, key=lambda pair: pair[1].age_s)
-    late = wait.age_s > e.late_s and not e.silent(worker)
-    return of_payloads(e, "the run", worker, wait) if late else None
+    return of_payloads(e, "the run", worker, wait)
 
 
 def of_payloads(e: Evidence, subject: str, worker: WorkerEvidence, wait: Wait) -> Diagnosis:
+    culprit, because = Culprit(CulpritKind.PAYLOADS, e.payloads), f"{worker.worker_id} is "
+    following = "it goes on when the store answers: nothing is lost, and no attempt fails"
+    remedy = "Check that the store runs, has room and can be reached from the workers' hosts: "
     return finding(
         subject,
-        Culprit(CulpritKind.PAYLOADS, e.payloads),
-        f"{worker.worker_id} is {wait.what}",
+        culprit,
+        because + wait.what,
         wait.age_s,
-        "it goes on when the store answers: nothing is lost, and no attempt fails",
-        "Check that the store runs, has room and can be reached from the workers' hosts: "
-        "payloads.url",
+        following,
+        remedy + "payloads.url",
         late=wait.age_s > e.late_s,
     )
 
@@ -78,26 +81,19 @@ def dataset(e: Evidence) -> Diagnosis | None:
         following = "no controller can lead before it is open"
     if wait.left_s is not None:
         following += f"; {e.controller_id} gives up in {seconds(wait.left_s)} (data.open_timeout_s)"
-    return Diagnosis(
-        "the run",
-        Culprit(CulpritKind.DATASET, wait.of),
-        f"{e.controller_id} is {wait.what}",
-        wait.age_s,
-        following,
-        f"Check the mount or the network behind data.path: ls {wait.of}",
-        # A large data set or a hub takes its time to open.
-        Severity.ERROR if not opening or wait.age_s > 10.0 else Severity.WARNING,
-    )
+    culprit, because = Culprit(CulpritKind.DATASET, wait.of), f"{e.controller_id} is {wait.what}"
+    remedy = f"Check the mount or the network behind data.path: ls {wait.of}"
+    severity = Severity.WARNING if opening and wait.age_s <= OPEN_S else Severity.ERROR
+    return Diagnosis("the run", culprit, because, wait.age_s, following, remedy, severity)
 
 
 def leadership(e: Evidence) -> Diagnosis | None:
     """A standby's view, and a leader whose lease has run out."""
+    lease, stuck = e.lease, Severity.ERROR
     if e.trouble:
         culprit = Culprit(CulpritKind.CONTROLLER, e.controller_id)
         following = "it or a standby takes the lease" if e.leads else ""
-        since_s, stuck = e.trouble_s, Severity.ERROR
-        return Diagnosis("the run", culprit, e.trouble, since_s, following, severity=stuck)
-    lease = e.lease
+        return Diagnosis("the run", culprit, e.trouble, e.trouble_s, following, severity=stuck)
     if e.leads:
         return None
     if not lease.holder:
@@ -108,7 +104,26 @@ def leadership(e: Evidence) -> Diagnosis | None:
     ends = f"its lease runs out in {seconds(lease.left_s)}"
     if lease.kernel is not None and lease.kernel.stopped:
         because, following = "stopped while it leads", f"{ends}, and {e.controller_id} takes over"
-        remedy, stuck = f"Continue it: kill -CONT {lease.pid} on {lease.host}", Severity.ERROR
+        remedy = f"Continue it: kill -CONT {lease.pid} on {lease.host}"
         return Diagnosis("the run", leader, because, lease.silent_s, following, remedy, stuck)
     because = f"is led by {leader.words}; {e.controller_id} stands by and cannot see the workers"
     return Diagnosis("the run", because=because, next=f"if the leader ends, {ends}")
+
+
+def checkpoint(e: Evidence) -> Diagnosis | None:
+    """A checkpoint that is being written; what a stopping run waits for last."""
+    stopping = e.state.phase in (Phase.STOPPING, Phase.SUSPENDING)
+    subject, following = "the next checkpoint", "training goes on meanwhile"
+    if stopping:
+        subject, following = "the end of the run", "the run ends once it is on disk"
+    for worker in e.workers:
+        wait = worker.waits_for(WaitKind.CHECKPOINT)
+        if wait is None or not wait.what.startswith("writing"):
+            continue
+        if stopping or wait.age_s >= CHECKPOINT_S:
+            culprit = Culprit(CulpritKind.CHECKPOINT, wait.of)
+            because = f"{worker.words} is {wait.what}"
+            remedy = f"Check the disk behind it: df {wait.of}"
+            late = wait.age_s > CHECKPOINT_S
+            return finding(subject, culprit, because, wait.age_s, following, remedy, late=late)
+    return None

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from controller.diagnosis.flow_measurement import pace_of, scorer_loads
+from controller.diagnosis.bottleneck import pace_of, scorer_loads
 from controller.fleet.autoscale_policy import Bound, ScorerGrowth
 from controller.fleet.flow_shares import FlowAverage
 from controller.fleet_loops import Autoscaling

@@ -6,8 +6,14 @@ from typing import Any
 
 import pytest
 
-from controller.diagnosis.bottleneck import BottleneckKind, Pace, bottleneck_of
-from controller.diagnosis.flow_measurement import pace_of, reports_of, shares_of
+from controller.diagnosis.bottleneck import (
+    BottleneckKind,
+    Pace,
+    bottleneck_of,
+    pace_of,
+    reports_of,
+    shares_of,
+)
 from controller.fleet.flow_shares import FlowAverage, FlowShares
 from controller.fleet_loops import Autoscaling
 from paceline.config.sections.workers import FleetConfig
@@ -91,7 +97,7 @@ OF_RECORDED: dict[str, tuple[Pace, BottleneckKind, str]] = {
     "nothing ahead": (
         replace(RECORDED, max_staleness=0),
         BottleneckKind.STALENESS,
-        "train.max_staleness = 0 allows no row to be prepared ahead",
+        "as a staleness of 0 allows. Raise train.max_staleness to",
     ),
     "journal": (replace(RECORDED, append_s=0.3), BottleneckKind.CONTROLLER, "Redis"),
     "unsent": (
@@ -138,7 +144,7 @@ def test_scorers_with_time_to_spare_are_not_the_limit() -> None:
 def test_synchronous_training_is_told_as_such() -> None:
     slow = replace(STARVED, max_staleness=0, shares=FlowShares(occupancy=0.3, closed=0.9))
     found = bottleneck_of(slow)
-    assert found.kind is BottleneckKind.STALENESS and "synchronous" in found.sentence
+    assert found.kind is BottleneckKind.STALENESS and "a staleness of 0 allows" in found.sentence
     # Engines that are full whenever trainers wait for them are too few all the same.
     full = replace(slow, shares=FlowShares(occupancy=0.75, closed=0.5))
     assert bottleneck_of(full).kind is BottleneckKind.GENERATION

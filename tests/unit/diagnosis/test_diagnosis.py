@@ -13,7 +13,7 @@ from controller.diagnosis.evidence import (
     Diagnosis,
     Evidence,
     LeaseEvidence,
-    SessionlessEvidence,
+    Process,
 )
 from controller.ledger import decisions as cmd
 from controller.ledger.enums import Role
@@ -136,7 +136,7 @@ def test_a_rank_that_is_stopped_is_named_and_not_rank_0_that_reports_it() -> Non
 def test_an_event_loop_that_does_not_run_is_said_by_the_process_itself() -> None:
     run = fleet(step_open=False)
     loop = wait(WaitKind.EVENT_LOOP, "its event loop does not run: a call in it blocks")
-    alone = SessionlessEvidence("r1", Role.ROLLOUT, "b", 801, (loop,))
+    alone = Process("r1", Role.ROLLOUT, "b", 801, (loop,))
     found = diagnose(evidence(run, silent("r1"), sessionless=(alone,)))
     assert_names(found, "r1")
     assert "event loop has not run for 3 s" in found.because
@@ -228,7 +228,7 @@ def test_a_data_set_on_a_dead_mount_is_named_by_a_controller_that_cannot_lead() 
 def test_a_hub_that_does_not_answer_is_named_with_the_process_that_asks_it() -> None:
     run = Driven()
     hub = wait(WaitKind.HUB, "loading the model me/m from http://hub:1", "http://hub:1", 30.0)
-    starting = SessionlessEvidence("p0", Role.POLICY, "b", 800, (hub,))
+    starting = Process("p0", Role.POLICY, "b", 800, (hub,))
     found = diagnose(evidence(run, sessionless=(starting,)))
     assert_names(found, "http://hub:1", CulpritKind.HUB)
     assert "p0 (host b, pid 800)" in found.because and "HF_ENDPOINT" in found.remedy

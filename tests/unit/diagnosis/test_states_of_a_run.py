@@ -11,7 +11,7 @@ import pytest
 
 from controller.diagnosis.collect import unlearned
 from controller.diagnosis.diagnose import diagnose
-from controller.diagnosis.evidence import Evidence, LeaseEvidence, SessionlessEvidence
+from controller.diagnosis.evidence import Evidence, LeaseEvidence, Process
 from controller.ledger import decisions as cmd
 from controller.ledger.enums import Phase, Role, SuspendStage
 from paceline.observe.vocabulary import DeathCause, FaultCause, Severity
@@ -28,7 +28,7 @@ SUSPEND = cmd.suspend("u", SuspendStage.FINISH_STEP, "")
 
 def starting(*waits: tuple[WaitKind, float], **changes: Any) -> Evidence:
     found = tuple(wait(kind, "loading the model /m", "/m", age_s) for kind, age_s in waits)
-    alone = (SessionlessEvidence("p0", Role.POLICY, "b", 800, found),) if waits else ()
+    alone = (Process("p0", Role.POLICY, "b", 800, found),) if waits else ()
     return evidence(Driven(), sessionless=alone, **changes)
 
 
