@@ -19,8 +19,7 @@ from paceline.dataset.rows import DataError, Message, prompt_of
 from paceline.process.lifetime import leave_after
 from paceline.process.user_code import asked, search_start_directory_last
 from rollout_worker.rewards.builtin import doubtful_gold
-from rollout_worker.rewards.functions import load, weights_of
-from rollout_worker.rewards.score import AttemptFailed, Job
+from rollout_worker.rewards.functions import AttemptFailed, Job, load, weights_of
 from rollout_worker.rewards.scoring import Scorer, Scores
 
 MADE_UP = "So the answer is \\boxed{42}."
@@ -109,7 +108,7 @@ async def _play(config: Config, row: Mapping[str, Any], completion: str) -> Tria
     # Only here: they import torch.
     from paceline.prompt_tokenizer import BadPrompt, PromptTokenizer
     from paceline.v1 import common_pb2, rollout_pb2
-    from rollout_worker.engine.scripted_engine import ScriptedEngine
+    from rollout_worker.engine.without_model import ScriptedEngine
     from rollout_worker.held_tasks import HeldTask
     from rollout_worker.tasks.environment_runner import EnvironmentRunner
 

@@ -16,7 +16,7 @@ from paceline.errors import one_line
 from paceline.payloads.group_limits import task_settings
 from paceline.v1 import common_pb2, rollout_pb2
 from rollout_worker.engine.base import Completion, Request, SamplingParams
-from rollout_worker.rewards.score import AttemptFailed
+from rollout_worker.rewards.functions import AttemptFailed
 
 
 class Stage(StrEnum):

@@ -54,18 +54,18 @@ from paceline.rpc.session import WorkerSession
 from paceline.rpc.side_channel import SideChannel
 from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
 from rollout_worker.engine import make_engine
-from rollout_worker.engine.base import EngineError, NoEngine
+from rollout_worker.engine.base import EngineError
+from rollout_worker.engine.without_model import NoEngine
 from rollout_worker.held_tasks import HeldTasks
 from rollout_worker.lifecycle import WorkerLifecycle
 from rollout_worker.rewards.scoring import Scorer
 from rollout_worker.tasks.environment_runner import EnvironmentRunner
-from rollout_worker.tasks.failed_attempts import FailedAttempts
-from rollout_worker.tasks.group_producer import GroupProducer, RecordedProducer
+from rollout_worker.tasks.group_producer import FailedAttempts, GroupProducer, RecordedProducer
 from rollout_worker.tasks.group_scores import GroupScores
 from rollout_worker.tasks.lease_loop import LeaseLoop, tasks_wanted
 from rollout_worker.tasks.outbox import GroupUpload
 from rollout_worker.tasks.partial_rollouts import PartialRollouts
-from rollout_worker.tasks.task_runner import Producer, TaskRunner
+from rollout_worker.tasks.task_runner import Produce, TaskRunner
 from rollout_worker.weight_loading import WeightLoader
 from rollout_worker.weight_receiver import WeightReceiver
 from rollout_worker.worker_report import RolloutReport
@@ -235,15 +235,14 @@ class RolloutWorker:
             return
         names = ", ".join(self.config.reward.functions)
         with waiting(WaitKind.REWARD, f"importing the reward functions {names}", names):
-            await self.scorer.start()
-            for scorer in self.set_scorers.values():
+            for scorer in (self.scorer, *self.set_scorers.values()):
                 await scorer.start()
 
     def connect_parts(self) -> None:
         config, engine, held = self.config, self.engine, self.held
         if config.scorers.by_name:
             self.group_scores = GroupScores(config, self._run_dir)
-        self.producer = self.make_producer()
+        partials = PartialRollouts(held)
         self.session = WorkerSession(
             self.control,
             worker_id=self.worker_id,
@@ -254,29 +253,29 @@ class RolloutWorker:
         )
         self.session.on_directive(self.converge)
         self.session.on_rejoin(self.rejoin)
-        self.tasks = TaskRunner(
-            self.session, held, engine, self.producer, self.lifecycle.engine_died
-        )
+        produce = self.make_producer(partials)
+        died = self.lifecycle.engine_died
+        self.tasks = TaskRunner(self.session, held, engine, produce, partials, died)
         if every := config.rollout.partial_every_tokens:
-            engine.watch(every, self.tasks.partials.note)
+            engine.watch(every, partials.note)
         self.loading = WeightLoader(self.session, self.tasks, self.lifecycle, self.loop)
         self.leasing = LeaseLoop(self.session, engine, held.room, self.tasks_to_lease, self.take)
-        self.reports = RolloutReport(
-            self.lifecycle, self.tasks, self.leasing, self.loading, config.rollout.max_sequences
-        )
+        scorer = None if config.recorded else self.scorer
+        parts = (self.lifecycle, self.tasks, self.leasing, self.loading, scorer)
+        self.reports = RolloutReport(*parts, config.rollout.max_sequences)
 
-    def make_producer(self) -> Producer:
+    def make_producer(self, partials: PartialRollouts) -> Produce:
         config, tokenizer = self.config, self.tokenizer
         if isinstance(self.engine, NoEngine):
-            return RecordedProducer(RowEncoder(config, tokenizer), self.engine)
-        parts = (config, tokenizer, self.engine, self.scorer, self.environments)
-        return GroupProducer(
-            *parts,
+            return RecordedProducer(RowEncoder(config, tokenizer), self.engine).produce
+        self.producer = GroupProducer(
+            *(config, tokenizer, self.engine, self.scorer, self.environments),
             set_scorers=self.set_scorers,
             group_scores=self.group_scores,
-            partials=PartialRollouts(self.held),
+            partials=partials,
             failures=FailedAttempts(self._run_dir, self.worker_id),
         )
+        return self.producer.produce
 
     async def close(self) -> None:
         for task in self.held:

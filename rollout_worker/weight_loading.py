@@ -25,11 +25,10 @@ LOAD_TRIES = 3
 """After so many versions in a row that could not be staged or loaded, on one link after the other,
 the worker ends: its engine would never follow the trainer."""
 PARITY_TRIES = 3
-"""After so many swaps in its life whose parameters differed from the weights, the worker ends: its
+"""After so many swaps whose parameters differed from the weights, the worker ends: its
 memory, device or engine does not keep what is written to it."""
 
 
-OUT_OF_MEMORY = "out of memory"
 _SIGNS = ("out of memory", "outofmemory", "allocate memory", "not enough memory", "no space left")
 """In the words of CUDA, of torch on a CPU, and of the kernel for memory that processes share."""
 
@@ -39,9 +38,7 @@ def described(error: BaseException) -> str:
     words = first_line(error)
     text = f"{type(error).__name__}: {words}".lower()
     lacking = isinstance(error, MemoryError) or any(sign in text for sign in _SIGNS)
-    if not lacking or words.lower().startswith(OUT_OF_MEMORY):
-        return words
-    return f"{OUT_OF_MEMORY}: {words}"
+    return f"out of memory: {words}" if lacking else words
 
 
 @dataclass
@@ -53,13 +50,10 @@ class WeightLoader:
     _failed: int = 0  # In a row
     replacing: bool = False
     """The version that the engine serves was never committed and is being replaced."""
-    parity_failures: int = 0  # In the life of this process
+    parity_failures: int = 0  # Of this incarnation
     parity_detail: str = ""  # Detail of the newest of them
-    failures: int = 0
-    """Versions that came and could not be staged or loaded, in the life of this process."""
+    failures: int = 0  # Versions that came to this incarnation and could not be staged or loaded
     failure_detail: str = ""  # Detail of the newest of them
-    reported_from: tuple[int, int] = (0, 0)
-    """Parity failures and failures that earlier incarnations have reported."""
     _handed: Future[None] | None = None  # The newest load that the receiver's thread has asked for
     _closed: bool = False
     _handing_over: threading.Lock = field(default_factory=threading.Lock)
@@ -97,7 +91,7 @@ class WeightLoader:
         self.loop.call_soon_threadsafe(self._failure, "staged", error)
 
     def new_incarnation(self) -> None:
-        self.reported_from = self.parity_failures, self.failures
+        self.parity_failures = self.failures = 0
 
     async def load(self, staged: StagedWeights) -> None:
         self.replacing = staged.version <= self.tasks.engine.version

@@ -7,6 +7,7 @@ from paceline.v1 import rollout_pb2, worker_pb2
 from rollout_worker.engine.base import Engine, EngineStats
 from rollout_worker.held_tasks import Stage
 from rollout_worker.lifecycle import WorkerLifecycle
+from rollout_worker.rewards.scoring import Scorer
 from rollout_worker.tasks.lease_loop import LeaseLoop
 from rollout_worker.tasks.task_runner import TaskRunner
 from rollout_worker.weight_loading import WeightLoader
@@ -59,6 +60,7 @@ class RolloutReport:
     tasks: TaskRunner
     leasing: LeaseLoop
     loading: WeightLoader
+    scorer: Scorer | None  # None: nothing is scored
     slots: InitVar[int]
     receiver: WeightReceiver | None = None  # None until the worker is registered
 
@@ -73,11 +75,14 @@ class RolloutReport:
         gauges["unsent"] = float(len(outbox))
         gauges["continued_tokens"] = float(self.tasks.partials.continued_tokens)
         gauges["scoring"] = float(len(held.in_stage(Stage.SCORING)))
-        gauges["scoring_capacity"] = float(self.tasks.producer.scoring_capacity)
+        gauges["scoring_capacity"] = float(self.scorer.capacity if self.scorer else 0)
         gauges["lease_s"] = self.leasing.round_trip_s
+        link_epochs: list[int] = []
         if self.receiver is not None:
+            link_epochs += self.receiver.formed_epochs()
             gauges["transfer_s"] = self.receiver.last_transfer_s
             if self.receiver.relay is not None:
+                link_epochs += self.receiver.relay.formed_epochs()
                 gauges["relayed_bytes"] = float(self.receiver.relay.sent_bytes)
         return worker_pb2.Report(
             lifecycle=self.lifecycle.state,
@@ -87,20 +92,14 @@ class RolloutReport:
             held_leases=held.refs(),
             state_version=-1,
             loaded_version=engine.version,
-            link_epochs=self._link_epochs(),
+            link_epochs=link_epochs,
             gauges=gauges,
             activity=self._activity(in_engine),
-            parity_failures=self.loading.parity_failures - self.loading.reported_from[0],
+            parity_failures=self.loading.parity_failures,
             parity_detail=self.loading.parity_detail[:512],
-            load_failures=self.loading.failures - self.loading.reported_from[1],
+            load_failures=self.loading.failures,
             load_detail=self.loading.failure_detail[:512],
         )
-
-    def _link_epochs(self) -> list[int]:
-        if self.receiver is None:
-            return []
-        relay = self.receiver.relay
-        return self.receiver.formed_epochs() + (relay.formed_epochs() if relay else [])
 
     def _activity(self, in_engine: int) -> str:
         if self.tasks.engine.version < 0:

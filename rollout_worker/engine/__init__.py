@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rollout_worker.engine.base import Engine, EngineError, NoEngine
+from rollout_worker.engine.base import Engine, EngineError
+from rollout_worker.engine.without_model import NoEngine
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config

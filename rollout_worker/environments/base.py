@@ -19,7 +19,7 @@ from paceline.errors import BadInput
 from paceline.process.user_code import NotFound, find
 from paceline.prompt_tokenizer import PromptTokenizer
 from rollout_worker.engine.base import Finish
-from rollout_worker.rewards.score import AttemptFailed
+from rollout_worker.rewards.functions import AttemptFailed
 
 COMPONENT = "environment"  # Component name of a single number that an environment returns
 TURNS = "turns"  # Component name of the sum of TurnRewards.turns

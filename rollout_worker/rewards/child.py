@@ -24,8 +24,7 @@ from typing import Any, NoReturn
 from paceline.errors import one_line
 from paceline.process.lifetime import die_with
 from paceline.process.threads import end_forks_of
-from rollout_worker.rewards.functions import Reward, RewardError, load
-from rollout_worker.rewards.score import Job, ScoringFailed, score
+from rollout_worker.rewards.functions import Job, Reward, RewardError, ScoringFailed, load, score
 
 _PR_SET_CHILD_SUBREAPER = 36
 _AGAIN_S = 0.05

@@ -24,8 +24,7 @@ from rollout_worker.rewards.child import (
     BadMessage,
     read_message,
 )
-from rollout_worker.rewards.functions import RewardError
-from rollout_worker.rewards.score import Job, ScoringFailed, Values
+from rollout_worker.rewards.functions import Job, RewardError, ScoringFailed, Values
 
 logger = logging.getLogger(__name__)
 

@@ -20,9 +20,17 @@ from paceline.config.sections.scorers import named_scorer
 from paceline.config.sections.training import RewardConfig
 from paceline.payloads.group_limits import usable_reward
 from paceline.process.structured_log import event
-from rollout_worker.rewards.functions import Reward, RewardError, load
+from rollout_worker.rewards.functions import (
+    Components,
+    Job,
+    Reward,
+    RewardError,
+    ScoringFailed,
+    Values,
+    load,
+    score,
+)
 from rollout_worker.rewards.process import ProcessLost, ScoringProcess
-from rollout_worker.rewards.score import Components, Job, ScoringFailed, Values, score
 
 logger = logging.getLogger(__name__)
 

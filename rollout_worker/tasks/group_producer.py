@@ -5,25 +5,29 @@ row ──► prompt tokens ──► engine (or an environment) ──► texts
 """
 
 import asyncio
+import json
+import logging
+import re
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from paceline.config.schema import Config
 from paceline.config.sections.evaluation import EvalSetConfig
 from paceline.config.sections.scorers import named_scorer
 from paceline.dataset.recorded_encoding import RowEncoder, recorded_group
+from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, waiting
-from paceline.prompt_tokenizer import BadPrompt, Prompt, PromptTokenizer
+from paceline.prompt_tokenizer import BadPrompt, PromptTokenizer
 from paceline.v1 import rollout_pb2
-from rollout_worker.engine.base import Engine, GenerationFailed, NoEngine, Request
+from rollout_worker.engine.base import Completion, Engine, GenerationFailed, Request
+from rollout_worker.engine.without_model import NoEngine
 from rollout_worker.environments.environment_thread import LOST
 from rollout_worker.generated_group import GeneratedGroup, add_columns, group_message, text_of
 from rollout_worker.held_tasks import (
     HeldTask,
-    HeldTasks,
     Stage,
     answer_of,
     eval_set_of,
@@ -34,12 +38,66 @@ from rollout_worker.held_tasks import (
     sampling_params,
     settings_of,
 )
-from rollout_worker.rewards.score import AttemptFailed, Job
+from rollout_worker.rewards.functions import AttemptFailed, Job
 from rollout_worker.rewards.scoring import Scorer, Scores, penalised
 from rollout_worker.tasks.environment_runner import EnvironmentRunner
-from rollout_worker.tasks.failed_attempts import FailedAttempts
 from rollout_worker.tasks.group_scores import GroupScores
 from rollout_worker.tasks.partial_rollouts import PartialRollouts
+
+logger = logging.getLogger(__name__)
+
+MOST_FILES = 64  # Of one worker; a reward that always fails must not fill the disk
+MOST_TRACES = 32
+DIRECTORY = "failed-rewards"
+
+
+@dataclass
+class FailedAttempts:
+    run_dir: Path | None = None  # None: nothing is kept
+    worker_id: str = ""
+    _kept: int = 0
+    _logged: set[str] = field(default_factory=set)
+    """Reasons whose traceback stands in the log already."""
+
+    def keep(self, lease: rollout_pb2.Lease, failed: AttemptFailed) -> str:
+        """The detail of the failure: the error, the completion, and where both are kept."""
+        detail = str(failed)
+        if failed.trace and detail not in self._logged and len(self._logged) < MOST_TRACES:
+            self._logged.add(detail)
+            task = {"task": lease.task.task_id, "attempt": lease.task.attempt}
+            event(logger, "code of the run failed", logging.ERROR, **task, why=detail)
+            logger.error("%s", failed.trace)
+        completions = failed.job.each["completion"] if failed.job else []
+        if failed.number is not None and failed.number < len(completions):
+            detail += f", on completion {failed.number}: {completions[failed.number]!r:.200}"
+        path = self._write(lease, failed)
+        return f"{detail} (kept in {path})" if path else detail
+
+    def _write(self, lease: rollout_pb2.Lease, failed: AttemptFailed) -> Path | None:
+        if self.run_dir is None or self._kept >= MOST_FILES:
+            return None
+        task = re.sub(r"[^\w.-]", "_", f"{lease.task.task_id}-{lease.task.attempt}")
+        path = self.run_dir / DIRECTORY / f"{task}-{self.worker_id}.json"
+        kept: dict[str, Any] = {
+            "reason": failed.reason,
+            "error": str(failed),
+            "traceback": failed.trace,
+            "completion": failed.number,
+            "row_index": lease.index,
+            "evaluation_set": lease.eval_set,
+            "row": json.loads(lease.row_json) if failed.job is None else None,
+            "job": asdict(failed.job) if failed.job else None,
+        }
+        # It is for people: a full disk fails no more than this file.
+        try:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(json.dumps(kept, indent=1, default=str))
+        except (OSError, ValueError) as error:
+            event(logger, "failed attempt not kept", logging.WARNING, why=error)
+            return None
+        self._kept += 1
+        return path
+
 
 _KINDS = {
     # No other attempt can do better.
@@ -61,13 +119,8 @@ class GroupProducer:
     set_scorers: Mapping[str, Scorer] = field(default_factory=dict)
     """Scorers of evaluation sets that have their own rewards, by name."""
     group_scores: GroupScores | None = None  # Scorers of the config; None: there are none
-    partials: PartialRollouts = field(default_factory=lambda: PartialRollouts(HeldTasks()))
-    """Work that earlier attempts have left."""
+    partials: PartialRollouts | None = None  # Work that earlier attempts have left
     failures: FailedAttempts = field(default_factory=FailedAttempts)
-
-    @property
-    def scoring_capacity(self) -> int:
-        return self.scorer.capacity
 
     async def produce(self, held: HeldTask) -> rollout_pb2.Group | rollout_pb2.ReturnedTask:
         """Raises Aborted if the request was aborted, EngineError if the engine has failed."""
@@ -86,7 +139,13 @@ class GroupProducer:
         lease = held.lease
         row = in_data_fields(row_of(lease), lease, self.config)
         generate = self.environments.generate if self.environments else self._generate
-        with self._generating():
+        # The engine's own progress is in the worker's report.
+        environment = self.config.rollout.environment
+        with (
+            waiting(WaitKind.ENVIRONMENT, f"running {environment}", environment)
+            if environment
+            else waiting(WaitKind.ENGINE, "generating")
+        ):
             made = await generate(held, row)
         generate_s = time.monotonic() - held.since
         held.stage, held.completions = Stage.SCORING, made.completions
@@ -106,7 +165,11 @@ class GroupProducer:
         scores = scores or await self._scores(lease, made, shared, eval_set)
         if self.config.reward.overlong_buffer and not is_evaluation(lease):
             tokens = [len(completion.tokens) for completion in made.completions]
-            scores = penalised(scores, tokens, self._most_tokens(lease, made), self.config.reward)
+            # With an environment, the limit of the transcript after the prompt.
+            most = self.engine.max_context - len(made.prompt.tokens)
+            if not self.environments:
+                most = min(sampling_params(self.config, lease).max_tokens, most)
+            scores = penalised(scores, tokens, most, self.config.reward)
         vote = ""
         if eval_set is not None and eval_set.samples > 1:
             vote = eval_set.votes(self.config.reward)
@@ -139,56 +202,43 @@ class GroupProducer:
             return scores
         return await self.group_scores.rewards(made, shared["answer"], scores, functions)
 
-    def _most_tokens(self, lease: rollout_pb2.Lease, made: GeneratedGroup) -> int:
-        """Token limit of a completion; with an environment, of the transcript after the prompt."""
-        room = self.engine.max_context - len(made.prompt.tokens)
-        if self.environments:
-            return room
-        return min(sampling_params(self.config, lease).max_tokens, room)
-
-    def _generating(self) -> AbstractContextManager[None]:
-        """Marks the wait for completions. The engine's own progress is in the worker's report."""
-        if environment := self.config.rollout.environment:
-            return waiting(WaitKind.ENVIRONMENT, f"running {environment}", environment)
-        return waiting(WaitKind.ENGINE, "generating")
-
     async def _generate(self, held: HeldTask, row: dict[str, Any]) -> GeneratedGroup:
         prompt = self.tokenizer.prompt(row)
-        held.request = await self._request(held, prompt)
+        params = sampling_params(self.config, held.lease)
+        room = self.engine.max_context - len(prompt.tokens)
+        params = replace(params, max_tokens=min(params.max_tokens, room))
+        prefixes: tuple[Completion | None, ...] = ()
+        if self.partials is not None:
+            prefixes = await self.partials.prefixes(
+                held.lease,
+                prompt.tokens,
+                max_tokens=params.max_tokens,
+                version=self.engine.version,
+            )
+        held.request = Request(
+            held.request_id, prompt.tokens, params, held.lease.group_size, prefixes
+        )
         completions = await self.engine.generate(held.request)
         texts = self.tokenizer.decode_many([c.tokens for c in completions])
         texts = [text_of(c, text) for c, text in zip(completions, texts, strict=True)]
-        scored: dict[str, list[Any]] = {
-            "completion": texts,
-            "finish_reason": [c.finish.value for c in completions],
-            "token_count": [len(c.tokens) for c in completions],
-        }
-        return GeneratedGroup(prompt, completions, texts, scored)
-
-    async def _request(self, held: HeldTask, prompt: Prompt) -> Request:
-        """All completions of the task, each continued from what an earlier attempt left of it."""
-        lease = held.lease
-        params = sampling_params(self.config, lease)
-        room = self.engine.max_context - len(prompt.tokens)
-        params = replace(params, max_tokens=min(params.max_tokens, room))
-        prefixes = await self.partials.prefixes(
-            lease, prompt.tokens, max_tokens=params.max_tokens, version=self.engine.version
+        return GeneratedGroup(
+            prompt,
+            completions,
+            texts,
+            scored={
+                "completion": texts,
+                "finish_reason": [c.finish.value for c in completions],
+                "token_count": [len(c.tokens) for c in completions],
+            },
         )
-        return Request(held.request_id, prompt.tokens, params, lease.group_size, prefixes)
 
 
 @dataclass
 class RecordedProducer:
     encoder: RowEncoder
     engine: NoEngine
-    partials: PartialRollouts = field(default_factory=lambda: PartialRollouts(HeldTasks()))
-    """None: a row is encoded at once."""
     _one: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Tokenizers are not made for several threads."""
-
-    @property
-    def scoring_capacity(self) -> int:
-        return 0  # nothing is scored
 
     async def produce(self, held: HeldTask) -> rollout_pb2.Group | rollout_pb2.ReturnedTask:
         task = held.lease.task
@@ -199,7 +249,7 @@ class RecordedProducer:
         except (AttemptFailed, BadPrompt) as failed:
             # No other attempt can do better.
             return returned(task, failed.reason, str(failed), rollout_pb2.RETURN_KIND_DROP)
-        self.engine.row_encoded()
+        self.engine.rows_encoded += 1
         group = recorded_group(task, held.lease.kind, row)
         group.generate_s = time.monotonic() - held.since
         return group

@@ -56,15 +56,16 @@ class GroupUpload:
         self, groups: Sequence[rollout_pb2.Group]
     ) -> list[Encoded | rollout_pb2.ReturnedTask]:
         """Each group encoded, or the return of its task if it cannot be submitted."""
-        if sum(map(_tokens_size, groups)) <= _INLINE_BYTES:
+        size = sum(len(c.tokens) for g in groups for c in g.completions)
+        if size + sum(len(group.prompt_tokens) for group in groups) <= _INLINE_BYTES:
             return [self._encode(group) for group in groups]
         # In a thread: large groups take some time, and the session must go on.
         return await asyncio.to_thread(lambda: [self._encode(group) for group in groups])
 
     async def put(self, groups: Sequence[Encoded]) -> None:
         """Stores the payloads. Raises StoreUnavailable; it may be repeated."""
-        tasks = [(g.facts.task, g.payload) for g in groups if g.payload]
-        await self.store.put({(TaskId(t.task_id), t.attempt): data for t, data in tasks})
+        named = ((g.facts.task, g.payload) for g in groups if g.payload)
+        await self.store.put({(TaskId(t.task_id), t.attempt): data for t, data in named})
 
     def _encode(self, group: rollout_pb2.Group) -> Encoded | rollout_pb2.ReturnedTask:
         try:
@@ -74,27 +75,19 @@ class GroupUpload:
         if group.kind == rollout_pb2.TASK_KIND_EVAL:
             return Encoded(facts, b"")
         if not self.texts:
-            group = _without_texts(group)
+            # They follow from the tokens, and would be a third of the payload.
+            bare = rollout_pb2.Group()
+            bare.CopyFrom(group)
+            bare.ClearField("prompt_text")
+            for completion in bare.completions:
+                completion.ClearField("text")
+            group = bare
         payload = encode(group)
         if len(payload) > self.store.largest:
             detail = f"{len(payload)} bytes, the payload store takes {self.store.largest}"
             return returned(group.task, "group_too_large", detail)
         facts.digest = payload_digest(payload)
         return Encoded(facts, payload)
-
-
-def _without_texts(group: rollout_pb2.Group) -> rollout_pb2.Group:
-    """The group without texts, which follow from the tokens and would be a third of the payload."""
-    bare = rollout_pb2.Group()
-    bare.CopyFrom(group)
-    bare.ClearField("prompt_text")
-    for completion in bare.completions:
-        completion.ClearField("text")
-    return bare
-
-
-def _tokens_size(group: rollout_pb2.Group) -> int:
-    return len(group.prompt_tokens) + sum(len(each.tokens) for each in group.completions)
 
 
 logger = logging.getLogger(__name__)
@@ -166,11 +159,10 @@ class Outbox:
         """One request of each kind. False if the store or the controller cannot take it now."""
         stored = await self._store()
         caller = self.session.caller
-        waiting = list(self._queue.values())
-        facts = [item for item in waiting if isinstance(item, rollout_pb2.GroupMeta)]
-        facts = facts[:_BATCH_TASKS]
-        returns = [item for item in waiting if isinstance(item, rollout_pb2.ReturnedTask)]
-        returns = returns[:_BATCH_TASKS]
+        queued = self._queue.values()
+        facts = [item for item in queued if isinstance(item, rollout_pb2.GroupMeta)]
+        returns = [item for item in queued if isinstance(item, rollout_pb2.ReturnedTask)]
+        del facts[_BATCH_TASKS:], returns[_BATCH_TASKS:]
         try:
             if facts:
                 submission = rollout_pb2.SubmitRequest(caller=caller, groups=facts)

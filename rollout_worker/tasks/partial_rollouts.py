@@ -8,10 +8,10 @@ random numbers are those of the same seed, completion and position (see Engine.e
 A prefix is used only after the prompt that it continues, and only up to the version that the engine
 serves: within a completion versions never fall.
 
- A blob is complete by itself (prompt, tokens, log-probs and versions), so
-one that is lost, late or of an earlier attempt costs tokens that are generated again, never a
-completion. A task is written again once it has grown by a quarter: all its writes together are at
-most five times its payload. The controller deletes the blobs of finished tasks.
+A blob is complete by itself (prompt, tokens, log-probs and versions), so one that is lost, late or
+of an earlier attempt costs tokens that are generated again, never a completion. A task is written
+again once it has grown by a quarter: all its writes together are at most five times its payload.
+The controller deletes the blobs of finished tasks.
 """
 
 import asyncio
@@ -76,26 +76,23 @@ class PartialRollouts:
     async def flush(self) -> None:
         """Returns once everything that was noted is written, or cannot be."""
         async with self._writing:
-            await self._write()
-
-    async def _write(self) -> None:
-        noted, self._noted = self._noted, {}
-        self._written = {name: n for name, n in self._written.items() if self._task(name)}
-        payloads = {}
-        for request_id, completions in noted.items():
-            task = self._task(request_id)
-            if task is None or task.request is None:
-                continue
-            ref = task.lease.task
-            group = partial_group(ref, task.request.prompt_tokens, completions)
-            payloads[partial_ref(TaskId(ref.task_id))] = group.SerializeToString()
-            self._written[request_id] = sum(map(token_count, completions))
-        if not payloads or self.store is None:
-            return
-        try:
-            await self.store.put(payloads)
-        except StoreUnavailable as error:
-            event(logger, "partial work not stored", logging.WARNING, why=first_line(error))
+            noted, self._noted = self._noted, {}
+            self._written = {name: n for name, n in self._written.items() if self._task(name)}
+            payloads = {}
+            for request_id, completions in noted.items():
+                task = self._task(request_id)
+                if task is None or task.request is None:
+                    continue
+                ref = task.lease.task
+                group = partial_group(ref, task.request.prompt_tokens, completions)
+                payloads[partial_ref(TaskId(ref.task_id))] = group.SerializeToString()
+                self._written[request_id] = sum(map(token_count, completions))
+            if not payloads or self.store is None:
+                return
+            try:
+                await self.store.put(payloads)
+            except StoreUnavailable as error:
+                event(logger, "partial work not stored", logging.WARNING, why=first_line(error))
 
     async def prefixes(
         self, lease: rollout_pb2.Lease, prompt: NDArray[np.int32], *, max_tokens: int, version: int
@@ -106,16 +103,10 @@ class PartialRollouts:
             return ()
         try:
             (blob,) = await self.store.get([partial_ref(TaskId(lease.task.task_id))])
-        except StoreUnavailable as error:
-            event(logger, "partial work not read", logging.WARNING, why=first_line(error))
-            return ()
-        if blob is None:
-            return ()
-        try:
-            group = rollout_pb2.PartialGroup.FromString(blob)
+            group = rollout_pb2.PartialGroup.FromString(blob or b"")
             prefixes = prefixes_of(group, lease, prompt, max_tokens=max_tokens, version=version)
-        except (DecodeError, ValueError) as error:
-            event(logger, "partial work invalid", logging.ERROR, why=first_line(error))
+        except (StoreUnavailable, DecodeError, ValueError) as error:
+            event(logger, "partial work not read", logging.ERROR, why=first_line(error))
             return ()
         if prefixes:
             tokens = sum(map(token_count, prefixes))
@@ -141,12 +132,8 @@ def partial_group(
         task=task,
         prompt_tokens=token_bytes(prompt_tokens),
         completions=[
-            rollout_pb2.PartialCompletion()
-            if completion is None
-            else rollout_pb2.PartialCompletion(
-                **completion_fields(completion), stop=completion.stop or ""
-            )
-            for completion in completions
+            rollout_pb2.PartialCompletion(**(completion_fields(c) | {"stop": c.stop} if c else {}))
+            for c in completions
         ],
     )
 

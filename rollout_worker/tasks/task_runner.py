@@ -6,9 +6,8 @@ lease ──► take ──► producer (prompt ─► engine ─► rewards) �
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from paceline.errors import one_line
 from paceline.rpc.session import WorkerSession
@@ -21,18 +20,9 @@ from rollout_worker.tasks.partial_rollouts import PartialRollouts
 log = logging.getLogger(__name__)
 
 
-class Producer(Protocol):
-    """Makes a lease's group: GroupProducer by sampling, RecordedProducer from the row."""
-
-    partials: PartialRollouts
-    """Work that other workers have left of the tasks, and that this one leaves."""
-
-    @property
-    def scoring_capacity(self) -> int:
-        """Groups that are scored at once."""
-
-    async def produce(self, held: HeldTask) -> rollout_pb2.Group | rollout_pb2.ReturnedTask:
-        """Raises Aborted if the request was aborted, EngineError if the engine has failed."""
+Produce = Callable[[HeldTask], Awaitable[rollout_pb2.Group | rollout_pb2.ReturnedTask]]
+"""Makes a lease's group, or says why there is none. Raises Aborted if the request was aborted,
+EngineError if the engine has failed."""
 
 
 @dataclass
@@ -42,12 +32,12 @@ class TaskRunner:
     session: WorkerSession
     held: HeldTasks
     engine: Engine
-    producer: Producer
+    produce: Produce
+    partials: PartialRollouts
     engine_died: Callable[[EngineError], None]
 
     def __post_init__(self) -> None:
         self.outbox = Outbox(self.session, self.held)
-        self.partials = self.producer.partials
 
     def take(self, lease: rollout_pb2.Lease, unwanted: str = "") -> None:
         """``unwanted``: why this worker hands it back at once; empty: it works on it."""
@@ -61,7 +51,7 @@ class TaskRunner:
 
     async def _produce(self, task: HeldTask) -> None:
         try:
-            outcome = await self.producer.produce(task)
+            outcome = await self.produce(task)
         except Aborted as aborted:
             if task.request is not None:
                 self.partials.note(task.request, aborted.partial, last=True)

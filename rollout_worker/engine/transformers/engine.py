@@ -49,9 +49,8 @@ from rollout_worker.engine.parameter_parity import ParameterPart, differing
 from rollout_worker.engine.stopping import TokenTexts
 from rollout_worker.engine.transformers import fused_decoder
 from rollout_worker.engine.transformers.batch import Ended
-from rollout_worker.engine.transformers.decoder import Decoder, largest_gap
+from rollout_worker.engine.transformers.decoder import Decoder, HFDecoder, largest_gap
 from rollout_worker.engine.transformers.fused_decoder import FusedDecoder
-from rollout_worker.engine.transformers.hf_decoder import HFDecoder
 from rollout_worker.engine.transformers.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from paceline_launcher.cli import app
 from paceline_launcher.preflight.findings import Finding
 from rollout_worker.environments.base import EnvironmentTask, Sample
 from rollout_worker.rewards.builtin import doubtful_gold, math_boxed, math_verify
-from rollout_worker.tasks.failed_attempts import FailedAttempts
+from rollout_worker.tasks.group_producer import FailedAttempts
 from tests.fixtures.chat_model import make_chat_model
 from tests.fixtures.environment_fixture import staged
 from tests.fixtures.preflight import findings_of

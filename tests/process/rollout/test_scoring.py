@@ -15,9 +15,8 @@ import pytest
 
 from paceline.config.sections.training import RewardConfig
 from rollout_worker.rewards import process as process_module
-from rollout_worker.rewards.functions import load
+from rollout_worker.rewards.functions import Job, ScoringFailed, load
 from rollout_worker.rewards.process import OUTPUT_BYTES, ScoringProcess
-from rollout_worker.rewards.score import Job, ScoringFailed
 from rollout_worker.rewards.scoring import Scorer, Scores
 from testbed.fleets.controllers import until
 
@@ -477,7 +476,7 @@ async def test_what_a_reward_prints_is_bounded_in_the_log(
 WORKER = """
 import asyncio, sys
 from paceline.config.sections.training import RewardConfig
-from rollout_worker.rewards.score import Job
+from rollout_worker.rewards.functions import Job
 from rollout_worker.rewards.scoring import Scorer
 
 async def main():

@@ -23,10 +23,9 @@ from transformers import (
 from rollout_worker.engine.base import EngineError
 from rollout_worker.engine.model import WeightTable, copy_parts
 from rollout_worker.engine.transformers import fused_decoder
-from rollout_worker.engine.transformers.decoder import largest_gap
+from rollout_worker.engine.transformers.decoder import HFDecoder, largest_gap
 from rollout_worker.engine.transformers.engine import TransformersEngine
 from rollout_worker.engine.transformers.fused_decoder import FusedDecoder
-from rollout_worker.engine.transformers.hf_decoder import HFDecoder
 from tests.fixtures.engines import tiny_config
 
 NO_TOKENIZER: Any = SimpleNamespace(decode_all=str, end_tokens=())

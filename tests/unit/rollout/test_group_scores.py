@@ -14,8 +14,7 @@ from paceline.rpc.auth import TOKEN_VARIABLE
 from rollout_worker.engine.base import Completion, Finish
 from rollout_worker.generated_group import GeneratedGroup
 from rollout_worker.rewards.scoring import Scores
-from rollout_worker.tasks.group_scores import GroupScores
-from rollout_worker.tasks.score_call import ScorerFailed
+from rollout_worker.tasks.group_scores import GroupScores, ScorerFailed
 from scorer_worker.scorer import Item, NoScore, Score, Unavailable
 from tests.fakes.scripted_scorer import TOKEN, Answer, ScriptedScorer, lengths, never
 

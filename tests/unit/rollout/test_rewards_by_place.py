@@ -12,7 +12,7 @@ from paceline.config.sections.training import RewardConfig
 from paceline.payloads.group_limits import GroupLimits, Invalid
 from paceline.v1 import rollout_pb2
 from rollout_worker.environments.base import EnvironmentTask, Sample, TurnRewards
-from rollout_worker.rewards.score import Job, ScoringFailed
+from rollout_worker.rewards.functions import Job, ScoringFailed
 from rollout_worker.rewards.scoring import Scorer, Scores, penalised
 from tests.fixtures.chat_model import make_chat_model
 from tests.fixtures.environment_fixture import lease_of, mask_of, staged
