@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,37 +19,10 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from paceline.config.schema import Config
-from paceline.config.sections.scorers import ScorerConfig
 from paceline.errors import one_line
 from paceline.lm_head import has_other_logits, logits_of
 from paceline.process.compute_device import compute_dtype, pick_device
 from scorer_worker.scorer import BatchedScorer, Item, NoScore, Score, ScorerError
-
-
-def from_pretrained(load: Callable[..., Any], config: Config, name: str, **arguments: Any) -> Any:
-    """Calls a ``from_pretrained`` on the scorer's path. Raises ScorerError."""
-    transformers_logging.disable_progress_bar()
-    path = str(config.scorers.by_name[name].path)
-    try:
-        return load(path, trust_remote_code=config.model.trust_remote_code, **arguments)
-    except Exception as error:  # whatever makes a user's files unreadable
-        missing = path.startswith(("/", ".")) and not Path(path).is_dir()
-        why = "no such directory" if missing else one_line(error)
-        raise ScorerError(
-            f"scorers.{name}.path = {path!r} cannot be loaded ({why}): name a model's directory "
-            "or a hub name"
-        ) from error
-
-
-def frozen(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
-    return model.to(device).eval().requires_grad_(False)
-
-
-def longest(config: ScorerConfig, model: PreTrainedModel) -> int:
-    """Tokens of prompt and completion that the model takes."""
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    limits = [limit for limit in (config.max_context, positions) if limit]
-    return min(limits, default=1 << 30)
 
 
 def check_tokenizer(config: Config, name: str, model: PreTrainedModel) -> None:
@@ -120,17 +93,30 @@ class ModelScorer(BatchedScorer):
         right."""
 
     def from_pretrained(self, model_class: Any, **arguments: Any) -> Any:
+        """Calls ``model_class.from_pretrained`` on the scorer's path. Raises ScorerError."""
+        transformers_logging.disable_progress_bar()
+        path, trust = str(self._scorer.path), self._config.model.trust_remote_code
         dtype = compute_dtype(self._config.model, self._device.type, self._scorer.dtype)
-        arguments["dtype"] = getattr(torch, dtype)
-        return from_pretrained(model_class.from_pretrained, self._config, self._name, **arguments)
+        arguments |= {"dtype": getattr(torch, dtype), "trust_remote_code": trust}
+        try:
+            return model_class.from_pretrained(path, **arguments)
+        except Exception as error:  # whatever makes a user's files unreadable
+            missing = path.startswith(("/", ".")) and not Path(path).is_dir()
+            why = "no such directory" if missing else one_line(error)
+            raise ScorerError(
+                f"scorers.{self._name}.path = {path!r} cannot be loaded ({why}): name a model's "
+                "directory or a hub name"
+            ) from error
 
     def load(self) -> None:
         self._device = pick_device(self._config.model.device)
         model = self.open_model()
         check_tokenizer(self._config, self._name, model)
-        self.limit = longest(self._scorer, model)
+        positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        limits = [limit for limit in (self._scorer.max_context, positions) if limit]
+        self.limit = min(limits, default=1 << 30)
         self.rows = model.get_input_embeddings().weight.shape[0]
-        self._model = frozen(model, self._device)
+        self._model = model.to(self._device).eval().requires_grad_(False)
 
     def compute(self, items: Sequence[Item]) -> list[Score]:
         with torch.inference_mode():

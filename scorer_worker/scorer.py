@@ -88,14 +88,10 @@ def make_scorer(config: Config, name: str) -> CompletionScorer:
             from scorer_worker.model_scorers import TokenLogprobs
 
             return TokenLogprobs(config, name)
-        case "judge" if known[name].url is not None:
+        case "judge":
             from scorer_worker.url_judge import UrlJudge
 
             return UrlJudge(config, name)
-        case "judge":
-            from scorer_worker.local_judge import LocalJudge
-
-            return LocalJudge(config, name)
 
 
 Waiting = tuple[Item, "asyncio.Future[Score]"]

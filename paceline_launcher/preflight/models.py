@@ -75,7 +75,7 @@ def _token_problems(config: Config) -> Iterator[Problem]:
             "Give a critic with the tokenizer of model.path, or leave objective.critic_path out",
         )
     for name, scorer in config.scorers.by_name.items():
-        if scorer.kind == "judge" or scorer.path is None:
+        if scorer.path is None:
             continue
         if why := misread(tokens, scorer.path):
             yield (

@@ -28,11 +28,11 @@ class ScorerConfig(Section):
     path: LocalPath | None = None
     """Directory or hub name of the model."""
     url: Annotated[Annotated[str, Field(pattern=r"^https?://\S+$")] | None, AT_START] = None
-    """Judge: base URL of an OpenAI-compatible server, in place of path, as http://host:8000/v1."""
+    """Judge: base URL of an OpenAI-compatible server, as http://host:8000/v1."""
     model: str | None = None
-    """Judge with a url: name of the model there."""
+    """Judge: name of the model there."""
     api_key_file: Annotated[LocalPath | None, AT_START] = None
-    """Judge with a url: file with its key. PACELINE_JUDGE_KEY overrides it."""
+    """Judge: file with its key. PACELINE_JUDGE_KEY overrides it."""
     prompt: str = (
         "Question:\n{prompt}\n\nAnswer:\n{completion}\n\nHow good is this answer, from 0 (wrong) "
         "to 10 (perfect)? "
@@ -52,12 +52,11 @@ class ScorerConfig(Section):
     max_context: Positive | None = None
     """Longest prompt plus completion, in tokens. A longer one fails. Default: the model's limit."""
     batch_size: Annotated[Positive, AT_START] = 16
-    """Completions that the model computes at once. Judge with a url: requests at once."""
+    """Completions that the model computes at once. Judge: requests at once."""
     dtype: Annotated[Literal["auto", "float32", "bfloat16"], AT_START] = "auto"
     """Precision in which the model computes. auto uses model.dtype."""
     timeout_s: Annotated[Seconds, AT_START] = 60.0
-    """Seconds after which a request goes to another worker as well. Judge with a url: limit of a
-    reply."""
+    """Seconds after which a request goes to another worker as well. Judge: limit of a reply."""
 
     @model_validator(mode="after")
     def _fits_kind(self) -> ScorerConfig:
@@ -67,10 +66,11 @@ class ScorerConfig(Section):
             if self.path is None:
                 raise ValueError(f"path is missing: a {self.kind} scorer loads a model")
             return self
-        if (self.path is None) == (self.url is None):
-            raise ValueError("a judge has either a path or a url: set one of them")
-        if self.url is not None and self.model is None:
-            raise ValueError("a judge with a url needs model, the name of the model there")
+        if self.path is not None or self.url is None or self.model is None:
+            raise ValueError(
+                "a judge has a url and a model, and no path: serve its model, for example with "
+                "vllm serve MODEL --port 8000, and set both"
+            )
         self._check_prompt()
         low, high = self.score_range
         if low >= high:

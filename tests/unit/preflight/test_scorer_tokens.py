@@ -48,10 +48,6 @@ def test_a_scorer_of_another_tokenizer_is_refused_before_anything_starts(
     assert "tokenizer of the run" in remedy and "judge" in remedy
 
 
-def test_a_judge_reads_text_and_may_have_any_tokenizer(models: Path) -> None:
-    assert problems(models, "swapped", "judge") == []
-
-
 def test_a_scorer_of_the_same_tokenizer_is_taken(models: Path) -> None:
     assert problems(models, "same", "reward_model") == []
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from paceline.config.schema import Config
 from scorer_worker.scorer import Item, NoScore, Unavailable, make_scorer
 from scorer_worker.url_judge import KEY_VARIABLE
-from testbed.tiny_model import make_tiny_model
 
 ONE = np.zeros(1, np.int32)
 
@@ -61,15 +61,18 @@ def server() -> Iterator[JudgeServer]:
     made.close()
 
 
-async def asked(**scorer: Any) -> list[Any]:
-    config = Config.model_validate(
+def config_of(**scorer: Any) -> Config:
+    return Config.model_validate(
         {
-            "model": {"path": scorer.pop("run_model", "/m"), "device": "cpu"},
+            "model": {"path": "/m", "device": "cpu"},
             "data": {"path": "rows.jsonl"},
             "scorers": {"judge": {"kind": "judge", **scorer}},
         }
     )
-    judge = make_scorer(config, "judge")
+
+
+async def asked(**scorer: Any) -> list[Any]:
+    judge = make_scorer(config_of(**scorer), "judge")
     try:
         await judge.start()
         return await judge.score([Item(ONE, ONE, "2 + 2?", "four {x}", "4")])
@@ -134,14 +137,11 @@ async def test_a_server_that_is_away_is_unavailable(server: JudgeServer) -> None
         await asked(url=server.url, model="m")
 
 
-async def test_a_judge_of_a_path_replies_in_this_process(tmp_path: Path) -> None:
-    """A tiny model says digits; which ones is not the point."""
-    model = str(make_tiny_model(tmp_path / "model", hidden=32))
-    wide = {"pattern": r"^(.?)", "score_range": (-1.0, 10.0), "max_tokens": 4}
-    with pytest.raises(NoScore):
-        await asked(path=model, **{**wide, "pattern": "(never)"})
-    try:
-        found = await asked(path=model, **{**wide, "pattern": r"(\d)"})
-        assert 0.0 <= found[0] <= 9.0
-    except NoScore as error:
-        assert "has no score" in str(error)  # it said no digit
+def test_a_judge_that_has_no_server_is_refused_with_the_remedy() -> None:
+    for scorer in (
+        {"path": "/judge"},
+        {"url": "http://h/v1"},
+        {"url": "http://h/v1", "path": "/j"},
+    ):
+        with pytest.raises(ValidationError, match="vllm serve MODEL"):
+            config_of(**scorer)
