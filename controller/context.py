@@ -28,8 +28,7 @@ from paceline.config.load import (
     run_digest,
     unknown_setting,
 )
-from paceline.config.run_length import run_steps
-from paceline.config.schema import Config
+from paceline.config.schema import Config, run_steps
 from paceline.config.sections.evaluation import measures_truth
 from paceline.errors import BadInput, RefusalCode
 from paceline.ids import Step

@@ -14,33 +14,33 @@ def positions(model: str) -> int | None:
     """Longest sequence that ``model`` takes, in tokens; None if its files, or those of a hub model
     without a copy here, do not say."""
     names = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
-    return next(filter(None, (_number(model, name) for name in names)), None)
-
-
-def _number(model: str, name: str) -> int | None:
-    try:
-        facts: dict[str, Any] = json.loads(model_file(model, "config.json").read_text())
-    except (OSError, ValueError, LookupError):
-        return None
-    # Multimodal models keep the language model's settings in a section of their own.
-    number = facts.get(name) or facts.get("text_config", {}).get(name)
-    return number if isinstance(number, int) and number > 0 else None
+    return _number(model, *names)
 
 
 def context_length(model: str) -> int | None:
-    """Most tokens of a sequence of ``model``; None without a limit or without a copy here."""
+    """The same with the stretch of its rope scaling, which some engines allow."""
+    longest = positions(model)
+    facts = _read(model, "config.json")
+    scaling = (facts.get("text_config") or facts).get("rope_scaling") or {}
+    factor = scaling.get("factor", 1.0)
+    return longest and int(longest * max(1.0, factor if isinstance(factor, int | float) else 1.0))
+
+
+def _number(model: str, *names: str) -> int | None:
+    facts = _read(model, "config.json")
+    # Multimodal models keep the language model's settings in a section of their own.
+    places = (facts, facts.get("text_config") or {})
+    numbers = (place.get(name) for name in names for place in places)
+    return next((n for n in numbers if isinstance(n, int) and n > 0), None)
+
+
+def _read(model: str, name: str) -> dict[str, Any]:
+    """Content of a JSON file of ``model``; empty without a readable copy here."""
     try:
-        facts: dict[str, Any] = json.loads(model_file(model, "config.json").read_text())
+        found = json.loads(model_file(model, name).read_text())
     except (OSError, ValueError, LookupError):
-        return None
-    facts = facts.get("text_config") or facts
-    positions = facts.get("max_position_embeddings")
-    if not isinstance(positions, int) or positions <= 0:
-        return None
-    factor = (facts.get("rope_scaling") or {}).get("factor")  # some engines allow so much more
-    return (
-        int(positions * max(1.0, float(factor))) if isinstance(factor, int | float) else positions
-    )
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def model_file(model: str, name: str) -> Path:
@@ -56,56 +56,38 @@ def model_file(model: str, name: str) -> Path:
     return Path(found)
 
 
-def difference(one: str, other: str) -> str:
-    """The reason why two models have different token ids; empty if they have not, or nobody can
-    tell.
+def difference(ours: str, theirs: str, *, exact: bool = True) -> str:
+    """The reason why the model ``theirs`` misreads token ids of ``ours``; empty if it does not, or
+    nobody can tell.
 
-    Vocabularies of tokenizer.json are compared if both have one: embeddings may be padded.
+    Vocabularies of tokenizer.json are compared if both have one: embeddings may be padded. Not
+    ``exact``: it may know more tokens, and may have been saved without its tokenizer.
     """
-    mine, theirs = _vocabulary(one), _vocabulary(other)
-    if mine is None or theirs is None:
-        rows, others = vocabulary_size(one), vocabulary_size(other)
-        if rows is None or others is None or rows == others:
-            return ""
-        return f"embeddings of {rows} and {others} tokens"
-    differing = {token for token, _ in mine.items() ^ theirs.items()}
-    if not differing:
-        return ""
-    example = min(differing, key=lambda token: (len(token), token))
-    return (
-        f"{len(mine)} and {len(theirs)} tokens; {example!r} is {mine.get(example, 'none')} in one "
-        f"and {theirs.get(example, 'none')} in the other"
-    )
-
-
-def misread(ours: str, theirs: str) -> str:
-    """The same in one direction: ``theirs`` may know more tokens than ``ours``, and may have been
-    saved without its tokenizer."""
     mine, others = _vocabulary(ours), _vocabulary(theirs)
-    if mine is None:
-        return ""
-    rows, highest = vocabulary_size(theirs), max(mine.values(), default=0)
+    rows, highest = vocabulary_size(theirs), max((mine or {}).values(), default=0)
     if rows is not None and highest >= rows:
         return f"it knows {rows} tokens, and the run has ids up to {highest}"
-    if others is None:
-        return ""
-    differing = [token for token, number in mine.items() if others.get(token) != number]
+    if mine is None or others is None:
+        needed = vocabulary_size(ours) if exact else None
+        if needed is None or rows is None or needed == rows:
+            return ""
+        return f"embeddings of {needed} and {rows} tokens"
+    tokens = mine.keys() | others.keys() if exact else mine.keys()
+    differing = [token for token in tokens if mine.get(token) != others.get(token)]
     if not differing:
         return ""
-    example = min(differing, key=lambda token: (len(token), token))
-    return (
-        f"{len(differing)} tokens differ; {example!r} is {mine[example]} in the run and "
-        f"{others.get(example, 'none')} in the scorer"
-    )
+    token = min(differing, key=lambda token: (len(token), token))
+    number, other = mine.get(token, "none"), others.get(token, "none")
+    return f"{len(differing)} tokens differ; {token!r} is {number} in the run and {other} in it"
 
 
 def _vocabulary(model: str) -> dict[str, int] | None:
     """Id of each token, added ones included; None without a readable tokenizer.json."""
+    facts = _read(model, "tokenizer.json")
     try:
-        facts: dict[str, Any] = json.loads(model_file(model, "tokenizer.json").read_text())
         found = facts["model"]["vocab"]
         # Unigram models list pairs of a token and its score.
         ids = dict(found) if isinstance(found, dict) else {t: i for i, (t, _) in enumerate(found)}
         return ids | {added["content"]: added["id"] for added in facts.get("added_tokens", ())}
-    except (OSError, ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError):
         return None

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from paceline.config.fields import RowForm
-from paceline.config.objectives import BUILT_IN, FAMILY, TERMS, ignored, problem_of
-from paceline.config.sections.evaluation import problem_of_evaluation
+from paceline.config.objectives import FAMILY, TERMS, ignored, problem_of
+from paceline.config.sections.evaluation import HELD_OUT
 from paceline.config.sections.objective_options import DistillOptions, PairOptions
-from paceline.config.sections.scorers import problem_of_scorers
+from paceline.config.sections.scorers import named_scorer
 from paceline.config.sections.training import BUILT_IN_REWARDS
+from paceline.evaluation import row_metrics
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config
@@ -25,13 +27,14 @@ class Rule:
     text: str
     """The first setting that it names is the place of the error. ``c`` is the config."""
 
-    def __call__(self, config: Config) -> str:
-        return self.text.format(c=config) if self.when(config) else ""
+    def __call__(self, config: Config) -> Iterator[str]:
+        if self.when(config):
+            yield self.text.format(c=config)
 
 
 def problem(config: Config) -> str:
     """The first rule that ``config`` breaks, with the remedy; empty if it breaks none."""
-    return next((text for rule in RULES if (text := rule(config))), "")
+    return next((text for rule in RULES for text in rule(config)), "")
 
 
 NAME_ONE = (
@@ -40,99 +43,196 @@ NAME_ONE = (
 )
 _FIELDS = ("messages", "completion", "chosen", "rejected", "margin", "label")
 _NEEDED = {"rejected": "chosen", "chosen": "rejected", "margin": "chosen", "label": "completion"}
+SAMPLED = {
+    "train.loss.reference": "asks scorers about sampled completions",
+    "train.filter_uninformative": "drops groups by the rewards of sampled completions",
+    "data.curriculum": "compares the rewards of a prompt's sampled completions",
+    "data.long_prompts": "truncates prompts for an engine, and a recorded row that is too long is "
+    "dropped and counted",
+    "evaluation.sets": "needs an engine, and data.eval_path gives the held-out loss",
+    "evaluation.best_metric": "needs an engine, and data.eval_path gives the held-out loss",
+    "rollout.environment": "needs an engine",
+    "rollout.temperature": "would scale the log-probs of recorded completions",
+}
+"""Settings that a run of recorded data leaves at their defaults, and what they do else."""
 
 
-def _scorers(c: Config) -> str:
+def _objective(c: Config) -> Iterator[str]:
+    if text := problem_of(c.train.algorithm, c.objective.options):
+        yield text
+
+
+def _scorers(c: Config) -> Iterator[str]:
+    scorers, counts = c.scorers.by_name, c.fleet.scorers
+    known = ", ".join(scorers) or "there are none"
     sets = c.evaluation.sets.values()
     rewards = [*c.reward.functions, *(name for held_out in sets for name in held_out.reward or ())]
-    return problem_of_scorers(c.scorers.by_name, rewards, c.train.loss.reference, c.fleet.scorers)
-
-
-def _teacher(c: Config) -> str:
-    if c.train.algorithm != "distill":
-        return ""
+    uses = [*(("reward.functions", reward) for reward in rewards)]
+    for setting, use in [*uses, ("train.loss.reference", c.train.loss.reference)]:
+        if (name := named_scorer(use)) is None:
+            continue
+        if name not in scorers:
+            yield f"{setting}: no scorer {name!r} ({known}): add a section [scorers.{name}]"
+        elif (scorers[name].kind == "logprobs") == (setting == "reward.functions"):
+            wanted = "one of kind logprobs"
+            if setting == "reward.functions":
+                wanted = "a reward_model or judge, which gives one number for a completion"
+            yield f"{setting}: the scorer {name} is of kind {scorers[name].kind}. Name {wanted}"
+    for name in counts if isinstance(counts, dict) else ():
+        if name not in scorers:
+            yield f"fleet.scorers: there is no scorer {name!r} ({known})"
     teacher = str(c.objective.options.get("teacher", DistillOptions().teacher))
-    scorer = c.scorers.by_name.get(teacher)
-    if scorer is not None and scorer.kind == "logprobs":
-        return ""
-    return (
-        "train.algorithm = distill: the teacher is a scorer of kind logprobs, and there is none "
-        "named "
-        f"{teacher!r}. Add a section [scorers.{teacher}], or name another in objective.teacher"
-    )
-
-
-def _named(c: Config) -> list[str]:
-    """Fields of recorded rows that [data] names, without "_field"."""
-    return [name for name in _FIELDS if getattr(c.data, f"{name}_field") is not None]
-
-
-def _recorded_fields(c: Config) -> str:
-    named = _named(c)
-    if not c.recorded:
-        return (
-            f'data.{named[0]}_field has no effect unless rollout.source = "recorded"'
-            if named
-            else ""
+    found = scorers.get(teacher)
+    if c.train.algorithm == "distill" and (found is None or found.kind != "logprobs"):
+        yield (
+            "train.algorithm = distill: the teacher is a scorer of kind logprobs, and there is "
+            f"none named {teacher!r}. Add a section [scorers.{teacher}], or name another in "
+            "objective.teacher"
         )
+
+
+def _evaluation(c: Config) -> Iterator[str]:
+    data, sets = c.data, c.evaluation.sets
+    if data.eval_path is not None and HELD_OUT in sets:
+        yield (
+            "evaluation.sets.held_out: data.eval_path is the set of that name. Rename the set, or "
+            "leave data.eval_path out"
+        )
+    for name, held_out in sets.items():
+        place = f"evaluation.sets.{name}"
+        needing = [f for f in held_out.reward or () if f in BUILT_IN_REWARDS]
+        if held_out.prompt_field is not None and data.prompt_template is not None:
+            yield (
+                f"{place}.prompt_field has no effect beside data.prompt_template, which makes the "
+                "prompts of every set: remove one of them"
+            )
+        if held_out.answer_field is not None and data.answer_field is None:
+            yield f"{place}.answer_field: rewards get no answer. Set data.answer_field as well"
+        if needing and data.answer_field is None:
+            yield (
+                f"{place}.reward: {needing[0]} compares with the answer. Set data.answer_field, or "
+                "choose another reward"
+            )
+        if held_out.reward is not None and not held_out.reward:
+            yield f"{place}.reward is empty: name a function, or leave it out"
+    if c.evaluation.best_metric is not None:
+        yield from _best_metric(c, c.evaluation.best_metric)
+
+
+def _best_metric(c: Config, wanted: str) -> Iterator[str]:
+    samples = {name: held_out.samples for name, held_out in sorted(c.evaluation.sets.items())}
+    if c.data.eval_path is not None:
+        samples = {HELD_OUT: 1, **samples}
+    name, _, metric = wanted.partition("/")
+    place = f"evaluation.best_metric = {wanted!r}"
+    if not samples:
+        yield (
+            f"{place}: the run has no evaluation. Set data.eval_path, or add a table "
+            "[evaluation.sets.NAME]"
+        )
+    elif name not in samples:
+        yield f"{place}: there is no set {name!r}. Name one of {', '.join(samples)}, as SET/METRIC"
+    elif metric not in (metrics := row_metrics(samples[name])):
+        named = ", ".join(f"{name}/{known}" for known in metrics)
+        yield (
+            f"{place}: with samples = {samples[name]} the set has no such metric. Name one of "
+            f"{named}, or raise samples"
+        )
+
+
+def _recorded(c: Config) -> Iterator[str]:
+    if not c.recorded:
+        return
+    for setting, what in SAMPLED.items():
+        section, _, name = setting.rpartition(".")
+        fields = attrgetter(section)(c)
+        value = getattr(fields, name)
+        if value != type(fields).model_fields[name].get_default(call_default_factory=True):
+            yield f'{setting} {what}: remove it if rollout.source = "recorded"'
+    if c.train.algorithm in ("grpo", "online_dpo"):
+        yield (
+            f'train.algorithm = "{c.train.algorithm}" needs completions that the policy samples, '
+            'and rollout.source = "recorded" has none: choose another one (docs/recorded-data.md)'
+        )
+
+
+def _recorded_fields(c: Config) -> Iterator[str]:
+    named = [name for name in _FIELDS if getattr(c.data, f"{name}_field") is not None]
+    ways = [name for name in ("messages", "completion", "chosen") if name in named]
+    if not c.recorded:
+        if c.built_in and not c.built_in.samples and not named:
+            yield (
+                f'train.algorithm = "{c.train.algorithm}" trains recorded data: set rollout.source '
+                '= "recorded"'
+            )
+        if named:
+            yield f'data.{named[0]}_field has no effect unless rollout.source = "recorded"'
+        return
     for name in named:
         if (other := _NEEDED.get(name)) is not None and other not in named:
-            return f"data.{name}_field needs data.{other}_field: set it as well"
-    ways = [name for name in ("messages", "completion", "chosen") if name in named]
+            yield f"data.{name}_field needs data.{other}_field: set it as well"
     if not ways:
-        return f'rollout.source = "recorded" needs the field with the completions: set {NAME_ONE}'
+        yield f'rollout.source = "recorded" needs the field with the completions: set {NAME_ONE}'
     if len(ways) > 1:
-        return f"data.{ways[0]}_field and data.{ways[1]}_field: a row has one form. Set {NAME_ONE}"
-    return ""
-
-
-def _chat_without_template(c: Config) -> str:
+        yield f"data.{ways[0]}_field and data.{ways[1]}_field: a row has one form. Set {NAME_ONE}"
     for name in ("prompt_template", "prompt_suffix"):
-        if c.recorded and c.data.row_form is RowForm.CHAT and getattr(c.data, name):
-            return (
+        if c.data.row_form is RowForm.CHAT and getattr(c.data, name):
+            yield (
                 f"data.{name} has no effect on whole chats, which data.messages_field names: "
                 "remove it, and put its text into the messages"
             )
-    return ""
 
 
-def _recorded_form(c: Config) -> str:
-    form, entry = c.data.row_form, BUILT_IN.get(c.train.algorithm)
+def _recorded_form(c: Config) -> Iterator[str]:
+    form = c.data.row_form
     if not c.recorded or form is None:
-        return ""
-    if entry is not None and entry.forms and form not in entry.forms:
-        return (
+        return
+    if c.built_in is not None and c.built_in.forms and form not in c.built_in.forms:
+        yield (
             f'train.algorithm = "{c.train.algorithm}" does not train rows of the form {form}: set '
-            f"the fields of {' or '.join(entry.forms)}: {NAME_ONE}"
+            f"the fields of {' or '.join(c.built_in.forms)}: {NAME_ONE}"
         )
     if c.rollout.group_size != form.completions:
-        return (
+        yield (
             f"rollout.group_size = {c.rollout.group_size}, but a row of the form {form} gives "
             f"{form.completions}: leave rollout.group_size out"
         )
-    return ""
 
 
-def _terms(c: Config) -> str:
-    missing = [f"train.loss.{name}" for name in ignored(c.train) if name in TERMS]
-    if not missing:
-        return ""
-    return (
-        f"{' and '.join(missing)}: train.algorithm = {c.train.algorithm} has no such term in its "
-        "loss. Remove it, or choose another algorithm (docs/algorithms.md)"
-    )
+def _terms(c: Config) -> Iterator[str]:
+    if missing := [f"train.loss.{name}" for name in ignored(c.train) if name in TERMS]:
+        yield (
+            f"{' and '.join(missing)}: train.algorithm = {c.train.algorithm} has no such term in "
+            "its loss. Remove it, or choose another algorithm (docs/algorithms.md)"
+        )
 
 
-def _answers(c: Config) -> str:
+def _answers(c: Config) -> Iterator[str]:
     # An environment may score its samples itself; reward.functions are then not called.
     scored = c.rollout.environment is None and not c.recorded
     for name in c.reward.functions:
         if c.data.answer_field is None and scored and name in BUILT_IN_REWARDS:
-            return (
+            yield (
                 f"{name} compares with the answer: set data.answer_field, or choose other "
                 "reward.functions"
             )
-    return ""
+
+
+def _filtered(c: Config) -> Iterator[str]:
+    reasons = {
+        "distillation uses no rewards": c.train.algorithm == "distill",
+        "kto learns from each completion alone": c.train.algorithm == "kto",
+        "those of a group of one (rollout.group_size = 1) always are": _alone(c),
+        "train.loss.advantage = step compares them with the rest of the step": (
+            c.train.loss.advantage == "step"
+        ),
+    }
+    reason = next((reason for reason, holds in reasons.items() if holds), None)
+    if c.train.filter_uninformative and reason is not None:
+        yield (
+            f"train.filter_uninformative drops groups whose rewards are all equal, and {reason}: "
+            "set it to false"
+        )
 
 
 def _pairs(c: Config) -> bool:
@@ -145,21 +245,13 @@ def _alone(c: Config) -> bool:
     return c.rollout.group_size == 1 and not c.recorded and not learns
 
 
-RULES: tuple[Callable[[Config], str], ...] = (
-    lambda c: problem_of(c.train.algorithm, c.objective.options),
+RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
+    _objective,
     _scorers,
-    Rule(
-        lambda c: c.recorded and c.train.loss.reference != "model",
-        "train.loss.reference: scorers are asked about sampled completions, and rollout.source = "
-        'recorded has none. Set train.loss.reference = "model"',
-    ),
-    _teacher,
-    Rule(
-        lambda c: c.train.algorithm == "distill" and c.train.filter_uninformative,
-        "train.filter_uninformative drops groups by their rewards, which distillation does not "
-        "use: set it to false",
-    ),
-    lambda c: problem_of_evaluation(c.data, c.evaluation, recorded=c.recorded),
+    _evaluation,
+    _recorded,
+    _recorded_fields,
+    _recorded_form,
     Rule(
         lambda c: c.train.steps is not None and c.train.optimizer.warmup_steps > c.train.steps,
         "train.optimizer.warmup_steps is larger than train.steps",
@@ -173,44 +265,6 @@ RULES: tuple[Callable[[Config], str], ...] = (
         lambda c: c.train.memory.offload_activations and not c.model.gradient_checkpointing,
         "train.memory.offload_activations moves what gradient checkpointing keeps, and "
         "model.gradient_checkpointing is false. Set model.gradient_checkpointing = true",
-    ),
-    Rule(
-        lambda c: not c.recorded and not _named(c) and c.built_in and not c.built_in.samples,
-        'train.algorithm = "{c.train.algorithm}" trains recorded data: set rollout.source = '
-        '"recorded"',
-    ),
-    _recorded_fields,
-    Rule(
-        lambda c: c.recorded and c.data.long_prompts != "drop",
-        'data.long_prompts = "{c.data.long_prompts}": prompts of recorded rows are not truncated. '
-        "A row "
-        'whose prompt is too long is dropped, and counted: set data.long_prompts = "drop", or '
-        "raise data.max_prompt_tokens",
-    ),
-    _chat_without_template,
-    Rule(
-        lambda c: c.recorded and c.train.algorithm in ("grpo", "online_dpo"),
-        'train.algorithm = "{c.train.algorithm}" needs completions that the policy samples, and '
-        'rollout.source = "recorded" has none: choose another one (docs/recorded-data.md)',
-    ),
-    _recorded_form,
-    Rule(
-        lambda c: c.recorded and c.rollout.environment is not None,
-        'rollout.environment needs an engine, and rollout.source = "recorded" has none: remove one',
-    ),
-    Rule(
-        lambda c: c.recorded and c.rollout.temperature != 1.0,
-        "rollout.temperature = {c.rollout.temperature:g} would scale the log-probs of recorded "
-        "completions: leave it at 1",
-    ),
-    Rule(
-        lambda c: c.recorded and c.train.filter_uninformative,
-        "train.filter_uninformative would drop recorded rows, whose rewards say nothing: remove it",
-    ),
-    Rule(
-        lambda c: c.data.curriculum is not None and c.recorded,
-        "data.curriculum compares the rewards of a prompt's sampled completions, and with "
-        'rollout.source = "recorded" there are none to compare: remove it',
     ),
     Rule(
         lambda c: c.data.curriculum is not None and c.rollout.group_size == 1,
@@ -229,11 +283,6 @@ RULES: tuple[Callable[[Config], str], ...] = (
         "compares with the reference, objective.beta says how closely the policy follows it",
     ),
     Rule(
-        lambda c: c.train.algorithm == "kto" and c.train.filter_uninformative,
-        "train.filter_uninformative drops groups whose rewards are all equal, and kto learns from "
-        "each completion alone: set it to false",
-    ),
-    Rule(
         lambda c: (
             _alone(c)
             and c.train.algorithm in FAMILY
@@ -243,11 +292,7 @@ RULES: tuple[Callable[[Config], str], ...] = (
         "rollout.group_size = 1: an advantage is relative to the other completions of the prompt, "
         "so it is always 0 and nothing is learnt. Set it to 2 or more, or train.algorithm = ppo",
     ),
-    Rule(
-        lambda c: _alone(c) and c.train.filter_uninformative,
-        "train.filter_uninformative with rollout.group_size = 1: the rewards of a group of one are "
-        "all equal, so every group would be dropped. Set train.filter_uninformative = false",
-    ),
+    _filtered,
     _terms,
     Rule(
         lambda c: c.option("kl_controller") == "adaptive" and c.train.loss.kl_coef == 0,

@@ -6,6 +6,7 @@ docs/configuration.md and the comments that `paceline init` writes are generated
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ from paceline.config.objectives import BUILT_IN, BuiltIn
 from paceline.config.rules import problem
 from paceline.config.sections.evaluation import EvaluationConfig
 from paceline.config.sections.objective_options import ObjectiveConfig
-from paceline.config.sections.scorers import ScorerConfig, ScorersConfig, workers_of
+from paceline.config.sections.scorers import ScorerConfig, ScorersConfig
 from paceline.config.sections.services import (
     AlertsConfig,
     ArchiveConfig,
@@ -37,6 +38,7 @@ from paceline.config.sections.training import (
     TrainConfig,
 )
 from paceline.config.sections.workers import FleetConfig, KubernetesConfig, RayConfig, RolloutConfig
+from paceline.errors import BadInput
 
 AUTO_FANOUT = 2
 """A replica sends two copies, and the last of n receivers is log2(n) relays away. In a chain, a
@@ -130,8 +132,12 @@ class Config(Section):
 
     @property
     def scorer_workers(self) -> dict[str, int]:
-        """Desired workers of each scorer at the start of the run."""
-        return workers_of(self.scorers.by_name, self.fleet.scorers)
+        """Desired workers of each scorer at the start of the run: 1 if a table has no number."""
+        counts = self.fleet.scorers
+        numbers = (
+            counts if isinstance(counts, dict) else dict.fromkeys(self.scorers.by_name, counts)
+        )
+        return {name: numbers.get(name, 1) for name in self.scorers.by_name}
 
     @property
     def samples_per_step(self) -> int:
@@ -173,3 +179,36 @@ TABLES: dict[str, type[Section]] = {
     **{name: table for name, info in SETTINGS.items() if (table := table_of(info)) is not None},
 }
 """Sections of the tables [NAME.USER'S NAME], by the dotted name of what holds them."""
+
+
+def run_steps(config: Config, rows: int) -> int:
+    """Steps of a run over ``rows`` training rows. Raises BadInput if the warm-up is longer."""
+    train = config.train
+    if train.epochs is not None:
+        # The product of a fraction like 0.1 may be a little above the whole number that is meant.
+        prompts = train.epochs * rows * (1 - 1e-12)
+        steps = max(1, math.ceil(prompts / train.groups_per_step))
+        said = f"train.epochs = {train.epochs:g} over {rows} rows"
+    elif train.max_samples is not None:
+        steps = train.max_samples // config.samples_per_step
+        said = f"train.max_samples = {train.max_samples}"
+    else:
+        assert train.steps is not None
+        return train.steps
+    if train.optimizer.warmup_steps > steps:
+        raise BadInput(
+            f"train.optimizer.warmup_steps = {train.optimizer.warmup_steps} is larger than the "
+            f"run, which has {steps} steps ({said})"
+        )
+    return steps
+
+
+def length_in_words(config: Config, rows: int) -> str:
+    """ "96 steps of 32 groups x 8 completions: 24,576 samples, 3 epochs of 1,024 rows"."""
+    train, steps = config.train, run_steps(config, rows)
+    groups = steps * train.groups_per_step
+    return (
+        f"{steps:,} steps of {train.groups_per_step} groups x {config.rollout.group_size} "
+        f"completions: {steps * config.samples_per_step:,} samples, {round(groups / rows, 2):,g} "
+        f"epochs of {rows:,} row{'s' * (rows > 1)}"
+    )

@@ -4,7 +4,6 @@ import re
 import textwrap
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
@@ -16,66 +15,27 @@ from paceline.config.objectives import BUILT_IN
 from paceline.config.schema import SECTIONS
 
 WIDTH = 98
-Settings = Mapping[str, Mapping[str, Any]]
-"""Fields by section."""
-
-
-@dataclass(frozen=True, slots=True)
-class Algorithm:
-    summary: str
-    train: Mapping[str, Any]
-    """The settings of [train] that define it."""
-    rows: str = "prompts"
-    """Prompts, for which the policy samples, or recorded chats or pairs."""
-    objective: Mapping[str, Any] = field(default_factory=dict)
-    rollout: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def recorded(self) -> bool:
-        return self.rows != "prompts"
-
-    @property
-    def settings(self) -> Settings:
-        return {"train": self.train, "objective": self.objective, "rollout": self.rollout}
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    summary: str
-    start: list[str]
-    """Commands that start a run; {out} is the file."""
-    recorded_start: list[str]
-    """The same for a run without an engine."""
-    settings: Settings
-    """Settings of a run of prompts."""
-    rows: Mapping[str, Mapping[str, Any]]
-    """[data] of recorded rows, by their kind."""
-    sampled: str = ""
-    """Addition to the summary for a run with an engine."""
-    algorithm: Mapping[str, Settings] = field(default_factory=dict)
-    """Settings of an algorithm at this size."""
-
+Table = dict[str, Any]
 
 _TEMPLATES = tomllib.loads(
     resources.files("paceline.config").joinpath("templates.toml").read_text("utf-8")
 )
 
 
-def _with_defaults(name: str) -> dict[str, Any]:
-    fields = dict(_TEMPLATES["size"][name])
-    if (base := fields.pop("like", None)) is None:
-        return fields
-    return _merged(_with_defaults(base), fields)
-
-
-def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Table:
     both = {**base, **over}
     tables = {name for name in base.keys() & over.keys() if isinstance(over[name], Mapping)}
     return both | {name: _merged(base[name], over[name]) for name in tables}
 
 
-ALGORITHMS = {name: Algorithm(**fields) for name, fields in _TEMPLATES["algorithm"].items()}
-SIZES = {name: Size(**_with_defaults(name)) for name in _TEMPLATES["size"]}
+def _size(name: str) -> Table:
+    fields = _TEMPLATES["size"][name]
+    return _merged(_size(fields["like"]), fields) if "like" in fields else fields
+
+
+ALGORITHMS: dict[str, Table] = _TEMPLATES["algorithm"]
+SIZES: dict[str, Table] = {name: _size(name) for name in _TEMPLATES["size"]}
+"""Tables as the head of templates.toml describes them."""
 
 
 def template(algorithm: str, size: str, out: str) -> str:
@@ -83,9 +43,10 @@ def template(algorithm: str, size: str, out: str) -> str:
     chosen, base = ALGORITHMS[algorithm], SIZES[size]
     settings = template_settings(algorithm, size)
     known = BUILT_IN[settings["train"]["algorithm"]].options.model_fields
+    sampled = "" if "rows" in chosen else base.get("sampled", "")
     head = [
-        *_comment(f"{chosen.summary}."),
-        *_comment(f"Sized for {base.summary}{'' if chosen.recorded else base.sampled}."),
+        *_comment(f"{chosen['summary']}."),
+        *_comment(f"Sized for {base['summary']}{sampled}."),
         "#",
         *(f"#     {line}" for line in commands(algorithm, size, out)),
         "#",
@@ -101,43 +62,38 @@ def template(algorithm: str, size: str, out: str) -> str:
 
 
 def commands(algorithm: str, size: str, out: str) -> list[str]:
-    base = SIZES[size]
-    lines = base.recorded_start if ALGORITHMS[algorithm].recorded else base.start
-    return [line.format(out=out) for line in lines]
+    start = "recorded_start" if "rows" in ALGORITHMS[algorithm] else "start"
+    return [line.format(out=out) for line in SIZES[size][start]]
 
 
-def template_settings(algorithm: str, size: str) -> dict[str, dict[str, Any]]:
+def template_settings(algorithm: str, size: str) -> Table:
     """Fields by section: those of the size, and before them those of the algorithm."""
     chosen, base = ALGORITHMS[algorithm], SIZES[size]
-    settings = {section: dict(fields) for section, fields in base.settings.items()}
-    if chosen.recorded:
-        settings = _without_engine(settings, base.rows[chosen.rows])
+    settings = base["settings"]
+    if "rows" in chosen:
+        settings = _without_engine(settings, base["rows"][chosen["rows"]])
+    of_algorithm = {name: chosen[name] for name in SECTIONS if name in chosen}
+    for special in (of_algorithm, base.get("algorithm", {}).get(algorithm, {})):
+        settings = _merged(settings, special)
     settings["train"] = {"algorithm": "grpo", **settings["train"]}
-    for special in (chosen.settings, base.algorithm.get(algorithm, {})):
-        settings = _merged(settings, {name: fields for name, fields in special.items() if fields})
     return {name: settings[name] for name in SECTIONS if name in settings}
 
 
-def _without_engine(
-    settings: dict[str, dict[str, Any]], data: Mapping[str, Any]
-) -> dict[str, dict[str, Any]]:
+def _without_engine(settings: Table, data: Table) -> Table:
     """A run of recorded rows: one rollout worker tokenises them, on no GPU."""
-    longest = settings["rollout"]["max_tokens"]
-    found = {
-        **settings,
-        "data": dict(data),
-        "rollout": {"source": "recorded", "max_tokens": longest},
-        "fleet": settings["fleet"] | {"rollout": 1},
-    }
+    rollout = {"source": "recorded", "max_tokens": settings["rollout"]["max_tokens"]}
+    found = {**settings, "data": data, "rollout": rollout}
     del found["reward"]
-    if "ray" in found:
-        found["ray"] = found["ray"] | {"rollout_gpus": 0}
-    return found
+    on_no_gpu = {
+        "fleet": {"rollout": 1},
+        **({"ray": {"rollout_gpus": 0}} if "ray" in found else {}),
+    }
+    return _merged(found, on_no_gpu)
 
 
-def _tables(settings: Settings) -> Iterator[tuple[str, dict[str, Any]]]:
+def _tables(settings: Table) -> Iterator[tuple[str, Table]]:
     for section in SECTIONS:
-        fields: Mapping[str, Any] = settings
+        fields: Any = settings
         for name in section.split("."):
             fields = fields.get(name, {})
         plain = {n: value for n, value in fields.items() if f"{section}.{n}" not in SECTIONS}
@@ -145,7 +101,7 @@ def _tables(settings: Settings) -> Iterator[tuple[str, dict[str, Any]]]:
             yield section, plain
 
 
-def _section(section: str, fields: Mapping[str, Any], known: Mapping[str, FieldInfo]) -> str:
+def _section(section: str, fields: Table, known: Mapping[str, FieldInfo]) -> str:
     """A section as TOML, with the meaning of each setting above it."""
     lines = []
     for line in tomli_w.dumps({"": fields}).splitlines():

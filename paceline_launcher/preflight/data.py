@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from paceline.config.run_length import length_in_words, run_steps
-from paceline.config.schema import Config
+from paceline.config.schema import Config, length_in_words, run_steps
 from paceline.config.sections.training import DataConfig
 from paceline.dataset.recorded_rows import check_run_rows
 from paceline.dataset.rows import DataError, Row, RowSource, load_rows

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from paceline.config.model_files import context_length, difference, misread
+from paceline.config.model_files import context_length, difference
 from paceline.config.schema import Config
 from paceline.errors import BadInput, seen_from
 from paceline_launcher.preflight.findings import Findings, Start, fail, ok
@@ -77,7 +77,7 @@ def _token_problems(config: Config) -> Iterator[Problem]:
     for name, scorer in config.scorers.by_name.items():
         if scorer.path is None:
             continue
-        if why := misread(tokens, scorer.path):
+        if why := difference(tokens, scorer.path, exact=False):
             yield (
                 f"scorers.{name}.path: {scorer.path} has other tokens than the run, {tokens} "
                 f"({why})",

@@ -10,8 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from paceline.config.fields import Fixed, LocalPath, Positive, Section
 from paceline.config.sections.scorers import named_scorer
-from paceline.config.sections.training import BUILT_IN_REWARDS, DataConfig, RewardConfig, Rewards
-from paceline.evaluation import row_metrics
+from paceline.config.sections.training import DataConfig, RewardConfig, Rewards
 
 HELD_OUT = "held_out"
 """Name of the set of data.eval_path."""
@@ -112,92 +111,9 @@ class EvaluationConfig(Section):
         return sets
 
 
-def all_sets(
-    data: DataConfig, evaluation: EvaluationConfig, limit: int
-) -> dict[str, EvalSetConfig]:
-    """All sets of a run, held_out first, then by name. ``limit``: train.eval_limit."""
-    named = dict(sorted(evaluation.sets.items()))
-    if data.eval_path is None:
-        return named
-    held_out = EvalSetConfig(
-        path=data.eval_path, name=data.name, split=data.eval_split, limit=limit
-    )
-    return {HELD_OUT: held_out, **named}
-
-
 def measures_truth(of: EvalSetConfig, training: RewardConfig) -> bool:
     """True if the set shows what a learned reward stands for: scorers reward the training, and none
     rewards the set."""
     if of.reward is None:
         return False
     return any(map(named_scorer, training.functions)) and not any(map(named_scorer, of.reward))
-
-
-def best_metric(data: DataConfig, evaluation: EvaluationConfig) -> tuple[str, str]:
-    """(set, metric) that judges; two empty texts for a run without evaluations."""
-    if evaluation.best_metric is not None:
-        name, _, metric = evaluation.best_metric.partition("/")
-        return name, metric
-    first = next(iter(all_sets(data, evaluation, 1)), "")
-    return first, "reward" if first else ""
-
-
-def problem_of_evaluation(
-    data: DataConfig, evaluation: EvaluationConfig, *, recorded: bool = False
-) -> str:
-    """The contradiction between the sections; empty if nothing. ``recorded``: the run has no
-    engine."""
-    if recorded and (evaluation.sets or evaluation.best_metric is not None):
-        name = "sets" if evaluation.sets else "best_metric"
-        return (
-            f'evaluation.{name} needs an engine, which a run with rollout.source = "recorded" has '
-            "not. Leave it out: "
-            "data.eval_path gives the held-out loss, and paceline eval judges checkpoints"
-        )
-    if data.eval_path is not None and HELD_OUT in evaluation.sets:
-        return (
-            "evaluation.sets.held_out: data.eval_path is the set of that name. Rename the set, or "
-            "leave data.eval_path out"
-        )
-    for name, each in evaluation.sets.items():
-        if each.prompt_field is not None and data.prompt_template is not None:
-            return (
-                f"evaluation.sets.{name}.prompt_field has no effect beside data.prompt_template, "
-                "which makes the prompts of every set: remove one of them"
-            )
-        if each.answer_field is not None and data.answer_field is None:
-            return (
-                f"evaluation.sets.{name}.answer_field: rewards get no answer without "
-                "data.answer_field. Set data.answer_field"
-            )
-        needing = [f for f in each.reward or () if f in BUILT_IN_REWARDS]
-        if needing and data.answer_field is None:
-            return (
-                f"evaluation.sets.{name}.reward: {needing[0]} compares with the answer. Set "
-                "data.answer_field, or choose another reward"
-            )
-        if each.reward is not None and not each.reward:
-            return f"evaluation.sets.{name}.reward is empty: name a function, or leave it out"
-    if evaluation.best_metric is None:
-        return ""
-    return _problem_of_metric(evaluation.best_metric, all_sets(data, evaluation, 1))
-
-
-def _problem_of_metric(wanted: str, sets: dict[str, EvalSetConfig]) -> str:
-    said = f"evaluation.best_metric = {wanted!r}: "
-    if not sets:
-        return (
-            f"{said}the run has no evaluation. Set data.eval_path, or add a table "
-            "[evaluation.sets.NAME]"
-        )
-    name, _, metric = wanted.partition("/")
-    if name not in sets:
-        return f"{said}there is no set {name!r}. Name one of {', '.join(sets)}, as SET/METRIC"
-    samples = sets[name].samples
-    metrics = row_metrics(samples)
-    if metric in metrics:
-        return ""
-    few = f"with samples = {samples} " if metric.startswith(("pass@", "maj@")) else ""
-    more = ", or raise samples" if few else ""
-    shown = ", ".join(f"{name}/{each}" for each in metrics)
-    return f"{said}{few}the set has no such metric. Name one of {shown}{more}"

@@ -4,7 +4,7 @@ their own."""
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -121,39 +121,3 @@ class ScorersConfig(Section):
 def named_scorer(function: str) -> str | None:
     """Name of the scorer that a reward or reference names; None if it names none."""
     return function.removeprefix(PREFIX) if function.startswith(PREFIX) else None
-
-
-def problem_of_scorers(
-    scorers: dict[str, ScorerConfig], rewards: list[str], reference: str, counts: Any
-) -> str:
-    """The contradiction between [scorers] and the settings that name scorers; empty if nothing
-    is."""
-    known = ", ".join(scorers) or "there are none"
-    for setting, named, scores in (
-        *(("reward.functions", function, True) for function in rewards),
-        ("train.loss.reference", reference, False),
-    ):
-        if (name := named_scorer(named)) is None:
-            continue
-        if name not in scorers:
-            return (
-                f"{setting}: there is no scorer {name!r} ({known}): add a section [scorers.{name}]"
-            )
-        if scores == (scorers[name].kind == "logprobs"):
-            made = "a number for each token" if scores else "one number for a completion"
-            return (
-                f"{setting}: the scorer {name} is of kind {scorers[name].kind}, which gives "
-                f"{made}. Name " + ("a reward_model or judge" if scores else "one of kind logprobs")
-            )
-    if isinstance(counts, dict):
-        for name in counts:
-            if name not in scorers:
-                return f"fleet.scorers: there is no scorer {name!r} ({known})"
-    return ""
-
-
-def workers_of(scorers: dict[str, ScorerConfig], counts: int | dict[str, int]) -> dict[str, int]:
-    """Desired workers of each scorer; 1 for one that ``counts`` does not name."""
-    if isinstance(counts, int):
-        return dict.fromkeys(scorers, counts)
-    return {name: counts.get(name, 1) for name in scorers}

@@ -516,16 +516,6 @@ class TrainConfig(Section):
         return with_defaults(given) if isinstance(given, dict) else given
 
     @model_validator(mode="after")
-    def _informative(self) -> TrainConfig:
-        if self.filter_uninformative and self.loss.advantage == "step":
-            raise ValueError(
-                "train.filter_uninformative = true drops groups whose rewards are equal, and with "
-                "train.loss.advantage = "
-                "step they are compared with the rest of the step: set it to false"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _admitted_tokens_count(self) -> TrainConfig:
         if self.max_token_age is not None and self.max_token_age < self.max_staleness:
             raise ValueError(

@@ -7,7 +7,6 @@ import pytest
 
 from paceline.config.load import ConfigError, fleet_digest, load_config, to_toml
 from paceline.config.schema import Config
-from paceline.config.sections.evaluation import all_sets, best_metric
 
 BASE = """
 [model]
@@ -68,14 +67,6 @@ def test_a_metric_without_any_evaluation_is_refused(tmp_path: Path) -> None:
 def test_samples_are_greedy_only_if_there_is_one(tmp_path: Path) -> None:
     sets = load(tmp_path, MATH + '[evaluation.sets.k]\npath="x"\nsamples = 4\n').evaluation.sets
     assert (sets["math"].is_greedy, sets["k"].is_greedy) == (True, False)
-
-
-def test_the_shorthand_is_a_greedy_set_that_comes_first(tmp_path: Path) -> None:
-    config = load(tmp_path, '[evaluation.sets.b]\npath="b"\n[evaluation.sets.a]\npath="a"\n')
-    sets = all_sets(config.data, config.evaluation, 7)
-    assert list(sets) == ["held_out", "a", "b"]
-    assert (sets["held_out"].limit, sets["held_out"].is_greedy) == (7, True)
-    assert best_metric(config.data, config.evaluation) == ("held_out", "reward")
 
 
 def test_sets_are_part_of_what_the_fleet_shares(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ from controller.context import ControllerContext
 from controller.dataset_rows import DatasetRows
 from controller.ledger.enums import Kind
 from paceline.config.load import ConfigError, load_config, to_toml
-from paceline.config.run_length import length_in_words, run_steps
-from paceline.config.schema import Config
+from paceline.config.schema import Config, length_in_words, run_steps
 from paceline.config.sections.training import DataConfig
 from paceline.dataset.row_source import DataError
 from paceline.dataset.training_rows import open_training_rows

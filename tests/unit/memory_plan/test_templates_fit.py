@@ -41,7 +41,7 @@ def test_template_fits_the_gpus_that_it_names(size, algorithm, shapes):
     config = Config.model_validate(
         tomllib.loads(template(size=size, algorithm=algorithm, out="run.toml"))
     )
-    assert "80 GB" in SIZES[size].summary
+    assert "80 GB" in SIZES[size]["summary"]
     gpu = named_gpu("h100-80g")
     if size == "small" and not config.recorded:  # vLLM takes its share of the same GPU
         left = 1 - config.rollout.vllm["gpu_memory_utilization"]

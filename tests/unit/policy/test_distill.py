@@ -107,8 +107,11 @@ def test_groups_without_the_teachers_numbers_are_refused() -> None:
     [
         ({"scorers": {}}, r"Add a section \[scorers\.teacher\]"),
         ({"train": {"algorithm": "distill", "filter_uninformative": True}}, "set it to false"),
-        ({"train": {"kl_coef": 0.1, "reference": "scorer:none"}}, "there is no scorer 'none'"),
-        ({"reward": {"functions": ["scorer:teacher"]}}, "a number for each token"),
+        ({"train": {"kl_coef": 0.1, "reference": "scorer:none"}}, "no scorer 'none'"),
+        (
+            {"reward": {"functions": ["scorer:teacher"]}},
+            "scorer teacher is of kind logprobs. Name a reward_model",
+        ),
     ],
 )
 def test_settings_that_cannot_work_are_refused(change: dict[str, object], why: str) -> None:

@@ -277,4 +277,4 @@ def test_settings_written_out_in_full_give_the_same_algorithm_again() -> None:
 
 def test_a_group_of_equal_rewards_is_no_waste_if_the_step_is_the_baseline() -> None:
     with pytest.raises(ValidationError, match="filter_uninformative"):
-        TrainConfig(algorithm="reinforce++", filter_uninformative=True)
+        make_config(train={"algorithm": "reinforce++", "filter_uninformative": True})

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.config.model_files import misread
+from paceline.config.model_files import difference
 from paceline.config.schema import Config
 from paceline_launcher.preflight.models import model_problems
 from testbed.tiny_model import make_tiny_model
@@ -53,5 +53,5 @@ def test_a_scorer_of_the_same_tokenizer_is_taken(models: Path) -> None:
 
 
 def test_a_model_that_this_machine_has_not_is_left_to_its_scorer(models: Path) -> None:
-    assert misread(str(models / "model"), "nobody/nothing") == ""
-    assert misread("nobody/nothing", str(models / "swapped")) == ""
+    assert difference(str(models / "model"), "nobody/nothing", exact=False) == ""
+    assert difference("nobody/nothing", str(models / "swapped"), exact=False) == ""

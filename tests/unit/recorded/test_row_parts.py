@@ -61,7 +61,7 @@ def test_a_template_makes_the_prompt_of_a_recorded_completion(tmp_path: Path) ->
     [
         ({"prompt_template": "{q}"}, "data.prompt_template has no effect on whole chats"),
         ({"prompt_suffix": "!"}, "data.prompt_suffix has no effect on whole chats"),
-        ({"long_prompts": "truncate_left"}, 'set data.long_prompts = "drop"'),
+        ({"long_prompts": "truncate_left"}, "data.long_prompts truncates .*remove it"),
         ({"curriculum": "success_rate"}, 'data.curriculum .*rollout.source = "recorded"'),
     ],
 )
@@ -178,7 +178,7 @@ def test_the_group_size_follows_from_the_rows_and_survives_a_round_trip() -> Non
 def test_settings_that_contradict_recorded_data_are_refused_with_the_remedy() -> None:
     chat = {"messages_field": "messages"}
     assert "leave rollout.group_size out" in refusal("sft", {"group_size": 8}, **chat)
-    assert "leave it at 1" in refusal("sft", {"temperature": 0.7}, **chat)
+    assert "rollout.temperature would scale" in refusal("sft", {"temperature": 0.7}, **chat)
     assert "choose another one" in refusal("grpo", **chat)
     assert "data.messages_field" in refusal("sft")
     assert "needs data.rejected_field" in refusal("sft", chosen_field="chosen")
