@@ -40,7 +40,7 @@ from controller.ledger.state.fleet import Worker
 from controller.ledger.views.directive_grounds import Grounds, directive_grounds
 from controller.ledger.views.views import may_need, owns_all
 from controller.proto_encoding import directive_of
-from controller.runtime import Clock, LongPolls, NotLeading, cancel_all
+from controller.runtime import LongPolls, NotLeading, cancel_all
 from controller.store.group_commit import CommitBatch, GroupCommit
 from controller.store.journal import Deposed, LedgerSnapshot
 from controller.store.ledger_follower import LedgerFollower
@@ -50,39 +50,6 @@ from paceline.payloads.store import Ref
 from paceline.process.structured_log import event
 from paceline.redis.client import log_fields, trouble_of
 from paceline.v1 import admin_pb2, worker_pb2
-
-
-@dataclass(slots=True)
-class Renewals:
-    """Times since the last renewal that went through, in seconds."""
-
-    clock: Clock
-    lease_s: float
-    asked_s: float = 0.0  # In calls to Redis
-    overslept_s: float = 0.0  # Beyond the pauses between the calls: the process did not run
-    _began: float = 0.0
-
-    def begin(self) -> None:
-        self._began = self.clock.monotonic()
-
-    def paused(self, wanted_s: float) -> None:
-        self.overslept_s += max(0.0, self.clock.monotonic() - self._began - wanted_s)
-
-    def asked(self, *, renewed: bool) -> None:
-        if renewed:
-            self.asked_s = self.overslept_s = 0.0
-        else:
-            self.asked_s += self.clock.monotonic() - self._began
-
-    def why_late(self) -> str:
-        """Reason why the lease ran out; empty if nothing was slow for half of it."""
-        if max(self.asked_s, self.overslept_s) < self.lease_s / 2:
-            return ""
-        why = f"its process did not run for {self.overslept_s:.1f} s"
-        if self.asked_s >= self.overslept_s:
-            why = f"Redis did not answer for {self.asked_s:.1f} s"
-        return f"{why}, and the lease has {self.lease_s:g} s"
-
 
 log = logging.getLogger(__name__)
 R = TypeVar("R")
@@ -135,7 +102,6 @@ class Leader:
         self.housekeeping = Housekeeping(
             context, term, self.ledger, self.group_commit, replica.snapshot_at
         )
-        self.renewals = Renewals(context.clock, config.controller.leader_lease_s)
         self._lapse = ""  # reason why the lease cannot be renewed now
         self.flow = FlowAverage()
         """How the rollout workers spend their time; filled by the autoscaler's loop."""
@@ -323,21 +289,16 @@ class Leader:
         lease_s = self.context.config.controller.leader_lease_s
         lapsed = False
         while True:
-            self.renewals.begin()
             await asyncio.sleep(lease_s / 4)
-            self.renewals.paused(lease_s / 4)
-            self.renewals.begin()
             try:
                 async with asyncio.timeout(lease_s):
                     if self.election.released:
                         return
                     renewed = await self.election.renew(self.term)
-                self.renewals.asked(renewed=renewed)
                 self._lapse = ""
                 if not renewed:
                     raise Deposed("the lease is another controller's")
             except (RedisError, OSError, TimeoutError) as error:
-                self.renewals.asked(renewed=False)
                 self._lapse = trouble_of(error)
                 if not self.election.holds_lease and not lapsed:
                     lapsed = True

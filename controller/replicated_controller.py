@@ -23,7 +23,6 @@ from controller.context import ControllerContext, RunSettings
 from controller.dataset_rows import DatasetRows
 from controller.fleet.sessions import WithoutSession
 from controller.leader import Leader
-from controller.ledger import decisions as cmd
 from controller.ledger.decisions.commands import CommandRefused
 from controller.ledger.state.settings import SettingChange
 from controller.ledger.state.state import State
@@ -31,7 +30,6 @@ from controller.runtime import NotLeading, WakeUps, cancel_all
 from controller.store.journal import Deposed, JournalGap
 from controller.store.ledger_follower import LedgerFollower
 from paceline.errors import BadInput, RefusalCode
-from paceline.observe.vocabulary import FaultCause
 from paceline.process.structured_log import event
 from paceline.redis.client import log_fields, trouble_of
 from paceline.redis.leader_lease import LeaderIdentity
@@ -45,7 +43,6 @@ EDITED_S = 30.0
 once."""
 FOREIGN_LEASES = 3  # Lease times for which a leader of another fleet may lead
 STALE_PEER_S = 3600.0
-LATE_SAID_S = 30.0  # How long a controller that has lost the lead says why
 READING = "reading the journal"
 """Trouble of a controller that has led, until it has a copy of the ledger again."""
 
@@ -70,7 +67,6 @@ class Controller:
         self.leader: Leader | None = None
         self.replica: LedgerFollower | None = None
         self.peers: dict[str, dict[str, Any]] = {}
-        self._late: dict[str, Any] = {}  # Term that this controller has lost last, why, and when
         self.hint = ""  # Address of the leader, as the lease names it
         self.trouble = "waiting for Redis"
         """Reason why a standby cannot follow the journal; empty once it does."""
@@ -142,19 +138,11 @@ class Controller:
         self._rows = asyncio.create_task(self.load_rows())
         presence = asyncio.create_task(self._presence())
         try:
-            term = 0
             while True:
                 try:
-                    term = await self._stand_by()
-                    await self._lead(term)
+                    await self._lead(await self._stand_by())
                 except Deposed as why:
-                    event(
-                        log,
-                        "stepping down",
-                        why=str(why),
-                        late=self._late["why"] if self._late.get("term") == term else "",
-                        level=logging.WARNING,
-                    )
+                    event(log, "stepping down", why=str(why), level=logging.WARNING)
                 except (RedisError, OSError, JournalGap) as error:
                     self._say_trouble(trouble_of(error))
                     await self._revive_redis()
@@ -252,9 +240,6 @@ class Controller:
         self._topic.wake()
         try:
             await leader.run()
-        except (Deposed, RedisError, OSError, JournalGap):
-            self._late = {"term": term, "why": leader.renewals.why_late(), "t": self.clock.time()}
-            raise
         except CommandRefused as refusal:
             if refusal.code is RefusalCode.FENCED:
                 # Stopped between winning the term and reading the journal, and succeeded meanwhile.
@@ -282,30 +267,13 @@ class Controller:
                 "host": self.identity.host,
                 "rest": self.rest_url,
                 "t": self.clock.time(),
-                "late": self._late,
             }
             self.peers[me] = mine
             with contextlib.suppress(RedisError, OSError):
                 peers = await self.context.stores.registry.announce(me, mine)
                 recent = self.clock.time() - STALE_PEER_S
                 self.peers = {name: peer for name, peer in peers.items() if peer["t"] > recent}
-                self._note_late_leaders()
             await asyncio.sleep(PRESENCE_S)
-
-    def _note_late_leaders(self) -> None:
-        """A leader that lost its lease and lives says itself why: nobody has seen it end or
-        stop."""
-        leader = self.leader
-        if leader is None or not leader.active:
-            return
-        for name, peer in self.peers.items():
-            late = peer.get("late") or {}
-            if not late.get("why") or self.clock.time() - late["t"] > LATE_SAID_S:
-                continue
-            request_id = f"late-{name}-{late['term']}"
-            fault = (request_id, name, peer["host"], peer["pid"], FaultCause.LATE, late["why"])
-            with contextlib.suppress(CommandRefused, NotLeading):
-                leader.decide(cmd.record_fault(*fault))
 
     async def _revive_redis(self) -> None:
         """The embedded server has no other guardian where roles are started by hand."""

@@ -118,10 +118,6 @@ class Faults:
         name, host, pid = str(event["name"]), str(event["host"]), int(event["pid"])
         if cause in NO_FAULT:
             return
-        if cause == FaultCause.LATE:
-            seen = self._last_of(name, t)
-            if seen is None or seen.cause in ATTRIBUTED:
-                return  # nobody has missed it, or its launcher has said more
         of_it = [f for f in self.recent if (f.name, f.host, f.pid) == (name, host, pid)]
         if event.get("over") and of_it:
             # The end of a process whose fault is known is no second one.
@@ -158,8 +154,6 @@ class Faults:
             return bool(before.pid)  # it had ended when its registration came
         if before.cause not in ATTRIBUTED:
             return True
-        if before.cause == FaultCause.LATE and fault.cause == FaultCause.STOPPED:
-            return True  # it has taken its stop for a slow machine, and its launcher knows better
         return before.cause == fault.cause == FaultCause.STOPPED and fault.incarnation > 0
 
     def _last_of(self, name: str, now: float) -> Fault | None:

@@ -117,7 +117,6 @@ class FaultCause(StrEnum):
     CRASHED = "crashed"  # by a signal of its own fault, such as SIGSEGV
     ERROR = "error"  # it exited by itself, with an error
     STOPPED = "stopped"  # it did not run: SIGSTOP, a debugger, a freezer
-    LATE = "late"  # it ran, but Redis or its machine was too slow for it to keep the lead
     HOST_LOST = "host_lost"  # all workers of its host went silent at once
     NETWORK_PARTITION = "network_partition"  # it ran all the time, and could not be reached
     WEDGED = "wedged"  # its main loop made no progress

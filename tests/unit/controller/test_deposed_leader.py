@@ -1,5 +1,5 @@
 """Leader that is deposed: until it follows the journal again it says so, and tells nothing of the
-run but why it was late."""
+run."""
 
 import asyncio
 from types import SimpleNamespace
@@ -10,23 +10,18 @@ import pytest
 from controller import replicated_controller
 from controller.replicated_controller import READING, Controller
 from controller.status import status_view
-from controller.store.journal import Deposed, JournalGap
+from controller.store.journal import Deposed
 from paceline.config.schema import Config
-
-WHY = "Redis did not answer for 3.0 s, and the lease has 1 s"
 
 
 class Short:
     """A leader whose term ends as soon as it runs."""
 
-    end: Exception = Deposed("term 2 is over")
-
     def __init__(self, *_: object) -> None:
         self.long_polls = SimpleNamespace(wake_all=lambda: None)
-        self.renewals = SimpleNamespace(why_late=lambda: WHY)
 
     async def run(self) -> None:
-        raise self.end
+        raise Deposed("term 2 is over")
 
 
 def won(monkeypatch: pytest.MonkeyPatch) -> Controller:
@@ -59,14 +54,3 @@ async def test_an_empty_ledger_is_never_told_as_the_run(monkeypatch: pytest.Monk
         await controller._lead(2)
     assert status_view(controller).phase == READING
     assert controller.troubled_s == 0.0
-
-
-@pytest.mark.parametrize("end", [Deposed("term 2 is over"), TimeoutError("Redis"), JournalGap("a")])
-async def test_a_leader_says_why_it_was_late_whatever_ended_its_term(
-    monkeypatch: pytest.MonkeyPatch, end: Exception
-) -> None:
-    monkeypatch.setattr(Short, "end", end)
-    controller = won(monkeypatch)
-    with pytest.raises(type(end)):
-        await controller._lead(2)
-    assert controller._late == {"term": 2, "why": WHY, "t": 7.0}

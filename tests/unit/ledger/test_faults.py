@@ -329,36 +329,3 @@ def test_a_cause_that_is_found_later_takes_the_lost_time_along() -> None:
     report = faults.report()
     assert report.causes["network_partition"].lost_s == pytest.approx(5.0)
     assert report.attributed_share == 1.0 and list(report.causes) == ["network_partition"]
-
-
-def late(run: Driven, name: str, pid: int = 5) -> None:
-    run.do(cmd.record_fault(f"late-{name}", name, "a", pid, FaultCause.LATE, "Redis was slow"))
-
-
-def test_a_leader_that_was_late_explains_its_failover_once() -> None:
-    run = Driven()
-    join(run, "p0")
-    first = run.state.leader
-    run.failover()
-    assert causes(run) == {"unattributed": 1}
-    late(run, first)
-    late(run, first)
-    assert causes(run) == {"late": 1}
-    assert run.totals.faults.by_host == {"a": 1}
-
-
-def test_the_word_of_a_launcher_goes_before_that_of_a_late_leader() -> None:
-    run = Driven()
-    join(run, "p0")
-    first = run.state.leader
-    stopped(run, first, 5)
-    run.failover()
-    late(run, first)
-    assert causes(run) == {"stopped": 1}
-
-    run = Driven()
-    join(run, "p0")
-    run.failover()
-    late(run, first)
-    stopped(run, first, 5)
-    assert causes(run) == {"stopped": 1}
