@@ -13,21 +13,12 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from controller.diagnosis.bottleneck import (
-    BottleneckKind,
-    Pace,
-    bottleneck_of,
-    pace_of,
-    reports_of,
-    scorer_loads,
-    shares_of,
-)
+from controller.diagnosis.bottleneck import BottleneckKind, bottleneck_of
+from controller.diagnosis.bottleneck import pace_of, reports_of, scorer_loads, shares_of
 from controller.fleet.autoscale_policy import (
     Autoscaler,
-    Bound,
     Proposal,
     ScaleBounds,
-    ScorerGrowth,
     Waits,
     WorkerCounts,
 )
@@ -48,6 +39,7 @@ from paceline.v1 import admin_pb2
 log = logging.getLogger(__name__)
 
 SAMPLE_S = 0.1
+SCORERS = BottleneckKind.SCORERS
 GROWS = (BottleneckKind.GENERATION, BottleneckKind.TRAINERS, BottleneckKind.NONE)
 """Bottlenecks that another number of workers may lift."""
 
@@ -62,11 +54,6 @@ class Autoscaling:
             steps=fleet.autoscale_steps,
             high=fleet.autoscale_high,
             patience=fleet.autoscale_patience,
-        )
-        self._scorers = ScorerGrowth(
-            fleet.scorers_max,
-            steps=fleet.autoscale_steps * fleet.autoscale_patience,
-            high=fleet.autoscale_high,
         )
         self._limited = fleet.scorers_max is not None
         self._step = -1
@@ -106,22 +93,15 @@ class Autoscaling:
         self._samples.clear()
         pace = pace_of(self._leader)
         kind = bottleneck_of(pace).kind
+        scorer = _scorer_at_work(state, pace.scorer) if kind is SCORERS else None
         # Synchronous training is closed by design: its waits compare the roles alone.
-        if kind is BottleneckKind.SCORERS or (pace.max_staleness and kind not in GROWS):
-            # The groups in flight, the rewards, the scorers, the weights or the controller are the
-            # limit.
+        if scorer is None and kind not in GROWS and (pace.max_staleness or kind is SCORERS):
+            # The groups in flight, the rewards, the weights or the controller are the limit.
             starved = throttled = 0.0
         counts = WorkerCounts(state.desired.get("policy", 1), state.desired.get("rollout", 1))
-        self._autoscaler.observe(
-            counts, Waits(min(1.0, starved), throttled), settled=settled(state, counts)
-        )
-        bound = _bound(state, pace) if kind is BottleneckKind.SCORERS else None
-        self._scorers.observe(bound if settled(state, counts) else None)
+        waits = Waits(min(1.0, starved), throttled, scorer)
+        self._autoscaler.observe(counts, waits, settled=settled(state, counts))
         found = self._autoscaler.proposal
-        if bound is not None and self._scorers.proposal is not None:
-            pool, workers = self._scorers.proposal
-            why = f"replicas wait for groups {bound.starved:.0%} of the time, and these for {pool}"
-            found = Proposal(counts, why, {pool: workers})
         before, self._leader.proposal = self._leader.proposal, found
         if found is not None and (before is None or before.desired != found.desired):
             desired = " ".join(f"{pool}={n}" for pool, n in found.desired.items())
@@ -144,19 +124,18 @@ class Autoscaling:
             event(log, "proposal not applied", why=str(error), level=logging.WARNING)
 
 
-def _bound(state: State, pace: Pace) -> Bound | None:
-    """None while other workers than the desired ones answer for the scorer."""
-    desired = state.desired.get(pace.scorer, 0)
-    ready = sum(worker.pool == pace.scorer for worker in state.fleet.scorers())
-    if not desired or ready != desired or pace.step_s <= 0:
-        return None
-    return Bound(pace.scorer, desired, min(1.0, pace.wait_s / pace.step_s))
+def _scorer_at_work(state: State, pool: str) -> tuple[str, int] | None:
+    """Pool and workers; None while other workers than the desired ones answer for the scorer."""
+    desired = state.desired.get(pool, 0)
+    ready = sum(worker.pool == pool for worker in state.fleet.scorers())
+    return (pool, desired) if desired and ready == desired else None
 
 
 def limits_of(fleet: FleetConfig, groups_per_step: int) -> ScaleBounds:
     """The fleet's limits. More replicas than groups of a step would have no work."""
     most = groups_per_step if fleet.policy_max is None else fleet.policy_max
-    return ScaleBounds((fleet.policy_min, most), (fleet.rollout_min, fleet.rollout_max))
+    roles = (fleet.policy_min, most), (fleet.rollout_min, fleet.rollout_max)
+    return ScaleBounds(*roles, fleet.scorers_max)
 
 
 def settled(state: State, counts: WorkerCounts) -> bool:
@@ -176,9 +155,9 @@ TROUBLED_S = 3.0
 TURN_LIMIT_S = 120.0
 
 
-def keep_fleet(controller: Controller, leader: Leader) -> list[asyncio.Task[None]]:
-    """Starts the tasks. The caller cancels them at the end of the term."""
-    tasks = [_kept("autoscaling", Autoscaling(leader).run)]
+def keep_fleet(controller: Controller, leader: Leader) -> None:
+    """Starts the loops as chores of the leader, which end with its term."""
+    leader.housekeeping.chore(_kept("autoscaling", Autoscaling(leader).run))
 
     async def drain(worker: admin_pb2.WorkerStatus) -> None:
         # One request id per process: every call and every leader may repeat it.
@@ -188,20 +167,16 @@ def keep_fleet(controller: Controller, leader: Leader) -> list[asyncio.Task[None
     provider = leader_provider(controller.config, str(controller.run_dir.resolve()), drain)
     if provider is not None:
         provisioning = Provisioning(controller, leader, provider)
-        tasks.append(_kept("provisioning", provisioning.run))
-    return tasks
+        leader.housekeeping.chore(_kept("provisioning", provisioning.run))
 
 
-def _kept(name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
-    async def keep() -> None:
-        while True:
-            try:
-                await run()
-            except Exception:
-                log.exception("%s failed, retrying", name)
-            await asyncio.sleep(TROUBLED_S)
-
-    return asyncio.create_task(keep(), name=name)
+async def _kept(name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    while True:
+        try:
+            await run()
+        except Exception:
+            log.exception("%s failed, retrying", name)
+        await asyncio.sleep(TROUBLED_S)
 
 
 @dataclass(slots=True)

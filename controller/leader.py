@@ -226,9 +226,10 @@ class Leader:
     def describe(self, worker: Worker, status: admin_pb2.WorkerStatus) -> None:
         """Adds what only the leader knows of a living worker: its heartbeat and what it said."""
         key = (worker.worker_id, worker.incarnation)
-        status.heartbeat_age_s = self.liveness.age(*key, self.clock.monotonic())
-        if self.liveness.suspect(*key):
-            status.state = "suspect"
+        found = self.liveness.prognosis(*key, self.clock.monotonic())
+        if found is not None:
+            status.heartbeat_age_s = found.silent_s
+            status.state = "suspect" if found.suspect else status.state
         session = self.sessions.of(*key)
         if session is not None:
             status.activity = session.report.activity

@@ -47,9 +47,8 @@ READING = "reading the journal"
 """Trouble of a controller that has led, until it has a copy of the ledger again."""
 
 
-KeepFleet = Callable[["Controller", Leader], list[asyncio.Task[None]]]
-"""Starts what a leader does for the fleet beside deciding; the tasks are cancelled with the term.
-"""
+KeepFleet = Callable[["Controller", Leader], None]
+"""Starts the leader's chores for the fleet, beside deciding."""
 
 
 class Controller:
@@ -57,7 +56,7 @@ class Controller:
     """Longest wait of a standby for a journal entry before it looks at the lease again."""
 
     def __init__(
-        self, context: ControllerContext, keep_fleet: KeepFleet = lambda controller, leader: []
+        self, context: ControllerContext, keep_fleet: KeepFleet = lambda controller, leader: None
     ) -> None:
         self.context = context
         self.config, self.run_dir = context.config, context.run_dir
@@ -235,7 +234,7 @@ class Controller:
         # Nobody else can append from here on: what is read now is the end.
         await self.replica.catch_up(self.journal)
         leader = self.leader = Leader(self.context, self._rows.result(), self.replica, term)
-        keepers = self._keep_fleet(self, leader)
+        self._keep_fleet(self, leader)
         self.replica = None
         self._topic.wake()
         try:
@@ -250,7 +249,6 @@ class Controller:
             self.leader, self.trouble = None, READING
             self._trouble_since = self.clock.monotonic()
             leader.long_polls.wake_all()
-            await cancel_all(keepers)
 
     async def load_rows(self) -> DatasetRows:
         """Raises DataError."""

@@ -11,6 +11,7 @@
   end.
 - The slower role grows. If its limit forbids that, the role that waits for it shrinks. If the
   measured times stay constant, no role ever both grows and shrinks.
+- If the groups that replicas wait for wait for a scorer, that scorer grows, and no role changes.
 """
 
 import math
@@ -35,6 +36,7 @@ class ScaleBounds:
 
     policy: tuple[int, int | None]
     rollout: tuple[int, int | None]
+    scorers: int | None = None  # Most workers of one scorer
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class Waits:
 
     starved: float
     throttled: float
+    scorer: tuple[str, int] | None = None
+    """Pool and workers of the scorer that the groups wait for; None: for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,13 @@ def propose(
     throttled = min(waits.throttled, LARGEST_SHARE)
     if max(starved, throttled) < high:
         return None
+    if waits.scorer is not None:
+        pool, workers = waits.scorer
+        # As many as the trainers could use, by proportion.
+        wanted = max(math.ceil(workers / (1.0 - starved) - 1e-9), workers + 1)
+        wanted = min(wanted, workers * MOST_GROWTH, limits.scorers or wanted)
+        why = f"replicas wait for groups {starved:.0%} of the time, and these for {pool}"
+        return Proposal(now, why, {pool: wanted}) if wanted > workers else None
     if starved >= throttled:
         balance = 1.0 - starved
         why = f"replicas wait for groups {starved:.0%} of the time"
@@ -113,7 +124,8 @@ class Autoscaler:
         self._counts: WorkerCounts | None = None
         self._skip = 0
         self._seen: list[Waits] = []
-        self._move: tuple[bool, ...] | None = None
+        self._move: set[tuple[str, bool]] = set()
+        """Pools of the last proposal, and if each is to grow."""
         self._agreed = 0
         self.proposal: Proposal | None = None  # The current proposal; None if no change is proposed
 
@@ -124,67 +136,28 @@ class Autoscaler:
                 self._skip = self._steps
             self._counts = counts
             self._seen.clear()
-            self._move, self._agreed, self.proposal = None, 0, None
+            self._move, self._agreed, self.proposal = set(), 0, None
             return
         if self._skip:
             self._skip -= 1
             return
+        if self._seen and self._seen[-1].scorer != waits.scorer:
+            self._seen.clear()
         self._seen.append(waits)
         if len(self._seen) < self._steps:
             return
-        found = propose(counts, self._limits, _mean(self._seen), high=self._high)
+        starved = _average(w.starved for w in self._seen)
+        throttled = _average(w.throttled for w in self._seen)
         self._seen.clear()
-        move = None
-        if found is not None:
-            policy = found.counts.policy - counts.policy
-            rollout = found.counts.rollout - counts.rollout
-            move = (policy > 0, policy < 0, rollout > 0, rollout < 0)
-        self._agreed = self._agreed + 1 if move is not None and move == self._move else 1
+        mean = Waits(starved, throttled, waits.scorer)
+        found = propose(counts, self._limits, mean, high=self._high)
+        before, desired = asdict(counts), found.desired if found is not None else {}
+        move = {(p, n > before.get(p, 0)) for p, n in desired.items() if n != before.get(p)}
+        self._agreed = self._agreed + 1 if move and move == self._move else 1
         self._move = move
-        self.proposal = found if found is not None and self._agreed >= self._patience else None
-
-
-def _mean(seen: list[Waits]) -> Waits:
-    return Waits(_average(w.starved for w in seen), _average(w.throttled for w in seen))
+        self.proposal = found if self._agreed >= self._patience else None
 
 
 def _average(values: Iterable[float]) -> float:
     known = [v for v in values if math.isfinite(v)]
     return sum(known) / len(known) if known else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    pool: str
-    workers: int  # Desired ones, all of them at work
-    starved: float  # Share of a step that replicas wait for groups. 0 to 1.
-
-
-class ScorerGrowth:
-    """Call ``observe`` once for every committed step."""
-
-    def __init__(self, most: int | None, *, steps: int, high: float) -> None:
-        """``most``: workers of a scorer; None: no limit. ``steps``: in a row with the same find."""
-        self._most, self._steps, self._high = most, steps, high
-        self._last: tuple[str, int] | None = None
-        self._agreed = 0
-        self.proposal: tuple[str, int] | None = None
-        """Pool and number of workers; None if no change is proposed."""
-
-    def observe(self, bound: Bound | None) -> None:
-        self.proposal = None
-        if bound is None or bound.starved < self._high:
-            self._last, self._agreed = None, 0
-            return
-        now = (bound.pool, bound.workers)
-        self._agreed = self._agreed + 1 if now == self._last else 1
-        self._last = now
-        wanted = self._wanted(bound)
-        if self._agreed >= self._steps and wanted > bound.workers:
-            self.proposal = (bound.pool, wanted)
-
-    def _wanted(self, bound: Bound) -> int:
-        """Workers to add, as many as the trainers could use, by proportion."""
-        wanted = math.ceil(bound.workers / (1.0 - min(bound.starved, LARGEST_SHARE)) - 1e-9)
-        wanted = min(max(wanted, bound.workers + 1), bound.workers * MOST_GROWTH)
-        return wanted if self._most is None else min(wanted, self._most)

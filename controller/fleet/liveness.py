@@ -133,15 +133,6 @@ class Liveness:
 
     # ---- conclusions ----------------------------------------------------------------------
 
-    def suspect(self, worker_id: str, incarnation: int) -> bool:
-        pulse = self.pulses.get((worker_id, incarnation))
-        return pulse is not None and pulse.suspect_since is not None
-
-    def age(self, worker_id: str, incarnation: int, now: float) -> float:
-        """Seconds since the worker was last heard of; -1 if it never was."""
-        pulse = self.pulses.get((worker_id, incarnation))
-        return -1.0 if pulse is None else now - pulse.heard_t
-
     def prognosis(self, worker_id: str, incarnation: int, now: float) -> Prognosis | None:
         """State of a worker by the evidence; None for an unknown one."""
         pulse = self.pulses.get((worker_id, incarnation))

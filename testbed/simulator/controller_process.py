@@ -115,11 +115,10 @@ class SimulatedController(Controller):
         super().__init__(context, self._check_replica)
         self._oracle = oracle
 
-    def _check_replica(self, controller: Controller, leader: Leader) -> list[asyncio.Task[None]]:
+    def _check_replica(self, controller: Controller, leader: Leader) -> None:
         """A new leader begins with what its standby has followed."""
         assert self.replica is not None
         self._oracle.check_replica(self.identity.controller_id, self.replica)
-        return []
 
     async def load_rows(self) -> DatasetRows:
         spec = self._oracle.spec

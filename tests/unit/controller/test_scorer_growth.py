@@ -1,13 +1,14 @@
 """Scorers that hold the trainers up: their load is measured, and the autoscaler proposes more of
 them, within the limit."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from controller.diagnosis.bottleneck import pace_of, scorer_loads
-from controller.fleet.autoscale_policy import Bound, ScorerGrowth
+from controller.fleet.autoscale_policy import Autoscaler, ScaleBounds, Waits, WorkerCounts, propose
 from controller.fleet.flow_shares import FlowAverage
 from controller.fleet_loops import Autoscaling
 from controller.ledger import decisions as cmd
@@ -18,24 +19,37 @@ from paceline.v1 import worker_pb2
 from tests.fixtures.ledgers import Driven
 
 POOL = "scorer:helpful"
+FLEET = WorkerCounts(1, 1)
+LIMITS = ScaleBounds((1, 4), (1, 4))
 MODEL = {"kind": "reward_model", "path": "/rm"}
 JUDGE = {"kind": "judge", "url": "http://judge/v1", "model": "j", "batch_size": 8}
 
 
-def bound(workers: int = 1, starved: float = 0.8, pool: str = POOL) -> Bound:
-    return Bound(pool, workers, starved)
+def waits(workers: int = 1, starved: float = 0.8, pool: str = POOL) -> Waits:
+    return Waits(starved, 0.0, (pool, workers))
 
 
 def test_a_proposal_needs_as_many_steps_in_a_row_as_it_is_patient() -> None:
-    growth = ScorerGrowth(None, steps=3, high=0.25)
+    growth = Autoscaler(LIMITS, steps=3, high=0.25, patience=1)
     found = []
-    for one in (bound(), bound(), None, bound(), bound(pool="scorer:short"), bound(), bound()):
-        growth.observe(one)
+    none = Waits(0.0, 0.0)
+    for one in (
+        none,
+        waits(),
+        waits(),
+        none,
+        waits(),
+        waits(pool="scorer:short"),
+        waits(),
+        waits(),
+    ):
+        growth.observe(FLEET, one, settled=True)
         found.append(growth.proposal)
-    assert found == [None] * 7
-    growth.observe(bound())
-    assert growth.proposal == (POOL, 2)
-    growth.observe(bound(starved=0.1))
+    assert found == [None] * 8
+    growth.observe(FLEET, waits(), settled=True)
+    assert growth.proposal is not None and growth.proposal.scorers == {POOL: 2}
+    for _ in range(3):
+        growth.observe(FLEET, waits(starved=0.1), settled=True)
     assert growth.proposal is None
 
 
@@ -51,9 +65,9 @@ def test_a_proposal_needs_as_many_steps_in_a_row_as_it_is_patient() -> None:
 def test_it_grows_by_what_is_waited_within_its_limits(
     workers: int, starved: float, most: int | None, wanted: int
 ) -> None:
-    growth = ScorerGrowth(most, steps=1, high=0.25)
-    growth.observe(bound(workers, starved))
-    assert growth.proposal == (POOL, wanted)
+    limits = replace(LIMITS, scorers=most)
+    found = propose(FLEET, limits, waits(workers, starved), high=0.25)
+    assert found is not None and found.scorers == {POOL: wanted} and found.counts == FLEET
 
 
 # ---- in the leader --------------------------------------------------------------------------
