@@ -44,7 +44,6 @@ from paceline.process.structured_log import event
 from paceline.redis.leader_lease import LeaderIdentity
 from paceline.redis.server import (
     REDIS_OUT_OF_REACH,
-    NoRedis,
     ensure_redis,
     front_is_down,
     stop_redis,
@@ -159,7 +158,7 @@ async def _keep_front(config: Config, run_dir: Path) -> None:
     while True:
         await asyncio.sleep(FRONT_S)
         if front_is_down(run_dir, config.redis):
-            with contextlib.suppress(NoRedis, OSError):
+            with contextlib.suppress(BadInput, OSError):
                 await asyncio.to_thread(ensure_redis, run_dir, config.redis)
 
 

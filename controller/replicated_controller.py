@@ -33,7 +33,7 @@ from paceline.errors import BadInput, RefusalCode
 from paceline.process.structured_log import event
 from paceline.redis.client import log_fields, trouble_of
 from paceline.redis.leader_lease import LeaderIdentity
-from paceline.redis.server import NoRedis, ensure_redis
+from paceline.redis.server import ensure_redis
 
 log = logging.getLogger(__name__)
 
@@ -276,9 +276,8 @@ class Controller:
     async def _revive_redis(self) -> None:
         """The embedded server has no other guardian where roles are started by hand."""
         if self.config.redis.url is None:
-            with contextlib.suppress(NoRedis, OSError):
-                settings = self.config.redis
-                await asyncio.to_thread(ensure_redis, self.run_dir, settings, again=True)
+            with contextlib.suppress(BadInput, OSError):
+                await asyncio.to_thread(ensure_redis, self.run_dir, self.config.redis)
 
     @property
     def troubled_s(self) -> float:

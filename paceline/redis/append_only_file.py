@@ -11,7 +11,6 @@ from __future__ import annotations
 import mmap
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 DIRECTORY = "appendonlydir"
@@ -25,35 +24,21 @@ COMMAND = re.compile(rb"\*[1-9]\d*\r\n\$\d+\r\n")
 CLOSED = (b"exec", b"discard")
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
-    file: Path
-    at: int  # bytes that are left
-    copy: Path  # of the bytes that were cut
-
-    def __str__(self) -> str:
-        size = self.copy.stat().st_size
-        return (
-            f"the end of Redis's append-only file was damaged, as a power cut leaves it: its last "
-            f"{size:,} bytes were cut at the last whole command, and are kept in {self.copy}"
-        )
-
-
 class Damaged(Exception):
     """The file cannot be mended. The message has the reason and what can be done."""
 
 
-def cut_torn_tail(home: Path) -> Cut | None:
-    """Cuts the newest file of the server in ``home``; None if it ends with a whole command. Raises
-    Damaged, and then nothing is changed."""
+def cut_torn_tail(home: Path) -> str:
+    """Cuts the newest file of the server in ``home``. Returns what was done; empty if it ends with
+    a whole command. Raises Damaged, and then nothing is changed."""
     newest = _newest(home / DIRECTORY)
     size = newest.stat().st_size
     if not size:
-        return None
+        return ""
     with newest.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         at = whole_commands(data)
         if at == size:
-            return None
+            return ""
         follows = _whole_command_after(data, at)
         if follows or size - at > LARGEST_TAIL:
             why = "whole commands follow" if follows else f"{size - at:,} bytes follow"
@@ -70,7 +55,10 @@ def cut_torn_tail(home: Path) -> Cut | None:
             kept.flush()
             os.fsync(kept.fileno())
     os.truncate(newest, at)
-    return Cut(newest, at, copy)
+    return (
+        "the end of Redis's append-only file was damaged, as a power cut leaves it: its last "
+        f"{size - at:,} bytes were cut at the last whole command, and are kept in {copy}"
+    )
 
 
 def whole_commands(data: mmap.mmap | bytes) -> int:
@@ -127,10 +115,8 @@ def _name(data: mmap.mmap | bytes, at: int) -> bytes:
 
 def _whole_command_after(data: mmap.mmap | bytes, at: int) -> bool:
     """True if a whole command begins anywhere after ``at``, which is no command's end."""
-    for found in COMMAND.finditer(data, at + 1):
-        if _command_end(data, found.start()) is not None:
-            return True
-    return False
+    found = COMMAND.finditer(data, at + 1)
+    return any(_command_end(data, command.start()) is not None for command in found)
 
 
 def _newest(directory: Path) -> Path:

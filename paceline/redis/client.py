@@ -4,9 +4,6 @@ A Sentinel URL names the sentinels, the service and optionally a database number
 
     redis+sentinel://:password@host1:26379,host2:26379/mymaster/0
 
-The URL of a run's own server on another machine names the file of its port (``port_file=PATH``): if
-the port is taken by another process while nobody listens there, it comes back at another one.
-
 The clients never retry: only the caller knows which commands may be sent twice. A full memory and a
 full disk of the server have a name and a remedy; the words stand in the leader's log, in
 ``paceline status`` as the run's phase, and in ``paceline why``.
@@ -14,9 +11,7 @@ full disk of the server have a name and a remedy; the words stand in the leader'
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -101,12 +96,7 @@ def _client(
     }
     parts = parse_sentinel(url)
     if parts is None:
-        client = redis.from_url(url, **options, **pool)
-        if "port_file=" in url:
-            # Not as an argument: the asynchronous from_url() takes the class of the URL's scheme.
-            found = client.connection_pool
-            found.connection_class = _following_port(found.connection_class)
-        return client
+        return redis.from_url(url, **options, **pool)
     options |= {"db": parts.db, "ssl": parts.tls}
     options |= {"username": parts.username, "password": parts.password}
     # Sentinels are asked with a short timeout and without the master's password.
@@ -114,23 +104,6 @@ def _client(
     return sentinel(list(parts.sentinels), sentinel_kwargs=asked, **options).master_for(
         parts.service
     )
-
-
-def _following_port(kind: Any) -> Any:
-    """Class of connections of ``kind`` whose port is in a file."""
-
-    class FollowingPort(kind):  # type: ignore[misc]
-        def __init__(self, *, port_file: str, **options: Any) -> None:
-            super().__init__(**options)
-            self._port_file = Path(port_file)
-
-        def connect(self) -> Any:
-            # Not to be read on another machine, and then the port is the one in the URL.
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                self.port = int(self._port_file.read_text().split()[-1])
-            return super().connect()
-
-    return FollowingPort
 
 
 def trouble_of(error: BaseException) -> str:

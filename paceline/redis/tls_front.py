@@ -54,19 +54,16 @@ _ENDED = (
 class Front:
     port: int
     certificate: str  # PEM
-    port_file: str
 
 
-def ensure_front(home: Path, host: str, port: int, server: Path, *, again: bool = False) -> Front:
+def ensure_front(home: Path, host: str, port: int, server: Path) -> Front:
     """Finds or starts the front of the Redis in ``home``, whose socket is ``server``. ``port`` 0:
-    that of the last start, or a free one. Raises BadInput if the port is taken, unless workers may
-    know it ``again``: then another one is taken, which they read in its file. Only for callers that
-    hold the lock of ``home``."""
+    that of the last start, or a free one. Raises BadInput if the port is taken. Only for callers
+    that hold the lock of ``home``."""
     certificate = _certificate(home)
-    running = front_process(home)
-    if running is not None:
-        return Front(_record(home)[2], certificate, str(home.resolve() / RECORD))
-    listener = _listener(host, port or _record(home)[2], fixed=bool(port) and not again)
+    if front_process(home) is not None:
+        return Front(_record(home)[2], certificate)
+    listener = _listener(host, port, _record(home)[2])
     bound = int(listener.getsockname()[1])
     with listener, (home / "front.log").open("ab") as log:
         child = subprocess.Popen(
@@ -77,11 +74,10 @@ def ensure_front(home: Path, host: str, port: int, server: Path, *, again: bool 
             start_new_session=True,
         )
     write_private(home / RECORD, f"{child.pid} {started_s(child.pid)} {bound}\n")
-    return Front(bound, certificate, str(home.resolve() / RECORD))
+    return Front(bound, certificate)
 
 
 def front_process(home: Path) -> psutil.Process | None:
-    """The running front of ``home``; None if there is none."""
     pid, started, _ = _record(home)
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
@@ -108,10 +104,9 @@ def _certificate(home: Path) -> str:
     return path.read_text().partition("-----END PRIVATE KEY-----\n")[2]
 
 
-def _listener(host: str, port: int, *, fixed: bool) -> socket.socket:
+def _listener(host: str, port: int, before: int) -> socket.socket:
     address = "127.0.0.1" if is_loopback(host) else bindable(host)
-    wanted = [port] if port else []
-    for number in wanted if fixed else [*wanted, *free_ports(address, 1)]:
+    for number in [port] if port else [*filter(None, [before]), *free_ports(address, 1)]:
         listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -72,7 +72,5 @@ def worker_url_through(worker_url: str, host: str, front: Front) -> str:
     options = {
         "ssl_check_hostname": "false",
         "ssl_ca_data": front.certificate,
-        # Read again whenever a worker connects, if the run directory is shared with it.
-        "port_file": front.port_file,
     }
     return f"rediss://{credentials}@{at(host, front.port)}/0?{urlencode(options)}"

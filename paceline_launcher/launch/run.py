@@ -27,7 +27,7 @@ from typing import Any
 
 from paceline.config.load import ConfigError, to_toml
 from paceline.config.schema import Config
-from paceline.errors import UserError
+from paceline.errors import BadInput, UserError
 from paceline.observe.file_tail import FileTail
 from paceline.observe.fleet_file import FleetRecord, ProcessId
 from paceline.observe.projection import Projection
@@ -254,9 +254,8 @@ class Run:
         if self._fleet is not None:
             self._fleet.kill_all()
 
-    async def _start_redis(self, fleet: Fleet, *, again: bool = False) -> None:
-        settings = self.config.redis
-        endpoint = await asyncio.to_thread(ensure_redis, self.run_dir, settings, again=again)
+    async def _start_redis(self, fleet: Fleet) -> None:
+        endpoint = await asyncio.to_thread(ensure_redis, self.run_dir, self.config.redis)
         self._redis_url = fleet.redis_url = endpoint.url
         if endpoint.healed:
             self.console.keep(f"warning: {endpoint.healed}")
@@ -276,9 +275,9 @@ class Run:
             said = ""
             while True:
                 try:
-                    await self._start_redis(fleet, again=True)
+                    await self._start_redis(fleet)
                     break
-                except (NoRedis, OSError) as error:
+                except (BadInput, OSError) as error:
                     words = in_words(error, self.run_dir) if isinstance(error, OSError) else ""
                     words = words or str(error)
                     if words != said:

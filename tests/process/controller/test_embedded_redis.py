@@ -1,28 +1,19 @@
 """The embedded Redis is found, never doubled, and replaced when it dies."""
 
-import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from redis.exceptions import ConnectionError, TimeoutError
 
 from controller.store.journal import Journal, Position
 from controller.store.redis_keys import Keys
 from paceline.config.sections.services import RedisConfig
-from paceline.process.lifetime import wait_ended
 from paceline.redis.client import connect, connect_sync
 from paceline.redis.server import RedisEndpoint, ensure_redis, stop_redis
-from paceline.redis.tls_front import front_process
-from paceline.rpc.ports import free_ports
-from testbed.patience import Patience
 
 
 def test_a_server_that_dies_while_it_is_waited_for_is_replaced(tmp_path: Path) -> None:
@@ -100,36 +91,6 @@ async def test_what_was_appended_survives_a_kill_in_the_middle_of_a_sync(
     finally:
         await client.aclose()
         stop_redis(tmp_path)
-
-
-def once_started(ask: Callable[[], Any]) -> Any:
-    """The answer through a front that may be starting still."""
-    patience = Patience(30.0)
-    while patience.left():
-        with contextlib.suppress(ConnectionError, TimeoutError):
-            return ask()
-    raise AssertionError("the front does not answer")
-
-
-def test_workers_find_a_redis_whose_port_was_taken_while_nobody_listened(tmp_path: Path) -> None:
-    (port,) = free_ports("127.0.0.1", 1)
-    settings = RedisConfig(port=port)
-    stranger = None
-    endpoint = ensure_redis(tmp_path, settings)
-    try:
-        with connect_sync(endpoint.worker_url_at("127.0.0.1")) as client:
-            once_started(lambda: client.hset("paceline:run:rdv:a", "b", "c"))
-            front = front_process(tmp_path / "redis")
-            assert front is not None
-            front.kill()
-            wait_ended(front, 10.0)
-            stranger = socket.create_server(("127.0.0.1", port))
-            assert ensure_redis(tmp_path, settings, again=True).front.port != port  # type: ignore[union-attr]
-            assert once_started(lambda: client.hget("paceline:run:rdv:a", "b")) == b"c"
-    finally:
-        stop_redis(tmp_path)
-        if stranger is not None:
-            stranger.close()
 
 
 @pytest.mark.parametrize("name", ['with "quotes"', "with \\ and \\n", "with a space's ' end"])
