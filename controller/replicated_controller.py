@@ -23,6 +23,7 @@ from controller.context import ControllerContext, RunSettings
 from controller.dataset_rows import DatasetRows
 from controller.fleet.sessions import WithoutSession
 from controller.leader import Leader
+from controller.ledger import decisions as cmd
 from controller.ledger.decisions.commands import CommandRefused
 from controller.ledger.state.settings import SettingChange
 from controller.ledger.state.state import State
