@@ -13,8 +13,14 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from controller.diagnosis.bottleneck import BottleneckKind, bottleneck_of
-from controller.diagnosis.bottleneck import pace_of, reports_of, scorer_loads, shares_of
+from controller.diagnosis.bottleneck import (
+    BottleneckKind,
+    bottleneck_of,
+    pace_of,
+    reports_of,
+    scorer_loads,
+    shares_of,
+)
 from controller.fleet.autoscale_policy import (
     Autoscaler,
     Proposal,
