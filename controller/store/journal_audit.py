@@ -3,53 +3,35 @@ nothing.
 
 - Every event is applied to a ledger that checks after each one that no task is lost. At the end
   every invariant is recomputed from the tasks.
-- Trained groups are counted a second time from the events alone: no group is in two steps, except
-  in steps that a rollback undid.
-- Every row of every data-set epoch is accounted for: no row is skipped, and none is finished twice.
-  The row of each lease is what the row sampler says.
-- Entries are numbered without a gap; terms, versions and mesh epochs only rise.
+- Every row of every data-set epoch is accounted for, counted a second time from the events alone:
+  no row is skipped, and none is trained twice, except in steps that a rollback undid.
+- Entries are numbered without a gap, and their terms only rise.
 - If the journal still holds the entries before the snapshot, the snapshot must equal the replayed
   state. Otherwise replay begins at the snapshot, and the counts depend on it.
 - The payload of every group that a step may still need must exist.
 """
 
 import asyncio
-import json
-from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import redis
+from redis.exceptions import RedisError
 
 from controller.ledger import BrokenInvariant, Ledger
-from controller.ledger.enums import Kind
-from controller.ledger.events import RowsPassedOver, TasksLeased, from_json
-from controller.ledger.state.tasks import ordinal_of
+from controller.ledger.events import from_json
 from controller.ledger.views.views import counts, live_payloads
-from controller.store.journal import (
-    START,
-    Entry,
-    LedgerSnapshot,
-    Position,
-    check_format,
-    decode_entry,
-    order,
-)
+from controller.store.journal import START, Entry, Journal, LedgerSnapshot, Position
 from controller.store.ledger_follower import coverage_of, totals_of
 from controller.store.redis_keys import Keys
-from controller.store.stores import urls_of
-from paceline.ids import Step, TaskId
+from controller.store.stores import RunRegistry
 from paceline.masking import masked
-from paceline.observe.coverage import CoverageReport, Spans, contains, remove
+from paceline.observe.coverage import CoverageReport
 from paceline.observe.projection import Totals
-from paceline.observe.vocabulary import EventType
 from paceline.payloads.open_store import open_payloads
-from paceline.payloads.store import PayloadStore, Ref, Refs
-from paceline.redis.client import connect_sync
+from paceline.redis.client import connect
 from paceline.redis.server import NoRedis
 
-READ_COUNT = 256
 MAX_PROBLEMS = 50
 
 
@@ -73,224 +55,115 @@ class Report:
 
 
 def verify(redis_url: str, run_id: str) -> Report:
-    """Checks the journal of ``run_id``, up to the entries that exist when the check begins. Raises
-    NoRedis if it cannot be read, and ForeignFormat if another release wrote it."""
-    client = connect_sync(redis_url, timeout_s=30.0)
+    """Checks the journal of ``run_id``, up to the entries that exist when the check begins. Blocks;
+    callable where an event loop runs. Raises NoRedis if it cannot be read, and ForeignFormat if
+    another release wrote it."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, _verify(redis_url, Keys(run_id))).result()
+
+
+async def _verify(redis_url: str, keys: Keys) -> Report:
     try:
-        with client:
-            return _verify(client, Keys(run_id), redis_url)
-    except (redis.RedisError, OSError) as error:
+        async with connect(redis_url, timeout_s=30.0) as client:
+            replay = _Replay(Journal(client, keys))
+            await replay.run()
+            if not replay.report.problems:
+                urls = await RunRegistry(client, keys).payload_urls()
+                await replay.check_payloads(urls, redis_url, keys.run_id)
+            return replay.report
+    except (RedisError, OSError) as error:
         raise NoRedis(f"the journal at {masked(redis_url)} cannot be read: {error}") from error
-
-
-def _verify(client: Any, keys: Keys, redis_url: str) -> Report:
-    report = Report()
-    head = client.hgetall(keys.head)
-    if not head:
-        report.problem(f"there is no journal of run {keys.run_id!r}")
-        return report
-    check_format(head.get(b"format"))
-    end = head[b"position"].decode()
-    stored = client.get(keys.snapshot)
-    snapshot = json.loads(stored) if stored else None
-    if snapshot is not None:
-        check_format(snapshot.get("format"))
-    first = next(iter(_entries(client, keys, START, count=1)), None)
-    replay = _Replay(report)
-    if first is None or first.at.number != 1:
-        if snapshot is None:
-            report.problem("the journal was trimmed and there is no snapshot")
-            return report
-        replay.begin_at(snapshot)
-    for entry in _entries(client, keys, replay.after):
-        if order(end) < order(entry.at.entry):
-            break
-        replay.take(entry)
-        if snapshot is not None and entry.at.entry == snapshot["at"][0]:
-            replay.compare(snapshot)
-        if replay.broken:
-            break
-    replay.finish(client, keys, redis_url)
-    return report
 
 
 class _Replay:
     """One pass over the journal."""
 
-    def __init__(self, report: Report) -> None:
-        self.report = report
-        self.ledger = Ledger(checked=True)
-        self.after = START
-        self.broken = False
-        self._number = 0
+    def __init__(self, journal: Journal) -> None:
+        self.report = Report()
+        self._journal = journal
+        self._ledger = Ledger(checked=True)
+        self._at = Position()
         self._term = 0
-        self._version = 0
-        self._epoch = 0
         self._events = 0
-        self._open: tuple[Step, tuple[TaskId, ...]] = (Step(0), ())
-        self._trained: dict[Step, tuple[TaskId, ...]] = {}
-        """Groups of each committed step that no rollback undid, by step, from the events."""
-        self.totals = Totals()
-        self._covered: Spans = []
-        """Groups that were trained under a checkpoint before the replay began."""
+        self._totals = Totals()
 
-    def begin_at(self, snapshot: Mapping[str, Any]) -> None:
-        at, saved = Position(*snapshot["at"]), snapshot["state"]
-        self.ledger = Ledger.from_snapshot(saved, checked=True)
-        self.totals = totals_of(LedgerSnapshot(at, saved, 0.0, snapshot.get("observed")))
-        self.after, self._number = at.entry, at.number
-        state = self.ledger.state
-        self._term = state.term
-        self._version = state.versions.version
-        self._epoch = state.fleet.mesh_epoch
-        self._trained = dict(state.steps.history)
-        self._covered = list(self.totals.coverage.trained)
-        for task_ids in self._trained.values():
-            for task_id in task_ids:
-                remove(self._covered, ordinal_of(task_id))
-        if state.steps.open is not None:
-            self._open = (state.steps.open.step, state.steps.open.groups)
+    async def run(self) -> None:
+        head = await self._journal.head()
+        snapshot = await self._journal.load_snapshot()
+        first = await self._journal.scan(START, count=1)
+        if not head.number:
+            self.report.problem("there is no journal of this run")
+            return
+        if not first or first[0].at.number != 1:
+            if snapshot is None:
+                self.report.problem("the journal was trimmed and there is no snapshot")
+                return
+            self._begin_at(snapshot)
+        try:
+            while entries := await self._journal.scan(self._at.entry, until=head.entry):
+                for entry in entries:
+                    self._take(entry)
+                    # Decoded first: a field that is new since it was saved has its default.
+                    if snapshot is not None and entry.at == snapshot.at:
+                        saved = Ledger.from_snapshot(dict(snapshot.state)).fingerprint()
+                        if saved != self._ledger.fingerprint():
+                            self.report.problem("the snapshot differs from what it is replayed to")
+        except (BrokenInvariant, AssertionError, KeyError, ValueError) as error:
+            self.report.problem(f"entry {self._at.number}: {error}")
+        self._finish()
 
-    def take(self, entry: Entry) -> None:
-        if entry.at.number != self._number + 1:
-            self.report.problem(f"entry {entry.at.number} follows entry {self._number}")
-        self._number = entry.at.number
+    def _begin_at(self, snapshot: LedgerSnapshot) -> None:
+        self._at, state = snapshot.at, dict(snapshot.state)
+        self._totals = totals_of(snapshot)
+        self._ledger = Ledger.from_snapshot(state, checked=True)
+        self._term = self._ledger.state.term
+
+    def _take(self, entry: Entry) -> None:
+        if entry.at.number != self._at.number + 1:
+            self.report.problem(f"entry {entry.at.number} follows entry {self._at.number}")
         if entry.term < self._term:
-            self.report.problem(
-                f"entry {entry.at.number} is of term {entry.term}, a deposed leader's"
-            )
-        self._term = max(self._term, entry.term)
+            self.report.problem(f"entry {entry.at.number} is of term {entry.term}, a deposed one")
+        self._at, self._term = entry.at, max(self._term, entry.term)
         for raw in entry.events:
             self._events += 1
-            self._count(raw)
-            try:
-                event = from_json(raw)
-                if isinstance(event, RowsPassedOver):
-                    self._check_passed(event)
-                self.ledger.apply(event)
-                self.totals.take(entry.t, raw)
-                if isinstance(event, TasksLeased):
-                    self._check_rows(event)
-            except (BrokenInvariant, AssertionError, KeyError, ValueError) as error:
-                self.report.problem(f"entry {entry.at.number}, {raw['type']}: {error}")
-                self.broken = True
-                return
-        self.ledger.take_garbage()
+            self._ledger.apply(from_json(raw))
+            self._totals.take(entry.t, raw)
+        self._ledger.take_garbage()
 
-    def _check_rows(self, event: TasksLeased) -> None:
-        data_order = self.ledger.state.run.order
-        for lease in event.leases:
-            if lease.kind is not Kind.TRAIN:
-                continue
-            ordinal = ordinal_of(lease.task_id)
-            expected = data_order.place(ordinal)
-            if (lease.dataset_pass, lease.index) != expected:
-                self.report.problem(
-                    f"{lease.task_id} was leased with row {lease.index} of epoch "
-                    f"{lease.dataset_pass}, which is row {expected[1]} of epoch {expected[0]}"
-                )
-
-    def _check_passed(self, event: RowsPassedOver) -> None:
-        """Check that the curriculum leaves out these rows, by what was measured before."""
-        state = self.ledger.state
-        run, order = state.run, state.run.order
-        for ordinal in event.ordinals:
-            row = order.place(ordinal)[1]
-            if not run.curriculum_min or not state.tasks.curriculum.leaves_out(
-                row, ordinal, run.seed, run.curriculum_min
-            ):
-                self.report.problem(
-                    f"row {row}, the turn of t{ordinal}, was passed over without a reason"
-                )
-
-    def _count(self, event: Mapping[str, Any]) -> None:
-        kind = event["type"]
-        if kind == EventType.STEP_OPENED:
-            self._open = (event["step"], tuple(event["groups"]))
-        elif kind == EventType.STEP_COMMITTED:
-            step, groups = self._open
-            if step != event["step"]:
-                self.report.problem(f"step {event['step']} committed, {step} was open")
-            self._rise("version", event["version"], self._version)
-            self._version = event["version"]
-            self._trained[step] = groups
-        elif kind == EventType.ROLLED_BACK:
-            self._rise("version", event["version"], self._version)
-            self._version = event["version"]
-            self._trained = {s: g for s, g in self._trained.items() if s <= event["step"]}
-        elif kind == EventType.MESH_FORMED:
-            self._rise("mesh epoch", event["epoch"], self._epoch)
-            self._epoch = event["epoch"]
-
-    def _rise(self, what: str, value: int, before: int) -> None:
-        if value <= before:
-            self.report.problem(f"{what} {value} follows {before}")
-
-    def compare(self, snapshot: Mapping[str, Any]) -> None:
-        # Decoded first: a field that is new since the snapshot was saved has its default.
-        saved = Ledger.from_snapshot(snapshot["state"]).fingerprint()
-        if saved != self.ledger.fingerprint():
-            self.report.problem("the snapshot differs from the state that its journal leads to")
-
-    def finish(self, client: Any, keys: Keys, redis_url: str) -> None:
-        state = self.ledger.state
-        for line in self.ledger.check():
-            self.report.problem(line)
-        trained = [ordinal_of(t) for groups in self._trained.values() for t in groups]
-        duplicates = len(trained) - len(set(trained))
-        duplicates += sum(contains(self._covered, ordinal) for ordinal in trained)
-        if duplicates:
-            self.report.problem(f"{duplicates} groups were trained twice")
+    def _finish(self) -> None:
+        state = self._ledger.state
         view = counts(state)
         kept = view.pending + view.leased + view.ready + view.in_step + view.trained
         lost = view.dispatched - kept - sum(view.dropped.values())
-        if lost:
-            self.report.problem(f"{lost} tasks are nowhere")
-        if not self.broken:
-            self._check_payloads(client, keys, redis_url)
-            self.report.coverage = coverage_of(self.totals, state)
+        for line in self._ledger.check():
+            self.report.problem(line)
+        if not self.report.problems:  # a ledger that broke halfway accounts for nothing
+            self.report.coverage = coverage_of(self._totals, state)
             for line in self.report.coverage.problems():
                 self.report.problem(line)
+        if lost:
+            self.report.problem(f"{lost} tasks are nowhere")
         self.report.counts = {
             **asdict(view),
-            "duplicates": duplicates,
+            "duplicates": self.report.coverage.twice,
             "lost": lost,
             "steps": state.versions.step,
             "events": self._events,
-            "entries": self._number,
+            "entries": self._at.number,
             "terms": state.terms,
             "failovers": state.failovers,
             "mesh_rebuilds": state.fleet.mesh_rebuilds,
             "rollbacks": state.versions.rollbacks,
         }
-        self.report.faults = self.totals.faults.report().to_json()
+        self.report.faults = self._totals.faults.report().to_json()
 
-    def _check_payloads(self, client: Any, keys: Keys, redis_url: str) -> None:
-        refs = sorted(live_payloads(self.ledger.state))
-        urls = urls_of(client.get(keys.payloads_at))
-        store = open_payloads(urls, keys.run_id, redis_url)
-        missing = _missing(store, refs)
-        # In a running run, a newer checkpoint may have made payloads unnecessary.
-        if missing and client.hget(keys.head, "n") == str(self._number).encode():
-            shown = ", ".join(f"{task_id} attempt {attempt}" for task_id, attempt in missing[:5])
-            self.report.problem(f"{len(missing)} payloads are missing: {shown}")
-
-
-def _missing(store: PayloadStore, refs: Sequence[Ref]) -> Refs:
-    """Payloads of ``refs`` that are not stored. Blocks; callable where an event loop runs."""
-
-    async def ask() -> Refs:
+    async def check_payloads(self, urls: list[str], redis_url: str, run_id: str) -> None:
+        store = open_payloads(urls, run_id, redis_url)
         try:
-            return await store.missing(refs)
+            missing = await store.missing(sorted(live_payloads(self._ledger.state)))
         finally:
             await store.close()
-
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(lambda: asyncio.run(ask())).result()
-
-
-def _entries(client: Any, keys: Keys, after: str, count: int = READ_COUNT) -> Iterator[Entry]:
-    while rows := client.xrange(keys.journal, min=f"({after}", count=count):
-        for position, fields in rows:
-            yield decode_entry(position, fields)
-        after = rows[-1][0].decode()
+        # In a running run, a newer checkpoint may have made payloads unnecessary.
+        if missing and await self._journal.head() == self._at:
+            shown = ", ".join(f"{task_id} attempt {attempt}" for task_id, attempt in missing[:5])
+            self.report.problem(f"{len(missing)} payloads are missing: {shown}")
