@@ -1,6 +1,6 @@
-"""Housekeeping of a leader. Run files, metric sinks, snapshots, and removal of covered payloads.
-None of it may hold up a request, and none of it is needed for the next: if Redis is away it is left
-to the next time, or to the next leader."""
+"""Housekeeping of a leader writes run files, feeds metric sinks, saves snapshots, and deletes
+payloads that a checkpoint covers. None of it may hold up a request, and none of it is needed for
+the next: if Redis is away it is left to the next time, or to the next leader."""
 
 import asyncio
 import contextlib
@@ -17,6 +17,7 @@ from controller.export.alerts import RunPace
 from controller.export.exporters import FINISH_S
 from controller.export.sample_archiver import SampleArchiver
 from controller.ledger import Ledger
+from controller.ledger.codec import encode
 from controller.ledger.enums import Phase
 from controller.ledger.events import StepCommitted, TaskDropped, from_json, record_of
 from controller.ledger.views.views import live_payloads, may_need, running_attempts, unfinished
@@ -24,7 +25,6 @@ from controller.projector import answer_of
 from controller.runtime import NotLeading
 from controller.store.group_commit import CommitBatch, GroupCommit
 from controller.store.journal import START, Deposed, LedgerSnapshot, Position, RedisFull
-from controller.store.ledger_follower import encoded
 from paceline.payloads.store import Ref, partial_ref
 from paceline.process.structured_log import event
 
@@ -200,10 +200,10 @@ class Housekeeping:
 
     def begin_save(self, snapshot: LedgerSnapshot) -> None:
         """Saves what ``snapshot_due`` returned, with the totals of that entry."""
-        observed = self._context.projector.begin_ask(lambda projection: encoded(projection.totals))
+        observed = self._context.projector.begin_ask(lambda projection: encode(projection.totals))
         self.chore(self._save(snapshot, observed))
 
-    async def _save(self, snapshot: LedgerSnapshot, observed: Future[Mapping[str, Any]]) -> None:
+    async def _save(self, snapshot: LedgerSnapshot, observed: Future[dict[str, Any]]) -> None:
         try:
             totals = await answer_of(observed)
             snapshot = replace(snapshot, observed=totals)
@@ -248,44 +248,33 @@ class Housekeeping:
         sweep: a power cut may take back the record, and never the removal of a file."""
         if refs := list(self._obsolete):
             await self.sleep(max(0.0, self._synced_t - self._context.clock.monotonic()))
-            if await self._is_last(self._group_commit.at.number):
+            # Its lease is released; the record counts if nobody has led since.
+            newest = self._context.stores.election.is_newest
+            if await self._is_safe(self._group_commit.at.number, newest):
                 await self._delete(refs)
 
     async def _until_safe(self) -> None:
         """Returns once no failover of Redis and no power cut would lose the newest entry."""
-        number = self._group_commit.at.number
+        number, renew = self._group_commit.at.number, self._context.stores.election.renew
         await self.sleep(SYNC_S)
         waited = False
-        while not await self._is_safe(number):
+        while not await self._is_safe(number, renew):
             if not waited:
                 why = "no replica of Redis has the record of their checkpoint"
                 event(log, "payloads are kept", why=why, level=logging.WARNING)
             waited = True
             await self.sleep(GATE_S)
 
-    async def _is_safe(self, number: int) -> bool:
-        """True if this leader's journal and a replica of Redis hold entry ``number``."""
+    async def _is_safe(self, number: int, ours: Callable[[int], Awaitable[bool]]) -> bool:
+        """True if the journal, still ``ours`` by the term, and a replica hold entry ``number``."""
         try:
-            return await self._survives(number) and await self._context.stores.election.renew(
-                self._term
-            )
+            if not await self._context.survives_failover():
+                return False
+            # A failover may have lost the entry already: then this leader is about to find out.
+            head = await self._context.stores.journal.head()
+            return head.number >= number and await ours(self._term)
         except (RedisError, OSError, Deposed):
             return False
-
-    async def _is_last(self, number: int) -> bool:
-        """The same of a leader that has released its lease: nobody has led since."""
-        try:
-            return await self._survives(number) and await self._context.stores.election.is_newest(
-                self._term
-            )
-        except (RedisError, OSError, Deposed):
-            return False
-
-    async def _survives(self, number: int) -> bool:
-        if not await self._context.survives_failover():
-            return False
-        # A failover may have lost the entry already: then this leader is about to find out.
-        return (await self._context.stores.journal.head()).number >= number
 
     async def _delete(self, refs: Sequence[Ref]) -> None:
         if self.exporters.archive is not None:

@@ -1,6 +1,4 @@
-"""Leader of a run.
-
-Requests, ledger, group commit and long polls of the controller that holds the lease.
+"""The leader of a run: the controller that holds the lease decides what every request changes.
 
     handlers ─execute─► ledger ─events─► group commit ─flush─► journal (Redis)
     reports  ─observe─► liveness ─tick─► commands ─┘            │ durable
@@ -21,7 +19,6 @@ Loops, and what ends them:
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from redis.exceptions import RedisError
@@ -37,14 +34,11 @@ from controller.ledger import decisions as cmd
 from controller.ledger.decisions.commands import Command, CommandRefused
 from controller.ledger.events import RunFailed, RunFinished, StepCommitted
 from controller.ledger.state.fleet import Worker
-from controller.ledger.views.directive_grounds import Grounds, directive_grounds
-from controller.ledger.views.views import may_need, owns_all
-from controller.proto_encoding import directive_of
+from controller.ledger.views.views import may_need
 from controller.runtime import LongPolls, NotLeading, cancel_all
 from controller.store.group_commit import CommitBatch, GroupCommit
 from controller.store.journal import Deposed, LedgerSnapshot
 from controller.store.ledger_follower import LedgerFollower
-from paceline.ids import TaskId
 from paceline.payloads.group_limits import GroupLimits, Invalid
 from paceline.payloads.store import Ref
 from paceline.process.structured_log import event
@@ -59,16 +53,6 @@ TERM_AHEAD_S = 86_400.0
 """Terms are milliseconds of Redis's clock, which may be this far ahead of the leader's."""
 PATIENCE_S = 2.0
 """How long a request waits for an outage to end before its caller is told to come again."""
-
-
-@dataclass(slots=True)
-class _Closing:
-    """Work of a batch for when it is durable."""
-
-    directives: list[tuple[ServerSession, worker_pb2.Directive]]
-    obsolete: list[Ref]
-    snapshot: dict[str, Any] | None
-    last: bool
 
 
 class Leader:
@@ -87,7 +71,7 @@ class Leader:
         self.settings = RunSettings(context, lambda: self.ledger.state)
         self.limits = GroupLimits.of(config)
         self.long_polls = LongPolls()
-        self.sessions = Sessions(term, self._directive, self._grounds, self._owns)
+        self.sessions = Sessions(term, self.ledger, lambda: context.texts.available)
         self.last_reports: dict[tuple[str, int], worker_pb2.Report] = {}
         """Last reports of living workers whose session has ended, by (worker id, incarnation)."""
         self.liveness = Liveness(config.fleet)
@@ -96,7 +80,6 @@ class Leader:
             term=term,
             at=replica.at,
             on_flush=self._close_batch,
-            on_durable=self._batch_durable,
             clock=context.clock,
         )
         self.housekeeping = Housekeeping(
@@ -199,24 +182,6 @@ class Leader:
             return ""
         return self._lapse or "waiting for the lease"
 
-    def _directive(self, session: ServerSession) -> worker_pb2.Directive:
-        directive = directive_of(self.ledger.state, *session.key, session.report)
-        directive.decodes_texts = self.context.texts.available
-        return directive
-
-    def _grounds(self) -> Callable[[ServerSession], Grounds]:
-        grounds_of = directive_grounds(self.ledger.state)
-
-        def of(session: ServerSession) -> Grounds:
-            firm, leases = grounds_of(*session.key)
-            return Grounds((firm, self.context.texts.available), (leases, session.report.seq))
-
-        return of
-
-    def _owns(self, session: ServerSession) -> bool:
-        refs = ((TaskId(ref.task_id), ref.attempt) for ref in session.report.held_leases)
-        return owns_all(self.ledger.state, session.worker_id, refs)
-
     def session_ended(self, session: ServerSession) -> None:
         self.liveness.session_lost(*session.key, self.clock.monotonic())
         fleet = self.ledger.state.fleet
@@ -276,13 +241,8 @@ class Leader:
         now = self.clock.monotonic()
         self.liveness.begin(self.ledger, now)
         await self.group_commit.durable()
-        event(
-            log,
-            "leading",
-            term=self.term,
-            at=self.group_commit.at.entry,
-            step=self.ledger.state.versions.step,
-        )
+        at, step = self.group_commit.at.entry, self.ledger.state.versions.step
+        event(log, "leading", term=self.term, at=at, step=step)
         self.housekeeping.begin(before)
         await self._tick()
 
@@ -351,24 +311,25 @@ class Leader:
 
     # ---- a batch's way --------------------------------------------------------------------
 
-    def _close_batch(self, batch: CommitBatch) -> _Closing:
-        """The ledger stands exactly at the batch's end: what depends on that is taken now."""
+    def _close_batch(self, batch: CommitBatch) -> Callable[[], None]:
+        """The ledger stands exactly at the batch's end: what depends on that is taken now. Returns
+        the work for when the batch is durable."""
         directed = any(e.directs for e in batch.events)
         directives = self.sessions.collect() if directed else []
         obsolete = self.ledger.take_garbage()
         snapshot = self.housekeeping.snapshot_due(len(batch.events))
         last = any(isinstance(e, RunFinished | RunFailed) for e in batch.events)
-        return _Closing(directives, obsolete, snapshot, last)
 
-    def _batch_durable(self, batch: CommitBatch) -> None:
-        closing: _Closing = batch.attachment
-        self.long_polls.announce(batch.events)
-        for committed in batch.events:
-            if isinstance(committed, StepCommitted):
-                self.flow.commit(committed.metrics)
-        for session, directive in closing.directives:
-            self.sessions.send(session, directive)
-        self.housekeeping.record(batch, last=closing.last)
-        self.housekeeping.discard(closing.obsolete)
-        if closing.snapshot is not None:
-            self.housekeeping.begin_save(LedgerSnapshot(batch.at, closing.snapshot, batch.t))
+        def durable() -> None:
+            self.long_polls.announce(batch.events)
+            for committed in batch.events:
+                if isinstance(committed, StepCommitted):
+                    self.flow.commit(committed.metrics)
+            for session, directive in directives:
+                self.sessions.send(session, directive)
+            self.housekeeping.record(batch, last=last)
+            self.housekeeping.discard(obsolete)
+            if snapshot is not None:
+                self.housekeeping.begin_save(LedgerSnapshot(batch.at, snapshot, batch.t))
+
+        return durable

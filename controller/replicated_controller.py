@@ -1,6 +1,4 @@
-"""Replicated controller process.
-
-It leads the run, or stands by with a hot copy of the ledger.
+"""One of several controllers of a run: it leads, or stands by with a hot copy of the ledger.
 
     requests ──► Leader             while this process leads
              └─► refusal + hint     while it stands by
@@ -167,8 +165,7 @@ class Controller:
         self._say_trouble("")
         event(log, "standing by", at=replica.at.entry)
         block_ms = self.FOLLOW_MS
-        since: float | None = None
-        foreign_since: float | None = None
+        unfit: dict[str, float] = {}
         while True:
             if await replica.follow(self.journal, block_ms=block_ms):
                 self._topic.wake()
@@ -177,8 +174,7 @@ class Controller:
             # Back in the very millisecond in which a lease that is not renewed runs out.
             block_ms = min(self.FOLLOW_MS, max(1, math.ceil(left_s * 1e3)))
             if holder is not None:
-                foreign_since = self._check_fleet(holder, foreign_since)
-                since = self._check_edited(holder, since)
+                self._check_leader(holder, unfit)
                 self.hint = holder.address if holder.nonce != self.identity.nonce else ""
                 continue
             self.hint = ""
@@ -193,15 +189,20 @@ class Controller:
         """True if ``leader`` is of a fleet with another token than ours."""
         return bool(leader.fleet) and leader.fleet != self.identity.fleet
 
-    def _check_fleet(self, leader: LeaderIdentity, since: float | None) -> float | None:
-        """Since when the leader is of another fleet. Raises BadInput if it stays so: a killed one's
-        lease runs out."""
-        now = self.clock.monotonic()
-        if not self._is_foreign(leader) or since is None:
-            return now if self._is_foreign(leader) else None
-        if now - since > FOREIGN_LEASES * self.config.controller.leader_lease_s:
-            raise self._two_fleets(leader)
-        return since
+    def _check_leader(self, leader: LeaderIdentity, unfit: dict[str, float]) -> None:
+        """Raises BadInput if ``leader`` stays one of another fleet (a killed one's lease runs out),
+        or if it stays with another config: as the next leader, this controller would take back the
+        leader's settings. ``unfit``: since when it is each of the two."""
+        now, edited = self.clock.monotonic(), self.settings.edited()
+        foreign_s = FOREIGN_LEASES * self.config.controller.leader_lease_s
+        for what, wrong, limit_s in (
+            ("fleet", self._is_foreign(leader), foreign_s),
+            ("config", bool(edited), EDITED_S),
+        ):
+            if not wrong:
+                unfit.pop(what, None)
+            elif now - unfit.setdefault(what, now) > limit_s:
+                raise self._two_fleets(leader) if what == "fleet" else self._differs(leader, edited)
 
     def _two_fleets(self, leader: LeaderIdentity) -> BadInput:
         return BadInput(
@@ -210,21 +211,12 @@ class Controller:
             "with another token. Choose another run.name, or stop that fleet first"
         )
 
-    def _check_edited(self, leader: LeaderIdentity, since: float | None) -> float | None:
-        """Since when this controller's config differs from the leader's in what a run may change.
-        Raises BadInput if it stays so: as the next leader it would take back the leader's
-        settings."""
-        edited = self.settings.edited()
-        now = self.clock.monotonic()
-        if not edited or since is None:
-            return now if edited else None
-        if now - since < EDITED_S:
-            return since
+    def _differs(self, leader: LeaderIdentity, edited: Mapping[str, Any]) -> BadInput:
         configured = self.state.settings.configured
         shown = ", ".join(
             f"{n} is {configured.get(n)!r} there, {v!r} here" for n, v in edited.items()
         )
-        raise BadInput(
+        return BadInput(
             f"{leader.controller_id} leads the run with another config: {shown}. Change settings "
             "of a running run with paceline set, or end all of its controllers before you start "
             "them with another config"

@@ -23,17 +23,14 @@ from typing import Any
 from benchmarks import runs
 from benchmarks.scale import snapshot
 from controller.fleet.liveness import Liveness
-from controller.fleet.sessions import ServerSession, Sessions
+from controller.fleet.sessions import Sessions
 from controller.ledger import Ledger
 from controller.ledger import decisions as cmd
 from controller.ledger.enums import Lifecycle, Role
 from controller.ledger.events import to_json
 from controller.ledger.specs import GroupMeta, RunSpec, WorkerSpec
-from controller.ledger.views.directive_grounds import Grounds, directive_grounds
-from controller.ledger.views.views import owns_all
-from controller.proto_encoding import directive_of
 from paceline.config.sections.workers import FleetConfig
-from paceline.ids import MeshEpoch, TaskId, Version
+from paceline.ids import MeshEpoch, Version
 from paceline.v1 import common_pb2, worker_pb2
 
 EIGHTHS = (1, 2, 4, 8)
@@ -49,7 +46,7 @@ class Fleet:
     def __init__(self, rollouts: int, policies: int) -> None:
         self.ledger = Ledger()
         self.now = 1000.0
-        self.sessions = Sessions(1, self._directive, self._grounds, self._owns)
+        self.sessions = Sessions(1, self.ledger)
         self.liveness = Liveness(FleetConfig())
         self.rollouts = [f"rollout-{n}" for n in range(rollouts)]
         self.policies = [f"policy-{n}" for n in range(policies)]
@@ -57,22 +54,6 @@ class Fleet:
         self.do(cmd.begin_term(1, "controller-0"))
         self.do(cmd.start_run(_spec(rollouts, policies)))
         self.liveness.begin(self.ledger, self.now)
-
-    def _directive(self, session: ServerSession) -> worker_pb2.Directive:
-        return directive_of(self.ledger.state, *session.key, session.report)
-
-    def _grounds(self) -> Callable[[ServerSession], Grounds]:
-        grounds_of = directive_grounds(self.ledger.state)
-
-        def of(session: ServerSession) -> Grounds:
-            firm, leases = grounds_of(*session.key)
-            return Grounds(firm, (leases, session.report.seq))
-
-        return of
-
-    def _owns(self, session: ServerSession) -> bool:
-        refs = ((TaskId(ref.task_id), ref.attempt) for ref in session.report.held_leases)
-        return owns_all(self.ledger.state, session.worker_id, refs)
 
     def do(self, command: cmd.Command) -> Any:
         """Executes a command like the leader, which closes and encodes its batch."""

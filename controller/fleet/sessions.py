@@ -14,7 +14,11 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from controller.ledger.views.directive_grounds import Grounds
+from controller.ledger import Ledger
+from controller.ledger.views.directive_grounds import Grounds, directive_grounds
+from controller.ledger.views.views import owns_all
+from controller.proto_encoding import directive_of
+from paceline.ids import TaskId
 from paceline.v1 import worker_pb2
 
 
@@ -44,30 +48,22 @@ class ServerSession:
 FORGET_S = 10.0  # A process that has no session and still waits reports every two seconds
 MOST = 4096
 
-Build = Callable[[ServerSession], worker_pb2.Directive]
-"""Returns the desired state of the session's worker, without term and seq."""
-TakeGrounds = Callable[[], Callable[[ServerSession], Grounds]]
-"""Returns a function that says what a session's directive depends on at this moment."""
-
 
 class Sessions:
     """All open sessions of one leader. A newer stream of an incarnation ends its older one."""
 
     def __init__(
-        self, term: int, build: Build, grounds: TakeGrounds, owns: Callable[[ServerSession], bool]
+        self, term: int, ledger: Ledger, decodes_texts: Callable[[], bool] = lambda: False
     ) -> None:
-        """``owns``: whether all leases that the session's report names are its worker's."""
         self._term = term
-        self._build = build
-        self._grounds = grounds
-        self._owns = owns
+        self._ledger = ledger
+        self._decodes_texts = decodes_texts
         self._seq = 0
         self._open: dict[tuple[str, int], ServerSession] = {}
 
     def open(self, report: worker_pb2.Report) -> ServerSession:
         session = ServerSession(report.caller.worker_id, report.caller.incarnation, report)
-        older = self._open.get(session.key)
-        if older is not None:
+        if (older := self._open.get(session.key)) is not None:
             older.close()
         self._open[session.key] = session
         return session
@@ -105,6 +101,27 @@ class Sessions:
             session.grounds = grounds
             return None
         return self._rebuild(session, grounds)
+
+    def _grounds(self) -> Callable[[ServerSession], Grounds]:
+        """What a session's directive depends on at this moment."""
+        grounds_of, decodes_texts = directive_grounds(self._ledger.state), self._decodes_texts()
+
+        def of(session: ServerSession) -> Grounds:
+            firm, leases = grounds_of(*session.key)
+            return Grounds((firm, decodes_texts), (leases, session.report.seq))
+
+        return of
+
+    def _owns(self, session: ServerSession) -> bool:
+        """True if all leases that the session's report names are its worker's."""
+        refs = ((TaskId(ref.task_id), ref.attempt) for ref in session.report.held_leases)
+        return owns_all(self._ledger.state, session.worker_id, refs)
+
+    def _build(self, session: ServerSession) -> worker_pb2.Directive:
+        """The desired state of the session's worker, without term and seq."""
+        directive = directive_of(self._ledger.state, *session.key, session.report)
+        directive.decodes_texts = self._decodes_texts()
+        return directive
 
     def _rebuild(self, session: ServerSession, grounds: Grounds) -> worker_pb2.Directive | None:
         session.grounds = grounds

@@ -1,9 +1,9 @@
 """Group commit: all events decided during one append go to the journal in the next append.
 
-    execute ──events──► pending batch ──flush──► Redis ──► waiters, on_durable
+    execute ──events──► pending batch ──flush──► Redis ──► waiters, then what on_flush returned
 
 - Only one append is under way at a time. Events decided meanwhile form the next batch.
-- Waiters resume, and ``on_durable`` runs, only once the batch is durable.
+- Waiters resume only once the batch is durable.
 - If Redis does not answer or is full, the same batch is repeated, and callers wait in ``flowing``.
 """
 
@@ -33,14 +33,13 @@ APPEND_SHARE = 0.05  # Weight of the newest append in the moving average
 
 @dataclass(slots=True, eq=False)
 class CommitBatch:
-    """Events decided between two flushes. ``json`` and ``at`` are set by its flush."""
+    """Events decided between two flushes. The other fields are set by its flush."""
 
     events: list[Event] = field(default_factory=list)
     id: str = ""
     t: float = 0.0
     json: list[dict[str, Any]] = field(default_factory=list)
     at: Position = field(default_factory=Position)
-    attachment: Any = None  # Result of ``on_flush`` when the batch was closed, for ``on_durable``
     waiters: list[asyncio.Future[None]] = field(default_factory=list)
 
 
@@ -51,16 +50,15 @@ class GroupCommit:
         *,
         term: int,
         at: Position,
-        on_flush: Callable[[CommitBatch], Any],
-        on_durable: Callable[[CommitBatch], None],
+        on_flush: Callable[[CommitBatch], Callable[[], None]],
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """``on_flush`` runs when a batch is closed, with the ledger exactly at the batch's end."""
+        """``on_flush`` runs when a batch is closed, with the ledger exactly at the batch's end. It
+        returns what is done once the batch is durable."""
         self._journal = journal
         self._term = term
         self.at = at  # Position of the newest batch that is durable
         self._on_flush = on_flush
-        self._on_durable = on_durable
         self._clock = clock
         self._open = CommitBatch()
         self._inflight: CommitBatch | None = None
@@ -105,7 +103,7 @@ class GroupCommit:
         # Unique, because a term is granted once and writes each number once.
         batch.id = f"{self._term}.{self.at.number + 1}"
         batch.t = self._clock.time()
-        batch.attachment = self._on_flush(batch)
+        when_durable = self._on_flush(batch)
         batch.json = [to_json(e) for e in batch.events]
         with waiting(WaitKind.STORE, "appending to the journal", "Redis"):
             batch.at = self.at = await self._append(batch)
@@ -113,7 +111,7 @@ class GroupCommit:
         for waiter in batch.waiters:
             if not waiter.done():
                 waiter.set_result(None)
-        self._on_durable(batch)
+        when_durable()
 
     async def _append(self, batch: CommitBatch) -> Position:
         pause_s = FIRST_RETRY_S

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from controller.ledger.codec import decode, encode
+from controller.ledger.codec import decode
 from controller.ledger.enums import Kind
 from controller.ledger.events import Event, from_json, record_of
 from controller.ledger.ledger import Ledger
@@ -96,11 +96,6 @@ class LedgerFollower:
             self._show(entry, events)
         # Only the leader deletes payloads.
         self.ledger.take_garbage()
-
-
-def encoded(totals: Totals) -> Mapping[str, Any]:
-    """Without what the ledger's own state in the snapshot tells of tasks under way."""
-    return encode(totals)
 
 
 def totals_of(snapshot: LedgerSnapshot) -> Totals:

@@ -14,6 +14,7 @@ from typing import Any
 
 from controller.ledger import Ledger
 from controller.ledger import events as ev
+from controller.ledger.codec import encode
 from controller.ledger.enums import DropReason, GroupFault, Kind
 from controller.ledger.specs import (
     EvalSet,
@@ -26,7 +27,7 @@ from controller.ledger.specs import (
 )
 from controller.ledger.state.evals import MIXED
 from controller.ledger.state.tasks import SUSPECT_DEATHS
-from controller.store.ledger_follower import LedgerFollower, coverage_of, encoded
+from controller.store.ledger_follower import LedgerFollower, coverage_of
 from paceline.evaluation import RowScore
 from paceline.observe.coverage import EpochCoverage
 from paceline.observe.projection import Totals
@@ -647,7 +648,7 @@ class Oracle:
             return
         if state != self.ledger.fingerprint():
             raise Violation(f"the snapshot at entry {number} differs from the journal")
-        counted = json.loads(json.dumps(encoded(self.totals)))
+        counted = json.loads(json.dumps(encode(self.totals)))
         if any(observed[name] != counted[name] for name in ("coverage", "faults")):
             raise Violation(f"the totals at entry {number} differ from the journal's")
 

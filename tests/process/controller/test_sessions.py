@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 
 from controller.fleet.sessions import Sessions
-from controller.ledger.views.directive_grounds import Grounds
+from controller.ledger import Ledger
 from controller.store.journal_audit import verify
 from paceline.config.load import load_config
 from paceline.process.threads import BackgroundLoop
@@ -95,10 +95,7 @@ def test_a_stream_ends_an_earlier_one_of_its_own_process_only() -> None:
         caller = common_pb2.Caller(worker_id="rollout-0", incarnation=incarnation)
         return worker_pb2.Report(caller=caller)
 
-    grounds = Grounds((), ())
-    sessions = Sessions(
-        1, lambda _: worker_pb2.Directive(), lambda: lambda _: grounds, lambda _: True
-    )
+    sessions = Sessions(1, Ledger())
     of_the_newer = sessions.open(report(2))
     sessions.open(report(1))
     assert not of_the_newer.closed

@@ -6,16 +6,25 @@ from typing import Any
 import pytest
 
 from controller.fleet.sessions import ServerSession, Sessions
+from controller.ledger import Ledger
 from controller.ledger import decisions as cmd
 from controller.ledger.enums import Role
 from controller.ledger.state.fleet import Fleet
-from controller.ledger.views.directive_grounds import directive_grounds
-from controller.ledger.views.views import owns_all
-from controller.proto_encoding import directive_of
-from paceline.ids import TaskId
 from paceline.v1 import common_pb2, worker_pb2
 from testbed.simulator.faults import run_schedule
 from tests.fixtures.ledgers import Driven, group
+
+
+class CountedSessions(Sessions):
+    """Knows whose directive was built."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(1, ledger)
+        self.built: list[str] = []
+
+    def _build(self, session: ServerSession) -> worker_pb2.Directive:
+        self.built.append(session.worker_id)
+        return super()._build(session)
 
 
 class Desk:
@@ -23,8 +32,8 @@ class Desk:
 
     def __init__(self, rollouts: int, policies: int = 2) -> None:
         self.run = Driven(checked=False, max_staleness=8)
-        self.built: list[str] = []
-        self.sessions = Sessions(1, self._build, self._grounds, self._owns)
+        self.sessions = CountedSessions(self.run.ledger)
+        self.built = self.sessions.built
         self.policies = [f"p{n}" for n in range(policies)]
         self.rollouts = [f"r{n}" for n in range(rollouts)]
         self.run.policy(*self.policies)
@@ -33,18 +42,6 @@ class Desk:
             caller = common_pb2.Caller(worker_id=worker_id, incarnation=self.run.current[worker_id])
             self.sessions.open(worker_pb2.Report(caller=caller))
         self.collect()
-
-    def _build(self, session: ServerSession) -> worker_pb2.Directive:
-        self.built.append(session.worker_id)
-        return directive_of(self.run.state, *session.key, session.report)
-
-    def _grounds(self) -> Any:
-        grounds_of = directive_grounds(self.run.state)
-        return lambda session: grounds_of(*session.key)
-
-    def _owns(self, session: ServerSession) -> bool:
-        refs = [(TaskId(ref.task_id), ref.attempt) for ref in session.report.held_leases]
-        return owns_all(self.run.state, session.worker_id, refs)
 
     def collect(self) -> list[str]:
         """Whose directive is built."""

@@ -17,12 +17,13 @@ import httpx
 import pytest
 
 from controller.context import ControllerContext
+from controller.ledger.codec import encode
 from controller.ledger.events import from_json, record_of
 from controller.projector import Projector
 from controller.replicated_controller import Controller
 from controller.rest.app import Rest
 from controller.store.journal import Entry, LedgerSnapshot, Position, order
-from controller.store.ledger_follower import LedgerFollower, coverage_of, encoded
+from controller.store.ledger_follower import LedgerFollower, coverage_of
 from paceline.config.schema import Config
 from paceline.observe.projection import Projection
 from paceline.observe.run_file_writer import RunFileWriter
@@ -159,7 +160,7 @@ async def test_a_projection_that_begins_with_files_and_a_snapshot_goes_on_as_the
     for number, entry in enumerate(entries):
         follower.apply([entry])
         if number == len(entries) // 3:
-            totals = await whole.ask(lambda run: encoded(run.totals))
+            totals = await whole.ask(lambda run: encode(run.totals))
             written = json.loads(json.dumps([follower.ledger.to_snapshot(), totals]))
             snapshot = LedgerSnapshot(entry.at, written[0], entry.t, written[1])
         if number < len(entries) // 2:
@@ -175,7 +176,7 @@ async def test_a_projection_that_begins_with_files_and_a_snapshot_goes_on_as_the
         lambda run: run.metrics.rows(0, 1000),
         lambda run: run.totals.faults,
         lambda run: coverage_of(run.totals, follower.ledger.state),
-        lambda run: encoded(run.totals),
+        lambda run: encode(run.totals),
     ):
         assert await again.ask(question) == await whole.ask(question)
     writer.close()
