@@ -75,13 +75,13 @@ class DatasetRows:
     @classmethod
     def _load(cls, config: Config) -> DatasetRows:
         data = config.data
-        train = open_training_rows(data)
+        train, sources = open_training_rows(data)
         held_out = None
         if data.eval_path is not None:
             held_out = load_rows(data.eval_path, name=data.name, split=data.eval_split)
             check_run_rows(held_out, data)
         sets = {name: _open_set(name, of, data) for name, of in config.evaluation.sets.items()}
-        return cls(train.rows, held_out, sets, train.sources)
+        return cls(train, held_out, sets, sources)
 
     def eval_rows(self, name: str) -> int:
         return len(self._sets[name])

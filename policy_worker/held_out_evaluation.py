@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from paceline.config.schema import Config
-from paceline.dataset.recorded_encoding import RowEncoder, recorded_group
+from paceline.dataset.recorded_encoding import RowEncoder
 from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, waiting
 from paceline.prompt_tokenizer import BadPrompt, PromptTokenizer
@@ -109,8 +109,7 @@ class HeldOutEvaluation:
         task = common_pb2.TaskRef(task_id=f"{_TASK}{number}", attempt=1)
         group = None
         try:
-            encoded = self._encoder.encode(json.loads(row))
-            group = recorded_group(task, rollout_pb2.TASK_KIND_EVAL, encoded)
+            group = self._encoder.encode(json.loads(row), task, rollout_pb2.TASK_KIND_EVAL)
         except BadPrompt as error:
             event(log, "held-out row left out", logging.WARNING, row=number, why=error)
         self._groups[number] = group

@@ -8,18 +8,16 @@ rendered turn by turn; a template that rewrites past turns (drops their reasonin
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceline.config.model_files import positions
 from paceline.config.schema import Config
 from paceline.dataset.messages import Message
-from paceline.dataset.recorded_rows import ASSISTANT, RowParts, parts_of
+from paceline.dataset.recorded_rows import ASSISTANT, Content, parts_of
 from paceline.dataset.rows import DataError
-from paceline.prompt_tokenizer import BadPrompt, Prompt, PromptTokenizer
+from paceline.prompt_tokenizer import BadPrompt, PromptTokenizer
 from paceline.v1 import common_pb2, rollout_pb2
 
 Marked = tuple[list[int], list[int]]
@@ -108,23 +106,6 @@ _MAX_TEXT = 1 << 16
 """Characters of a text that are sent along; texts are for people."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedCompletion:
-    """``tokens`` int32 [n]; ``trained`` uint8 [n]: 1 for the assistant's; ``text``: with special
-    ones."""
-
-    tokens: NDArray[np.int32]
-    trained: NDArray[np.uint8]
-    reward: float
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedRow:
-    prompt: Prompt
-    completions: tuple[RecordedCompletion, ...]
-
-
 class RowEncoder:
     """Encodes the rows of one run."""
 
@@ -133,8 +114,14 @@ class RowEncoder:
         self._tokenizer = tokenizer
         self._longest = min(config.longest_sequence, positions(config.model.path) or sys.maxsize)
 
-    def encode(self, row: Mapping[str, Any]) -> RecordedRow:
-        """Raises BadPrompt with the reason malformed_row, prompt_too_long or row_too_long."""
+    def encode(
+        self,
+        row: Mapping[str, Any],
+        task: common_pb2.TaskRef | None = None,
+        kind: rollout_pb2.TaskKind = rollout_pb2.TASK_KIND_TRAIN,
+    ) -> rollout_pb2.Group:
+        """The group of ``row``. No weights sampled it: its versions and log-probs are 0. Raises
+        BadPrompt with the reason malformed_row, prompt_too_long or row_too_long."""
         try:
             parts = parts_of(row, self._data)
         except DataError as error:
@@ -145,67 +132,46 @@ class RowEncoder:
             raise BadPrompt("malformed_row", "the prompt gives no tokens")
         if count > limit:
             raise BadPrompt("prompt_too_long", f"{count} tokens, at most {limit}")
-        completions = tuple(self._completion(parts, number) for number in range(len(parts.rewards)))
-        longest = len(prompt.tokens) + max(len(c.tokens) for c in completions)
+        marked = [self._marked(parts.prompt, following) for following in parts.completions]
+        longest = count + max(len(tokens) for tokens, _ in marked)
         if longest > self._longest:
             raise BadPrompt(
                 "row_too_long",
                 f"{longest} tokens with the prompt, at most {self._longest} (rollout.max_context, "
                 "or data.max_prompt_tokens + rollout.max_tokens, and what model.path takes)",
             )
-        return RecordedRow(prompt, completions)
-
-    def _completion(self, parts: RowParts, number: int) -> RecordedCompletion:
-        prompt, following = parts.prompt, parts.completions[number]
-        if isinstance(prompt, str) or isinstance(following, str):
-            tokens = self._text(str(prompt), str(following))
-            trained = [1] * len(tokens)
-        else:
-            tokens, trained = self._chat(prompt, following)
-        if not any(trained):
-            raise BadPrompt("malformed_row", "a completion has no token to train")
-        return RecordedCompletion(
-            np.array(tokens, dtype=np.int32),
-            np.array(trained, dtype=np.uint8),
-            parts.rewards[number],
-            self._tokenizer.decode_all(tokens),
+        return rollout_pb2.Group(
+            task=task,
+            kind=kind,
+            prompt_tokens=prompt.tokens.astype("<i4").tobytes(),
+            completions=map(self._completion, marked, parts.rewards),
+            prompt_text=prompt.text[:_MAX_TEXT],
         )
 
-    def _text(self, prompt: str, text: str) -> list[int]:
-        """With the end of the sequence, so that the model learns to stop."""
-        tokens = self._tokenizer.after(prompt, text)
-        ends = self._tokenizer.end_tokens
-        return tokens if not ends or tokens[-1:] == [ends[0]] else [*tokens, ends[0]]
-
-    def _chat(self, prompt: list[Message], following: list[Message]) -> tuple[list[int], list[int]]:
-        find = marked_answers if self._tokenizer.marks_answers else rendered_answers
-        tokens, trained = find(self._tokenizer, prompt, following)
-        # Nothing is learnt from what follows the last trained token.
-        last = max((i for i, mark in enumerate(trained) if mark), default=-1) + 1
+    def _marked(self, prompt: Content, following: Content) -> Marked:
+        """The tokens up to the last trained one. Nothing is learnt from what follows."""
+        if isinstance(prompt, str) or isinstance(following, str):
+            tokens = self._tokenizer.after(str(prompt), str(following))
+            ends = self._tokenizer.end_tokens
+            if ends and tokens[-1:] != [ends[0]]:
+                tokens = [*tokens, ends[0]]  # the model learns to stop
+            trained = [1] * len(tokens)
+        else:
+            find = marked_answers if self._tokenizer.marks_answers else rendered_answers
+            tokens, trained = find(self._tokenizer, prompt, following)
+        if not any(trained):
+            raise BadPrompt("malformed_row", "a completion has no token to train")
+        last = max(i for i, mark in enumerate(trained) if mark) + 1
         return tokens[:last], trained[:last]
 
-
-def recorded_group(
-    task: common_pb2.TaskRef, kind: rollout_pb2.TaskKind, row: RecordedRow
-) -> rollout_pb2.Group:
-    """The group of ``row``. No weights sampled it: its versions and log-probs are 0."""
-    return rollout_pb2.Group(
-        task=task,
-        kind=kind,
-        prompt_tokens=row.prompt.tokens.astype("<i4").tobytes(),
-        completions=[_completion(completion) for completion in row.completions],
-        prompt_text=row.prompt.text[:_MAX_TEXT],
-    )
-
-
-def _completion(completion: RecordedCompletion) -> rollout_pb2.Completion:
-    count = len(completion.tokens)
-    return rollout_pb2.Completion(
-        tokens=completion.tokens.astype("<i4").tobytes(),
-        logprobs=np.zeros(count, dtype="<f4").tobytes(),
-        versions=[common_pb2.VersionSpan(version=0, length=count)],
-        finish_reason=rollout_pb2.FINISH_REASON_STOP,
-        reward=completion.reward,
-        loss_mask=b"" if completion.trained.all() else completion.trained.tobytes(),
-        text=completion.text[:_MAX_TEXT],
-    )
+    def _completion(self, marked: Marked, reward: float) -> rollout_pb2.Completion:
+        tokens, trained = marked
+        return rollout_pb2.Completion(
+            tokens=np.array(tokens, dtype="<i4").tobytes(),
+            logprobs=np.zeros(len(tokens), dtype="<f4").tobytes(),
+            versions=[common_pb2.VersionSpan(version=0, length=len(tokens))],
+            finish_reason=rollout_pb2.FINISH_REASON_STOP,
+            reward=reward,
+            loss_mask=b"" if all(trained) else bytes(trained),
+            text=self._tokenizer.decode_all(tokens)[:_MAX_TEXT],
+        )

@@ -4,45 +4,41 @@ python -P -m paceline.dataset.recorded_preview CONFIG_AS_JSON < ROW_AS_JSON
 """
 
 import sys
-from collections.abc import Callable, Sequence
 from itertools import groupby
 
+import numpy as np
+
 from paceline.config.schema import Config
-from paceline.dataset.recorded_encoding import RecordedCompletion, RecordedRow, RowEncoder
+from paceline.dataset.recorded_encoding import RowEncoder
 from paceline.errors import BadInput
 from paceline.process.lifetime import leave_after
 from paceline.process.user_code import asked
 from paceline.prompt_tokenizer import BadPrompt, PromptTokenizer
+from paceline.v1 import rollout_pb2
 
 BEGIN, END = "⟦", "⟧"
 LONGEST = 1200
 """Characters of one text; the middle of a longer one is left out."""
 NAMES = {1: ("completion",), 2: ("chosen", "rejected")}
 
-Decode = Callable[[Sequence[int]], str]
 
-
-def row_text(row: RecordedRow, decode: Decode, ends: Sequence[int] = ()) -> str:
+def row_text(group: rollout_pb2.Group, tokenizer: PromptTokenizer) -> str:
+    decode = tokenizer.decode_all
+    ends = " or ".join(repr(decode([end])) for end in tokenizer.end_tokens) or "no token"
+    prompt = np.frombuffer(group.prompt_tokens, "<i4").tolist()
     paragraphs = [
-        f"what is trained is between {BEGIN} and {END}; a turn ends with "
-        f"{' or '.join(repr(decode([end])) for end in ends) or 'no token'}",
-        f"prompt, {_count(len(row.prompt.tokens))}: {decode(row.prompt.tokens.tolist())}",
+        f"what is trained is between {BEGIN} and {END}; a turn ends with {ends}",
+        f"prompt, {_count(len(prompt))}: {decode(prompt)}",
     ]
-    for name, completion in zip(NAMES[len(row.completions)], row.completions, strict=True):
-        trained = f"{_count(len(completion.tokens))}, {int(completion.trained.sum())} trained"
-        paragraphs.append(f"{name}, {trained}: {_marked(completion, decode)}")
+    for name, completion in zip(NAMES[len(group.completions)], group.completions, strict=True):
+        tokens = np.frombuffer(completion.tokens, "<i4").tolist()
+        mask = completion.loss_mask or bytes([1]) * len(tokens)
+        text = ""
+        for trained, span in groupby(zip(mask, tokens, strict=True), key=lambda pair: pair[0]):
+            piece = decode([token for _, token in span])
+            text += f"{BEGIN}{piece}{END}" if trained else piece
+        paragraphs.append(f"{name}, {_count(len(tokens))}, {sum(mask)} trained: {text}")
     return "\n".join(_shortened(each).replace("\n", "\n    ") for each in paragraphs)
-
-
-def _marked(completion: RecordedCompletion, decode: Decode) -> str:
-    tokens = completion.tokens.tolist()
-    text, start = "", 0
-    for trained, span in groupby(completion.trained.tolist()):
-        end = start + len(list(span))
-        piece = decode(tokens[start:end])
-        text += f"{BEGIN}{piece}{END}" if trained else piece
-        start = end
-    return text
 
 
 def _count(tokens: int) -> str:
@@ -61,11 +57,11 @@ def main() -> int:
     config = Config.model_validate(given["config"])
     tokenizer = PromptTokenizer(config)
     try:
-        row = RowEncoder(config, tokenizer).encode(given["row"])
+        group = RowEncoder(config, tokenizer).encode(given["row"])
     except BadPrompt as error:
         raise BadInput(f"the first row would be dropped ({error.reason}): {error}") from None
     sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]  # whatever the locale is
-    print(row_text(row, tokenizer.decode_all, tokenizer.end_tokens))
+    print(row_text(group, tokenizer))
     return 0
 
 

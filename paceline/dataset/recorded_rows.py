@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from paceline.config.fields import RowForm
@@ -14,6 +15,7 @@ from paceline.dataset.rows import (
     check_rows,
     messages_of,
     prompt_of,
+    value_of,
     with_system,
 )
 
@@ -60,17 +62,17 @@ def parts_of(row: Mapping[str, Any], data: DataConfig) -> RowParts:
         return _chat(row, data)
     if form is RowForm.PAIR:
         return _pair(row, data)
-    value = _value(row, data, "completion_field")
-    prompt, completions = _after_prompt(row, data, {"completion_field": value})
-    reward = CHOSEN_REWARD
+    prompt, completions = _after_prompt(row, data, ["completion_field"])
+    good = True
     if form is RowForm.LABELLED:
-        reward = CHOSEN_REWARD if _label(row, data) else REJECTED_REWARD
-    return RowParts(prompt, completions, (reward,))
+        good = value_of(row, data, "label_field")
+        if good not in (True, False):  # 1 and 0 are equal to them
+            raise DataError(f"field {data.label_field!r} is {good!r}: a label is true or false")
+    return RowParts(prompt, completions, (CHOSEN_REWARD if good else REJECTED_REWARD,))
 
 
 def _chat(row: Mapping[str, Any], data: DataConfig) -> RowParts:
-    field = str(data.messages_field)
-    messages = with_system(messages_of(_value(row, data, "messages_field"), field), data)
+    messages, field = _whole_chat(row, data, "messages_field"), data.messages_field
     turns = [i for i, message in enumerate(messages) if message["role"] == ASSISTANT]
     if not turns:
         raise DataError(
@@ -78,55 +80,58 @@ def _chat(row: Mapping[str, Any], data: DataConfig) -> RowParts:
         )
     if turns[0] == 0:
         raise DataError(f"field {field!r} begins with the assistant: put what it answers before it")
-    for i in turns:
-        if not _says_something(messages[i]):
-            raise DataError(f"field {field!r}: message {i}, of the assistant, is empty")
+    _check_said(messages, field)
     return RowParts(messages[: turns[0]], (messages[turns[0] : turns[-1] + 1],), (CHOSEN_REWARD,))
 
 
 def _pair(row: Mapping[str, Any], data: DataConfig) -> RowParts:
     names = ("chosen_field", "rejected_field")
-    values = {name: _value(row, data, name) for name in names}
-    whole = [_is_whole_chat(value) for value in values.values()]
+    whole = [_is_whole_chat(value_of(row, data, name)) for name in names]
     if all(whole):
-        prompt, completions = _common_opening(values, data)
+        prompt, completions = _common_opening(row, data, names)
     elif any(whole):
         raise DataError("one of chosen and rejected is a whole chat, and the other is not")
     else:
-        prompt, completions = _after_prompt(row, data, values)
+        prompt, completions = _after_prompt(row, data, names)
     if completions[0] == completions[1]:
         raise DataError("chosen and rejected are equal: the pair says nothing")
-    return RowParts(prompt, completions, (_margin(row, data), REJECTED_REWARD))
+    margin = CHOSEN_REWARD if data.margin_field is None else value_of(row, data, "margin_field")
+    number = isinstance(margin, int | float) and not isinstance(margin, bool)
+    if not number or not math.isfinite(margin) or margin <= 0:
+        raise DataError(f"field {data.margin_field!r} is {margin!r}: a margin is a number above 0")
+    return RowParts(prompt, completions, (float(margin), REJECTED_REWARD))
 
 
 def _common_opening(
-    values: Mapping[str, Any], data: DataConfig
+    row: Mapping[str, Any], data: DataConfig, names: Sequence[str]
 ) -> tuple[Content, tuple[Content, ...]]:
-    if data.prompt_template is not None or data.prompt_suffix:
-        name = "prompt_suffix" if data.prompt_template is None else "prompt_template"
-        raise DataError(
-            f"chosen and rejected are whole chats, which begin with their prompt: data.{name} has "
-            "no effect on them. Remove it, and put its text into the messages"
-        )
-    chats = [
-        with_system(messages_of(value, getattr(data, name)), data) for name, value in values.items()
-    ]
-    common = 0
-    while common < min(map(len, chats)) and chats[0][common] == chats[1][common]:
-        common += 1
+    for name in ("prompt_template", "prompt_suffix"):
+        if getattr(data, name):
+            raise DataError(
+                "chosen and rejected are whole chats, which begin with their prompt: data."
+                f"{name} has no effect on them. Remove it, and put its text into the messages"
+            )
+    chats = [_whole_chat(row, data, name) for name in names]
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(*chats, strict=False))
+    common = len(list(same))
     if not common:
         raise DataError("chosen and rejected do not begin with the same messages")
-    for name, chat in zip(values, chats, strict=True):
+    for name, chat in zip(names, chats, strict=True):
         _check_answer(chat[common:], getattr(data, name))
     return chats[0][:common], tuple(chat[common:] for chat in chats)
 
 
+def _whole_chat(row: Mapping[str, Any], data: DataConfig, name: str) -> list[Message]:
+    return with_system(messages_of(value_of(row, data, name), getattr(data, name)), data)
+
+
 def _after_prompt(
-    row: Mapping[str, Any], data: DataConfig, values: Mapping[str, Any]
+    row: Mapping[str, Any], data: DataConfig, names: Sequence[str]
 ) -> tuple[Content, tuple[Content, ...]]:
     prompt = prompt_of(row, data)
-    found = tuple(_following(prompt, v, getattr(data, name)) for name, v in values.items())
-    return prompt, found
+    return prompt, tuple(
+        _following(prompt, value_of(row, data, name), getattr(data, name)) for name in names
+    )
 
 
 def _following(prompt: Content, value: Any, field: str) -> Content:
@@ -139,11 +144,9 @@ def _following(prompt: Content, value: Any, field: str) -> Content:
         if not value:
             raise DataError(f"field {field!r} is empty")
         return value
-    messages = (
-        [{"role": ASSISTANT, "content": value}]
-        if isinstance(value, str)
-        else messages_of(value, field)
-    )
+    if isinstance(value, str):
+        value = [{"role": ASSISTANT, "content": value}]
+    messages = messages_of(value, field)
     _check_answer(messages, field)
     return messages
 
@@ -155,42 +158,16 @@ def _check_answer(messages: Sequence[Message], field: str) -> None:
         )
     if messages[-1]["role"] != ASSISTANT:
         raise DataError(f"field {field!r} does not end with a message of the assistant")
-    if not all(_says_something(m) for m in messages if m["role"] == ASSISTANT):
-        raise DataError(f"field {field!r} has an empty message of the assistant")
+    _check_said(messages, field)
 
 
-def _says_something(message: Message) -> bool:
-    return bool(message["content"] or message.get("tool_calls"))
+def _check_said(messages: Sequence[Message], field: str | None) -> None:
+    for number, message in enumerate(messages):
+        said = message["content"] or message.get("tool_calls")
+        if message["role"] == ASSISTANT and not said:
+            raise DataError(f"field {field!r}: message {number}, of the assistant, is empty")
 
 
 def _is_whole_chat(value: Any) -> bool:
     first = value[0] if isinstance(value, list) and value else None
     return isinstance(first, dict) and first.get("role") != ASSISTANT
-
-
-def _value(row: Mapping[str, Any], data: DataConfig, name: str) -> Any:
-    field = getattr(data, name)
-    value = row.get(field)
-    if value is None and field in row:
-        raise DataError(f"field {field!r} is null")
-    if value is None:
-        there = ", ".join(row) or "none"
-        raise DataError(f"row has no field {field!r}; its fields: {there}. Set data.{name}")
-    return value
-
-
-def _margin(row: Mapping[str, Any], data: DataConfig) -> float:
-    if data.margin_field is None:
-        return CHOSEN_REWARD
-    value = _value(row, data, "margin_field")
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value <= 0:
-        raise DataError(f"field {data.margin_field!r} is {value!r}: a margin is a number above 0")
-    return float(value)
-
-
-def _label(row: Mapping[str, Any], data: DataConfig) -> bool:
-    value = _value(row, data, "label_field")
-    if value not in (True, False):  # 1 and 0 are equal to them
-        raise DataError(f"field {data.label_field!r} is {value!r}: a label is true or false")
-    return bool(value)

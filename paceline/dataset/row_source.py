@@ -72,39 +72,9 @@ class Concatenated(RowSource):
         return next((place for place in places if place is not None), None)
 
 
-HALF_PAIR = (
-    "it holds half a surrogate pair (as \\ud83d alone), which is no character and cannot be "
-    "encoded. Remove it, or write the whole pair (\\ud83d\\ude00)"
-)
 _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
-"""A possible half of a pair, as an escape or in bytes. Only such rows are looked at: it costs
-time."""
-
-
-def unencodable(value: Any, place: str = "") -> str | None:
-    """The field in ``value``, of JSON, whose name or text cannot be encoded; None if all can."""
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            at = f"{place}.{name}" if place else f"field {name}"
-            if not _encodable(name):
-                return f"the name of {at!a}"
-            if (found := unencodable(inner, at)) is not None:
-                return found
-    elif isinstance(value, list):
-        for number, inner in enumerate(value):
-            if (found := unencodable(inner, f"{place}[{number}]")) is not None:
-                return found
-    elif isinstance(value, str) and not _encodable(value):
-        return place
-    return None
-
-
-def _encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+"""A possible half of a surrogate pair, as an escape or in bytes. Only such rows are encoded again:
+it costs time."""
 
 
 class JsonLines(RowSource):
@@ -145,20 +115,24 @@ class JsonLines(RowSource):
         self._end = offset
 
     def _parse(self, line: bytes, number: int) -> Row:
+        problem = "not a JSON object"
         try:
             row = json.loads(line)
-            half = unencodable(row) if _HALF_PAIR.search(line) else None
+            if _HALF_PAIR.search(line):
+                json.dumps(row, ensure_ascii=False).encode()
+            if isinstance(row, dict):
+                return row
+        except UnicodeEncodeError:
+            problem = (
+                "half a surrogate pair (as \\ud83d alone), which is no character and cannot be "
+                "encoded. Remove it, or write the whole pair (\\ud83d\\ude00)"
+            )
+        except UnicodeDecodeError:
+            problem = "bad JSON: not UTF-8 text"
         except (ValueError, RecursionError) as error:
-            reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-            if isinstance(error, UnicodeDecodeError):
-                reason = "not UTF-8 text"
-            hint = "; one JSON object per line is expected" if number == 1 else ""
-            raise DataError(f"{self.where}:{number}: bad JSON: {reason}{hint}") from None
-        if half is not None:
-            raise DataError(f"{self.where}:{number}: {half}: {HALF_PAIR}")
-        if not isinstance(row, dict):
-            raise DataError(f"{self.where}:{number}: not a JSON object; one per line is expected")
-        return row
+            problem = f"bad JSON: {getattr(error, 'msg', error)}"
+        hint = "; one JSON object per line is expected" if number == 1 else ""
+        raise DataError(f"{self.where}:{number}: {problem}{hint}")
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -175,5 +149,5 @@ class JsonLines(RowSource):
         return row
 
     def lacking(self, field: str) -> str | None:
-        known = field in self.fields
-        return None if known else f"{self.where}:{self._lacking.get(field, 1)}"
+        place = f"{self.where}:{self._lacking.get(field, 1)}"
+        return None if field in self.fields else place

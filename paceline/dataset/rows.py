@@ -49,17 +49,16 @@ def load_rows(path: str | Path, *, name: str | None = None, split: str = "train"
 def check_fields(rows: RowSource, data: DataConfig, names: Iterable[str]) -> None:
     """Raises DataError unless every row has the fields of these settings, and those that
     data.prompt_template takes in place of the prompt field."""
-    template = data.prompt_template
-    fields = {name: getattr(data, name) for name in names}
-    wanted = [(field, f". Set data.{name}") for name, field in fields.items() if field is not None]
-    if template is not None:
-        wanted = [pair for pair in wanted if not pair[1].endswith("prompt_field")]
-        taken = ". data.prompt_template takes it"
-        wanted = [*((field, taken) for field in placeholders(template)), *wanted]
+    needed = {f"Set data.{name}": getattr(data, name) for name in names}
+    wanted = [(field, remedy) for remedy, field in needed.items() if field is not None]
+    if data.prompt_template is not None:
+        taken = placeholders(data.prompt_template)
+        wanted = [pair for pair in wanted if pair[1] != "Set data.prompt_field"]
+        wanted = [*((field, "data.prompt_template takes it") for field in taken), *wanted]
     for field, why in wanted:
         if (place := rows.lacking(field)) is not None:
             there = ", ".join(rows.fields) or "none"
-            raise DataError(f"{place}: no field {field!r}; fields of every row: {there}{why}")
+            raise DataError(f"{place}: no field {field!r}; fields of every row: {there}. {why}")
 
 
 def check_rows(rows: RowSource, data: DataConfig) -> None:
@@ -75,46 +74,47 @@ def prompt_of(row: Mapping[str, Any], data: DataConfig) -> str | list[Message]:
     """The prompt of a row: text to tokenise as it is, or messages for the chat template. Raises
     DataError."""
     field = data.prompt_field
-    if data.prompt_template is not None:
-        prompt: Any = _rendered(row, data.prompt_template)
-    elif field in row:
-        prompt = row[field]
+    if data.prompt_template is None:
+        prompt = value_of(row, data, "prompt_field")
     else:
-        there = ", ".join(row) or "none"
-        raise DataError(f"row has no field {field!r}; its fields: {there}. Set data.prompt_field")
+        try:
+            prompt = render(data.prompt_template, row)
+        except KeyError as error:
+            why = "which data.prompt_template takes"
+            raise DataError(f"row has no field {error}, {why}; its fields: {_names(row)}") from None
+    if isinstance(prompt, str) and not data.chat:
+        if data.system_prompt is not None:
+            raise DataError(
+                "data.system_prompt needs chat messages: set data.chat = true, or put the text "
+                f"into the field {field!r}"
+            )
+        if not prompt:
+            raise DataError(f"field {field!r} is empty")
+        return prompt + data.prompt_suffix
     if isinstance(prompt, str):
-        if not data.chat:
-            if data.system_prompt is not None:
-                raise DataError(
-                    "data.system_prompt needs chat messages: set data.chat = true, or put the text"
-                    f" into the field {field!r}"
-                )
-            if not prompt:
-                raise DataError(f"field {field!r} is empty")
-            return prompt + data.prompt_suffix
         messages: list[Message] = [{"role": "user", "content": prompt}]
     else:
         messages = messages_of(prompt, field)
     if data.prompt_suffix:
-        _append(messages, data.prompt_suffix)
+        asked = [message for message in messages if message["role"] == "user"]
+        if not asked:
+            raise DataError("data.prompt_suffix needs a message of the user")
+        asked[-1]["content"] += data.prompt_suffix
     return with_system(messages, data)
 
 
-def _rendered(row: Mapping[str, Any], template: str) -> str:
-    try:
-        return render(template, row)
-    except KeyError as error:
-        there = ", ".join(row) or "none"
+def value_of(row: Mapping[str, Any], data: DataConfig, setting: str) -> Any:
+    """The value of the field that ``setting`` of [data] names. Raises DataError without one."""
+    field = getattr(data, setting)
+    if field not in row:
         raise DataError(
-            f"row has no field {error}, which data.prompt_template takes; its fields: {there}"
-        ) from None
+            f"row has no field {field!r}; its fields: {_names(row)}. Set data.{setting}"
+        )
+    return row[field]
 
 
-def _append(messages: list[Message], suffix: str) -> None:
-    asked = [message for message in messages if message["role"] == "user"]
-    if not asked:
-        raise DataError("data.prompt_suffix needs a message of the user")
-    asked[-1]["content"] += suffix
+def _names(row: Mapping[str, Any]) -> str:
+    return ", ".join(row) or "none"
 
 
 def with_system(messages: list[Message], data: DataConfig) -> list[Message]:
@@ -152,34 +152,26 @@ def _open_directory(directory: Path, split: str) -> RowSource:
     files = sorted(_files_below(directory))
     if not files:
         raise DataError(f"{directory}: no files ending in {', '.join(OPENERS)}")
-    named = {path: _split_named(path, split) for path in files}
-    if any(named.values()):
-        chosen = [path for path in files if named[path] == split]
-        if not chosen:
-            there = ", ".join(sorted({value for value in named.values() if value}))
-            raise DataError(f"{directory}: no files of the split {split!r}; splits there: {there}")
-        files = chosen
+    # A file's name begins with its split, up to the first '-', '_' or '.'.
+    names = re.compile(rf"({'|'.join(map(re.escape, (split, *SPLIT_NAMES)))})(?=[-_.]|$)")
+    named = {path: found[1] for path in files if (found := names.match(path.stem))}
+    if named:
+        files = [path for path in files if named.get(path) == split]
+    if not files:
+        there = ", ".join(sorted(set(named.values())))
+        raise DataError(f"{directory}: no files of the split {split!r}; splits there: {there}")
     return Concatenated([_open_file(path) for path in files], str(directory))
 
 
 def _files_below(directory: Path) -> Iterator[Path]:
-    """Data files, those behind symbolic links included. Raises DataError for links in a circle."""
-    entered = {directory: directory.resolve()}
+    """Data files, those behind symbolic links included. Each directory is entered once: links may
+    lead back."""
+    entered = set()
     for place, folders, names in os.walk(directory, followlinks=True):
-        here = Path(place)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in folders:
-            real = (here / name).resolve()
-            if real in (entered[parent] for parent in (here, *here.parents) if parent in entered):
-                raise DataError(f"{here / name}: a symbolic link leads back to {real}: remove it")
-            entered[here / name] = real
-        paths = (here / name for name in names if not name.startswith("."))
+        real = Path(place).resolve()
+        folders[:] = sorted(n for n in folders if real not in entered and not n.startswith("."))
+        paths = (Path(place, name) for name in names if not name.startswith("."))
         # Parquet data sets of other tools come with descriptions of themselves.
-        yield from (p for p in paths if p.suffix in OPENERS and p.name not in DESCRIPTIONS)
-
-
-def _split_named(path: Path, split: str) -> str | None:
-    """The split that a file's name begins with, up to the first '-', '_' or '.'."""
-    names = "|".join(map(re.escape, (split, *SPLIT_NAMES)))
-    found = re.match(rf"({names})(?=[-_.]|$)", path.stem)
-    return found and found[1]
+        if real not in entered:
+            yield from (p for p in paths if p.suffix in OPENERS and p.name not in DESCRIPTIONS)
+        entered.add(real)

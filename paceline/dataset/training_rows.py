@@ -1,7 +1,6 @@
 """Training rows of a run, from one source or several."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from paceline.config.sections.training import DataConfig, SourceConfig
 from paceline.dataset.data_order import DataSource, shares
@@ -15,7 +14,7 @@ class RenamedFields(RowSource):
 
     def __init__(self, rows: RowSource, names: Mapping[str, str]) -> None:
         self._rows = rows
-        self._names = dict(names)
+        self._names = names
         self.where = rows.where
         self.digest = rows.digest
         common = [name for name, own in self._names.items() if rows.lacking(own) is None]
@@ -32,46 +31,35 @@ class RenamedFields(RowSource):
         return self._rows.lacking(self._names.get(field, field))
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingRows:
-    rows: RowSource
-    sources: tuple[DataSource, ...] = ()
-    """In the order of their rows; none if there is one source without a name."""
-
-
-def open_training_rows(data: DataConfig) -> TrainingRows:
-    """Opens and checks the sources of ``data``. Raises DataError."""
+def open_training_rows(data: DataConfig) -> tuple[RowSource, tuple[DataSource, ...]]:
+    """The checked rows of ``data``, and its sources in their order; none if there is one source
+    without a name. Raises DataError."""
     if data.path is not None:
         rows = load_rows(data.path, name=data.name, split=data.split)
         check_run_rows(rows, data)
-        return TrainingRows(rows)
+        return rows, ()
     # By name: the order of the tables in the file decides nothing.
     names = sorted(data.sources)
     parts = [open_source(name, data.sources[name], data) for name in names]
     weights = [w for name in names if (w := data.sources[name].weight) is not None]
     counts = shares(weights) if len(weights) == len(names) else (0,) * len(names)
-    sources = [DataSource(*fields) for fields in zip(names, map(len, parts), counts, strict=True)]
-    return TrainingRows(Concatenated(parts, data.described), tuple(sources))
+    sources = tuple(map(DataSource, names, map(len, parts), counts))
+    return Concatenated(parts, data.described), sources
 
 
 def open_source(name: str, source: SourceConfig, data: DataConfig) -> RowSource:
+    common = {}
+    for setting, own in source.renamed_fields.items():
+        if (name_of_all := getattr(data, setting)) is None:
+            raise DataError(
+                f"data.sources.{name}: {setting} = {own!r}, but data.{setting} is none: set it to "
+                "the name that the field has in all sources"
+            )
+        common[name_of_all] = own
     try:
         rows = load_rows(source.path, name=source.name, split=source.split)
-        rows = RenamedFields(rows, _common_names(name, source, data))
+        rows = RenamedFields(rows, common)
         check_run_rows(rows, data)
     except DataError as error:
         raise DataError(f"data.sources.{name}: {error}") from None
     return rows
-
-
-def _common_names(name: str, source: SourceConfig, data: DataConfig) -> dict[str, str]:
-    found = {}
-    for setting, own in source.renamed_fields.items():
-        common = getattr(data, setting)
-        if common is None:
-            raise DataError(
-                f"{setting} = {own!r}, but data.{setting} is none: set it to the name that the "
-                "field has in all sources"
-            )
-        found[common] = own
-    return found

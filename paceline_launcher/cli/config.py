@@ -221,7 +221,7 @@ def check_reward(
         values, number = job["shared"]["row"], kept["completion"] or 0
         completion = completion or job["each"]["completion"][number]
     else:
-        rows = open_training_rows(settings.data).rows
+        rows = open_training_rows(settings.data)[0]
         if not 0 <= row < len(rows):
             raise BadInput(f"--row {row}: the data has the rows 0 to {len(rows) - 1}")
         values = rows[row]

@@ -43,7 +43,7 @@ def open_data(config: Config) -> FoundData:
         for name, source in sorted(data.sources.items())
     }
     if data.path is not None:
-        training["data.path"] = lambda: open_training_rows(data).rows
+        training["data.path"] = lambda: open_training_rows(data)[0]
     evaluated: dict[str, Callable[[], RowSource]] = {
         f"evaluation.sets.{name}.path": partial(_load, held.path, held.split, held.data(data))
         for name, held in config.evaluation.sets.items()
@@ -78,5 +78,5 @@ def run_length(start: Start) -> Findings:
 
 def steps_of(config: Config) -> int:
     """Steps of the run. Opens the data if train.epochs is its length. Raises BadInput."""
-    rows = 0 if config.train.epochs is None else len(open_training_rows(config.data).rows)
+    rows = 0 if config.train.epochs is None else len(open_training_rows(config.data)[0])
     return run_steps(config, rows)

@@ -17,7 +17,7 @@ from typing import Any
 from paceline.config.schema import Config
 from paceline.config.sections.evaluation import EvalSetConfig
 from paceline.config.sections.scorers import named_scorer
-from paceline.dataset.recorded_encoding import RowEncoder, recorded_group
+from paceline.dataset.recorded_encoding import RowEncoder
 from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, waiting
 from paceline.prompt_tokenizer import BadPrompt, PromptTokenizer
@@ -245,11 +245,12 @@ class RecordedProducer:
         try:
             async with self._one:
                 # In a thread: a long row takes some time, and the session must go on.
-                row = await asyncio.to_thread(lambda: self.encoder.encode(row_of(held.lease)))
+                group = await asyncio.to_thread(
+                    lambda: self.encoder.encode(row_of(held.lease), task, held.lease.kind)
+                )
         except (AttemptFailed, BadPrompt) as failed:
             # No other attempt can do better.
             return returned(task, failed.reason, str(failed), rollout_pb2.RETURN_KIND_DROP)
         self.engine.rows_encoded += 1
-        group = recorded_group(task, held.lease.kind, row)
         group.generate_s = time.monotonic() - held.since
         return group

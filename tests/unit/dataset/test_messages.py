@@ -65,8 +65,7 @@ def test_linked_directories_are_followed(tmp_path: Path) -> None:
     (tmp_path / "data" / "linked").symlink_to(tmp_path / "more")
     assert len(load_rows(tmp_path / "data")) == 2
     (tmp_path / "more" / "back").symlink_to(tmp_path / "data")
-    with pytest.raises(DataError, match=r"linked/back: a symbolic link leads back"):
-        load_rows(tmp_path / "data")
+    assert len(load_rows(tmp_path / "data")) == 2, "a link that leads back adds nothing"
 
 
 def test_descriptions_beside_the_data_are_not_rows(tmp_path: Path) -> None:

@@ -139,22 +139,22 @@ def test_bad_json_is_refused_at_the_start_with_its_line_number(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("row", "field"),
+    "row",
     [
-        (rb'"unused": "\ud83d"', "field unused"),
-        (rb'"unused": "ok \uD83D\ude00 \uDE00"', "field unused"),
-        (b'"unused": "\xed\xa0\xbd"', "field unused"),
-        (rb'"info": {"tags": [1, {"name": "\udc00"}]}', "field info.tags[1].name"),
-        (rb'"info": {"\udc00": 1}', "the name of 'field info.\\udc00'"),
+        rb'"unused": "\ud83d"',
+        rb'"unused": "ok \uD83D\ude00 \uDE00"',
+        b'"unused": "\xed\xa0\xbd"',
+        rb'"info": {"tags": [1, {"name": "\udc00"}]}',
+        rb'"info": {"\udc00": 1}',
     ],
 )
-def test_text_that_cannot_be_encoded_is_named_with_line_and_field(tmp_path, row, field):
+def test_text_that_cannot_be_encoded_is_named_with_its_line(tmp_path, row):
     """Every rollout worker ended on it, and so did the run, at each start anew."""
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"prompt": "x"}\n{"prompt": "y", ' + row + b"}\n")
     with pytest.raises(DataError) as error:
         load_rows(path)
-    assert str(error.value).startswith(f"{path}:2: {field}: it holds half a surrogate pair")
+    assert str(error.value).startswith(f"{path}:2: half a surrogate pair")
 
 
 def test_escaped_pairs_are_text(tmp_path):

@@ -39,13 +39,13 @@ def sources(tmp_path: Path) -> dict[str, dict]:
 
 
 def test_rows_of_all_sources_have_the_same_names_for_their_fields(sources: dict) -> None:
-    found = open_training_rows(DataConfig(sources=sources))
-    assert [(s.name, s.rows, s.share) for s in found.sources] == [
+    rows, found = open_training_rows(DataConfig(sources=sources))
+    assert [(s.name, s.rows, s.share) for s in found] == [
         ("code", 5, 250),
         ("math", 3, 750),
     ]
-    assert len(found.rows) == 8
-    first_of_code, first_of_math = found.rows[0], found.rows[5]
+    assert len(rows) == 8
+    first_of_code, first_of_math = rows[0], rows[5]
     assert first_of_code == {"task": "c0", "solution": "20", "prompt": "c0", "answer": "20"}
     assert first_of_math == {"prompt": "m0", "answer": "10"}
 
@@ -53,12 +53,12 @@ def test_rows_of_all_sources_have_the_same_names_for_their_fields(sources: dict)
 def test_without_weights_the_sources_are_one_data_set(sources: dict) -> None:
     for source in sources.values():
         del source["weight"]
-    assert [s.share for s in open_training_rows(DataConfig(sources=sources)).sources] == [0, 0]
+    assert [s.share for s in open_training_rows(DataConfig(sources=sources))[1]] == [0, 0]
 
 
 def test_one_path_is_opened_as_by_earlier_releases(sources: dict) -> None:
     data = DataConfig(path=sources["math"]["path"])
-    assert open_training_rows(data).sources == ()
+    assert open_training_rows(data)[1] == ()
 
 
 async def test_a_lease_gets_the_row_of_its_source(sources: dict, tmp_path: Path) -> None:
@@ -184,9 +184,9 @@ def test_the_controller_tells_the_ledger_the_derived_steps_and_sources(sources: 
     train = {"epochs": 3, "groups_per_step": 8}
     data = {"sources": sources, "curriculum": "success_rate"}
     config = Config.model_validate({"model": {"path": "/"}, "data": data, "train": train})
-    found = open_training_rows(config.data)
-    rows = DatasetRows(found.rows, None, sources=found.sources)
+    train_rows, found = open_training_rows(config.data)
+    rows = DatasetRows(train_rows, None, sources=found)
     context = object.__new__(ControllerContext)
     context.run_digest = "d"
     spec = context.run_spec(rows, config)
-    assert (spec.steps, spec.sources, spec.curriculum_min) == (3, found.sources, 0.1)
+    assert (spec.steps, spec.sources, spec.curriculum_min) == (3, found, 0.1)

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from paceline.config.schema import Config
-from paceline.dataset.recorded_encoding import RowEncoder, recorded_group
+from paceline.dataset.recorded_encoding import RowEncoder
 from paceline.ids import Step, Version
 from paceline.prompt_tokenizer import PromptTokenizer
 from paceline.v1 import common_pb2, rollout_pb2
@@ -67,11 +67,7 @@ def made(
     )
     encoder = RowEncoder(config, PromptTokenizer(config))
     groups = [
-        recorded_group(
-            common_pb2.TaskRef(task_id=f"t{i}", attempt=1),
-            rollout_pb2.TASK_KIND_TRAIN,
-            encoder.encode(row),
-        )
+        encoder.encode(row, common_pb2.TaskRef(task_id=f"t{i}", attempt=1))
         for i, row in enumerate(rows)
     ]
     tokens = sum(sum(mask_of(group)) for group in groups)

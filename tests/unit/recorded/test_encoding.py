@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from paceline.config.schema import Config
-from paceline.dataset.recorded_encoding import RecordedCompletion, RowEncoder, recorded_group
+from paceline.dataset.recorded_encoding import RowEncoder
 from paceline.prompt_tokenizer import BadPrompt, PromptTokenizer
-from paceline.v1 import common_pb2, rollout_pb2
+from paceline.v1 import rollout_pb2
 from tests.fixtures.chat_model import FORGETFUL, MARKED, PLAIN, make_chat_model
 
 CHAT = [
@@ -42,17 +44,18 @@ def encoder(model: Path, rollout: dict[str, Any] | None = None, **data: Any) -> 
     return RowEncoder(config, PromptTokenizer(config))
 
 
-def shown(encoder: RowEncoder, completion: RecordedCompletion) -> tuple[str, str]:
+def shown(encoder: RowEncoder, completion: rollout_pb2.Completion) -> tuple[str, str]:
     """The text, and the text of the trained tokens alone."""
-    decode = encoder._tokenizer.decode_all
-    return completion.text, decode(completion.tokens[completion.trained == 1])
+    tokens = np.frombuffer(completion.tokens, "<i4").tolist()
+    mask = completion.loss_mask or bytes([1]) * len(tokens)
+    return completion.text, encoder._tokenizer.decode_all(list(compress(tokens, mask)))
 
 
 @pytest.mark.parametrize("model", ["plain", "marked"])
 def test_only_the_turns_of_the_assistant_are_trained(models: dict[str, Path], model: str) -> None:
     rows = encoder(models[model], messages_field="messages")
     row = rows.encode({"messages": CHAT})
-    assert row.prompt.text == "[user]2+2<eos>\n[assistant]"
+    assert row.prompt_text == "[user]2+2<eos>\n[assistant]"
     whole, trained = shown(rows, row.completions[0])
     assert whole == "4<eos>\n[user]and 1<eos>\n[assistant]5<eos>"
     assert trained == "4<eos>5<eos>"
@@ -63,7 +66,7 @@ def test_arguments_of_the_chat_template_reach_recorded_chats(tmp_path: Path, tem
     model = make_chat_model(tmp_path / "model", "{% if loud %}LOUD {% endif %}" + template)
     rows = encoder(model, messages_field="messages", chat_template_args={"loud": True})
     row = rows.encode({"messages": CHAT})
-    assert row.prompt.text == "LOUD [user]2+2<eos>\n[assistant]"
+    assert row.prompt_text == "LOUD [user]2+2<eos>\n[assistant]"
     assert shown(rows, row.completions[0])[1] == "4<eos>5<eos>"
 
 
@@ -91,15 +94,13 @@ def test_a_text_gets_one_end_and_all_of_it_is_trained(models: dict[str, Path]) -
     rows = encoder(models["plain"], completion_field="answer")
     for answer in ("4", "4<eos>"):
         row = rows.encode({"prompt": "2+2=", "answer": answer})
-        assert row.prompt.text == "2+2="
+        assert row.prompt_text == "2+2="
         assert shown(rows, row.completions[0]) == ("4<eos>", "4<eos>")
 
 
 def test_both_completions_of_a_pair_follow_the_same_tokens(models: dict[str, Path]) -> None:
     rows = encoder(models["plain"], chosen_field="good", rejected_field="bad", margin_field="by")
-    row = rows.encode({"good": CHAT[:2], "bad": [CHAT[0], CHAT[3]], "by": 2.5})
-    task = common_pb2.TaskRef(task_id="t1", attempt=2)
-    group = recorded_group(task, rollout_pb2.TASK_KIND_TRAIN, row)
+    group = rows.encode({"good": CHAT[:2], "bad": [CHAT[0], CHAT[3]], "by": 2.5})
     assert [c.reward for c in group.completions] == [2.5, 0.0]
     assert [c.text for c in group.completions] == ["4<eos>", "5<eos>"]
     assert group.prompt_text == "[user]2+2<eos>\n[assistant]"

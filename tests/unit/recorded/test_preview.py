@@ -43,9 +43,7 @@ def run_of(model: Path, path: str = "d", **data: Any) -> Config:
 
 def shown(config: Config, row: dict[str, Any]) -> list[str]:
     tokenizer = PromptTokenizer(config)
-    text = row_text(
-        RowEncoder(config, tokenizer).encode(row), tokenizer.decode_all, tokenizer.end_tokens
-    )
+    text = row_text(RowEncoder(config, tokenizer).encode(row), tokenizer)
     return text.splitlines()
 
 

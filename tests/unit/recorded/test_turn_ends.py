@@ -2,16 +2,19 @@
 
 import json
 import string
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from paceline.config.schema import Config
-from paceline.dataset.recorded_encoding import RecordedCompletion, RowEncoder
+from paceline.dataset.recorded_encoding import RowEncoder
 from paceline.prompt_tokenizer import BadPrompt, PromptTokenizer
+from paceline.v1 import rollout_pb2
 
 INST = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %} {{ m.content }}"
@@ -83,9 +86,15 @@ def tokenizer_of(path: Path, **data: Any) -> tuple[RowEncoder, PromptTokenizer]:
     return RowEncoder(config, tokenizer), tokenizer
 
 
-def trained(tokenizer: PromptTokenizer, completion: RecordedCompletion) -> list[str]:
-    tokens = completion.tokens[completion.trained == 1].tolist()
-    return list(tokenizer._tokenizer.convert_ids_to_tokens(tokens))
+def ids(tokens: bytes) -> list[int]:
+    found: list[int] = np.frombuffer(tokens, "<i4").tolist()
+    return found
+
+
+def trained(tokenizer: PromptTokenizer, completion: rollout_pb2.Completion) -> list[str]:
+    tokens = ids(completion.tokens)
+    mask = completion.loss_mask or bytes([1]) * len(tokens)
+    return list(tokenizer._tokenizer.convert_ids_to_tokens(list(compress(tokens, mask))))
 
 
 @pytest.mark.parametrize("spaces", ["", "first", "always"])
@@ -93,7 +102,7 @@ def test_a_chat_has_the_tokens_of_its_whole_text(tmp_path: Path, spaces: str) ->
     rows, tokenizer = tokenizer_of(save(tmp_path, INST, spaces=spaces))
     row = rows.encode({"messages": CHAT})
     whole = tokenizer.encode(tokenizer.conversation(CHAT))
-    assert [*row.prompt.tokens.tolist(), *row.completions[0].tokens.tolist()] == whole
+    assert ids(row.prompt_tokens + row.completions[0].tokens) == whole
 
 
 @pytest.mark.parametrize("spaces", ["", "first", "always"])
@@ -105,7 +114,7 @@ def test_a_completion_has_the_tokens_of_its_whole_text(
     rows, tokenizer = tokenizer_of(save(tmp_path, None, spaces=spaces), **fields)
     row = rows.encode({"p": text[:2], "c": text[2:]})
     whole = tokenizer.opening(text).tokens.tolist()
-    assert [*row.prompt.tokens.tolist(), *row.completions[0].tokens.tolist()] == [*whole, 2]
+    assert ids(row.prompt_tokens + row.completions[0].tokens) == [*whole, 2]
 
 
 @pytest.mark.parametrize("spaces", ["", "first", "always"])
