@@ -1,12 +1,14 @@
 """``python -m controller CONFIG --id controller-0``: starts one controller process."""
 
 import argparse
+import asyncio
 import sys
 import threading
 from pathlib import Path
 
+import uvloop
+
 from paceline.config.load import load_config
-from paceline.process.event_loop import run
 from paceline.process.files import set_process_limits
 from paceline.process.lifetime import exit_status, leave
 from paceline.process.structured_log import setup
@@ -31,15 +33,17 @@ def main(argv: list[str] | None = None) -> int:
     # After the config: a typo in it is reported without loading gRPC.
     from controller.process import serve
 
-    run(
-        serve(
-            config,
-            run_dir=arguments.run_dir or Path("runs") / config.run.name,
-            controller_id=arguments.id,
-            port=arguments.port,
-            advertise=arguments.advertise,
+    # It handles a small message in half the time.
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(
+            serve(
+                config,
+                run_dir=arguments.run_dir or Path("runs") / config.run.name,
+                controller_id=arguments.id,
+                port=arguments.port,
+                advertise=arguments.advertise,
+            )
         )
-    )
     return 0
 
 

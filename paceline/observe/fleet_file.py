@@ -3,14 +3,13 @@ so each is recorded with its start time."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 from pydantic import TypeAdapter
 
-from paceline.process.files import read_ours
+from paceline.process.files import read_ours, replace_file
 from paceline.process.lifetime import started_s
 
 FILE = "fleet.json"
@@ -60,10 +59,7 @@ class FleetRecord:
 
     def write(self, run_dir: Path) -> None:
         """Replaces ``fleet.json`` atomically."""
-        path = run_dir / FILE
-        fresh = path.with_name(f".fleet.json.{os.getpid()}")
-        fresh.write_bytes(_FILE.dump_json(self, indent=1) + b"\n")
-        fresh.replace(path)
+        replace_file(run_dir / FILE, _FILE.dump_json(self, indent=1) + b"\n")
 
     @classmethod
     def read(cls, run_dir: Path) -> FleetRecord | None:

@@ -4,13 +4,13 @@ null, never a guess."""
 
 import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from paceline.observe.projection import Projection
+from paceline.process.files import replace_file
 
 FIRST_LAST = 5
 TIME_SPLIT = ("generate", "reward", "wait", "compute", "reduce", "commit", "publish")
@@ -111,10 +111,7 @@ def _has_score(row: Mapping[str, Any]) -> bool:
 
 
 def write_summary(run_dir: Path, summary: Mapping[str, Any]) -> None:
-    path = run_dir / "summary.json"
-    fresh = path.with_name(f".summary.json.{os.getpid()}")
-    fresh.write_text(json.dumps(summary, indent=2) + "\n")
-    fresh.replace(path)
+    replace_file(run_dir / "summary.json", json.dumps(summary, indent=2).encode() + b"\n")
 
 
 def read_summary(run_dir: Path) -> dict[str, Any] | None:

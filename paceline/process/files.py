@@ -158,6 +158,17 @@ def open_files_limit() -> int:
     return MOST_FILES if soft == resource.RLIM_INFINITY else min(soft, MOST_FILES)
 
 
+def replace_file(path: Path, content: bytes) -> None:
+    """Writes ``path`` at once or not at all: a full disk leaves what was there."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        fresh.write_bytes(content)
+        fresh.replace(path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
+
+
 def write_durably(path: Path, data: bytes | str) -> None:
     """Writes ``data`` and syncs it; the name is durable after ``sync_directory``."""
     with path.open("wb") as stream:

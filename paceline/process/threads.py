@@ -150,13 +150,6 @@ async def in_daemon_thread(work: Callable[[], T], name: str) -> T:
     return await asyncio.get_running_loop().run_in_executor(_DaemonThread(name), work)
 
 
-def call_within(limit_s: float, work: Callable[[], T], name: str) -> T:
-    """The result of ``work``. After ``limit_s`` it raises TimeoutError; the thread goes on and
-    nobody waits for it."""
-    result: T = _DaemonThread(name).submit(work).result(limit_s)
-    return result
-
-
 class _DaemonThread(Executor):
     """A thread for each call. Through the loop's own method, which virtual time replaces."""
 

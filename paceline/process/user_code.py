@@ -8,7 +8,6 @@ adds that directory at the end of ``sys.path`` before it imports a reward or an 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import os
 import sys
@@ -64,23 +63,6 @@ def safe_path_for_children() -> Iterator[None]:
             os.environ[SAFE_PATH] = before
 
 
-def hidden_file(module: str) -> Path | None:
-    """File or package of the start directory that an installed module of that name hides."""
-    name = module.partition(".")[0]
-    here = Path.cwd()
-    for path in (here / f"{name}.py", here / name):
-        if path.is_file() or (path.is_dir() and any(path.glob("*.py"))):
-            break
-    else:
-        return None
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        return None
-    found = spec.origin if spec is not None else None
-    return None if found in (None, str(path), str(path / "__init__.py")) else path
-
-
 def raised_in(error: BaseException, caller: str) -> tuple[str, str]:
     """An error of a user's code: one line with the error and the innermost place, such as
     "KeyError: 'x' (rewards.py:12 in score)", and a traceback of the frames after the last one in
@@ -111,20 +93,16 @@ def find(name: str) -> Any:
         module = importlib.import_module(module_name)
     except Exception as error:
         why = f"cannot import {module_name}: {one_line(error)}"
-        missing = isinstance(error, ModuleNotFoundError)
-        raise NotFound(why + _hint(module_name, missing=missing)) from error
+        if isinstance(error, ModuleNotFoundError):
+            why += ". Is it installed, or in the directory you start from?"
+        raise NotFound(why) from error
     target: Any = module
     for part in attribute.split("."):
         if not hasattr(target, part):
-            raise NotFound(f"{module_name} has no {attribute!r}{_hint(module_name)}")
+            # An installed module of the same name may hide a user's own.
+            file = getattr(module, "__file__", None) or "it is built in"
+            raise NotFound(f"{module_name} ({file}) has no {attribute!r}")
         target = getattr(target, part)
     if not callable(target):
         raise NotFound("it is not a function")
     return target
-
-
-def _hint(module_name: str, *, missing: bool = False) -> str:
-    hidden = hidden_file(module_name)
-    if hidden:
-        return f". An installed module of the same name hides {hidden}: rename that file"
-    return ". Is it installed, or in the directory you start from?" if missing else ""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from paceline.observe.fleet_file import FleetRecord, supervisor_gone
 from paceline.v1 import admin_pb2, common_pb2
-from paceline.worker_pools import in_order, pool_of, role_of, scorer_of
+from paceline.worker_pools import in_order, role_of, scorer_of
 
 GONE_OR_LEAVING = ("dead", "stopped", "draining")
 AT_WORK = ("waiting", "running", "paused")  # phases of a run in which it needs workers
@@ -28,26 +28,16 @@ Drain = Callable[[admin_pb2.WorkerStatus], Awaitable[None]]
 
 def who_scales(provider: str, run_dir: Path) -> str:
     """Sentence for users: who starts and ends workers until there are as many as desired."""
-    match provider:
-        case "local":
-            return _who_scales_here(run_dir)
-        case "none":
-            return (
-                "surplus workers are drained; start missing ones yourself (fleet.provider is none)"
-            )
-        case _:
-            return f"the {provider} provider starts or drains workers"
-
-
-def _who_scales_here(run_dir: Path) -> str:
-    """The supervisor, which runs on the machine of the controllers, or nobody."""
+    if provider == "none":
+        return "surplus workers are drained; start missing ones yourself (fleet.provider is none)"
+    if provider != "local":
+        return f"the {provider} provider starts or drains workers"
     record = FleetRecord.read(run_dir)
     if record is not None and record.supervisor.alive():
         return f"`paceline up` (pid {record.supervisor.pid}) starts or drains workers"
     remedy = supervisor_gone(run_dir) or (
         "The processes were started by hand: start missing workers with `paceline policy`, "
-        "`paceline rollout` or `paceline scorer`, end surplus ones with `paceline drain WORKER`, "
-        "or set fleet.provider"
+        "`paceline rollout` or `paceline scorer`, and end surplus ones with `paceline drain WORKER`"
     )
     return f"nobody starts or drains workers. {remedy}"
 
@@ -98,16 +88,13 @@ def desired_of(status: admin_pb2.StatusReply, pool: str) -> int:
 
 def staying(status: admin_pb2.StatusReply, pool: str) -> dict[str, admin_pb2.WorkerStatus]:
     """Living workers of a pool that have not been asked to leave."""
+    role = common_pb2.Role.Value(f"ROLE_{role_of(pool).upper()}")
     return {
         worker.worker_id: worker
         for worker in status.workers
-        if _pool(worker) == pool and worker.state not in GONE_OR_LEAVING
+        if (worker.role, worker.scorer) == (role, scorer_of(pool))
+        and worker.state not in GONE_OR_LEAVING
     }
-
-
-def _pool(worker: admin_pb2.WorkerStatus) -> str:
-    role = common_pb2.Role.Name(worker.role).removeprefix("ROLE_").lower()
-    return pool_of(role, worker.scorer)
 
 
 class NoProvider(Provider):
@@ -124,14 +111,7 @@ class NoProvider(Provider):
             await self._drain(here[name])
         if not missing:
             return ""
-        return (
-            f"{missing} of {desired} {pool} workers are missing: start them with "
-            f"`{command(status, pool)}`"
-        )
-
-
-def command(status: admin_pb2.StatusReply, pool: str) -> str:
-    """The command that starts a worker of ``pool``."""
-    scorer = f" --scorer {scorer_of(pool)}" if scorer_of(pool) else ""
-    addresses = ",".join(c.address for c in status.controllers if c.state != "silent")
-    return f"paceline {role_of(pool)} CONFIG{scorer} --controllers {addresses or 'HOST:PORT'}"
+        scorer = f" --scorer {scorer_of(pool)}" if scorer_of(pool) else ""
+        addresses = ",".join(c.address for c in status.controllers if c.state != "silent")
+        command = f"paceline {role_of(pool)} CONFIG{scorer} --controllers {addresses}"
+        return f"{missing} of {desired} {pool} workers are missing: start them with `{command}`"

@@ -48,13 +48,6 @@ class Placed:
     exit_code: int | None = None
 
 
-def _without_secrets(config: Config) -> Config:
-    """Ray keeps an actor's arguments, and whoever reaches the cluster can read them. The address of
-    Redis may have a password in it; workers get theirs from the controller, once they present the
-    token."""
-    return config.model_copy(update={"redis": config.redis.model_copy(update={"url": None})})
-
-
 class RayProvider(Provider):
     name = "ray"
     quiet_s = 2.0
@@ -93,7 +86,8 @@ class RayProvider(Provider):
                 await self._drain(worker)
             elif here[name].state == "pending":
                 await self._ask(op="remove", name=name)
-        for name in free_names(pool, here, missing):
+        names = (worker_name(pool, index) for index in range(len(here) + missing))
+        for name in [name for name in names if name not in here][:missing]:
             await self._ask(op="start", **self._order(pool, name, status))
         waiting = sorted((n for n, p in here.items() if p.state == "pending"), key=number)
         return f"{', '.join(waiting)}: waiting for cluster resources" if waiting else ""
@@ -104,13 +98,17 @@ class RayProvider(Provider):
         policy = role == POLICY
         threads = getattr(fleet, f"{role}_threads")
         own = ["--scorer", scorer_of(pool)] if scorer_of(pool) else []
+        # Ray keeps an actor's arguments, and whoever reaches the cluster can read them. The address
+        # of Redis may have a password in it; workers get theirs from the controller, once they
+        # present the token.
+        redis = self._config.redis.model_copy(update={"url": None})
         return {
             "name": name,
             "pool": pool,
             "cpus": threads * (fleet.policy_ranks if policy else 1),
             "gpus": getattr(ray, f"{role}_gpus"),
             # The text of the file: the machine may not have the file.
-            "config": to_toml(_without_secrets(self._config)),
+            "config": to_toml(self._config.model_copy(update={"redis": redis})),
             "module": f"{role}_worker",
             "arguments": [
                 *("--controllers", ",".join(c.address for c in status.controllers)),
@@ -119,11 +117,6 @@ class RayProvider(Provider):
             "environment": dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads)),
             "log": f"{self._run_dir}/logs/{name}.log",
         }
-
-    async def release(self) -> None:
-        """Ends all actors of the run and gives their places back. Raises Trouble."""
-        for one in (await self._ask(op="list"))["placed"]:
-            await self._ask(op="remove", name=one["name"])
 
     async def close(self) -> None:
         process, self._process = self._process, None
@@ -183,7 +176,19 @@ class RayProvider(Provider):
         return self._process
 
 
-def free_names(pool: str, taken: dict[str, Placed], count: int) -> list[str]:
-    """Unused names for ``count`` new workers, lowest numbers first."""
-    names = (worker_name(pool, index) for index in range(len(taken) + count))
-    return [name for name in names if name not in taken][:count]
+async def give_back_places(config: Config) -> str:
+    """Ends all actors of a run that has ended: Ray keeps their places, and no leader gives them
+    back any more. Returns the trouble with it; empty if there is none."""
+
+    async def nobody(worker: admin_pb2.WorkerStatus) -> None:
+        """Drains nothing: the run has ended."""
+
+    provider = RayProvider(config, "", nobody)
+    try:
+        for one in (await provider._ask(op="list"))["placed"]:
+            await provider._ask(op="remove", name=one["name"])
+    except Trouble as trouble:
+        return f"places on the Ray cluster are not given back: {trouble}"
+    finally:
+        await provider.close()
+    return ""

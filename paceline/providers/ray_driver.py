@@ -2,18 +2,67 @@
 
 It reads one JSON request per line (list, start, remove) and writes one JSON answer per line, and
 ends with its input. It keeps no state: Ray holds the placement groups and actors, in the run's
-namespace.
+namespace. An actor runs the normal worker command on the machine that Ray chose.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+from paceline.process.torchrun_environment import without_place
 from paceline.worker_pools import pool_of_worker
+
+LAUNCH = (
+    "import os, sys; from paceline.process.lifetime import die_with; die_with(int(sys.argv[1]));"
+    "os.execv(sys.executable, [sys.executable, '-P', '-m', *sys.argv[2:]])"
+)
+"""The parent death signal stays set across the exec."""
+
+
+class WorkerActor:
+    """Starts one worker. The worker ends with the actor, however the actor ends."""
+
+    def __init__(
+        self,
+        module: str,
+        config: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        log: str,
+    ) -> None:
+        """``config``: text of the TOML file. ``log``: file to append to."""
+        with tempfile.NamedTemporaryFile("w", suffix=".toml", delete=False) as file:
+            file.write(config)
+        command = [module, file.name, *arguments]
+        path = Path(log)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        except OSError:
+            path = Path(os.devnull)
+        with path.open("ab") as out:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", LAUNCH, str(os.getpid()), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env={**without_place(os.environ), **environment},
+            )
+
+    def look(self) -> dict[str, Any]:
+        """state (running or ended), pid, exit_code (None while it runs, negative for a signal)."""
+        code = self._process.poll()
+        state = "running" if code is None else "ended"
+        return {"state": state, "pid": self._process.pid, "exit_code": code}
+
 
 ANSWER_LIMIT_S = 5.0
 """Time for an actor to report its worker's state. An actor that is not placed yet does not answer.
@@ -85,7 +134,8 @@ class Driver:
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        from paceline.providers.ray_actor import WorkerActor
+        # By its module's name, and not as part of this main program, so that Ray sends no code.
+        from paceline.providers.ray_driver import WorkerActor
 
         bundle = {"CPU": float(order["cpus"])}
         if order["gpus"]:

@@ -1,4 +1,4 @@
-"""End of a run: the export of its newest checkpoint, the replayed journal, and summary.json."""
+"""Write what a run leaves at its end: the export of its newest checkpoint, and summary.json."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from paceline.process.user_code import python_module
 from paceline.redis.server import embedded_pid, ensure_redis
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
 from paceline_launcher.launch.child import Child, ChildSpec
+from paceline_launcher.launch.passing import in_words
 
 EXPORT_LIMIT_S = 1800.0
 
@@ -50,11 +51,42 @@ async def export_newest(
     return out if await ended == 0 else None
 
 
-def after_export(run_dir: Path, status: str, reason: str, export: Path | None) -> tuple[str, str]:
-    """(status, reason) of a run: one that has finished has failed if there is no export of it."""
-    if status == "finished" and export is None:
-        return "failed", f"the final export failed: see {_export_log(run_dir)}"
-    return status, reason
+async def close_books(
+    config: Config,
+    run_dir: Path,
+    note: Callable[[str], None],
+    *,
+    status: str,
+    reason: str,
+    redis_url: str,
+    wall_s: float | None = None,
+    give_up: asyncio.Future[None] | None = None,
+) -> dict[str, Any]:
+    """Exports the newest checkpoint of a run that has finished, and writes summary.json. Returns
+    the summary: a run without its export has failed. ``redis_url``: of the journal, or empty if
+    that cannot be replayed. ``wall_s``: default, as the run's files tell."""
+    export = None
+    if status == "finished":
+        export = await export_newest(config, run_dir, note, give_up)
+        if export is None:
+            status, reason = "failed", f"the final export failed: see {_export_log(run_dir)}"
+    replayed = await asyncio.to_thread(replay, redis_url, config.run.name)
+    records = Projection.read(run_dir)
+    summary = summarise(
+        records,
+        status=status,
+        reason=reason,
+        wall_s=records.history.took_s if wall_s is None else wall_s,
+        group_size=config.rollout.group_size,
+        export=str(export) if export else None,
+        **replayed,
+    )
+    try:
+        write_summary(run_dir, summary)
+    except OSError as error:
+        # It takes nothing from how the run has ended.
+        note(f"error: summary.json is not written: {in_words(error, run_dir)}")
+    return summary
 
 
 def replay(redis_url: str, run_id: str) -> dict[str, Any]:
@@ -98,22 +130,17 @@ class RunWait:
         status, reason = await self._ended()
         self.note(f"the run has {status}")
         await self._workers_left()
-        records = await self._records(status)
-        export = None
-        if status == "finished":
-            export = await export_newest(self.config, self.run_dir, self.note)
-        status, reason = after_export(self.run_dir, status, reason, export)
-        summary = summarise(
-            records,
+        await self._files_tell(status)
+        redis = self.config.redis
+        known = redis.url is not None or embedded_pid(self.run_dir) is not None
+        return await close_books(
+            self.config,
+            self.run_dir,
+            self.note,
             status=status,
             reason=reason,
-            wall_s=records.history.took_s,
-            group_size=self.config.rollout.group_size,
-            export=str(export) if export else None,
-            **replay(self._redis_url(), self.config.run.name),
+            redis_url=ensure_redis(self.run_dir, redis).url if known else "",
         )
-        write_summary(self.run_dir, summary)
-        return summary
 
     async def _ended(self) -> tuple[str, str]:
         """(status, reason) of the run that has ended. An election, or controllers that start, are
@@ -154,8 +181,8 @@ class RunWait:
             limit_s = self.config.fleet.finish_s
             self.note(f"not all workers have left within {limit_s:g} s (fleet.finish_s)")
 
-    async def _records(self, status: str) -> Projection:
-        """The run's files, once they tell of the end."""
+    async def _files_tell(self, status: str) -> None:
+        """Returns once the run's files tell of the end."""
         try:
             async with asyncio.timeout(FILES_S):
                 # Another process writes them, perhaps on another machine.
@@ -166,11 +193,3 @@ class RunWait:
                 f"{self.run_dir} does not tell of the end of the run: do the controllers have the "
                 "same --run-dir?"
             )
-        return Projection.read(self.run_dir)
-
-    def _redis_url(self) -> str:
-        """URL of the journal's server; empty if it is not known here."""
-        config = self.config.redis
-        if config.url is None and embedded_pid(self.run_dir) is None:
-            return ""
-        return ensure_redis(self.run_dir, config).url

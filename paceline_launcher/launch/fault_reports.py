@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import signal
 import socket
 import time
@@ -65,7 +64,7 @@ class FaultReports:
         """Returns once that server, which writes ``log``, has ended, and reports it."""
         ended = asyncio.create_task(until_gone(identity))
         await self._watch(REDIS, identity.pid, ended)
-        self._send(self._report_redis(identity.pid, _status_of(identity.pid), log))
+        self.send(self._report_redis(identity.pid, _status_of(identity.pid), log))
 
     async def report_exit(self, child: Child, code: int) -> None:
         """Reports a dead worker; if it had not registered yet, its end is a fault all the same."""
@@ -77,10 +76,20 @@ class FaultReports:
         finding = await self._verdict(child.pid, code, ours=child.signalled)
         await self._report(child.spec.name, child.pid, finding)
 
-    async def close(self) -> None:
+    def send(self, report: Coroutine[Any, Any, None]) -> None:
+        """Runs a report without waiting for it."""
+        task = asyncio.create_task(report)
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    def cancel(self) -> None:
         for task in self._sending:
             task.cancel()
-        await asyncio.gather(*self._sending, return_exceptions=True)
+
+    async def settle(self, limit_s: float) -> None:
+        """Returns once every report has been sent, or after ``limit_s``."""
+        if self._sending:
+            await asyncio.wait(self._sending, timeout=limit_s)
 
     async def _watch(self, name: str, pid: int, ended: asyncio.Task[Any]) -> None:
         witness = self._witnesses[pid] = Witness(pid)
@@ -88,7 +97,7 @@ class FaultReports:
             while not ended.done():
                 await asyncio.wait({ended}, timeout=LOOK_S)
                 if not ended.done() and (finding := witness.look()) is not None:
-                    self._send(self._report(name, pid, finding))
+                    self.send(self._report(name, pid, finding))
         finally:
             ended.cancel()
 
@@ -119,11 +128,6 @@ class FaultReports:
         with contextlib.suppress(ControlPlaneUnavailable, RequestRefused):
             await self.control.call(f"AdminService.{method}", report, timeout_s=LIMIT_S)
 
-    def _send(self, report: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(report)
-        self._sending.add(task)
-        task.add_done_callback(self._sending.discard)
-
 
 def _status_of(pid: int) -> int:
     """Exit code of a child that nobody has reaped yet; UNSEEN if it is not to be had."""
@@ -148,9 +152,16 @@ CRASHES = frozenset(
 )
 DEAD = ("Z", "X")  # states of a process that has ended and was not reaped
 READ_BYTES = 1 << 18  # bytes that are read from the end of the log; a crash report has some 10 KiB
-CRASH = re.compile(r"crashed by signal: (\d+)")
-FAILURE = re.compile(r"(ASSERTION FAILED|Guru Meditation|OUT OF MEMORY|\S[^\n]*Exiting\.\.\.)")
-SHUTDOWN = re.compile(r"Received (SIG\w+) scheduling shutdown|User requested shutdown|bye bye")
+LAST_WORDS = {
+    "crashed by signal": FaultCause.CRASHED,
+    "ASSERTION FAILED": FaultCause.ERROR,
+    "Guru Meditation": FaultCause.ERROR,
+    "OUT OF MEMORY": FaultCause.ERROR,
+    "Exiting...": FaultCause.ERROR,
+    "scheduling shutdown": FaultCause.KILLED,
+    "User requested shutdown": FaultCause.KILLED,
+}
+"""Lines of the log of a Redis that has ended, and its cause then."""
 REMEDY = "give it more memory, or see `paceline plan memory` for what to lower"
 
 
@@ -248,12 +259,7 @@ def end_in_log(log: Path, pid: int) -> Finding | None:
     own = [line for line in since.splitlines() if line.startswith(f"{pid}:")]
     if not started and not own:
         return None
-    said = "\n".join(own)
-    if crash := CRASH.search(said):
-        return Finding(FaultCause.CRASHED, f"signal {crash[1]}, says its log {log}")
-    if failure := FAILURE.search(said):
-        words = failure[1].partition(" # ")[2] or failure[1]
-        return Finding(FaultCause.ERROR, f"{words}, says its log {log}")
-    if shutdown := SHUTDOWN.search(said):
-        return Finding(FaultCause.KILLED, f"{shutdown[1] or 'a shutdown'}, says its log {log}")
+    for words, cause in LAST_WORDS.items():
+        if line := next((line for line in own if words in line), ""):
+            return Finding(cause, f"{line}, says its log {log}")
     return Finding(FaultCause.KILLED, f"signal 9: its log {log} ends without a shutdown or a crash")

@@ -13,10 +13,9 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -72,8 +71,7 @@ class Fleet:
     earlier: FleetRecord | None = None  # record of a fleet whose launcher is gone, for `adopt_all`
 
     def __post_init__(self) -> None:
-        fleet = self.config.fleet
-        self.restarts = RestartPolicy(enabled=fleet.restart, max_restarts=fleet.max_restarts)
+        self.restarts = RestartPolicy(self.config.fleet.max_restarts)
         self.processes: dict[str, FleetProcess] = {}
         self.faults = FaultReports(self.control)
         self.ending = asyncio.Event()  # nothing is started any more
@@ -89,7 +87,6 @@ class Fleet:
         self.record = FleetRecord(self.config.run.name, ProcessId.of(os.getpid()))
         if self.earlier is not None:
             self.record.processes, self.record.redis = self.earlier.processes, self.earlier.redis
-        self._background: set[asyncio.Task[None]] = set()
         self.write_record()
 
     def start_controllers(self) -> None:
@@ -221,8 +218,7 @@ class Fleet:
         await end_all(children, patience_s)
         if tasks:
             await asyncio.wait(tasks, timeout=FAREWELL_LIMIT_S)
-        if self._background:
-            await asyncio.wait(self._background, timeout=FAREWELL_LIMIT_S)
+        await self.faults.settle(FAREWELL_LIMIT_S)
 
     async def stop_controllers(self, patience_s: float) -> None:
         self.ending.set()
@@ -232,9 +228,10 @@ class Fleet:
         """Ends every process of the fleet and every task of this object."""
         self.kill_all()
         tasks = [p.task for p in self.processes.values() if p.task is not None]
-        if tasks or self._background:
-            await asyncio.wait([*tasks, *self._background], timeout=10.0)
-        await self.faults.close()
+        if tasks:
+            await asyncio.wait(tasks, timeout=10.0)
+        self.faults.cancel()
+        await self.faults.settle(10.0)
         if self._writing is not None:
             self._writing.cancel()
         with contextlib.suppress(OSError):
@@ -244,15 +241,9 @@ class Fleet:
         """SIGKILL to exactly the sessions this fleet started."""
         self.ending.set()
         self.killed = True
-        for task in self._background:
-            task.cancel()
+        self.faults.cancel()
         for child in (*self.running(workers=False), *self.running(workers=True)):
             child.kill()
-
-    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
 
     def others_of(self, process: FleetProcess) -> list[str]:
         """Workers on all nodes that do the same as this one."""
@@ -316,9 +307,7 @@ class Fleet:
                 self.note(line)
             self._start(_seeing(spec, gpus))
         elif process.state is not State.NO_GPU:  # it is asked for again and again
-            others = (p for p in self.processes.values() if p.role == pool)
-            if not any(other.state is State.NO_GPU for other in others):
-                self.note(f"{name} waits for a free GPU: scale down or drain another worker")
+            self.note(f"{name} waits for a free GPU: scale down or drain another worker")
             process.move(State.NO_GPU)
 
     def _start(self, spec: ChildSpec, first: Child | None = None) -> None:

@@ -15,14 +15,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import time
-from collections.abc import Coroutine
 from dataclasses import replace
 from enum import Enum
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.observe.event_follower import leader_status
 from paceline.observe.fleet_file import ProcessRecord
@@ -34,8 +31,8 @@ from paceline.worker_pools import worker_index
 from paceline_launcher.launch.child import CONTROLLER, UNSEEN, Child, ChildSpec, how_ended
 from paceline_launcher.launch.job import update_addresses
 from paceline_launcher.launch.node_workers import RANK, replica_of
-from paceline_launcher.launch.passing import check_room, in_words
-from paceline_launcher.launch.restarts import BAD_INPUT, GiveUp, Leave, Restart
+from paceline_launcher.launch.passing import check_room, in_words, is_set_within
+from paceline_launcher.launch.restarts import BAD_INPUT, GiveUp
 
 if TYPE_CHECKING:
     from paceline_launcher.launch.fleet import Fleet
@@ -179,36 +176,27 @@ class FleetProcess:
                 self._fleet.note(f"{spec.name}: {old} is taken; it moves to {spec.address}")
                 update_addresses(specs.run_dir, specs.addresses)
                 break
-            await self._pause()
+            await is_set_within(POLL_S, self._fleet.ending)
         return spec
-
-    async def _pause(self) -> None:
-        """Returns after a moment, or once the fleet ends."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(POLL_S):
-                await self._fleet.ending.wait()
 
     async def _started(self, spec: ChildSpec) -> Child | None:
         """A new process; None if the fleet ends, or this node leaves, before its ranks can meet."""
         fleet = self._fleet
-        while True:
-            variables = await fleet.passing.done(
-                f"{self.name} cannot be started", lambda: fleet.rank_variables(self)
-            )
-            if variables is not None:
-                ready = replace(spec, environment={**spec.environment, **variables})
-                what, work = f"{self.name} cannot be started", partial(self._start_child, ready)
-                return await fleet.passing.done(what, work, fleet.specs.run_dir)
-            if fleet.going:
-                return None
-            await self._pause()
-            if fleet.ending.is_set():
-                return None
 
-    async def _start_child(self, spec: ChildSpec) -> Child:
-        # Without room it would end at once, and that would count as its failure.
-        await asyncio.to_thread(check_room, self._fleet.specs.run_dir)
-        return await Child.start(spec)
+        async def start() -> Child | None:
+            variables = await fleet.rank_variables(self)
+            if variables is None:
+                return None
+            # Without room it would end at once, and that would count as its failure.
+            await asyncio.to_thread(check_room, fleet.specs.run_dir)
+            return await Child.start(replace(spec, environment={**spec.environment, **variables}))
+
+        while True:
+            child = await fleet.passing.done(
+                f"{self.name} cannot be started", start, fleet.specs.run_dir
+            )
+            if child is not None or fleet.going or await is_set_within(POLL_S, fleet.ending):
+                return child
 
     async def _has_left(self, child: Child, code: int) -> bool:
         """True if it has left for good: the run has ended, or it was drained."""
@@ -251,48 +239,39 @@ class FleetProcess:
         # A rank ends with 1 as soon as another one has ended. Failures of the replica are counted
         # at rank 0.
         counted = -signal.SIGKILL if self.role == RANK and code == 1 else code
-        verdict = fleet.restarts.decide(self.name, counted, now - child.began, now)
         how = how_ended(code)
-        match verdict:
-            case GiveUp(reason):
-                last = child.last_line()
-                if code == BAD_INPUT and last:
-                    fleet.fail(f"{self.name}: {last}")
-                else:
-                    line = f". Its last line: {last}" if last and code > 0 else ""
-                    log = child.spec.log
-                    fleet.fail(f"{self.name} ended ({how}) and {reason}{line} (see {log})")
-                return False
-            case Leave():
-                fleet.note(f"{self.name} ended ({how}); fleet.restart is off")
-                self.move(State.GIVEN_UP)
-                if not fleet.others_of(self):
-                    fleet.fail(f"the last {self.role} process, {self.name}, ended ({how})")
-                return False
-            case Restart(delay_s):
-                when = f"in {delay_s:g} s" if delay_s else "now"
-                fleet.note(f"{self.name} ended ({how}); starting it again {when}")
-                fleet.mark(record, "waiting")
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(delay_s or 0.001):
-                        await fleet.ending.wait()
-                return not fleet.ending.is_set()
+        try:
+            delay_s = fleet.restarts.delay_s(self.name, counted, now - child.began, now)
+        except GiveUp as why:
+            last = child.last_line()
+            if code == BAD_INPUT and last:
+                fleet.fail(f"{self.name}: {last}")
+            else:
+                line = f". Its last line: {last}" if last and code > 0 else ""
+                fleet.fail(f"{self.name} ended ({how}) and {why}{line} (see {child.spec.log})")
+            return False
+        if not fleet.config.fleet.restart:
+            fleet.note(f"{self.name} ended ({how}); fleet.restart is off")
+            self.move(State.GIVEN_UP)
+            if not fleet.others_of(self):
+                fleet.fail(f"the last {self.role} process, {self.name}, ended ({how})")
+            return False
+        when = f"in {delay_s:g} s" if delay_s else "now"
+        fleet.note(f"{self.name} ended ({how}); starting it again {when}")
+        fleet.mark(record, "waiting")
+        return not await is_set_within(delay_s, fleet.ending)
 
     def _report(self, child: Child, code: int) -> None:
         """Reports the end to the controllers, without waiting for them."""
-        fleet = self._fleet
-        work: Coroutine[Any, Any, None]
+        faults = self._fleet.faults
         if self.role == CONTROLLER:
-            work = self._bury_controller(child, code)
+            faults.send(self._bury_controller(child, code))
         elif self.role != RANK:
-            work = fleet.faults.report_exit(child, code)
+            faults.send(faults.report_exit(child, code))
         elif code < 0 and not child.signalled:
             # Something has killed the rank: the end of its replica, which the ledger knows,
             # follows from it.
-            work = fleet.faults.report_end(child, code)
-        else:
-            return
-        fleet.in_background(work)
+            faults.send(faults.report_end(child, code))
 
     async def _bury_controller(self, child: Child, code: int) -> None:
         fleet = self._fleet

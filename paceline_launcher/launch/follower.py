@@ -13,7 +13,6 @@ Every worker that it started has ended before ``run`` returns.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,7 +34,6 @@ from paceline_launcher.launch.fleet import Fleet
 from paceline_launcher.launch.job import (
     NodeJob,
     NodePlace,
-    RunOutcome,
     node_directory,
     read_job,
     read_outcome,
@@ -93,12 +91,16 @@ class FollowingNode:
     def _fleet(self, met: Met) -> Fleet:
         place, home = self.meeting.place, node_directory(self.run_dir, self.workers.node)
         ports = [port_of(address) for address in met.job.addresses]
-        specs = ChildSpecs(met.config, met.config_path, self.run_dir, ports, place.master)
-        # Node 0 reaches this node there, and so do the others.
-        address = address_towards(place.master, place.port)
-        earlier = FleetRecord.read(home)
         return Fleet(
-            met.config, specs, home, met.control, self.note, self.workers, address, earlier
+            met.config,
+            ChildSpecs(met.config, met.config_path, self.run_dir, ports, place.master),
+            home,
+            met.control,
+            self.note,
+            self.workers,
+            # Node 0 reaches this node there, and so do the others.
+            address_towards(place.master, place.port),
+            FleetRecord.read(home),
         )
 
     async def _watch(self, fleet: Fleet) -> int:
@@ -106,8 +108,8 @@ class FollowingNode:
             if fleet.failed.done():
                 self.note(f"error: {fleet.failed.result()}")
                 return 1
-            if (outcome := await self._outcome()) is not None:
-                return self._end(fleet, outcome)
+            if (code := await self._ended(fleet)) is not None:
+                return code
             await self._follow_session()
             await self._look(fleet)
             if self._interrupts.first.done():
@@ -115,9 +117,16 @@ class FollowingNode:
             ends: list[asyncio.Future[Any]] = [self._interrupts.first, fleet.failed]
             await asyncio.wait(ends, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
 
-    async def _outcome(self) -> RunOutcome | None:
+    async def _ended(self, fleet: Fleet) -> int | None:
+        """Exit status of the run once node 0 has told how it has ended: it has waited for those
+        workers that had something to save."""
         outcome = await asyncio.to_thread(read_outcome, self.run_dir)
-        return outcome if outcome is not None and outcome.session == self._session else None
+        if outcome is None or outcome.session != self._session:
+            return None
+        fleet.finished = outcome.status == "finished"
+        reason = f" ({outcome.reason})" if outcome.reason else ""
+        self.note(f"the run has ended: {outcome.status}{reason}")
+        return outcome.exit_code
 
     async def _follow_session(self) -> None:
         """Raises BadInput if node 0 was started again, and does not fit this node."""
@@ -150,21 +159,14 @@ class FollowingNode:
         await fleet.reconcile(status)
         return status.phase in AT_WORK
 
-    def _end(self, fleet: Fleet, outcome: RunOutcome) -> int:
-        """Node 0 has waited for those workers that had something to save."""
-        fleet.finished = outcome.status == "finished"
-        reason = f" ({outcome.reason})" if outcome.reason else ""
-        self.note(f"the run has ended: {outcome.status}{reason}")
-        return outcome.exit_code
-
     async def _leave(self, fleet: Fleet) -> int:
         """This node is taken away, or the whole job is stopped: then node 0 stops the run, and the
         workers end with it."""
         began, second = time.monotonic(), self._interrupts.second
         deadline = began + fleet.config.fleet.stop_s
         while time.monotonic() < deadline and not second.done() and fleet.worker_names():
-            if (outcome := await self._outcome()) is not None:
-                return self._end(fleet, outcome)
+            if (code := await self._ended(fleet)) is not None:
+                return code
             at_work = await self._look(fleet)
             if at_work and not fleet.going and time.monotonic() >= began + STOP_LOOK_S:
                 await fleet.leave()
@@ -173,10 +175,7 @@ class FollowingNode:
 
 
 SAY_S = 10.0  # between two lines about the wait
-SHARED_S = 20.0
-"""Node 0 answers, but its file is not there after this time: network file systems show it later."""
 LOOK_S = 0.5
-CONNECT_LIMIT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +192,7 @@ class Met:
 class Meeting:
     """Meeting of a node with node 0: it waits until node 0 has started in the same directory.
 
-    job.json there? ──no──► node 0's port answers for SHARED_S? ──► error: it is not shared
+    job.json there? ──no──► wait on
          │ yes
     answers? ──no──► wait on     refuses? ──► error about the token
          │ yes
@@ -207,25 +206,21 @@ class Meeting:
     wait_s: float
     note: Callable[[str], None]
 
-    def __post_init__(self) -> None:
-        self._began = time.monotonic()
-        self._answered: float | None = None
-        """Since when node 0's port answers although there is no file of node 0."""
-
     async def meet(self) -> Met:
         """Raises BadInput if this node does not fit node 0, Unreachable after ``wait_s``
         seconds."""
         node_0, noted_s = f"{self.place.master}:{self.place.port}", -SAY_S
+        began = time.monotonic()
         while True:
-            result = await self._try(node_0)
+            result = await self._try()
             if isinstance(result, Met):
                 return result
-            waited = time.monotonic() - self._began
+            waited = time.monotonic() - began
             if waited >= self.wait_s:
                 raise Unreachable(
                     f"node 0 at {node_0} has not started within {self.wait_s:g} s (--wait): "
-                    f"{result}. Start `paceline node` on node 0, and check MASTER_ADDR, "
-                    "MASTER_PORT and its log"
+                    f"{result}. Start `paceline node` on node 0, check MASTER_ADDR, MASTER_PORT "
+                    "and its log, and give --run-dir the same path on a shared file system"
                 )
             if waited - noted_s >= SAY_S:
                 noted_s = waited
@@ -233,12 +228,11 @@ class Meeting:
                 self.note(f"waiting for node 0 at {node_0} ({times}): {result}")
             await asyncio.sleep(LOOK_S)
 
-    async def _try(self, node_0: str) -> Met | str:
+    async def _try(self) -> Met | str:
         """Node 0, or the reason why it cannot be joined yet."""
         job = await asyncio.to_thread(read_job, self.run_dir)
         if job is None:
-            await self._check_shared(node_0)
-            return f"it has written nothing to {self.run_dir} yet"
+            return f"it has written nothing to {self.run_dir} yet, which all nodes must share"
         path = self.run_dir / "config.toml"
         if not path.is_file():
             return f"{path} is not there yet"
@@ -277,27 +271,3 @@ class Meeting:
                 "of them anew"
             )
         return met
-
-    async def _check_shared(self, node_0: str) -> None:
-        """Raises BadInput if node 0 runs, but writes to another directory."""
-        if not await answers(self.place.master, self.place.port):
-            self._answered = None
-            return
-        now = time.monotonic()
-        self._answered = now if self._answered is None else self._answered
-        if now - self._answered >= SHARED_S:
-            raise BadInput(
-                f"node 0 answers at {node_0}, but it has written nothing to {self.run_dir}: the "
-                "run directory has to be one directory that all nodes share, because checkpoints "
-                "are in it. Give --run-dir a path on a shared file system, the same on every node"
-            )
-
-
-async def answers(host: str, port: int) -> bool:
-    """True if something listens there."""
-    with contextlib.suppress(OSError, TimeoutError):
-        async with asyncio.timeout(CONNECT_LIMIT_S):
-            _, writer = await asyncio.open_connection(host, port)
-            writer.close()
-            return True
-    return False

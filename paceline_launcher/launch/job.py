@@ -9,7 +9,6 @@ one that all nodes share.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from pydantic import TypeAdapter
 from paceline.config.load import changed_config
 from paceline.config.schema import Config
 from paceline.errors import BadInput
-from paceline.process.files import new_private_directory, read_ours
+from paceline.process.files import new_private_directory, read_ours, replace_file
 from paceline.process.torchrun_environment import port_number, whole_number
 from paceline.rpc.addresses import is_loopback
 from paceline.rpc.auth import TOKEN_FILE, read_token
@@ -41,20 +40,19 @@ class NodeJob:
 
     def problem(self, other: NodeJob) -> str:
         """The first thing that ``other``, of another node, has differently; empty if they agree."""
-        for name, text in _DIFFERENCES.items():
+        for name, what in _AGREED.items():
             ours, theirs = getattr(self, name), getattr(other, name)
             if ours != theirs:
-                return text.format(ours=ours, theirs=theirs)
+                return f"node 0 has another {what} than this node: {ours}, here {theirs}"
         return ""
 
 
-_DIFFERENCES = {
-    "run": "node 0 runs {ours!r}, and this node was started for {theirs!r}",
-    "nodes": "node 0 is one of {ours} nodes, and this node one of {theirs}",
-    "gpus": "node 0 counts on {ours} GPUs on each node, and this node has {theirs}. Give --gpus "
-    "the lower number on every node",
-    "roles": "node 0 places the roles as {ours}, and this node as {theirs} (--place)",
-    "settings": "the settings of node 0 are others than this node's (RUN.toml and --set)",
+_AGREED = {
+    "run": "run.name",
+    "nodes": "number of nodes",
+    "gpus": "number of GPUs (give --gpus the lower number on every node)",
+    "roles": "placement of the roles (--place)",
+    "settings": "digest of the settings (RUN.toml and --set)",
 }
 
 
@@ -94,47 +92,42 @@ def node_directory(run_dir: Path, rank: int) -> Path:
 def write_job(run_dir: Path, job: NodeJob) -> None:
     """Tells other nodes that node 0 has started. The outcome of an earlier session is void then."""
     (run_dir / "nodes" / "outcome.json").unlink(missing_ok=True)
-    replace_file(run_dir, "job.json", _JOB.dump_json(job, indent=1))
+    write_node_file(run_dir, "job.json", job)
 
 
 def update_addresses(run_dir: Path, addresses: Sequence[str]) -> None:
     """Tells nodes that join from now on where the controllers are, if node 0 has told them."""
     if (job := read_job(run_dir)) is not None:
-        fresh = replace(job, addresses=tuple(addresses))
-        replace_file(run_dir, "job.json", _JOB.dump_json(fresh, indent=1))
+        write_node_file(run_dir, "job.json", replace(job, addresses=tuple(addresses)))
 
 
 def read_job(run_dir: Path) -> NodeJob | None:
-    return read_file(run_dir, "job.json", _JOB)
+    return read_node_file(run_dir, "job.json", NodeJob)
 
 
 def write_outcome(run_dir: Path, outcome: RunOutcome) -> None:
-    replace_file(run_dir, "outcome.json", _OUTCOME.dump_json(outcome, indent=1))
+    write_node_file(run_dir, "outcome.json", outcome)
 
 
 def read_outcome(run_dir: Path) -> RunOutcome | None:
-    return read_file(run_dir, "outcome.json", _OUTCOME)
+    return read_node_file(run_dir, "outcome.json", RunOutcome)
 
 
-def replace_file(run_dir: Path, name: str, content: bytes) -> None:
-    """Writes ``<run_dir>/nodes/<name>`` at once or not at all."""
-    path = new_private_directory(run_dir / "nodes") / name
-    fresh = path.with_name(f".{name}.{os.getpid()}")
-    fresh.write_bytes(content + b"\n")
-    fresh.replace(path)
+def write_node_file(run_dir: Path, name: str, value: object) -> None:
+    """Writes a dataclass as ``<run_dir>/nodes/<name>``, at once or not at all."""
+    content = TypeAdapter(type(value)).dump_json(value, indent=1)
+    replace_file(new_private_directory(run_dir / "nodes") / name, content + b"\n")
 
 
-def read_file(run_dir: Path, name: str, adapter: TypeAdapter[T]) -> T | None:
+def read_node_file(run_dir: Path, name: str, kind: type[T]) -> T | None:
     """The value in ``<run_dir>/nodes/<name>``; None if it is missing or cannot be read. Raises
     NotOurs."""
     try:
-        return adapter.validate_json(read_ours(run_dir / "nodes" / name))
+        return TypeAdapter(kind).validate_json(read_ours(run_dir / "nodes" / name))
     except (OSError, ValueError):
         return None
 
 
-_JOB = TypeAdapter(NodeJob)
-_OUTCOME = TypeAdapter(RunOutcome)
 REMEDY = (
     "Start `paceline node` once on every node, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT "
     "as PyTorchJob sets them, or with --node-rank, --nodes and --master HOST:PORT"
@@ -194,27 +187,8 @@ def _numbers(environ: Mapping[str, str]) -> tuple[int, int]:
         for given, missing in (names, names[::-1]):
             if not environ.get(missing):
                 raise BadInput(f"the environment has {given}, but no {missing}. {REMEDY}")
-        rank, nodes = (whole_number(environ, name, REMEDY) for name in names)
-        if names[0] != "PET_NODE_RANK":
-            _check_one_process(environ)
-        elif environ.get("RANK") and "LOCAL_RANK" not in environ and environ["RANK"] != str(rank):
-            raise BadInput(
-                f"PET_NODE_RANK={rank}, but RANK={environ['RANK']}: they name two different nodes. "
-                f"Unset one of them. {REMEDY}"
-            )
-        return rank, nodes
+        return whole_number(environ, names[0], REMEDY), whole_number(environ, names[1], REMEDY)
     return 0, 1
-
-
-def _check_one_process(environ: Mapping[str, str]) -> None:
-    """Raises BadInput if the launcher starts several processes on this node."""
-    local, size = environ.get("LOCAL_RANK") or "0", environ.get("LOCAL_WORLD_SIZE") or "1"
-    if local != "0" or size != "1":
-        raise BadInput(
-            f"LOCAL_RANK={local} and LOCAL_WORLD_SIZE={size}: the launcher starts several "
-            "processes on this node, but `paceline node` starts all processes of its node itself. "
-            "Use torchrun --nproc-per-node 1"
-        )
 
 
 def _master(environ: Mapping[str, str], nodes: int, given: str | None) -> tuple[str, int]:

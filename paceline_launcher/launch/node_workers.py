@@ -17,8 +17,6 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import TypeAdapter
-
 from paceline.config.schema import Config
 from paceline.providers.base import GONE_OR_LEAVING, desired_of
 from paceline.rpc.ports import free_ports, taken_ports
@@ -30,7 +28,7 @@ from paceline.worker_pools import (
     worker_index,
     worker_name,
 )
-from paceline_launcher.launch.job import read_file, replace_file
+from paceline_launcher.launch.job import read_node_file, write_node_file
 from paceline_launcher.node_placement import MachineGpus, Placement, WorkerPlace
 
 
@@ -201,12 +199,9 @@ def publish_point(run_dir: Path, replica: str, host: str) -> MeetingPoint:
     if before is not None and before.host == host and not taken_ports("", [before.port]):
         return before
     point = MeetingPoint(host, *free_ports("", 1))
-    replace_file(run_dir, f"{replica}.json", _POINT.dump_json(point))
+    write_node_file(run_dir, f"{replica}.json", point)
     return point
 
 
 def read_point(run_dir: Path, replica: str) -> MeetingPoint | None:
-    return read_file(run_dir, f"{replica}.json", _POINT)
-
-
-_POINT = TypeAdapter(MeetingPoint)
+    return read_node_file(run_dir, f"{replica}.json", MeetingPoint)

@@ -57,6 +57,14 @@ def check_room(directory: Path) -> None:
             probe.unlink(missing_ok=True)
 
 
+async def is_set_within(limit_s: float, event: asyncio.Event) -> bool:
+    """True once ``event`` is set, False after ``limit_s``."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            return await event.wait()
+    return False
+
+
 class Passing:
     """Work that waits out what can pass, until ``ending`` is set."""
 
@@ -86,7 +94,5 @@ class Passing:
                     self._said.discard(trouble)
                     self._note(f"{what}: it goes on")
                 return result
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(AGAIN_S):
-                    await self._ending.wait()
+            if await is_set_within(AGAIN_S, self._ending):
                 return None

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import signal
 from collections import defaultdict, deque
-from dataclasses import dataclass
 
 from paceline.process.lifetime import ENGINE_LOST
 
@@ -28,29 +27,12 @@ QUICK_FAILURES = 5  # this many failures in a row, each within CALM_S of the sta
 BAD_INPUT = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Restart:
-    delay_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Leave:
-    """Not started again; the run goes on without it."""
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """The run cannot go on."""
-
-    reason: str
-
-
-Verdict = Restart | Leave | GiveUp
+class GiveUp(Exception):
+    """The run cannot go on. The message is the reason."""
 
 
 class RestartPolicy:
-    def __init__(self, *, enabled: bool, max_restarts: int) -> None:
-        self._enabled = enabled
+    def __init__(self, max_restarts: int) -> None:
         self._max_restarts = max_restarts
         self._ends: dict[str, deque[float]] = defaultdict(deque)
         self._quick: dict[str, int] = defaultdict(int)
@@ -62,20 +44,19 @@ class RestartPolicy:
         """A process of that name runs that an earlier launcher has started."""
         self._stood.add(name)
 
-    def decide(self, name: str, exit_code: int, lived_s: float, now: float) -> Verdict:
-        """Verdict on process ``name``, which ended with ``exit_code`` (negative: a signal)."""
+    def delay_s(self, name: str, exit_code: int, lived_s: float, now: float) -> float:
+        """Time until process ``name``, which ended with ``exit_code`` (negative: a signal), starts
+        again. Raises GiveUp."""
         if exit_code == BAD_INPUT and name not in self._stood:
-            return GiveUp("it was given bad input")
+            raise GiveUp("was given bad input")
         self._stood.add(name)
-        if not self._enabled:
-            return Leave()
         ends = self._ends[name]
         ends.append(now)
         while ends[0] < now - WINDOW_S:
             ends.popleft()
         if len(ends) > self._max_restarts:
-            return GiveUp(
-                f"it ended {len(ends)} times within ten minutes (fleet.max_restarts = "
+            raise GiveUp(
+                f"ended {len(ends)} times within ten minutes (fleet.max_restarts = "
                 f"{self._max_restarts})"
             )
         self._quick[name] = self._quick[name] + 1 if lived_s < CALM_S else 1
@@ -84,7 +65,7 @@ class RestartPolicy:
         self._failed[name] = self._failed[name] + 1 if failed else 0
         limit = 2 * QUICK_FAILURES if exit_code == ENGINE_LOST else QUICK_FAILURES
         if self._failed[name] >= limit:
-            return GiveUp(f"it failed {limit} times in a row, each right after its start")
+            raise GiveUp(f"failed {limit} times in a row, each right after its start")
         again = self._quick[name] - 1
         longest = LAST_DELAY_KILLED_S if exit_code in (*KILLED, ENGINE_LOST) else LAST_DELAY_S
-        return Restart(0.0 if again == 0 else min(FIRST_DELAY_S * 2 ** (again - 1), longest))
+        return 0.0 if again == 0 else min(FIRST_DELAY_S * 2 ** (again - 1), longest)

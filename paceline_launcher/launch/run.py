@@ -18,9 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,25 +26,22 @@ from typing import Any
 from paceline.config.load import ConfigError, to_toml
 from paceline.config.schema import Config
 from paceline.errors import BadInput, UserError
-from paceline.observe.file_tail import FileTail
 from paceline.observe.fleet_file import FleetRecord, ProcessId
 from paceline.observe.projection import Projection
-from paceline.observe.summary import summarise, write_summary
-from paceline.observe.vocabulary import EventType
-from paceline.providers.base import Trouble
-from paceline.providers.ray import RayProvider
+from paceline.process.files import replace_file
+from paceline.providers.ray import give_back_places
 from paceline.redis.server import NoRedis, ensure_redis, redis_log, stop_redis
 from paceline.rpc.addresses import port_of
 from paceline.rpc.auth import own_token, read_token
 from paceline.rpc.client import ControlPlane
 from paceline.v1 import admin_pb2
 from paceline_launcher.launch.child import CONTROLLER, ChildSpecs, controller_ports
-from paceline_launcher.launch.ending import after_export, export_newest, replay
+from paceline_launcher.launch.ending import close_books
 from paceline_launcher.launch.fleet import Fleet
 from paceline_launcher.launch.job import NodeJob, RunOutcome, write_job, write_outcome
 from paceline_launcher.launch.node_workers import NodeWorkers
 from paceline_launcher.launch.passing import Passing, in_words
-from paceline_launcher.launch.run_dir import EarlierRecord, end_processes, replace_text
+from paceline_launcher.launch.run_dir import end_processes
 from paceline_launcher.launch.watch import Interrupts, RunWatch
 from paceline_launcher.live_view import Console
 
@@ -87,14 +82,10 @@ class Run:
     def __post_init__(self) -> None:
         self._began = time.monotonic()
         self._interrupts = Interrupts(self._on_first_signal, self._on_second_signal)
-        self._before = EarlierRecord.take(self.run_dir)
         self._earlier_s = Projection.read(self.run_dir).history.took_s or 0.0
         """Time of the earlier sessions of the run."""
         self._redis_url = ""
         self._fleet: Fleet | None = None
-        self._watch: RunWatch | None = None
-        self._events = FileTail(self.run_dir / "events.jsonl")
-        list(self._events.records())  # what an earlier session of the run left is no news
 
     async def run(self) -> Outcome:
         """Runs to the end. Raises NoRedis or ConfigError if nothing could be started."""
@@ -118,9 +109,15 @@ class Run:
             raise
         finally:
             if session:
-                with self._last_file("nodes/outcome.json"):
+                try:
                     write_outcome(self.run_dir, ended)
-            await self._give_back_places()
+                except OSError as error:
+                    # It takes nothing from how the run has ended.
+                    self.console.note(f"error: the outcome is not written: {in_words(error)}")
+            if self.config.fleet.provider == "ray" and (
+                trouble := await give_back_places(self.config)
+            ):
+                self.console.note(trouble)
 
     async def _start_to_end(self, specs: ChildSpecs) -> Outcome:
         note = self.console.note
@@ -128,7 +125,12 @@ class Run:
         stopped = self._interrupts.first
         stopped.add_done_callback(lambda _: ending.set())
         passing = Passing(note, ending)
-        await passing.done("the run cannot begin", lambda: self._write_start(specs), self.run_dir)
+
+        async def make_token() -> None:
+            if read_token(self.config.auth) is None:
+                own_token(self.run_dir)  # before a worker looks for it
+
+        await passing.done("the run cannot begin", make_token, self.run_dir)
         if ending.is_set():
             raise KeyboardInterrupt
         control = ControlPlane.from_config(self.config, specs.addresses, self.run_dir)
@@ -143,38 +145,38 @@ class Run:
             self.earlier,
         )
         try:
-            begin = functools.partial(self._start_redis, fleet)
-            await passing.done("Redis cannot be started", begin, self.run_dir)
-            if ending.is_set() and not self._redis_url:
+            await passing.done(
+                "Redis cannot be started", lambda: self._start_redis(fleet), self.run_dir
+            )
+            await passing.done(
+                "the run cannot begin", lambda: self._write_start(specs), self.run_dir
+            )
+            if ending.is_set():
                 raise KeyboardInterrupt
             if self.earlier is None:
                 fleet.start_controllers()
                 fleet.start_workers()
             else:
                 note(f"took over {fleet.adopt_all()} running processes")
-            watch = self._watch = RunWatch(
+            watch = RunWatch(
                 self.config,
                 self.console,
                 fleet,
                 control,
                 self._interrupts,
-                self._events,
                 self.extends_to,
-                token=read_token(self.config.auth, self.run_dir) if self.console.private else None,
-                adopted=self.earlier is not None,
+                read_token(self.config.auth, self.run_dir) if self.console.private else None,
+                begun=self.earlier is not None,
             )
             status, reason = await watch.until_end(self._keep_redis(fleet))
-            report = await self._wind_down(fleet, watch.status, status)
-            export = None
-            if status == "finished":
-                give_up = self._interrupts.second
-                export = await export_newest(self.config, self.run_dir, note, give_up)
+            await self._wind_down(fleet, watch.status, status)
+            summary = await self._close_books(status, reason)
         except (NoRedis, ConfigError):
-            self._before.restore()
             raise
         except Exception as error:
             # summary.json says how it ended, for later commands.
-            self._sum_up("failed", f"paceline up failed: {error!r}", {}, None)
+            self._redis_url = ""
+            await self._close_books("failed", f"paceline up failed: {error!r}")
             raise
         finally:
             # Whatever fails here, the rest ends too: no process outlives this one.
@@ -184,17 +186,14 @@ class Run:
                 if self.config.redis.url is None:
                     stack.push_async_callback(self._stop_redis, fleet)
                 stack.push_async_callback(fleet.close)
-        status, reason = after_export(self.run_dir, status, reason, export)
-        return self._sum_up(status, reason, report, export)
+        return Outcome(summary["status"], summary)
 
     async def _write_start(self, specs: ChildSpecs) -> None:
         """Files that the processes of the run, and other nodes, read."""
         if self.job is not None:
             write_job(self.run_dir, replace(self.job, addresses=tuple(specs.addresses)))
-        if read_token(self.config.auth) is None:
-            own_token(self.run_dir)  # before a worker looks for it
         (self.run_dir / "summary.json").unlink(missing_ok=True)
-        replace_text(specs.config_path, to_toml(self.config))
+        replace_file(specs.config_path, to_toml(self.config).encode())
 
     async def _stop_redis(self, fleet: Fleet) -> None:
         """Ends the embedded server, also if its directory or its disk is gone."""
@@ -205,15 +204,6 @@ class Run:
             end_processes(fleet.record.redis)
 
         await asyncio.shield(asyncio.to_thread(stop))
-
-    @contextlib.contextmanager
-    def _last_file(self, name: str) -> Iterator[None]:
-        """A file of the end that cannot be written takes nothing from how the run has ended."""
-        try:
-            yield
-        except OSError as error:
-            path = self.run_dir / name
-            self.console.note(f"error: {name} is not written: {in_words(error, path)}")
 
     def _adopted_ports(self) -> list[int]:
         """Ports of the controllers that are taken over: the running workers know only these."""
@@ -226,23 +216,6 @@ class Run:
         }
         names = [f"{CONTROLLER}-{index}" for index in range(self.config.fleet.controllers)]
         return [ports[name] for name in names if name in ports]
-
-    async def _give_back_places(self) -> None:
-        """Ray keeps the places of workers that have ended, and no leader gives them back any
-        more."""
-        if self.config.fleet.provider != "ray":
-            return
-
-        async def no_drain(worker: admin_pb2.WorkerStatus) -> None:
-            """Does nothing: the run has ended."""
-
-        provider = RayProvider(self.config, str(self.run_dir), no_drain)
-        try:
-            await provider.release()
-        except Trouble as trouble:
-            self.console.note(f"places on the Ray cluster are not given back: {trouble}")
-        finally:
-            await provider.close()
 
     def _on_first_signal(self) -> None:
         self.console.note(
@@ -287,8 +260,8 @@ class Run:
 
     async def _wind_down(
         self, fleet: Fleet, seen: admin_pb2.StatusReply | None, status: str
-    ) -> dict[str, Any]:
-        """Stops workers, then controllers, then counts the samples."""
+    ) -> None:
+        """Stops workers, then controllers."""
         if seen is not None and seen.phase in ("finished", "suspended"):
             # Workers that are still starting have nothing to finish. An interrupt ends only the
             # wait: all steps are committed.
@@ -304,28 +277,15 @@ class Run:
             waiting.cancel()
         await fleet.stop_workers(PATIENCE_S)
         await fleet.stop_controllers(CONTROLLER_PATIENCE_S)
-        return await asyncio.to_thread(replay, self._redis_url, self.config.run.name)
 
-    def _sum_up(
-        self, status: str, reason: str, report: dict[str, Any], export: Path | None
-    ) -> Outcome:
-        summary = summarise(
-            Projection.read(self.run_dir),
+    async def _close_books(self, status: str, reason: str) -> dict[str, Any]:
+        return await close_books(
+            self.config,
+            self.run_dir,
+            self.console.note,
             status=status,
             reason=reason,
+            redis_url=self._redis_url,
             wall_s=self._earlier_s + time.monotonic() - self._began,
-            group_size=self.config.rollout.group_size,
-            export=str(export) if export else None,
-            **report,
+            give_up=self._interrupts.second,
         )
-        # A controller that refuses the config journals nothing: no term has begun with it.
-        accepted = self._watch is not None and self._watch.accepted
-        accepted |= any(e["type"] == EventType.TERM_BEGUN for _, e in self._events.records())
-        if self._before.exists and not (accepted or self.earlier is not None):
-            # The earlier record stays as it was.
-            with self._last_file("summary.json"):
-                self._before.restore()
-        else:
-            with self._last_file("summary.json"):
-                write_summary(self.run_dir, summary)
-        return Outcome(status, summary)

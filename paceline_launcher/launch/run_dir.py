@@ -1,4 +1,4 @@
-"""Run directory: its lock, its clearing, and the earlier record that a refused start puts back."""
+"""Run directory: its lock, its clearing, and the processes that a killed launcher left behind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.config.schema import Config
@@ -42,7 +41,8 @@ def locked(run_dir: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise BadInput(
-                f"{run_dir} is in use by another `paceline up`. Look at it with `paceline status "
+                f"{run_dir} is in use by another `paceline up` or `paceline node`, of which a node "
+                f"runs one (torchrun --nproc-per-node 1). Look at it with `paceline status "
                 f"--run-dir {run_dir}`, or choose another --run-dir"
             ) from None
         yield
@@ -109,37 +109,3 @@ def _signal(processes: Sequence[ProcessId], number: signal.Signals) -> None:
                 os.killpg(process.pid, number)
             elif process.alive():
                 os.kill(process.pid, number)
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Writes ``path`` at once or not at all: a full disk leaves what was there."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        fresh.write_text(text)
-        fresh.replace(path)
-    except OSError:
-        fresh.unlink(missing_ok=True)
-        raise
-
-
-@dataclass(frozen=True, slots=True)
-class EarlierRecord:
-    """Files that a start replaces before the controllers have accepted it."""
-
-    run_dir: Path
-    exists: bool  # the directory holds a run
-    content: dict[str, bytes | None]
-
-    @classmethod
-    def take(cls, run_dir: Path) -> EarlierRecord:
-        paths = [run_dir / name for name in ("config.toml", "summary.json")]
-        content = {path.name: path.read_bytes() if path.is_file() else None for path in paths}
-        return cls(run_dir, (run_dir / "events.jsonl").is_file(), content)
-
-    def restore(self) -> None:
-        for name, content in self.content.items():
-            path = self.run_dir / name
-            if content is None:
-                path.unlink(missing_ok=True)
-                continue
-            replace_text(path, content.decode())

@@ -7,6 +7,7 @@ import signal
 import time
 import uuid
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 from paceline.config.schema import Config
@@ -23,51 +24,38 @@ from paceline_launcher.launch.passing import can_pass, in_words
 from paceline_launcher.live_view import Console
 
 POLL_S = 0.5
-REMOVED = (
-    "{run_dir} was removed while the run went on, with its journal and its checkpoints. Start the "
-    "run again, in a directory that stays (--run-dir)"
-)
 ASK_LIMIT_S = 2.0
 
 
+@dataclass(eq=False)
 class RunWatch:
-    """``extends_to``: steps of a finished run that is given more of them."""
+    config: Config
+    console: Console
+    fleet: Fleet
+    control: ControlPlane
+    interrupts: Interrupts
+    extends_to: int = 0
+    """Steps of a finished run that is given more of them."""
+    token: str | None = None
+    begun: bool = False
+    """A leader has had a term. A controller that reads the journal again tells of none."""
 
-    def __init__(
-        self,
-        config: Config,
-        console: Console,
-        fleet: Fleet,
-        control: ControlPlane,
-        interrupts: Interrupts,
-        events: FileTail,
-        extends_to: int = 0,
-        *,
-        token: str | None = None,
-        adopted: bool = False,
-    ) -> None:
+    def __post_init__(self) -> None:
         self.status: admin_pb2.StatusReply | None = None  # newest answer of a controller
-        self.accepted = adopted  # a leader has begun its term with this config
-        self._begun = adopted
-        """A leader has had a term. A controller that reads the journal again tells of none."""
-        self._config, self._console, self._fleet, self._control = config, console, fleet, control
-        self._interrupts, self._events, self._extends_to = interrupts, events, extends_to
-        self._token, self._dashboard = token, ""
-        self._place: tuple[int, int] | None = None  # device and number of the run directory
-        self._trouble = ""
+        self._events = FileTail(self.fleet.specs.run_dir / "events.jsonl")
+        list(self._events.records())  # what an earlier session of the run left is no news
+        self._dashboard = self._trouble = ""
         self._stop: TimedStop | None = None  # set while the run is being stopped
 
     async def until_end(self, beside: Coroutine[Any, Any, None]) -> tuple[str, str]:
         """(status, reason) of the run, once it has ended. Runs ``beside`` meanwhile."""
         task = asyncio.create_task(beside)
-        first, second = self._interrupts.first, self._interrupts.second
+        first, second = self.interrupts.first, self.interrupts.second
         try:
             while True:
-                if self._fleet.failed.done():
-                    return "failed", self._fleet.failed.result()
+                if self.fleet.failed.done():
+                    return "failed", self.fleet.failed.result()
                 try:
-                    if await asyncio.to_thread(self._directory_is_gone):
-                        return "failed", REMOVED.format(run_dir=self._fleet.specs.run_dir)
                     await self._note_events()
                     if end := await self.poll():
                         return end
@@ -86,77 +74,65 @@ class RunWatch:
                 if task.done():
                     task.result()
                 again = second if first.done() else first
-                waiting: list[asyncio.Future[Any]] = [again, self._fleet.failed, task]
+                waiting: list[asyncio.Future[Any]] = [again, self.fleet.failed, task]
                 await asyncio.wait(waiting, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
         finally:
             task.cancel()
 
-    def _directory_is_gone(self) -> bool:
-        """True if the run directory was removed, or another one has its name."""
-        try:
-            found = self._fleet.specs.run_dir.stat()
-        except (FileNotFoundError, NotADirectoryError):
-            return True
-        except OSError:
-            return False
-        place = found.st_dev, found.st_ino
-        self._place = self._place or place
-        return place != self._place
-
     def _note_trouble(self, words: str) -> None:
         """Says once what holds the run up, and once that it goes on. ``words``: empty for none."""
         if words != self._trouble:
-            self._console.note(words or "the run goes on")
+            self.console.note(words or "the run goes on")
         self._trouble = words
 
     async def poll(self) -> tuple[str, str] | None:
         """Looks at the run once, and acts on it. (status, reason) once it has ended."""
         if self._stop is not None:
             await self._stop.ask()
-        interrupted = self._interrupts.first.done
-        status = self.status = await leader_status(self._control, ASK_LIMIT_S)
-        self._begun |= status.term > 0
+        interrupted = self.interrupts.first.done
+        status = self.status = await leader_status(self.control, ASK_LIMIT_S)
+        self.begun |= status.term > 0
         self._note_dashboard(status)
         # At the start every controller waits for Redis for a moment.
         held = status.phase.startswith("paused: ") or (
-            self._begun and status.phase.startswith("waiting for ")
+            self.begun and status.phase.startswith("waiting for ")
         )
         remedy = remedy_of(status.phase)
         self._note_trouble(f"{status.phase}. {remedy}".removesuffix(". ") if held else "")
-        self._console.show(status)
-        if status.total_steps < self._extends_to:
+        self.console.show(status)
+        if status.total_steps < self.extends_to:
             return None  # the journal's end; the leader has not extended the run yet
         if status.phase in ("finished", "failed"):
-            self._fleet.finished = status.phase == "finished"
+            self.fleet.finished = status.phase == "finished"
             return status.phase, status.reason
         if interrupted() and status.phase == "suspended":
             return "interrupted", f"stopped after step {status.step}"
-        await self._fleet.reconcile(status)
+        await self.fleet.reconcile(status)
         if self._stop is None and (interrupted() or status.phase == "stopping"):
             await self._begin_stop(status).ask()
         elif not interrupted() and status.phase in ("suspending", "suspended"):
             request = admin_pb2.ContinueRequest(request_id=uuid.uuid4().hex)
-            await self._control.call("AdminService.Continue", request, timeout_s=ASK_LIMIT_S)
+            await self.control.call("AdminService.Continue", request, timeout_s=ASK_LIMIT_S)
         return None
 
     def _begin_stop(self, status: admin_pb2.StatusReply) -> TimedStop:
         if self._stop is None:
             ending = status.phase == "stopping"
-            self._stop = TimedStop(self._control, self._config.fleet.stop_s, ending=ending)
+            self._stop = TimedStop(self.control, self.config.fleet.stop_s, ending=ending)
         return self._stop
 
     @property
     def must_stop_now(self) -> bool:
         """True for a stop that waits for nothing: nothing has begun, the user insists, or it is
         late."""
-        if not self._interrupts.first.done():
+        if not self.interrupts.first.done():
             return False
         return (
             self.status is None
             # Nothing to save, and no leader to record a stop: the data set of a new run is being
             # opened.
-            or not self._begun
-            or self._interrupts.second.done()
+            or not self.begun
+            or self.interrupts.second.done()
             or (self._stop is not None and self._stop.overdue)
         )
 
@@ -164,14 +140,13 @@ class RunWatch:
         urls = [c.rest for c in status.controllers if c.state == "leader" and c.rest]
         if urls and not self._dashboard:
             self._dashboard = urls[0]
-            self._console.keep(f"dashboard: {dashboard_link(self._dashboard, self._token)}")
+            self.console.keep(f"dashboard: {dashboard_link(self._dashboard, self.token)}")
 
     async def _note_events(self) -> None:
         """Prints the new lines of events.jsonl. The live view shows steps itself."""
         for _, event in await asyncio.to_thread(lambda: list(self._events.records())):
-            self.accepted |= event["type"] == EventType.TERM_BEGUN
             if event["type"] != EventType.STEP_COMMITTED:
-                self._console.note(text_of(event))
+                self.console.note(text_of(event))
 
 
 ASK_S = 2.0

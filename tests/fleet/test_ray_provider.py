@@ -14,7 +14,7 @@ import pytest
 
 from paceline.config.load import load_config
 from paceline.providers import Trouble
-from paceline.providers.ray import Placed, RayProvider, free_names
+from paceline.providers.ray import RayProvider, give_back_places
 from paceline.v1 import admin_pb2, common_pb2
 from testbed.fleets.local_run import ROOT, write_run
 from testbed.patience import Patience
@@ -25,12 +25,6 @@ needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None,
     reason="Ray is not installed: pip install 'paceline[ray]'",
 )
-
-
-def test_new_workers_take_the_lowest_free_names() -> None:
-    taken = {"rollout-1": Placed("rollout-1", "rollout", "running")}
-    assert free_names("rollout", taken, 2) == ["rollout-0", "rollout-2"]
-    assert free_names("rollout", taken, 0) == []
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +68,7 @@ async def placing(
     provider._order = elsewhere  # type: ignore[method-assign]
     try:
         yield provider, drained
-        for one in (await provider._ask(op="list"))["placed"]:
-            await provider._ask(op="remove", name=one["name"])
+        assert await give_back_places(config) == ""
     finally:
         await provider.close()
 

@@ -45,7 +45,7 @@ async def test_a_redis_that_was_killed_is_said_to_be_though_another_process_star
     await reports.await_redis(identity, redis_log(tmp_path))
     fault = await control.told.get()
     assert (fault.name, fault.pid, fault.cause) == ("redis", pid, "killed")
-    await reports.close()
+    await reports.settle(60.0)
 
 
 async def test_a_redis_that_was_killed_is_said_to_be_though_its_successor_runs_already(
@@ -66,7 +66,7 @@ async def test_a_redis_that_was_killed_is_said_to_be_though_its_successor_runs_a
         await reports.await_redis(identity, redis_log(tmp_path))
         fault = await control.told.get()
         assert (fault.name, fault.pid, fault.cause) == ("redis", pid, "killed")
-        await reports.close()
+        await reports.settle(60.0)
     finally:
         stop_redis(tmp_path)
 
@@ -91,8 +91,8 @@ def started_by_another(run_dir: Path) -> ProcessId:
     ("number", "cause", "words"),
     [
         (signal.SIGKILL, "killed", "signal 9: its log"),
-        (signal.SIGTERM, "killed", "SIGTERM, says its log"),
-        (signal.SIGSEGV, "crashed", "signal 11, says its log"),
+        (signal.SIGTERM, "killed", "Received SIGTERM"),
+        (signal.SIGSEGV, "crashed", "crashed by signal: 11"),
     ],
 )
 async def test_a_redis_whose_controller_has_ended_before_it_has_a_cause(
@@ -107,7 +107,7 @@ async def test_a_redis_whose_controller_has_ended_before_it_has_a_cause(
     fault = await control.told.get()
     assert (fault.pid, fault.cause) == (identity.pid, cause)
     assert words in fault.detail
-    await reports.close()
+    await reports.settle(60.0)
 
 
 @pytest.mark.parametrize(

@@ -25,17 +25,16 @@ class Stop:
         pass
 
 
-def watch_of(reconcile: Any = None) -> tuple[RunWatch, Interrupts]:
+def watch_of(run_dir: Path, reconcile: Any) -> tuple[RunWatch, Interrupts]:
     """Watch over a run whose controllers the test answers for."""
     config: Any = SimpleNamespace(fleet=SimpleNamespace(stop_s=1.0))
     console: Any = SimpleNamespace(note=lambda _: None, show=lambda _: None)
     failed = asyncio.get_running_loop().create_future()
-    specs = SimpleNamespace(run_dir=Path())
+    specs = SimpleNamespace(run_dir=run_dir)
     fleet: Any = SimpleNamespace(failed=failed, reconcile=reconcile, specs=specs)
-    events: Any = SimpleNamespace(records=lambda: ())
     interrupts = Interrupts(lambda: None, lambda: None)
     control: Any = None
-    return RunWatch(config, console, fleet, control, interrupts, events), interrupts
+    return RunWatch(config, console, fleet, control, interrupts), interrupts
 
 
 async def nothing(*_: object) -> None:
@@ -58,9 +57,9 @@ def replies(monkeypatch: pytest.MonkeyPatch) -> list[admin_pb2.StatusReply]:
 
 
 async def test_a_stop_begins_though_no_controller_answers(
-    replies: list[admin_pb2.StatusReply],
+    replies: list[admin_pb2.StatusReply], tmp_path: Path
 ) -> None:
-    run, interrupts = watch_of(nothing)
+    run, interrupts = watch_of(tmp_path, nothing)
     replies.append(admin_pb2.StatusReply(phase="running", term=1))
     assert await run.poll() is None  # a controller has answered before
     interrupts.take()
@@ -76,11 +75,12 @@ async def test_a_stop_begins_though_no_controller_answers(
 async def test_a_stop_waits_for_nothing_only_if_no_leader_ever_had_a_term(
     replies: list[admin_pb2.StatusReply],
     monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
     terms: list[int],
     waits: bool,
 ) -> None:
     monkeypatch.setattr(Stop, "overdue", False)
-    run, interrupts = watch_of(nothing)
+    run, interrupts = watch_of(tmp_path, nothing)
     interrupts.take()
     replies += [admin_pb2.StatusReply(phase="waiting", term=term) for term in terms]
     while replies:

@@ -51,12 +51,6 @@ def test_torchrun_starts_one_process_a_node_and_keeps_its_port() -> None:
     assert node_place(torchrun) == NodePlace(1, 2, "job-master-0", 23457)
 
 
-@pytest.mark.parametrize("local", [{"LOCAL_RANK": "1"}, {"LOCAL_WORLD_SIZE": "8"}])
-def test_several_processes_a_node_are_refused(local: dict[str, str]) -> None:
-    with pytest.raises(BadInput, match=r"--nproc-per-node 1"):
-        node_place(SECOND | local)
-
-
 def test_options_count_before_the_environment() -> None:
     found = node_place(SECOND, rank=3, nodes=4, master="[fd00::1]:7000")
     assert found == NodePlace(3, 4, "fd00::1", 7000)
@@ -77,7 +71,6 @@ def test_options_count_before_the_environment() -> None:
         (SECOND | {"RANK": "-1"}, "RANK='-1' is not a whole number"),
         (AT | {"PET_NODE_RANK": "0", "PET_NNODES": "1:4"}, "no fixed number of nodes"),
         (AT | {"PET_NNODES": "2"}, "no PET_NODE_RANK"),
-        (SECOND | {"PET_NODE_RANK": "0", "PET_NNODES": "2"}, "two different nodes"),
     ],
 )
 def test_what_is_missing_or_contradicts_itself_is_refused(

@@ -10,7 +10,6 @@ from paceline.process.user_code import (
     SAFE_PATH,
     NotFound,
     find,
-    hidden_file,
     safe_path_for_children,
     search_start_directory_last,
 )
@@ -33,20 +32,10 @@ def test_the_start_directory_goes_from_the_front_to_the_end(here: Path, first: s
     assert sys.path == [*before, *([] if str(ROOT) in before else [str(ROOT)]), str(here)]
 
 
-def test_a_name_that_an_installed_module_hides_is_explained(here: Path) -> None:
+def test_the_file_without_the_name_is_told_if_an_installed_module_hides_it(here: Path) -> None:
     (here / "controller.py").write_text("def score(completion): return 1.0\n")
-    with pytest.raises(NotFound, match=r"controller has no 'score'. An installed module .* hides"):
+    with pytest.raises(NotFound, match=r"controller \(.*controller/__init__.py\) has no 'score'"):
         find("controller:score")
-
-
-def test_only_a_file_that_is_there_and_not_found_is_hidden(here: Path) -> None:
-    (here / "only_mine.py").write_text("")
-    (here / "json").mkdir()
-    search_start_directory_last()
-    assert hidden_file("only_mine") is None
-    assert hidden_file("json.decoder") is None, "a directory without Python files"
-    (here / "json" / "mine.py").write_text("")
-    assert hidden_file("json.decoder") == here / "json"
 
 
 def test_children_of_a_library_get_the_safe_path_only_inside(
