@@ -14,10 +14,9 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from controller.directives import Grounds, directive_grounds, directive_of
 from controller.ledger import Ledger
-from controller.ledger.views.directive_grounds import Grounds, directive_grounds
 from controller.ledger.views.views import owns_all
-from controller.proto_encoding import directive_of
 from paceline.ids import TaskId
 from paceline.v1 import worker_pb2
 

@@ -89,25 +89,10 @@ LIFECYCLE_TRANSITIONS: dict[Lifecycle, frozenset[Lifecycle]] = {
 }
 
 
-class DesiredLifecycle(StrEnum):
-    RUNNING = "running"
-    DRAINING = "draining"  # finish what is held, take nothing new
-    STOPPED = "stopped"  # leave
-    REJOIN = "rejoin"  # this incarnation is dead for the ledger: register as a new one
-
-
 class VoteOutcome(StrEnum):
     COMMITTED = "committed"  # apply the reduced gradients
     RETRY = "retry"  # the epoch ended first: keep local gradients, discard the reduced ones
     PENDING = "pending"  # votes are still missing
-
-
-class PlanState(StrEnum):
-    OPEN = "open"  # there is a plan
-    WAIT = "wait"  # not enough ready groups yet
-    EPOCH_OVER = "epoch_over"  # the mesh epoch is over: wait for the next directive
-    FINISHED = "finished"  # all steps are committed, or the run has ended
-    EVALUATE = "evaluate"  # recorded data: measure the held-out rows, then ask again
 
 
 class EmptyReason(StrEnum):

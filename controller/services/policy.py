@@ -4,6 +4,7 @@ import logging
 import re
 from pathlib import PurePosixPath
 
+from controller.directives import plan_of
 from controller.leader import Leader
 from controller.ledger import decisions as cmd
 from controller.ledger.decisions.commands import caller as check_worker
@@ -11,7 +12,7 @@ from controller.ledger.decisions.held_out import spared
 from controller.ledger.enums import VoteOutcome
 from controller.ledger.events import Topic
 from controller.ledger.state.versions import REMEMBERED_CHECKPOINTS
-from controller.proto_encoding import plan_of, wire_values
+from controller.proto_encoding import wire_values
 from controller.services.validation import FAULT_OF, Caller, check_stats, from_worker
 from paceline.ids import MeshEpoch, Step, TaskId, Version
 from paceline.payloads.group_limits import Invalid, check_task
@@ -35,7 +36,8 @@ async def next_plan(
         await leader.ready()
         seen = leader.long_polls[Topic.PLAN].turn
         check_worker(leader.ledger.state, *caller)
-        reply = plan_of(leader.ledger.state, *caller, request)
+        formed, holds = MeshEpoch(request.mesh_epoch), Version(request.state_version)
+        reply = plan_of(leader.ledger.state, *caller, formed, holds)
         # A replica acts on the plan, so the acceptance of its groups must be durable before.
         await leader.group_commit.durable()
         left_s = deadline - leader.clock.monotonic()

@@ -12,7 +12,6 @@ from controller.ledger.enums import Phase
 from controller.ledger.state.fleet import Worker
 from controller.ledger.state.state import State
 from controller.ledger.state.versions import Checkpoint
-from controller.ledger.views.views import due_for
 from paceline.ids import Step, Version
 
 EARLY_STOP = "early-stopping"  # Request id of the stop
@@ -42,6 +41,18 @@ def record_held_out(
     if recorded.ranking is not None:
         judge(d)
     d.settle_fleet(now)
+
+
+def due_for(s: State, worker_id: str, incarnation: int, version: Version) -> Step | None:
+    """The step whose held-out rows this replica is to measure with its state of ``version``; None:
+    no step's. Rank 0 of the mesh does it before its next vote, so that the state is still there. If
+    it dies, the next one does."""
+    mesh, step = s.fleet.whole_mesh, s.versions.step
+    if s.run_spec is None or not s.run.recorded or s.ended or step not in s.evals.rounds:
+        return None
+    if mesh is None or mesh.rank(worker_id, incarnation) != 0 or version != s.versions.version:
+        return None
+    return step
 
 
 def judge(d: Decider) -> None:

@@ -53,10 +53,10 @@ def test_a_process_whose_place_another_one_has_taken_is_not_told_to_take_it_back
     run = Driven()
     run.do(register("r0", 5))
     run.do(register("r0", 6))
-    assert views.directive(run.state, "r0", 5).lifecycle == "stopped"
+    assert run.told("r0", 5) == "stopped"
     run.do(cmd.declare_dead("r0", 6, "lease"))
     for earlier in (5, 6):
-        assert views.directive(run.state, "r0", earlier).lifecycle == "rejoin"
+        assert run.told("r0", earlier) == "rejoin"
 
 
 def test_a_process_of_an_earlier_incarnation_can_do_nothing_more() -> None:
@@ -87,7 +87,7 @@ def test_a_delayed_registration_of_an_earlier_incarnation_is_refused() -> None:
     run.do(cmd.declare_dead("r0", 6, "exit"))
     with pytest.raises(cmd.CommandRefused):
         run.do(register("r0", 6))
-    assert views.directive(run.state, "r0", 6).lifecycle == "rejoin"
+    assert run.told("r0", 6) == "rejoin"
 
 
 def test_a_state_that_was_never_committed_is_not_believed() -> None:
@@ -241,9 +241,9 @@ def test_a_draining_rollout_worker_leaves_when_it_holds_nothing() -> None:
     run = Driven.fleet("p0", "r0")
     (lease,) = run.lease("r0").leases
     run.do(cmd.drain("d", "r0", replace=True))
-    assert views.directive(run.state, "r0", run.current["r0"]).lifecycle == "draining"
+    assert run.told("r0") == "draining"
     run.submit("r0", lease)
-    assert views.directive(run.state, "r0", run.current["r0"]).lifecycle == "stopped"
+    assert run.told("r0") == "stopped"
     run.observe("r0", "stopped")
     assert run.names() == ["WorkerChanged"]
     run.die("r0")
@@ -255,7 +255,7 @@ def test_a_replica_asked_to_leave_before_it_holds_any_state_leaves_at_once() -> 
     run.register("p0")
     run.observe("p0")
     run.do(cmd.drain("d", "p0", replace=True))
-    assert views.directive(run.state, "p0", run.current["p0"]).lifecycle == "stopped"
+    assert run.told("p0") == "stopped"
     run.observe("p0", "stopped")
     run.policy("p1")
     assert [m.worker_id for m in run.state.fleet.mesh.members] == ["p1"]
@@ -273,8 +273,8 @@ def test_cancelled_names_the_held_leases_that_moved_on() -> None:
     run = Driven.fleet("p0", "r0")
     one, two = run.lease("r0", 2).leases
     run.do(cmd.expire(one.task_id, 1))
-    view = views.directive(run.state, "r0", run.current["r0"], [(one.task_id, 1), (two.task_id, 1)])
-    assert view.cancelled == ((one.task_id, 1),)
+    directive = run.directive("r0", held=[(one.task_id, 1), (two.task_id, 1)])
+    assert [(x.task_id, x.attempt) for x in directive.cancelled] == [(one.task_id, 1)]
 
 
 @pytest.mark.parametrize(
@@ -384,14 +384,13 @@ def test_an_evaluation_is_never_trained_and_never_scored_twice() -> None:
 def test_the_run_ends_only_with_the_last_checkpoint() -> None:
     run = Driven.fleet("p0", "r0", steps=1)
     run.train()
-    plan = views.plan(run.state, "p0", run.current["p0"], run.state.fleet.mesh_epoch, 1)
-    assert plan[0] == "finished"
+    assert run.ask("p0")[0] == "finished"
     assert not run.state.ended
-    assert views.directive(run.state, "p0", run.current["p0"]).lifecycle == "running"
+    assert run.told("p0") == "running"
     run.checkpoint()
     assert run.state.ended
-    assert views.directive(run.state, "p0", run.current["p0"]).lifecycle == "stopped"
-    assert views.directive(run.state, "r9", 1).lifecycle == "stopped"
+    assert run.told("p0") == "stopped"
+    assert run.told("r9", 1) == "stopped"
 
 
 def test_stop_ends_after_the_open_step_and_its_checkpoint_and_drops_the_rest_with_a_reason() -> (

@@ -19,15 +19,9 @@ def fleet(*policy: str, **changes: object) -> Driven:
 
 
 def shard_of(run: Driven, worker_id: str) -> set[str]:
-    kind, plan = views.plan(
-        run.state,
-        worker_id,
-        run.current[worker_id],
-        run.state.fleet.mesh_epoch,
-        run.state.versions.version,
-    )
+    kind, plan = run.ask(worker_id)
     assert kind == "open"
-    return {task_id for task_id, _ in plan.shard}
+    return {task.task_id for task in plan.shard}
 
 
 def test_shards_are_balanced_by_tokens_and_dealt_longest_first() -> None:
@@ -370,11 +364,11 @@ def test_joins_and_leaves_wait_for_the_end_of_the_open_step() -> None:
     run.observe("p2")
     run.do(cmd.drain("bye", "p1"))
     assert run.state.fleet.mesh_epoch == epoch
-    assert views.directive(run.state, "p1", run.current["p1"]).lifecycle == "draining"
+    assert run.told("p1") == "draining"
     run.vote("p0")
     run.vote("p1")
     assert [m.worker_id for m in run.state.fleet.mesh.members] == ["p0", "p2"]
-    assert views.directive(run.state, "p1", run.current["p1"]).lifecycle == "stopped"
+    assert run.told("p1") == "stopped"
     assert run.state.fleet.mesh.members[1].needs_state
 
 
@@ -404,9 +398,8 @@ def test_a_replica_of_an_epoch_that_the_journal_lost_is_sent_out_of_the_one_with
     run.policy("p1")
     mesh = run.state.fleet.mesh
     assert mesh.restore and mesh.state_version == 2
-    who = ("p1", run.current["p1"], mesh.epoch)
-    assert views.plan(run.state, *who, 2)[0] == "open"
-    assert views.plan(run.state, *who, 1)[0] == "epoch_over"
+    assert run.ask("p1", version=2)[0] == "open"
+    assert run.ask("p1", version=1)[0] == "epoch_over"
 
 
 def test_a_failed_collective_ends_the_epoch_for_all_and_kills_nobody() -> None:
@@ -415,8 +408,8 @@ def test_a_failed_collective_ends_the_epoch_for_all_and_kills_nobody() -> None:
     epoch = run.state.fleet.mesh_epoch
     run.do(cmd.break_mesh("p0", run.current["p0"], epoch, "connection reset"))
     for p in ("p0", "p1"):
-        assert views.directive(run.state, p, run.current[p]).mesh is None
-        assert views.plan(run.state, p, run.current[p], epoch, 0)[0] == "epoch_over"
+        assert not run.directive(p).HasField("mesh")
+        assert run.ask(p, epoch, 0)[0] == "epoch_over"
     run.do(cmd.break_mesh("p1", run.current["p1"], epoch, "too"))
     assert run.names() == []
     run.do(cmd.form_mesh())

@@ -42,11 +42,8 @@ def back(run: Driven, worker_id: str) -> None:
 
 
 def suspects_in_plan(run: Driven, worker_id: str) -> list[str]:
-    v = run.state.versions.version
-    who = (worker_id, run.current[worker_id])
-    _, plan = views.plan(run.state, *who, run.state.fleet.mesh_epoch, v)
-    assert plan is not None
-    return [task_id for task_id, _ in plan.shard if task_id in plan.suspects]
+    _, plan = run.ask(worker_id)
+    return [x.task_id for x, g in zip(plan.shard, plan.groups, strict=True) if g.suspect]
 
 
 def test_a_group_that_a_trainer_names_leaves_the_step_and_the_others_are_trained() -> None:

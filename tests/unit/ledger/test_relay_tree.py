@@ -6,7 +6,6 @@ from controller.ledger import events as ev
 from controller.ledger.enums import Role
 from controller.ledger.specs import WorkerSpec
 from controller.ledger.state.fleet import FORGIVEN_EVERY, Fleet
-from controller.ledger.views import views
 from paceline.ids import Version
 from tests.fixtures.ledgers import Driven
 
@@ -152,10 +151,10 @@ def test_a_version_that_was_never_committed_plants_one_new_tree() -> None:
 
 def test_a_relay_is_told_to_whom_it_sends() -> None:
     run = with_relays(3, fanout=1)
-    view = views.directive(run.state, "r1", run.current["r1"])
+    view = run.directive("r1")
     ends = [(x.publisher.worker_id, x.receiver.worker_id, x.relayed) for x in view.links]
     assert sorted(ends) == [("r0", "r1", True), ("r1", "r2", True)]
-    first = views.directive(run.state, "r0", run.current["r0"])
+    first = run.directive("r0")
     assert [x.relayed for x in first.links if x.receiver.worker_id == "r0"] == [False]
 
 

@@ -9,9 +9,7 @@ import pytest
 
 from controller.ledger.specs import GroupMeta
 from controller.ledger.views.group_views import reward_totals
-from controller.proto_encoding import plan_of
 from paceline.payloads.group_limits import GroupLimits
-from paceline.v1 import policy_pb2
 from policy_worker.objectives.batch import StepTotals
 from tests.fixtures.group_meta import accepted
 from tests.fixtures.ledgers import Driven
@@ -65,12 +63,7 @@ def test_the_plan_brings_them_to_the_trainer_also_after_a_failover() -> None:
         (lease,) = run.lease("r0").leases
         run.submit("r0", lease, 0, reward_mean=reward, reward_std=0.25)
     for _ in range(2):
-        fleet, versions = run.state.fleet, run.state.versions
-        request = policy_pb2.PlanRequest(
-            mesh_epoch=fleet.mesh_epoch, state_version=versions.version
-        )
-        reply = plan_of(run.state, "p0", run.current["p0"], request)
-        totals = StepTotals.of(reply.plan)
+        totals = StepTotals.of(run.ask("p0")[1])
         assert (totals.samples, totals.reward_sum) == (4, 4.0)
         assert totals.reward_squares == 2 * 0.25**2 + 4 * 0.5**2
         assert totals.within_squares == 2 * 0.25**2

@@ -13,8 +13,6 @@ from controller.ledger.specs import LearningRate, LiveSpec
 from controller.ledger.state.settings import Settings
 from controller.ledger.state.tasks import Unfinished
 from controller.ledger.state.token_ages import oldest_step, trained_tokens
-from controller.ledger.views import views
-from paceline.ids import MeshEpoch, Version
 from tests.fixtures.ledgers import Driven
 
 FILE = {"train.optimizer.lr": 1e-3, "train.steps": 10, "rollout.top_p": 1.0}
@@ -39,11 +37,7 @@ def set_lr(run: Driven, peak: float, request_id: str = "set-1") -> str:
 
 
 def lr_of_plan(run: Driven) -> float:
-    mesh = run.state.fleet.mesh
-    who = ("p0", run.current["p0"], MeshEpoch(mesh.epoch), Version(run.state.versions.version))
-    _, plan = views.plan(run.state, *who)
-    assert plan is not None
-    return plan.lr
+    return run.ask("p0")[1].lr
 
 
 def test_the_next_step_has_the_new_learning_rate_and_the_open_one_keeps_its_own(

@@ -24,10 +24,6 @@ def suspend(run: Driven, stage: str = "finish_step", request_id: str = "") -> st
     return done
 
 
-def directive(run: Driven, worker_id: str) -> views.DirectiveView:
-    return views.directive(run.state, worker_id, run.current[worker_id])
-
-
 def faults(run: Driven) -> list[str]:
     events = [ev.from_json(e) for e in run.journal]
     return [e.text() for e in events if e.listed and e.severity.is_fault]
@@ -37,25 +33,25 @@ def test_a_stop_commits_the_open_step_and_waits_for_its_checkpoint() -> None:
     run = stepping()
     suspend(run)
     assert run.lease("r0", 1).leases == ()
-    assert directive(run, "p0").checkpoint_step == 2
+    assert run.directive("p0").checkpoint_step == 2
     run.vote("p0")
     run.vote("p1")
     assert views.phase(run.state) == "suspending"
     run.checkpoint()
     assert views.phase(run.state) == "suspended"
     assert run.state.versions.checkpoint.step == 2
-    assert {directive(run, w).lifecycle for w in ("p0", "p1", "r0")} == {"stopped"}
+    assert {run.told(w) for w in ("p0", "p1", "r0")} == {"stopped"}
 
 
 def test_a_step_that_takes_too_long_is_left_and_the_last_commit_is_checkpointed() -> None:
     run = stepping()
     suspend(run)
-    assert not directive(run, "p0").leave_step
+    assert not run.directive("p0").leave_step
     suspend(run, "leave_step")
     assert run.names()[:3] == ["SuspendRequested", "StepAborted", "MeshBroken"]
-    assert (directive(run, "p0").leave_step, directive(run, "p0").checkpoint_step) == (True, 1)
+    assert (run.directive("p0").leave_step, run.directive("p0").checkpoint_step) == (True, 1)
     # Some members may wait in collectives of the old epoch for one that has left it.
-    assert directive(run, "p0").mesh.epoch == run.state.fleet.mesh_epoch
+    assert run.directive("p0").mesh.epoch == run.state.fleet.mesh_epoch
     run.checkpoint()
     assert views.phase(run.state) == "suspended"
     assert len(run.state.steps.replay[2]) == 4
@@ -106,10 +102,10 @@ def test_going_on_redoes_nothing_that_the_checkpoint_covers() -> None:
     # The next fleet may be up before it is told to go on: its workers wait.
     run.register("p0")
     run.observe("p0")
-    assert directive(run, "p0").lifecycle == "running"
-    assert directive(run, "p0").mesh is None
+    assert run.told("p0") == "running"
+    assert not run.directive("p0").HasField("mesh")
     run.do(cmd.go_on("go-on"))
-    mesh = directive(run, "p0").mesh
+    mesh = run.directive("p0").mesh
     assert (mesh.restore, mesh.step) == (True, 2)
     run.observe("p0", state=run.state.versions.version)
     run.rollout("r0")
@@ -123,7 +119,7 @@ def test_a_run_that_ends_for_good_can_leave_its_step_and_then_its_checkpoint() -
     run = stepping()
     run.do(cmd.stop("enough", "enough"))
     suspend(run, "leave_step")
-    assert (directive(run, "p0").leave_step, directive(run, "p0").checkpoint_step) == (True, 1)
+    assert (run.directive("p0").leave_step, run.directive("p0").checkpoint_step) == (True, 1)
     suspend(run, "at_once")
     assert views.phase(run.state) == "finished"
     assert (run.state.versions.step, run.state.reason) == (0, "enough")

@@ -11,6 +11,7 @@ from controller.ledger.codec import decode, encode
 from controller.ledger.specs import RunSpec, StatValue
 from controller.ledger.views import views
 from paceline.ids import TaskId
+from paceline.v1 import policy_pb2
 from tests.fixtures.ledgers import Driven, run_spec
 
 
@@ -24,10 +25,9 @@ def fleet(**changes: Any) -> Driven:
     )
 
 
-def plan(run: Driven) -> views.PlanView:
-    mesh, version = run.state.fleet.mesh_epoch, run.state.versions.version
-    _, found = views.plan(run.state, "p0", run.current["p0"], mesh, version)
-    assert found is not None
+def plan(run: Driven) -> policy_pb2.StepPlan:
+    kind, found = run.ask("p0")
+    assert kind == "open"
     return found
 
 
@@ -163,7 +163,7 @@ def test_no_lateness_takes_a_running_task_from_its_worker() -> None:
     held = [(late.task_id, late.attempt)]
     for _ in range(8):
         run.train()
-    assert views.directive(run.state, "r1", run.current["r1"], held).cancelled == ()
+    assert not run.directive("r1", held=held).cancelled
 
 
 def test_the_effective_sample_size_merges_exactly_over_replicas() -> None:

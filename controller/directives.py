@@ -1,0 +1,203 @@
+"""Orders to one worker, from the ledger's state: its directive, and a replica's plan of the open
+step."""
+
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+from typing import NamedTuple
+
+from controller.ledger.decisions.held_out import due_for
+from controller.ledger.enums import TRAITS, Lifecycle, Phase, Role
+from controller.ledger.state.fleet import Worker
+from controller.ledger.state.state import State
+from controller.ledger.state.token_ages import oldest_step, trained_sequences, trained_tokens
+from controller.ledger.views.group_views import reward_totals
+from controller.ledger.views.views import due_checkpoint, is_leased
+from controller.proto_encoding import message_of
+from paceline.ids import MeshEpoch, TaskId, Version
+from paceline.v1 import common_pb2, policy_pb2, worker_pb2
+
+
+def directive_of(
+    state: State, worker_id: str, incarnation: int, report: worker_pb2.Report
+) -> worker_pb2.Directive:
+    """Desired state of one worker, without term and seq. ``report`` is its newest."""
+    fleet = state.fleet
+    worker = fleet.current(worker_id, incarnation)
+    directive = worker_pb2.Directive(
+        version=state.versions.version,
+        paused=state.paused,
+        cancelled=[
+            held
+            for held in report.held_leases
+            if not is_leased(state, worker_id, TaskId(held.task_id), held.attempt)
+        ],
+    )
+    if worker is None or state.ended:
+        # Another process may live under this worker id. If this one registered again, the two would
+        # take the place from each other forever.
+        holder = fleet.workers.get(worker_id)
+        succeeded = holder is not None and holder.alive and holder.incarnation != incarnation
+        over = state.ended or succeeded
+        directive.lifecycle = worker_pb2.LIFECYCLE_STOPPED if over else worker_pb2.LIFECYCLE_REJOIN
+        return directive
+    traits, mesh = TRAITS[worker.role], fleet.whole_mesh
+    directive.lifecycle = _lifecycle(state, worker)
+    directive.links.extend(_links(state, worker))
+    directive.leave_step = (
+        state.phase in (Phase.STOPPING, Phase.SUSPENDING) and not state.steps.open
+    )
+    if traits.mesh:
+        directive.checkpoint_step = due_checkpoint(state)
+        if mesh is not None and _is_member(state, worker):
+            members = [message_of(worker_pb2.MeshMember, member) for member in mesh.members]
+            directive.mesh.CopyFrom(message_of(worker_pb2.PolicyMesh, mesh, members=members))
+    if traits.leases:
+        for scorer in fleet.scorers():
+            found = (scorer.scorer, scorer.worker_id, scorer.address)
+            directive.scorers.add(name=found[0], worker_id=found[1], address=found[2])
+    return directive
+
+
+def _lifecycle(state: State, worker: Worker) -> worker_pb2.Lifecycle:
+    if not worker.leaving:
+        return worker_pb2.LIFECYCLE_RUNNING
+    if state.phase is Phase.SUSPENDED:
+        return worker_pb2.LIFECYCLE_STOPPED
+    traits = TRAITS[worker.role]
+    busy = _in_mesh(state, worker) if traits.mesh else bool(worker.held)
+    # Only a scorer itself knows which requests it still answers.
+    unknown = traits.serves and worker.lifecycle is not Lifecycle.STOPPED
+    return worker_pb2.LIFECYCLE_DRAINING if busy or unknown else worker_pb2.LIFECYCLE_STOPPED
+
+
+def _is_member(state: State, worker: Worker) -> bool:
+    return state.fleet.in_mesh(worker.worker_id, worker.incarnation)
+
+
+def _in_mesh(state: State, worker: Worker) -> bool:
+    """True if the mesh counts on the replica: as a member, or for the epoch after a broken one."""
+    holds = worker.state_version == state.versions.version
+    counts = state.fleet.whole_mesh is not None or state.steps.open is not None or holds
+    return counts and _is_member(state, worker)
+
+
+def _links(state: State, worker: Worker) -> Iterator[worker_pb2.WeightsLink]:
+    for link in state.fleet.links_of(worker.worker_id):
+        sender = state.fleet.current(link.publisher, link.publisher_incarnation)
+        receiver = state.fleet.current(link.receiver, link.receiver_incarnation)
+        if sender is not None and receiver is not None:
+            yield worker_pb2.WeightsLink(
+                epoch=link.generation,
+                publisher=message_of(worker_pb2.MeshMember, sender),
+                receiver=message_of(worker_pb2.MeshMember, receiver),
+                reload=link.reload,
+                tree=link.tree,
+                relayed=TRAITS[sender.role].receives,
+            )
+
+
+def plan_of(
+    state: State, worker_id: str, incarnation: int, mesh_epoch: MeshEpoch, state_version: Version
+) -> policy_pb2.PlanReply:
+    """The plan, if one is open, for a replica that formed ``mesh_epoch`` and holds the state of
+    ``state_version``."""
+    mesh = state.fleet.whole_mesh
+    rank = mesh.rank(worker_id, incarnation) if mesh is not None else -1
+    formed = mesh is not None and mesh.epoch == mesh_epoch
+    if formed and (due := due_for(state, worker_id, incarnation, state_version)) is not None:
+        return policy_pb2.PlanReply(state=policy_pb2.PLAN_STATE_EVALUATE, evaluate_step=due)
+    if state.ended or state.versions.step >= state.run.steps:
+        return policy_pb2.PlanReply(state=policy_pb2.PLAN_STATE_FINISHED)
+    # Who forms an epoch holds its state. A replica without it formed one whose number was lost with
+    # the end of the journal and is given again.
+    if mesh is None or not formed or rank < 0 or state_version < mesh.state_version:
+        return policy_pb2.PlanReply(state=policy_pb2.PLAN_STATE_EPOCH_OVER)
+    step = state.steps.open
+    if step is None or state_version != step.version:
+        return policy_pb2.PlanReply(state=policy_pb2.PLAN_STATE_WAIT)
+    records = state.tasks.records
+    metas = {task_id: g for task_id in step.groups if (g := records[task_id].group) is not None}
+    groups = metas.values()
+    rewards = reward_totals(groups)
+    shard = step.shard(worker_id)
+    plan = policy_pb2.StepPlan(
+        step=step.step,
+        mesh_epoch=step.mesh_epoch,
+        version=step.version,
+        next_version=step.version + 1,
+        shard=[
+            common_pb2.TaskRef(task_id=task_id, attempt=records[task_id].attempt)
+            for task_id in shard
+        ],
+        groups=[
+            message_of(
+                policy_pb2.PlannedGroup, metas[task_id], suspect=task_id in state.steps.suspects
+            )
+            for task_id in shard
+        ],
+        total_tokens=sum(trained_tokens(state, g, step.step) for g in groups),
+        total_sequences=sum(trained_sequences(state, g, step.step) for g in groups),
+        total_groups=len(metas),
+        total_samples=rewards.samples,
+        reward_sum=rewards.total,
+        reward_squares=rewards.squares,
+        within_squares=rewards.within,
+        rank=rank,
+        size=len(mesh.members),
+        version_epochs=[
+            message_of(policy_pb2.VersionEpoch, epoch) for epoch in reversed(state.versions.epochs)
+        ],
+        oldest_step=oldest_step(state, step.step),
+        lr=step.settings.lr,
+        checkpoint=step.step % state.run.checkpoint_every == 0,
+    )
+    return policy_pb2.PlanReply(state=policy_pb2.PLAN_STATE_OPEN, plan=plan)
+
+
+# ---- grounds ----------------------------------------------------------------------------------
+
+_OWN = attrgetter("incarnation", "lifecycle", "drain")
+
+
+class Grounds(NamedTuple):
+    """What a worker's directive depends on, as values that are quick to compare. With a large
+    fleet most events leave most directives as they are. Equal grounds mean an equal directive, so
+    only the others are built again. They have all that ``directive_of`` reads of the state."""
+
+    firm: object  # Grounds of all fields but ``cancelled``
+    leases: object
+    """Grounds of ``cancelled``, which also depends on the leases that the worker's report names."""
+
+
+def directive_grounds(state: State) -> Callable[[str, int], Grounds]:
+    """For (worker id, incarnation): the grounds of its directive at this moment, its report left
+    aside. The function is for use before the next event."""
+    fleet, version = state.fleet, state.versions.version
+    workers, links = fleet.workers, fleet.links
+    common = (
+        version,
+        state.phase,
+        state.paused,
+        state.steps.open is None,
+        tuple((w.scorer, w.worker_id, w.address) for w in fleet.scorers()),
+    )
+    of_members = (*common, fleet.mesh, due_checkpoint(state) if state.run_spec is not None else 0)
+
+    def of(worker_id: str, incarnation: int) -> Grounds:
+        worker = workers.get(worker_id)
+        if worker is None:
+            return Grounds((incarnation, common), ())
+        if worker.role is Role.POLICY:
+            sent = fleet.links_of(worker_id)
+            of_policy = incarnation, _OWN(worker), worker.state_version, of_members, sent
+            return Grounds(of_policy, ())
+        # A lease that comes to a worker raises its lease_seq; one that goes is missing here.
+        held = tuple(worker.held)
+        received = links.get(worker_id)
+        sent = fleet.links_of(worker_id) if fleet.sends_to(worker_id) else []
+        # One that is asked to leave may go once it holds nothing.
+        may_go = worker.leaving and not held
+        firm = incarnation, _OWN(worker), may_go, common, received, sent
+        return Grounds(firm, (held, worker.lease_seq))
+
+    return of
