@@ -221,7 +221,7 @@ def test_bad_input_and_absent_controllers_have_their_exit_status(
         ),
         (["reward.functions=['format:(']"], "not a regular expression"),
         (["reward.functions=['exact_mach']"], "exact_mach is not a reward"),
-        (["controller.host=0.0.0.0"], "set auth.token_file"),
+        (["controller.host=0.0.0.0"], "Set auth.token_file"),
         (["controller.host=0.0.0.0", "auth.token_file={token}"], "Set redis.url"),
         (["auth.token_file=/nowhere/token"], "/nowhere/token cannot be read"),
         (["redis.url=redis://127.0.0.1:1/0"], "no Redis at redis://127.0.0.1:1/0"),
@@ -260,7 +260,7 @@ def test_a_port_in_use_is_named(paceline: Command, config: Path, tmp_path: Path)
         port = taken.getsockname()[1]
         shown = paceline("up", str(config), "--dry-run", "--set", f"controller.port={port}")
     assert shown.returncode == 2
-    assert f"port {port} is in use" in shown.stderr
+    assert f"port {port} of" in shown.stderr
 
 
 def test_dry_run_starts_nothing(config: Path, tmp_path: Path) -> None:
