@@ -4,7 +4,7 @@ import contextlib
 import os
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from paceline.v1 import admin_pb2, common_pb2
 from paceline_launcher.terminal import printable, short, table
 
 EVENTS_SHOWN = 8
-LEAST_PROCESSES = 2
 AROUND_BARS = 48
 """Columns for the rest of the line: its name, the range of rewards and the time left."""
 PLAIN_EVERY_S = 2.0  # shortest interval between two lines about steps, without a terminal
@@ -61,9 +60,9 @@ class PlainConsole:
 
     private = False  # a log may be written from what is shown: no token belongs there
 
-    def __init__(self, out: RichConsole, progress: Progress | None = None) -> None:
+    def __init__(self, out: RichConsole, progress: Progress) -> None:
         self._out = out
-        self._progress = progress or Progress()
+        self._progress = progress
         self._began = time.monotonic()
         self._step = 0
         self._next_at = 0.0
@@ -76,9 +75,13 @@ class PlainConsole:
             return
         self._step, self._next_at = status.step, now + PLAIN_EVERY_S
         m = status.metrics
+        learning = f"loss {m['loss']:.4f}"
+        if "reward_mean" in m:
+            staleness = f"staleness {m['staleness_mean']:.2f}"
+            learning = f"reward {m['reward_mean']:.3f} {learning} {staleness}"
         left = self._progress.seconds_left(int(status.step), int(status.total_steps))
         self.note(
-            f"step {status.step}/{status.total_steps} {_learning(m)} "
+            f"step {status.step}/{status.total_steps} {learning} "
             f"{m['samples_per_s']:.0f} samples/s {m['tokens_per_s']:.0f} tokens/s"
             + (f", {duration(left)} left" if left else "")
         )
@@ -95,7 +98,8 @@ class PlainConsole:
 
 
 class LiveConsole:
-    """A table that redraws itself, with the last events below it."""
+    """A table that redraws itself. On a low terminal rich cuts its end, which are processes that
+    just run."""
 
     private = True  # only the person at the terminal sees it
 
@@ -123,7 +127,9 @@ class LiveConsole:
         self._live.stop()
 
     def _draw(self) -> None:
-        drawn = fitted(self._live.console, self._status, self._progress, list(self._events))
+        size = self._live.console.size
+        events = [*self._events][-max(1, size.height // 6) :]
+        drawn = picture(self._status, self._progress, events, size.height, size.width)
         self._live.update(drawn, refresh=True)
 
 
@@ -137,26 +143,6 @@ def open_console(out: RichConsole | None = None, progress: Progress | None = Non
     return LiveConsole(out, progress) if live else PlainConsole(out, progress)
 
 
-def fitted(
-    out: RichConsole,
-    status: admin_pb2.StatusReply | None,
-    progress: Progress,
-    events: list[tuple[float, str]],
-) -> Group:
-    """The view with fewer events, then with fewer processes, until it fits the terminal."""
-    room = out.size.height
-    most = min(room, len(status.controllers) + len(status.workers)) if status is not None else 0
-    while True:
-        drawn = picture(status, progress, events, most, out.size.width)
-        over = len(out.render_lines(drawn, pad=False)) - room
-        if over <= 0 or (len(events) <= 1 and most <= LEAST_PROCESSES):
-            return drawn
-        fewer = min(over, max(0, len(events) - 1))
-        events = events[fewer:]
-        if not fewer:
-            most = max(LEAST_PROCESSES, most - over)
-
-
 def picture(
     status: admin_pb2.StatusReply | None,
     progress: Progress,
@@ -167,35 +153,25 @@ def picture(
     """The whole view, with at most ``processes`` lines for processes, in ``width`` columns."""
     parts: list[RenderableType] = []
     if status is not None:
-        learning = Text.assemble(
-            ("learning ", "dim"),
-            progress.line(status, max(8, min(WIDTH, width - AROUND_BARS))),
-            no_wrap=True,
-        )
+        line = progress.line(status, max(8, min(WIDTH, width - AROUND_BARS)))
         parts += [
             Text(headline(status), style="bold", no_wrap=True),
             ProgressBar(total=max(1, status.total_steps), completed=status.step),
             Text(""),  # the bar does not end its line: the next one would be cut off
-            learning,
+            Text.assemble(("learning ", "dim"), line, no_wrap=True),
             progress_table(status),
             Rule(style="dim"),
-            fleet_table(status, gone=False, most=processes),
-            Rule(style="dim"),
         ]
-    last = list(events)
-    for t, line in last:
-        newest = (t, line) == last[-1]
-        shown = f"{_clock(t)}  {printable(line)}"
-        shown += f"  ({duration(max(0.0, time.time() - t))} ago)" if newest else ""
-        parts.append(Text(shown, style="bold" if newest else "", no_wrap=True, overflow="ellipsis"))
+    shown = [f"{_clock(t)}  {printable(line)}" for t, line in events]
+    parts += [Text(line, no_wrap=True, overflow="ellipsis") for line in shown]
+    if shown:
+        (t, _), last = [*events][-1], parts[-1]
+        assert isinstance(last, Text)
+        last.append(f"  ({duration(max(0.0, time.time() - t))} ago)")
+        last.stylize("bold")
+    if status is not None:
+        parts += [Rule(style="dim"), fleet_table(status, gone=False, most=processes)]
     return Group(*parts)
-
-
-def _learning(m: Mapping[str, float]) -> str:
-    loss = f"loss {m['loss']:.4f}"
-    if "reward_mean" not in m:
-        return loss
-    return f"reward {m['reward_mean']:.3f} {loss} staleness {m['staleness_mean']:.2f}"
 
 
 def _clock(t: float) -> str:
@@ -235,34 +211,28 @@ def fleet_table(
     status: admin_pb2.StatusReply, *, gone: bool = True, most: int | None = None
 ) -> Table:
     """A row for each process, at most ``most``; ``gone``: dead and stopped workers too. Workers
-    that just run are left out first."""
+    that just run come last."""
+    controllers = sorted(status.controllers, key=lambda c: c.controller_id)
     workers = [w for w in status.workers if gone or w.state not in GONE]
-    room = len(workers) if most is None else max(0, most - len(status.controllers))
-    shown, left_out = workers, 0
-    if len(workers) > room:
-        room = max(0, room - 1)  # the last line says how many more there are
-        left_out = len(workers) - room
-        shown = sorted(workers, key=lambda w: (w.state in QUIET, w.worker_id))[:room]
+    workers.sort(key=lambda w: (w.state in QUIET, w.worker_id))
     rows: list[Sequence[Any]] = [
-        (c.controller_id, _cut(c.host), c.pid, _state(c.state), "", "", _age(c.heartbeat_age_s), "")
-        for c in sorted(status.controllers, key=lambda c: c.controller_id)
+        (
+            *(c.controller_id, _cut(c.host), c.pid, Text(c.state, STATE_STYLE.get(c.state, ""))),
+            *("", "", _age(c.heartbeat_age_s), ""),
+        )
+        for c in controllers
     ]
-    for worker in sorted(shown, key=lambda w: w.worker_id):
-        in_mesh = worker.role == common_pb2.ROLE_POLICY and worker.mesh_epoch
-        leases = f" ({worker.held_leases} tasks)" if worker.held_leases else ""
+    for w in workers[: None if most is None else max(0, most - len(controllers))]:
+        in_mesh = w.role == common_pb2.ROLE_POLICY and w.mesh_epoch
+        leases = f" ({w.held_leases} tasks)" if w.held_leases else ""
         rows.append(
             (
-                worker.worker_id,
-                _cut(worker.host),
-                worker.pid,
-                _state(worker.state),
-                worker.mesh_epoch if in_mesh else "",
-                worker.version if worker.version >= 0 else None,
-                _age(worker.heartbeat_age_s),
-                _cut(f"{worker.activity}{leases}".strip()),
+                *(w.worker_id, _cut(w.host), w.pid, Text(w.state, STATE_STYLE.get(w.state, ""))),
+                *(w.mesh_epoch if in_mesh else "", w.version if w.version >= 0 else None),
+                *(_age(w.heartbeat_age_s), _cut(f"{w.activity}{leases}".strip())),
             )
         )
-    if left_out:
+    if left_out := len(controllers) + len(workers) - len(rows):
         rows.append([f"… {left_out:,} more"])
     # One line a process: on a narrow terminal, host and activity are cut.
     return table("process|~host|>pid|state|>mesh|>version|heard|~doing", rows)
@@ -307,10 +277,6 @@ def headline(status: admin_pb2.StatusReply) -> str:
 
 def _cut(text: str) -> Text:
     return Text(printable(text), no_wrap=True, overflow="ellipsis")
-
-
-def _state(state: str) -> Text:
-    return Text(state, style=STATE_STYLE.get(state, ""))
 
 
 def _age(seconds: float) -> str:

@@ -18,6 +18,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 
 from paceline.config.schema import Config
@@ -82,8 +83,8 @@ def gpus_of_worker(config: Config, pool: str) -> int:
     return config.rollout.tensor_parallel * stages
 
 
-def _workers(config: Config) -> dict[str, int]:
-    """Workers that are placed, spares included, by pool."""
+def workers_with_spares(config: Config) -> dict[str, int]:
+    """Workers that are placed, by pool."""
     counts = desired_workers(config)
     counts[ROLLOUT] += config.fleet.rollout_spares
     return counts
@@ -91,7 +92,7 @@ def _workers(config: Config) -> dict[str, int]:
 
 def gpus_needed(config: Config) -> int:
     """GPUs of all workers of [fleet], spares included."""
-    return sum(n * gpus_of_worker(config, pool) for pool, n in _workers(config).items())
+    return sum(n * gpus_of_worker(config, pool) for pool, n in workers_with_spares(config).items())
 
 
 def nodes_needed(config: Config, gpus: int) -> int:
@@ -113,7 +114,7 @@ class Placement:
 
     def __init__(self, config: Config, nodes: Nodes) -> None:
         self._nodes = nodes
-        self._counts = _workers(config)
+        self._counts = workers_with_spares(config)
         self._needs = {
             pool: gpus_of_worker(config, pool) if nodes.gpus else 0 for pool in self._counts
         }
@@ -187,29 +188,18 @@ class Placement:
         return slots[extra] if extra < len(slots) else None
 
     def _no_room(self, pool: str, index: int) -> str:
-        nodes, need, name = self._nodes, self._needs[pool], worker_name(pool, index)
-        setting = {
-            POLICY: "fleet.policy_ranks",
-            ROLLOUT: "rollout.tensor_parallel",
-            SCORER: "fleet.scorers",
-        }[role_of(pool)]
-        if need > nodes.gpus and role_of(pool) != POLICY:
-            has = f"each node has {nodes.gpus}"
-            return f"{name} needs {need} GPUs on one node, and {has}: lower {setting}"
-        count = -(-need // nodes.gpus)
+        nodes, need, role = self._nodes, self._needs[pool], role_of(pool)
+        count = -(-need // nodes.gpus) if role == POLICY else 1
         where_to = "one node" if count == 1 else f"{count} nodes that are free"
         wanted = sum(self._counts[p] * self._needs[p] for p in self._counts)
-        there = f"{nodes.count} nodes with {nodes.gpus} GPUs each have {nodes.count * nodes.gpus}"
-        where = (
-            f" Its role may run on nodes {_listed(nodes.of(role_of(pool)))} (--place)."
-            if nodes.roles
-            else ""
-        )
+        allowed = ", ".join(map(str, nodes.of(role)))
+        placed = f", {role} on {allowed} of them (--place)" if nodes.roles else ""
         return (
-            f"there is no room for {name}, which needs {need} GPUs on {where_to}: the workers of "
-            f"[fleet] need {wanted} GPUs, and {there}.{where} Lower "
-            f"fleet.{'scorers' if role_of(pool) == SCORER else role_of(pool)}, take more nodes, or "
-            "let workers share the GPUs with --gpus 0"
+            f"there is no room for {worker_name(pool, index)}, which needs {need} GPUs on "
+            f"{where_to}: the workers of [fleet] need {wanted} GPUs, and there are {nodes.count} "
+            f"nodes with {nodes.gpus} GPUs each{placed}. Lower fleet.policy_ranks, "
+            f"rollout.tensor_parallel or the workers in [fleet], take more nodes, or let workers "
+            "share the GPUs with --gpus 0"
         )
 
 
@@ -228,33 +218,18 @@ def parse_roles(given: list[str], nodes: int) -> dict[str, tuple[int, ...]]:
     """``policy=0`` and ``rollout=1-3,5`` as the nodes of each role. Raises BadInput."""
     found: dict[str, tuple[int, ...]] = {}
     for text in given:
-        role, equals, places = text.partition("=")
-        if role not in (POLICY, ROLLOUT, SCORER) or not equals or role in found:
+        role, _, places = text.partition("=")
+        ranges = [re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", part) for part in places.split(",")]
+        ends = [(int(m[1]), int(m[2] or m[1])) for m in ranges if m is not None]
+        wrong = any(low > high or high >= nodes for low, high in ends)
+        if role not in (POLICY, ROLLOUT, SCORER) or role in found or wrong or None in ranges:
             raise BadInput(
-                f"--place {text}: write a role once, with its nodes: policy=0, rollout=1-3 or "
-                "scorer=0,4"
+                f"--place {text}: write a role once, with its nodes, whose numbers go from 0 to "
+                f"{nodes - 1}: policy=0, rollout=1-3 or scorer=0,4"
             )
-        numbers: set[int] = set()
-        for part in places.split(","):
-            first, dash, last = part.partition("-")
-            ends = (first, last if dash else first)
-            if not all(end.isascii() and end.isdigit() for end in ends):
-                raise BadInput(
-                    f"--place {text}: {part!r} is no node and no range of nodes, such as 1-3"
-                )
-            low, high = int(ends[0]), int(ends[1])
-            if low > high or high >= nodes:
-                raise BadInput(
-                    f"--place {text}: {part} is none of the nodes, whose numbers go from 0 to "
-                    f"{nodes - 1}"
-                )
-            numbers.update(range(low, high + 1))
+        numbers = {node for low, high in ends for node in range(low, high + 1)}
         found[role] = tuple(sorted(numbers))
     return found
-
-
-def _listed(numbers: tuple[int, ...]) -> str:
-    return ", ".join(map(str, numbers))
 
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -272,11 +247,10 @@ def visible_gpus(environ: Mapping[str, str], devices: Path = _DEVICES) -> tuple[
     if VARIABLE in environ:
         named = [part.strip() for part in environ[VARIABLE].split(",")]
         # CUDA ignores what comes after a number that is no device.
-        valid = named[: next((at for at, one in enumerate(named) if one in ("", "-1")), len(named))]
-        return tuple(valid)
+        return tuple(takewhile(lambda name: name not in ("", "-1"), named))
     found = [path.name for path in devices.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
     # CUDA counts the devices that it sees from 0, whatever their files are called.
-    return tuple(str(number) for number in range(len(found)))
+    return tuple(map(str, range(len(found))))
 
 
 class MachineGpus:

@@ -3,7 +3,6 @@ stops a run, and reads what it has written."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -13,7 +12,8 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -66,6 +66,8 @@ def start(
     ``{"train.steps": 50}``. ``fresh``: delete the earlier run in ``run_dir`` first; else the run
     that it has is continued. Raises RunFailed with what the launcher said if it does not start.
     """
+    from paceline.config.load import load_config
+
     with contextlib.ExitStack() as files:
         path = config
         if isinstance(config, Mapping):
@@ -73,7 +75,7 @@ def start(
             written.write(tomli_w.dumps(config))
             written.flush()
             path = written.name
-        directory = Path(run_dir) if run_dir is not None else _default_directory(str(path))
+        directory = Path(run_dir or Path("runs") / load_config(str(path)).run.name)
         command = [*python_module("paceline_launcher"), "up", str(path)]
         command += ["--run-dir", str(directory), *(["--fresh"] if fresh else [])]
         for name, value in (settings or {}).items():
@@ -177,8 +179,7 @@ class RunHandle:
         from paceline.observe.event_follower import follow_events
 
         async def pump(control: ControlPlane) -> None:
-            records: AsyncIterator[tuple[str, dict[str, Any]]] = follow_events(control)
-            async for _, event in records:
+            async for _, event in follow_events(control):
                 found.put(event)
                 if closed.is_set():
                     return
@@ -297,29 +298,6 @@ def ask_leader(target: Target, name: str, fields: Mapping[str, Any], method: str
 
 
 def _outside_a_loop(work: Callable[[], T]) -> T:
-    """``work()``, in a thread if this one runs an event loop, as a notebook's does."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return work()
-    found: list[T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            found.append(work())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="paceline-ask")
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return found[0]
-
-
-def _default_directory(config: str) -> Path:
-    from paceline.config.load import load_config
-
-    return Path("runs") / load_config(config).run.name
+    """``work()`` in a thread: this one may run an event loop, as a notebook's does."""
+    with ThreadPoolExecutor(1, "paceline-ask") as thread:
+        return thread.submit(work).result()

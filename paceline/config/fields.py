@@ -112,7 +112,7 @@ class Section(BaseModel):
         unset = {
             name: "none"
             for name, field in type(self).model_fields.items()
-            if values.get(name) is None and field.default is not None
+            if getattr(self, name) is None and field.default is not None
         }
         return {name: value for name, value in (values | unset).items() if value is not None}
 

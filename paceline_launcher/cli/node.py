@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from paceline_launcher.launch.job import NodeJob, NodePlace
     from paceline_launcher.launch.node_workers import NodeWorkers
 
-NOTE_S = 10.0  # between two lines about a wait
+NOTE_S = 3.0  # between two looks for an address
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,26 +78,8 @@ def node(
         wait_s --wait SECONDS: How long node 0 may be silent.
         dry_run: Print what this node would start, and start nothing.
     """
-    from paceline.process.files import set_process_limits
-
-    set_process_limits()
-    this = _this_node(config, overrides, run_dir, (node_rank, nodes, master), gpus, place or [])
-    if dry_run:
-        _print_plan(this, as_json)
-        return
-    raise typer.Exit(_follow(this, wait_s) if this.place.rank else _lead(this, wait_s, as_json))
-
-
-def _this_node(
-    config: Path,
-    overrides: list[str] | None,
-    run_dir: Path | None,
-    given: tuple[int | None, int | None, str | None],
-    gpus: int | None,
-    places: list[str],
-) -> _Node:
-    """Raises BadInput if command line, environment and settings contradict one another."""
     from paceline.config.load import load_config, to_toml
+    from paceline.process.files import set_process_limits
     from paceline_launcher.launch.job import NodeJob, node_place
     from paceline_launcher.launch.node_workers import NodeWorkers
     from paceline_launcher.node_placement import (
@@ -109,30 +91,29 @@ def _this_node(
     )
     from paceline_launcher.preflight.checks import default_run_dir
 
-    rank, count, master = given
-    place = node_place(os.environ, rank=rank, nodes=count, master=master)
+    set_process_limits()
+    here = node_place(os.environ, rank=node_rank, nodes=nodes, master=master)
     settings = load_config(config, overrides or ())
-    elsewhere = _workers_elsewhere(settings, place)
+    elsewhere = _workers_elsewhere(settings, here)
     seen = () if elsewhere else gpus_for(settings.model.device, os.environ)
-    if gpus is not None and gpus > len(seen):
+    if (gpus or 0) > len(seen) or (settings.model.device == "cuda" and not (seen or elsewhere)):
         raise BadInput(
-            f"--gpus {gpus}: this node sees {len(seen)} GPUs, and model.device is "
-            f"{settings.model.device}"
+            f"this node sees {len(seen)} GPUs, and model.device is {settings.model.device}: run "
+            "nvidia-smi, and look at CUDA_VISIBLE_DEVICES and --gpus"
         )
     mine = seen if gpus is None else seen[:gpus]
-    if settings.model.device == "cuda" and not seen and not elsewhere:
-        raise BadInput(
-            'model.device is "cuda", but this node sees no GPU: run nvidia-smi, and look at '
-            "CUDA_VISIBLE_DEVICES"
-        )
-    roles = parse_roles(places, place.nodes)
-    shape = Nodes(place.nodes, len(mine), roles)
+    roles = parse_roles(place or [], here.nodes)
+    shape = Nodes(here.nodes, len(mine), roles)
     placement = NoPlacement() if elsewhere else Placement(settings, shape)
-    workers = NodeWorkers(settings, placement=placement, node=place.rank, gpus=mine)
+    workers = NodeWorkers(settings, placement=placement, node=here.rank, gpus=mine)
     directory = (run_dir or default_run_dir(settings)).resolve()
     digest = hashlib.sha256(to_toml(settings).encode()).hexdigest()[:32]
-    job = NodeJob(uuid.uuid4().hex, settings.run.name, place.nodes, len(mine), roles, digest)
-    return _Node(settings, directory, place, job, workers)
+    job = NodeJob(uuid.uuid4().hex, settings.run.name, here.nodes, len(mine), roles, digest)
+    this = _Node(settings, directory, here, job, workers)
+    if dry_run:
+        _print_plan(this, as_json)
+        return
+    raise typer.Exit(_follow(this, wait_s) if here.rank else _lead(this, wait_s, as_json))
 
 
 def _workers_elsewhere(settings: Config, place: NodePlace) -> bool:
@@ -156,33 +137,23 @@ def _workers_elsewhere(settings: Config, place: NodePlace) -> bool:
 
 
 def _print_plan(this: _Node, as_json: bool) -> None:
-    started, place = _workers_here(this), this.place
-    own_redis = this.config.redis.url is None
-    controllers = 0 if place.rank else this.config.fleet.controllers
+    place, started = this.place, _workers_here(this)
+    plan = {
+        "node": place.rank,
+        "nodes": place.nodes,
+        "master": f"{place.master}:{place.port}",
+        "run_dir": str(this.run_dir),
+        "redis": not place.rank and this.config.redis.url is None,
+        "controllers": 0 if place.rank else this.config.fleet.controllers,
+    }
     if as_json:
-        print_json(
-            {
-                "node": place.rank,
-                "nodes": place.nodes,
-                "master": f"{place.master}:{place.port}",
-                "run_dir": str(this.run_dir),
-                "redis": not place.rank and own_redis,
-                "controllers": controllers,
-                "workers": started,
-            }
-        )
+        print_json({**plan, "workers": started})
         return
-    at = f", node 0 at {place.master}:{place.port}" if place.port else ""
-    typer.echo(f"node {place.rank} of {place.nodes}{at}, run directory {this.run_dir}")
-    if not place.rank:
-        typer.echo("Redis" if own_redis else "Redis: that of redis.url")
-        typer.echo(f"{controllers} controllers")
+    for name, value in plan.items():
+        typer.echo(f"{name:<12} {value}")
     for name, worker in started.items():
-        ranks, gpus = worker.get("ranks"), ",".join(worker["gpus"])
-        line = f"{name} ranks {ranks[0]} to {ranks[-1]}" if ranks else name
-        typer.echo(f"{line} on GPUs {gpus}" if gpus else line)
-    if not started:
-        typer.echo("no worker")
+        held = ", ".join(f"{what} {','.join(map(str, has))}" for what, has in worker.items() if has)
+        typer.echo(f"{name:<12} {held}")
 
 
 def _workers_here(this: _Node) -> dict[str, dict[str, list[Any]]]:
@@ -190,12 +161,13 @@ def _workers_here(this: _Node) -> dict[str, dict[str, list[Any]]]:
     placement, node = this.workers.placement, this.place.rank
     assert placement is not None
     ranks = placement.ranks_on(node)
-    workers: dict[str, dict[str, list[Any]]] = {}
-    for name in dict.fromkeys([*placement.on(node), *ranks]):
-        workers[name] = {"gpus": list(this.workers.named(name))}
-        if name in ranks:
-            workers[name]["ranks"] = list(ranks[name])
-    return workers
+    return {
+        name: {
+            "gpus": list(this.workers.named(name)),
+            **({"ranks": list(ranks[name])} if name in ranks else {}),
+        }
+        for name in dict.fromkeys([*placement.on(node), *ranks])
+    }
 
 
 def _lead(this: _Node, wait_s: float, as_json: bool) -> int:
@@ -236,22 +208,19 @@ def _resolved(host: str, wait_s: float) -> None:
     import socket
     import time
 
-    began, noted_s = time.monotonic(), -NOTE_S
+    began = time.monotonic()
     while True:
         try:
             socket.getaddrinfo(host, None)
             return
         except OSError as error:
-            waited = time.monotonic() - began
-            if waited >= wait_s:
+            if time.monotonic() - began >= wait_s:
                 raise BadInput(
                     f"MASTER_ADDR={host} has no address after {wait_s:g} s: {error}. Give --master "
                     "HOST:PORT with an address of node 0 that the other nodes reach"
                 ) from None
-            if waited - noted_s >= NOTE_S:
-                noted_s, times = waited, f"{waited:.0f} of {wait_s:g} s"
-                typer.echo(f"waiting for an address of {host} ({times})", err=True)
-            time.sleep(1.0)
+        typer.echo(f"waiting for an address of {host} (at most {wait_s:g} s)", err=True)
+        time.sleep(min(NOTE_S, wait_s))
 
 
 def _follow(this: _Node, wait_s: float) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
@@ -70,7 +71,11 @@ def up(
     settings = load_config(config, [*(overrides or ()), *from_override(begin_with)])
     directory = (run_dir or default_run_dir(settings)).resolve()
     note = check_begins_elsewhere(settings, directory)
-    line = f"{_fleet_line(settings)} in {directory}"
+    fleet = settings.fleet
+    line = (
+        f"{settings.run.name}: {fleet.controllers} controllers, {fleet.policy} policy replicas of "
+        f"{fleet.policy_ranks} ranks, {fleet.rollout} rollout workers in {directory}"
+    )
     workers = NodeWorkers(settings, machine_gpus(settings, os.environ))
     if attach and fresh:
         raise BadInput("--attach takes over a running fleet, --fresh removes it: give one of them")
@@ -205,15 +210,6 @@ def run_to_end(
     return outcome.exit_code
 
 
-def _fleet_line(settings: Config) -> str:
-    fleet = settings.fleet
-    ranks = f" of {fleet.policy_ranks} ranks" if fleet.policy_ranks > 1 else ""
-    return (
-        f"{settings.run.name}: {fleet.controllers} controllers, {fleet.policy} policy "
-        f"replicas{ranks}, {fleet.rollout} rollout workers"
-    )
-
-
 def print_outcome(summary: dict[str, Any], status: str, directory: Path) -> None:
     from paceline_launcher.terminal import out_console, printable, table
 
@@ -223,51 +219,44 @@ def print_outcome(summary: dict[str, Any], status: str, directory: Path) -> None
     if summary.get("export"):
         typer.echo(f"exported model: {summary['export']}")
     if status == "interrupted":
-        step, saved = summary.get("steps"), summary.get("checkpoint_step")
-        where = (
-            f"step {step}" if saved == step else f"step {saved}: step {step} is in no checkpoint"
-        )
-        typer.echo(f"the run is not finished: the same command continues it from {where}")
+        saved = summary.get("checkpoint_step")
+        typer.echo(f"the run is not finished: the same command continues it from step {saved}")
     if status == "failed":
         reason = printable(str(summary.get("reason")))
         typer.echo(f"error: {reason} (logs: {directory / 'logs'})", err=True)
 
 
+RESULTS = {
+    "run": "{status} after {steps} steps",
+    "reason": "{reason}",
+    "trained": "{samples_trained} samples, {samples_per_s} samples/s",
+    "training reward": "{reward_first5} -> {reward_last5}, mean of 5 steps, of sampled completions",
+    "held-out reward": "{eval_first} -> {eval_last}, of the most likely completions of other "
+    "prompts",
+    "best checkpoint": "step {best_checkpoint_step}, held-out reward {best_checkpoint_eval}",
+    "staleness": "at most {max_staleness} steps (a group begins within train.max_staleness steps, "
+    "and a long one ends later)",
+    "failovers": "{controller_failovers}",
+    "mesh rebuilds": "{mesh_rebuilds}",
+    "rollbacks": "{rollbacks}",
+}
+"""Results of a run that is over, by name. One with a field that is not known is left out."""
+
+
 def outcome(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Results of a run that is over, as a person wants to know them, by name."""
     from paceline_launcher.terminal import short
 
-    got = {name: short(value) for name, value in summary.items()}
-    known = {name for name, value in summary.items() if value not in (None, 0, "", [], {})}
-    trained = "" if "samples_trained" not in known else f", {summary['samples_trained']:,} samples"
-    rate = f", {got['samples_per_s']} samples/s" if "samples_per_s" in known else ""
-    yield "run", f"{summary.get('status')} after {summary.get('steps', 0)} steps{trained}{rate}"
-    if "reason" in known:
-        yield "reason", str(summary["reason"])
-    if "reward_last5" in known:
-        first, last = got["reward_first5"], got["reward_last5"]
-        yield "training reward", f"{first} -> {last}, mean of 5 steps, of sampled completions"
-    if "eval_last" in known:
-        change = f"{got['eval_first']} -> {got['eval_last']}"
-        yield "held-out reward", f"{change}, of the most likely completions of other prompts"
-    if "best_checkpoint_step" in known:
-        best = got.get("best_checkpoint_eval")
-        yield "best checkpoint", f"step {summary['best_checkpoint_step']}, held-out reward {best}"
+    known = {"steps": "0"}
+    known |= {n: short(v) for n, v in summary.items() if v not in (None, 0, "", [], {})}
+    for name, line in RESULTS.items():
+        with contextlib.suppress(KeyError):
+            yield name, line.format_map(known)
     if "ledger_ok" in summary:
-        counts = (
-            f"{summary.get('samples_lost')} lost, {summary.get('samples_duplicated')} trained twice"
-        )
-        problems = "; ".join(map(str, summary.get("ledger_problems") or ()))
-        yield "samples", f"{counts}{': ' if problems else ''}{problems}"
-    if "max_staleness" in known:
-        late = "a group begins within train.max_staleness steps, and a long one ends later"
-        yield "staleness", f"at most {got['max_staleness']} steps ({late})"
-    if "groups_dropped" in known:
-        dropped = summary["groups_dropped"].items()
-        yield "dropped", ", ".join(f"{count} groups {reason}" for reason, count in dropped)
-    names = ("controller_failovers", "mesh_rebuilds", "rollbacks")
-    if met := [f"{summary[name]} {name.replace('_', ' ')}" for name in names if name in known]:
-        yield "survived", ", ".join(met)
+        lost, twice = summary.get("samples_lost"), summary.get("samples_duplicated")
+        problems = [f"{lost} lost, {twice} trained twice", *(summary.get("ledger_problems") or ())]
+        yield "samples", "; ".join(problems)
+    if dropped := summary.get("groups_dropped"):
+        yield "dropped", ", ".join(f"{count} groups {why}" for why, count in dropped.items())
 
 
 def from_override(given: Path | None) -> list[str]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from paceline.config.schema import Config
 from paceline.errors import BadInput
 from paceline.masking import masked
-from paceline.worker_pools import POLICY, ROLLOUT, desired_workers, role_of, scorer_of
-from paceline_launcher.node_placement import gpus_of_worker, nodes_needed
+from paceline.worker_pools import POLICY, ROLLOUT, role_of, scorer_of
+from paceline_launcher.node_placement import gpus_of_worker, nodes_needed, workers_with_spares
 from paceline_launcher.render.options import RenderOptions, Volume
 
 GRPC_PORT = 7000
@@ -62,13 +62,11 @@ class RenderRequest:
                 '--gpus-per-node: model.device = "cpu", so no process uses a GPU. Remove one of '
                 "the two"
             )
-        urls = [("payloads.url", url) for url in config.payloads.urls]
-        urls += [
-            (f"scorers.{name}.url", scorer.url)
-            for name, scorer in config.scorers.by_name.items()
-            if scorer.url is not None
-        ]
-        for setting, url in urls:
+        scorers = config.scorers.by_name.items()
+        for setting, url in (
+            *(("payloads.url", url) for url in config.payloads.urls),
+            *((f"scorers.{name}.url", scorer.url or "") for name, scorer in scorers),
+        ):
             if masked(url) != url:
                 raise BadInput(
                     f"{setting} contains a password, which the rendered files would show: use an "
@@ -107,16 +105,8 @@ class RenderRequest:
         return (rest.port or REST_PORT) if rest.enabled else None
 
     @property
-    def gpus(self) -> int:
-        return sum(pool.count * pool.gpus for pool in self.pools)
-
-    @property
     def pools(self) -> list[Pool]:
-        spares = self.config.fleet.rollout_spares
-        return [
-            self._pool(name, count + (spares if name == ROLLOUT else 0))
-            for name, count in desired_workers(self.config).items()
-        ]
+        return [self._pool(*pool) for pool in workers_with_spares(self.config).items()]
 
     def _pool(self, name: str, count: int) -> Pool:
         config, options = self.config, self.options
@@ -138,17 +128,15 @@ class RenderRequest:
         here = self.options.gpus_per_node
         for pool in self.pools:
             if here is not None and pool.gpus > here and not (spread and pool.role == POLICY):
-                setting = {POLICY: "fleet.policy_ranks", ROLLOUT: "rollout.tensor_parallel"}
-                other = (
-                    ", or choose pytorchjob, slurm or PAI-DLC's pytorch job, whose replicas may "
-                    "be on several nodes"
-                    if pool.role == POLICY
-                    else ""
-                )
+                settings = {
+                    POLICY: "fleet.policy_ranks, or choose pytorchjob, slurm or PAI-DLC's pytorch "
+                    "job, whose replicas may be on several nodes",
+                    ROLLOUT: "rollout.tensor_parallel",
+                }
                 raise BadInput(
-                    f"a {pool.name} worker has {pool.gpus} GPUs "
-                    f"({setting.get(pool.role, 'its scorer')}), and a node {here} "
-                    f"(--gpus-per-node): here a worker runs on one node. Lower the setting{other}"
+                    f"a {pool.name} worker has {pool.gpus} GPUs, and a node {here} "
+                    "(--gpus-per-node): here a worker runs on one node. Lower "
+                    f"{settings.get(pool.role, 'the GPUs of its scorer')}"
                 )
 
     @property
@@ -162,10 +150,9 @@ class RenderRequest:
         nodes = self.options.nodes or needed
         if nodes < needed:
             raise BadInput(
-                f"--nodes {nodes}: the fleet has {self.gpus} GPUs and needs {needed} nodes of "
-                f"{per_node}, because workers other "
-                f"than policy replicas of more than {per_node} ranks are each on one node. Give "
-                f"--nodes {needed}, or ask for fewer workers in [fleet]"
+                f"--nodes {nodes}: the fleet needs {needed} nodes of {per_node} GPUs, because "
+                f"workers other than policy replicas of more than {per_node} ranks are each on one "
+                f"node. Give --nodes {needed}, or ask for fewer workers in [fleet]"
             )
         return nodes
 

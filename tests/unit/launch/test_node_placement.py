@@ -152,13 +152,13 @@ def test_every_worker_is_placed_once_and_no_gpu_twice(count: int, gpus: int) -> 
     [
         (
             {"rollout": {"engine": "vllm", "tensor_parallel": 16}},
-            "rollout-0 needs 16 GPUs on one node, and each node has 8",
+            "rollout-0, which needs 16 GPUs on one node",
         ),
         (
             {"fleet": {"policy_ranks": 20}},
             "there is no room for policy-0, which needs 20 GPUs on 3 nodes that are free",
         ),
-        ({"fleet": {"rollout": 16}}, "the workers of [fleet] need 17 GPUs, and 2 nodes"),
+        ({"fleet": {"rollout": 16}}, "the workers of [fleet] need 17 GPUs, and there are 2 nodes"),
     ],
 )
 def test_too_few_gpus_are_said_with_what_is_needed(

@@ -54,7 +54,7 @@ def refused(*words: str) -> str:
         ((CPU, *PAI, "--job-type", "mpi"), "--job-type mpi: choose custom or pytorch"),
         ((CPU, *PAI, "--nodes", "2"), "--job-type pytorch"),
         ((CPU, *PAI, "--run-dir", "/elsewhere/a"), "no data set holds the run directory"),
-        ((GPU, *PAI, "--gpus-per-node", "4"), "a policy worker has 8 GPUs (fleet.policy_ranks)"),
+        ((GPU, *PAI, "--gpus-per-node", "4"), "Lower fleet.policy_ranks, or choose pytorchjob"),
         ((CPU, *PAI[:4]), "--workspace is missing"),
         ((CPU, *PAI[:6]), "--resource-quota is missing"),
     ],
