@@ -1,10 +1,9 @@
 """Reward sparkline and time left of a run."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
 
 from paceline.observe.curves import MetricStore
 from paceline.v1 import admin_pb2
@@ -20,26 +19,22 @@ class Progress:
 
     metrics: MetricStore = field(default_factory=MetricStore)
 
-    def add(self, step: int, metrics: Mapping[str, Any]) -> None:
-        if step >= 1:
-            self.metrics.append({**metrics, "step": step})
-
-    def back_to(self, step: int) -> None:
-        """Forgets the steps after ``step``."""
-        self.metrics.cut(step)
-
     def observe(self, status: admin_pb2.StatusReply) -> None:
         """Takes the newest step of a status, unless it is known."""
         step, metrics = int(status.step), dict(status.metrics)
-        self.back_to(step)
+        self.metrics.cut(step)
         known = bool(self.metrics.steps) and self.metrics.steps[-1] == step
         # Right after a rollback the newest metrics are still those of a step that was undone.
-        if metrics and not known and metrics.get("step", step) == step:
-            self.add(step, metrics)
+        if step and metrics and not known and metrics.get("step", step) == step:
+            self.metrics.append({**metrics, "step": step})
 
     def rewards(self, points: int) -> list[float]:
-        """Mean rewards of the whole run in at most ``points`` spans of equal length."""
-        return shrink([reward for _, reward in self.metrics.column("reward_mean")], points)
+        """Mean rewards of the whole run in at most ``points`` spans of equal length (but the
+        last)."""
+        values = [reward for _, reward in self.metrics.column("reward_mean")]
+        stride = max(1, -(-len(values) // points))
+        spans = (values[at : at + stride] for at in range(0, len(values), stride))
+        return [math.fsum(span) / len(span) for span in spans]
 
     def seconds_left(self, step: int, total: int) -> float | None:
         """Time until ``total`` steps; None if unknown."""
@@ -62,17 +57,9 @@ def seconds_left(step_s: Sequence[float], step: int, total: int) -> float | None
     return (total - step) * median(step_s) if step_s and total >= step else None
 
 
-def shrink(values: Sequence[float], points: int) -> list[float]:
-    """``values`` as the means of at most ``points`` spans of equal length (but the last)."""
-    stride = max(1, -(-len(values) // points))
-    spans = (values[at : at + stride] for at in range(0, len(values), stride))
-    return [math.fsum(span) / len(span) for span in spans]
-
-
 def sparkline(values: Sequence[float]) -> str:
-    """A bar for each value, from the lowest to the highest; the lowest bar if all are equal."""
-    if not values:
-        return ""
+    """A bar for each value (one at least), from the lowest to the highest; the lowest bar if all
+    are equal."""
     low, high = min(values), max(values)
     scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(BARS[round((value - low) * scale)] for value in values)

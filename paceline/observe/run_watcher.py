@@ -8,7 +8,6 @@ run files or REST, once ────►┘    (the past of the run)
 import asyncio
 import contextlib
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,34 +26,37 @@ from paceline.v1 import admin_pb2
 FIRST_ANSWER_S = 5.0
 ANSWER_S = 2.0
 EVENTS_KEPT = 8
-HISTORY_POINTS = 400
+MOST_ROWS = 1000
 LOOK_BACK_S = 60.0  # Without run files and REST, the journal is read from so long ago
 
 
 @dataclass(slots=True)
 class RunPicture:
-    progress: Progress = field(default_factory=Progress)
-    events: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
-    """(Unix seconds, text) of the last ones other than commits, oldest first."""
-    reached: str = ""  # Journal position of the newest event taken
+    run: Projection = field(default_factory=Projection)
+    reached: str = ""  # Journal position after which events are followed
     status: admin_pb2.StatusReply | None = None
     silent_s: float = 0.0  # Time since a controller answered; 0: the last poll was answered
-    ended: str = ""  # finished or failed, as soon as an event says so
+    _place: tuple[str, int] = ("", 0)
+    """Journal position of the newest event, and its number within the entry."""
+
+    @property
+    def progress(self) -> Progress:
+        return Progress(self.run.metrics)
+
+    @property
+    def events(self) -> list[tuple[float, str]]:
+        """(Unix seconds, text) of the last ones other than commits, oldest first."""
+        found = self.run.history.after(None, limit=EVENTS_KEPT, kinds="notable", newest=True)
+        return [(event.t, event.text) for event in found]
 
     def take(self, event: dict[str, Any]) -> str | None:
-        """Takes an event record; returns its text if it is to be shown."""
-        kind = str(event.get("type", ""))
-        if kind == EventType.STEP_COMMITTED:
-            self.progress.add(int(event["step"]), event.get("metrics") or {})
-            return None
-        if kind == EventType.ROLLED_BACK:
-            self.progress.back_to(int(event["step"]))
+        """Takes an event as ``follow_events`` yields it; returns its text if it is to be shown."""
+        position = str(event["position"])
+        self._place = position, self._place[1] + 1 if position == self._place[0] else 0
         if not is_listed(event):
             return None
-        self.ended = ENDS.get(kind, self.ended)
-        text = text_of(event)
-        self.events.append((float(event.get("at") or event.get("t") or time.time()), text))
-        return text
+        self.run.add_line({**event, "t": event["at"], "n": self._place[1]})
+        return None if event["type"] == EventType.STEP_COMMITTED else text_of(event)
 
 
 async def first_look(
@@ -66,16 +68,15 @@ async def first_look(
         raise ControlPlaneUnavailable(
             f"no controller of {', '.join(control.addresses)} answers within {FIRST_ANSWER_S:g} s"
         )
-    picture = None
+    run = Projection()
     if run_dir is not None and (run_dir / "events.jsonl").is_file():
-        picture = await asyncio.to_thread(_past_from_files, run_dir)
+        run = await asyncio.to_thread(Projection.read, run_dir)
     elif urls := [c.rest for c in status.controllers if c.rest and c.state != "silent"]:
         with contextlib.suppress(RestUnavailable, RestRefused, KeyError, TypeError, ValueError):
-            picture = await asyncio.to_thread(_past_from_rest, rest(urls))
-    if picture is None:
-        # A journal position is the time in milliseconds.
-        picture = RunPicture(reached=f"{int((time.time() - LOOK_BACK_S) * 1000)}-0")
-    picture.status = status
+            run = await asyncio.to_thread(_past_from_rest, rest(urls))
+    # A journal position is the time in milliseconds.
+    look_back = f"{int((time.time() - LOOK_BACK_S) * 1000)}-0"
+    picture = RunPicture(run, run.history.position or look_back, status)
     picture.progress.observe(status)
     return picture
 
@@ -108,7 +109,7 @@ async def watch(
                 picture.status = status
                 picture.progress.observe(status)
             # The controllers reported the end, or the supervisor wrote it after them.
-            elif over := picture.ended or _status_in_summary(run_dir):
+            elif over := picture.run.history.status or _status_in_summary(run_dir):
                 return over
             elif picture.silent_s > GONE_S:
                 raise ControlPlaneUnavailable(f"no controller answers for {GONE_S:.0f} s")
@@ -131,7 +132,7 @@ async def _follow(
         async for position, event in follow_events(control, picture.reached):
             picture.reached = position
             if (text := picture.take(event)) is not None:
-                note(text, picture.events[-1][0])
+                note(text, float(event["at"]))
 
 
 def _status_in_summary(run_dir: Path | None) -> str:
@@ -141,23 +142,12 @@ def _status_in_summary(run_dir: Path | None) -> str:
     return status if status in ENDS.values() else "interrupted" if status else ""
 
 
-def _past_from_files(run_dir: Path) -> RunPicture:
-    records = Projection.read(run_dir)
-    picture = RunPicture(Progress(records.metrics), reached=records.history.position)
-    for event in records.history.after(None, limit=EVENTS_KEPT, kinds="notable", newest=True):
-        picture.events.append((event.t, event.text))
-    return picture
-
-
-def _past_from_rest(rest: RestReader) -> RunPicture:
-    curves = rest.get("metrics", names="reward_mean,step_s", points=HISTORY_POINTS)
-    picture = RunPicture()
-    names = [name for name in ("reward_mean", "step_s") if name in curves["series"]]
-    for index, step in enumerate(curves["x"]):
-        picture.progress.add(step, {name: curves["series"][name][index] for name in names})
-    events = rest.get("events", kind="all", limit=200)["events"]
-    if events:
-        picture.reached = str(events[-1]["id"]).partition("/")[0]
-    for event in [e for e in events if e["type"] != EventType.STEP_COMMITTED][-EVENTS_KEPT:]:
-        picture.events.append((float(event["t"]), str(event["text"])))
-    return picture
+def _past_from_rest(rest: RestReader) -> Projection:
+    """The newest steps and events."""
+    run = Projection()
+    for row in rest.get("steps", limit=MOST_ROWS)["steps"]:
+        run.metrics.append(row)
+    for event in rest.get("events", kind="notable", limit=EVENTS_KEPT)["events"]:
+        position, _, n = str(event["id"]).partition("/")
+        run.history.add({**event["fields"], **event, "position": position, "n": n})
+    return run

@@ -15,7 +15,7 @@ def status(step: int, total: int = 100, /, **metrics: float) -> admin_pb2.Status
 def test_time_left_is_not_misled_by_one_step_that_waited_out_a_fault() -> None:
     progress = Progress()
     for step in range(1, 21):
-        progress.add(step, {"reward_mean": 0.1, "step_s": 600.0 if step == 15 else 2.0})
+        progress.metrics.append({"step": step, "step_s": 600.0 if step == 15 else 2.0})
     assert progress.seconds_left(20, 50) == pytest.approx(60.0)
     assert progress.seconds_left(50, 50) == 0.0
     assert Progress().seconds_left(0, 50) is None
@@ -24,7 +24,7 @@ def test_time_left_is_not_misled_by_one_step_that_waited_out_a_fault() -> None:
 def test_steps_that_were_rolled_back_are_forgotten() -> None:
     progress = Progress()
     for step in range(1, 6):
-        progress.add(step, {"reward_mean": float(step), "step_s": 1.0})
+        progress.metrics.append({"step": step, "reward_mean": float(step)})
     # The rolled-back run still reports the metrics of the step that was undone.
     progress.observe(status(2, step=5.0, reward_mean=5.0))
     assert progress.rewards(10) == [1.0, 2.0]
