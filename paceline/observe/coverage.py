@@ -7,7 +7,7 @@ A rollback takes the steps back that no checkpoint covers."""
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,8 +18,6 @@ Spans = list[int]
 """Ascending and flat: [start, end, start, end, ...]; an end is not part of its span."""
 RUN_ENDED = "run_ended"
 TRAINED = "trained"
-MASKED = "trained in part"
-"""Outcome of groups that were trained without their oldest tokens. They count as trained, too."""
 IN_FLIGHT = ("pending", "leased", "ready", "in_step")
 ROWS_NAMED = 20
 _NOT_STORED = {"transient": True}
@@ -70,20 +68,13 @@ def order_of(spec: Mapping[str, Any]) -> DataOrder:
     return DataOrder(spec["seed"], spec["dataset_rows"], spec["shuffle"], sources)
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """The part of an accepted group's metadata that is counted."""
+Group = tuple[int, int, float]
+"""Sequences, completion tokens that could be trained, and mean reward of an accepted group."""
 
-    sequences: int
-    tokens: int  # Completion tokens that could be trained
-    reward_mean: float
-    versions: Sequence[Sequence[int]]  # (version, tokens)
 
-    @classmethod
-    def of(cls, meta: Mapping[str, Any]) -> Group:
-        """``meta``: the group as it is journalled."""
-        versions = meta["token_versions"] or ((meta["max_version"], meta["tokens"]),)
-        return cls(meta["sequences"], meta["tokens"], meta["reward_mean"], versions)
+def _group_of(meta: Mapping[str, Any]) -> Group:
+    """``meta``: the group as it is journalled."""
+    return meta["sequences"], meta["tokens"], meta["reward_mean"]
 
 
 @dataclass(slots=True)
@@ -96,16 +87,11 @@ class Tally:
     reward_sum: float = 0.0  # Over sequences
 
     def add(self, group: Group, sign: int = 1) -> None:
+        sequences, tokens, reward_mean = group
         self.groups += sign
-        self.sequences += sign * group.sequences
-        self.tokens += sign * group.tokens
-        self.reward_sum += sign * group.reward_mean * group.sequences
-
-
-@dataclass(slots=True)
-class Step:
-    ordinals: list[int]
-    token_age: int  # Steps after which its tokens are masked
+        self.sequences += sign * sequences
+        self.tokens += sign * tokens
+        self.reward_sum += sign * reward_mean * sequences
 
 
 @dataclass(slots=True)
@@ -116,20 +102,14 @@ class Coverage:
     """Tasks that were finished more than once. Always empty unless a promise is broken."""
     trained_tally: Tally = field(default_factory=Tally)
     dropped_tally: dict[str, Tally] = field(default_factory=dict)
-    masked_tally: Tally = field(default_factory=Tally)
-    """Trained groups that lost tokens to their age: whole groups."""
-    masked_tokens: int = 0
     passed: dict[str, int] = field(default_factory=dict)
     """Rows that the curriculum left out, by "PASS.SOURCE"; their spans are among the trained."""
     order: DataOrder | None = field(default=None, metadata=_NOT_STORED)
     groups: dict[int, Group] = field(default_factory=dict, metadata=_NOT_STORED)
     """Accepted groups that are not finished for good, by ordinal."""
-    steps: dict[int, Step] = field(default_factory=dict, metadata=_NOT_STORED)
-    """Committed steps that a rollback may undo, and the open one."""
+    steps: dict[int, list[int]] = field(default_factory=dict, metadata=_NOT_STORED)
+    """Ordinals of the committed steps that a rollback may undo, and of the open one."""
     open: int = field(default=0, metadata=_NOT_STORED)  # Number of the open step; 0: none
-    version_epochs: list[tuple[int, int]] = field(
-        default_factory=lambda: [(0, 0)], metadata=_NOT_STORED
-    )  # (first version, version minus step from there on), oldest first
     checkpoints: list[int] = field(default_factory=list, metadata=_NOT_STORED)
     """Steps of the checkpoints that are not void."""
 
@@ -137,27 +117,27 @@ class Coverage:
         """Takes what the ledger's state, as it is in a snapshot, says of tasks under way."""
         if state["run_spec"] is not None:
             self.order = order_of(state["run_spec"])
-        book, versions = state["steps"], state["versions"]
+        book = state["steps"]
         for task_id, _, ordinal, _, _, _, _, _, group, *_ in state["tasks"]["records"].values():
             if task_id.startswith("t") and group is not None:
-                self.groups[ordinal] = Group.of(group)
-        ages = {step: token_age for step, (_, token_age) in book["settings"]}
+                self.groups[ordinal] = _group_of(group)
         for step, task_ids in book["history"]:
-            self.steps[step] = Step([int(x[1:]) for x in task_ids], ages[step])
+            self.steps[step] = [int(task_id[1:]) for task_id in task_ids]
         if (spec := book["open"]) is not None:
             self._open_step(spec)
-        self.version_epochs = [(first, offset) for first, offset in versions["epochs"]]
-        self.checkpoints = [checkpoint[0] for checkpoint in versions["checkpoints"]]
+        self.checkpoints = [checkpoint[0] for checkpoint in state["versions"]["checkpoints"]]
 
     def take(self, kind: str, event: Mapping[str, Any]) -> None:
         if kind == EventType.GROUP_ACCEPTED:
             meta = event["group"]
-            self.groups[int(meta["task_id"][1:])] = Group.of(meta)
+            self.groups[int(meta["task_id"][1:])] = _group_of(meta)
         elif kind == EventType.STEP_OPENED:
             self._open_step(event)
         elif kind == EventType.STEP_COMMITTED:
-            if (step := self.steps.get(self.open)) is not None:
-                self._train(self.open, step)
+            for ordinal in self.steps.get(self.open, ()):
+                self._finish(self.trained, ordinal)
+                if (group := self.groups.get(ordinal)) is not None:
+                    self.trained_tally.add(group)
             self.open = 0
         elif kind == EventType.STEP_ABORTED:
             if self.open == event["step"]:
@@ -185,58 +165,32 @@ class Coverage:
 
     def _open_step(self, spec: Mapping[str, Any]) -> None:
         self.open = spec["step"]
-        _, token_age = spec["settings"]
-        self.steps[self.open] = Step([int(x[1:]) for x in spec["groups"]], token_age)
+        self.steps[self.open] = [int(task_id[1:]) for task_id in spec["groups"]]
 
-    def _train(self, step: int, spec: Step) -> None:
-        for ordinal in spec.ordinals:
-            if not add(self.trained, ordinal):
-                self.repeated.append(ordinal)
-        self._count(step, spec, 1)
-
-    def _count(self, step: int, spec: Step, sign: int) -> None:
-        for ordinal in spec.ordinals:
-            if (group := self.groups.get(ordinal)) is None:
-                continue
-            self.trained_tally.add(group, sign)
-            if masked := self._masked(group, step, spec.token_age):
-                self.masked_tally.add(group, sign)
-                self.masked_tokens += sign * masked
-
-    def _masked(self, group: Group, step: int, token_age: int) -> int:
-        """Tokens of the group that are too old for the step."""
-        oldest = step - 1 - token_age
-        return sum(n for version, n in group.versions if self._step_of(version) < oldest)
-
-    def _step_of(self, version: int) -> int:
-        for first, offset in reversed(self.version_epochs):
-            if version >= first:
-                return version - offset
-        return 0
+    def _finish(self, spans: Spans, ordinal: int) -> None:
+        if not add(spans, ordinal):
+            self.repeated.append(ordinal)
 
     def _drop(self, ordinal: int, reason: str, meta: Mapping[str, Any] | None) -> None:
-        if not add(self.dropped.setdefault(reason, []), ordinal):
-            self.repeated.append(ordinal)
+        self._finish(self.dropped.setdefault(reason, []), ordinal)
         group = self.groups.pop(ordinal, None)
         if group is None and meta:
-            group = Group.of(meta)
+            group = _group_of(meta)
         if group is not None:
             self.dropped_tally.setdefault(reason, Tally()).add(group)
 
     def _roll_back(self, event: Mapping[str, Any]) -> None:
         for step in [n for n in self.steps if n > event["step"]]:
             undone = self.steps.pop(step)
-            if step != self.open:
-                for ordinal in undone.ordinals:
-                    remove(self.trained, ordinal)
-                self._count(step, undone, -1)
+            for ordinal in undone if step != self.open else ():
+                remove(self.trained, ordinal)
+                if (group := self.groups.get(ordinal)) is not None:
+                    self.trained_tally.add(group, -1)
         self.open = 0
-        self.version_epochs.append((event["version"], event["version"] - event["step"]))
 
     def _pass_over(self, ordinals: Iterable[int]) -> None:
         for ordinal in ordinals:
-            if not add(self.trained, ordinal):
-                self.repeated.append(ordinal)
+            self._finish(self.trained, ordinal)
             if self.order is not None:
                 epoch, row = self.order.place(ordinal)
                 key = f"{epoch}.{self.order.source_of(row)}"
@@ -248,7 +202,7 @@ class Coverage:
         self.checkpoints = [*(n for n in self.checkpoints if n < step), step][-2:]
         if len(self.checkpoints) > 1:
             for covered in [n for n in self.steps if n <= self.checkpoints[0]]:
-                for ordinal in self.steps.pop(covered).ordinals:
+                for ordinal in self.steps.pop(covered):
                     self.groups.pop(ordinal, None)
 
     def count(self) -> int:
@@ -307,10 +261,6 @@ class Coverage:
     def _compared(self, trained: int, dropped: Mapping[str, int]) -> Iterator[Comparison]:
         if total := trained + sum(dropped.values()):
             yield _comparison(TRAINED, trained, total, self.trained_tally)
-        if self.masked_tally.groups:
-            share = self.masked_tokens / self.trained_tally.tokens
-            outcome = f"{MASKED}, {share:.1%} of the tokens"
-            yield _comparison(outcome, self.masked_tally.groups, total, self.masked_tally)
         for reason, groups in sorted(dropped.items()):
             yield _comparison(reason, groups, total, self.dropped_tally.get(reason, Tally()))
 
@@ -337,7 +287,7 @@ class Comparison:
     """Groups with one outcome beside those that were trained."""
 
     outcome: str
-    """trained, trained in part (tokens were masked for their age), or the reason of a drop."""
+    """trained, or the reason of a drop."""
     groups: int
     share: float  # Share of all finished groups
     measured: int  # Number of them whose completions are known: the means are over these

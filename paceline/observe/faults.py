@@ -47,6 +47,14 @@ class Fault:
     recovered_s: float = -1.0
     """From its event until commits came at the usual pace again; -1: not yet."""
 
+    def to_json(self) -> dict[str, Any]:
+        names = ("t", "name", "host", "pid", "cause")
+        return {name: getattr(self, name) for name in names} | {
+            "attributed": self.cause in ATTRIBUTED,
+            "lost_s": round(self.lost_s, 3),
+            "recovered_s": round(self.recovered_s, 3) if self.recovered_s >= 0 else None,
+        }
+
 
 @dataclass(slots=True)
 class Faults:
@@ -74,11 +82,8 @@ class Faults:
         if kind == EventType.STEP_COMMITTED:
             self._commit(float(event["t"]))
         elif kind == EventType.WORKER_REGISTERED:
-            self.processes.pop(str(event["worker_id"]), None)
-            self.processes[str(event["worker_id"])] = (
-                int(event.get("pid") or 0),
-                str(event.get("host") or ""),
-            )
+            self.processes.pop(event["worker_id"], None)
+            self.processes[event["worker_id"]] = event["pid"], event["host"]
             if len(self.processes) > PROCESSES_KEPT:
                 del self.processes[next(iter(self.processes))]
         elif kind == EventType.WORKER_DIED:
@@ -86,8 +91,10 @@ class Faults:
         elif kind == EventType.PROCESS_FAULT:
             self._process_fault(event)
         elif kind == EventType.FAULT_EXPLAINED:
-            who_died = (str(event["worker_id"]), int(event["incarnation"]))
-            self.explain(*who_died, FaultCause(event["cause"]))
+            for fault in reversed(self.recent):
+                if (fault.name, fault.incarnation) == (event["worker_id"], event["incarnation"]):
+                    self._rename(fault, FaultCause(event["cause"]))
+                    break
         elif kind == EventType.TERM_BEGUN:
             t = float(event["t"])
             if not event.get("failover"):
@@ -103,19 +110,17 @@ class Faults:
             self._share_loss(max(0.0, min(undone * self.usual_s, self.elapsed_s - self.lost_s)))
 
     def _died(self, event: Mapping[str, Any]) -> None:
-        if "cause" not in event:  # a run file of an earlier release
-            return
         t, cause = float(event["t"]), FaultCause(event["cause"])
         if cause in NO_FAULT:
             return
-        worker_id = str(event["worker_id"])
+        worker_id = event["worker_id"]
         pid, host = self.processes.get(worker_id, (0, ""))
-        host = str(event.get("host") or host)
-        self.add(Fault(t, worker_id, host, pid, cause, int(event["incarnation"])))
+        host = event.get("host") or host
+        self.add(Fault(t, worker_id, host, pid, cause, event["incarnation"]))
 
     def _process_fault(self, event: Mapping[str, Any]) -> None:
         t, cause = float(event["t"]), FaultCause(event["cause"])
-        name, host, pid = str(event["name"]), str(event["host"]), int(event["pid"])
+        name, host, pid = event["name"], event["host"], event["pid"]
         if cause in NO_FAULT:
             return
         of_it = [f for f in self.recent if (f.name, f.host, f.pid) == (name, host, pid)]
@@ -175,13 +180,6 @@ class Faults:
         several = len(here) >= BLAME_FAULTS and len(set(here)) >= BLAME_WORKERS
         if several and 2 * len(here) > len(recent):
             self.blamed[host] = now
-
-    def explain(self, name: str, incarnation: int, cause: FaultCause) -> None:
-        """Takes later evidence about the death of a worker."""
-        for fault in reversed(self.recent):
-            if (fault.name, fault.incarnation) == (name, incarnation):
-                self._rename(fault, cause)
-                return
 
     def _rename(self, fault: Fault, cause: FaultCause) -> None:
         if cause not in ATTRIBUTED or cause == fault.cause:
@@ -262,26 +260,14 @@ class Faults:
             attributed=self.attributed,
             attributed_share=self.attributed / self.count if self.count else None,
             causes={
-                str(c): CauseTotal(n, round(self.lost_by_cause.get(c, 0.0), 3))
+                str(c): {"faults": n, "lost_s": round(self.lost_by_cause.get(c, 0.0), 3)}
                 for c, n in self._ranked()
             },
             hosts=dict(self.by_host),
             suspected_hosts=list(self.blamed),
             lost_s=round(self.lost_s, 3),
             training_share=None if share is None else round(share, 6),
-            recent=[
-                OneFault(
-                    fault.t,
-                    fault.name,
-                    fault.host,
-                    fault.pid,
-                    str(fault.cause),
-                    fault.cause in ATTRIBUTED,
-                    round(fault.lost_s, 3),
-                    round(fault.recovered_s, 3) if fault.recovered_s >= 0 else None,
-                )
-                for fault in self.recent[-SHOWN:]
-            ],
+            recent=[fault.to_json() for fault in self.recent[-SHOWN:]],
             sentence=self.sentence,
         )
 
@@ -309,36 +295,6 @@ class Faults:
 
 
 @dataclass(frozen=True, slots=True)
-class CauseTotal:
-    __pydantic_config__ = DOCUMENTED
-
-    faults: int
-    lost_s: float
-    """Training time that they have cost, in seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class OneFault:
-    __pydantic_config__ = DOCUMENTED
-
-    t: float
-    """Unix seconds."""
-    name: str
-    """Worker id, controller id or redis."""
-    host: str
-    """Empty: not known."""
-    pid: int
-    """0: not known."""
-    cause: str
-    attributed: bool
-    """The cause is known, and not only a symptom."""
-    lost_s: float
-    """Training time that it has cost so far, in seconds."""
-    recovered_s: float | None
-    """Seconds until commits came at the usual pace again; null: not yet."""
-
-
-@dataclass(frozen=True, slots=True)
 class FaultReport:
     __pydantic_config__ = DOCUMENTED
 
@@ -347,8 +303,9 @@ class FaultReport:
     """Number of faults with a known cause."""
     attributed_share: float | None
     """Null without a fault."""
-    causes: dict[str, CauseTotal]
-    """By cause, the most frequent first."""
+    causes: dict[str, dict[str, float]]
+    """``faults`` and ``lost_s``, the training time that they have cost in seconds, by cause, the
+    most frequent first."""
     hosts: dict[str, int]
     """Faults by host."""
     suspected_hosts: list[str]
@@ -357,8 +314,11 @@ class FaultReport:
     """Time between commits above the usual pace, faults or not, in seconds."""
     training_share: float | None
     """Share of the time between commits; null before the second."""
-    recent: list[OneFault]
-    """Newest last."""
+    recent: list[dict[str, Any]]
+    """Newest last: t (Unix seconds), name (worker id, controller id or redis), host (empty: not
+    known), pid (0: not known), cause, attributed (the cause is known, and not only a symptom),
+    lost_s, and recovered_s, the seconds until commits came at the usual pace again (null: not
+    yet)."""
     sentence: str
     """The report in words; empty without a fault."""
 

@@ -279,21 +279,3 @@ async def test_top_ends_with_the_run(tmp_path: Path) -> None:
 
 async def _leads(control: ControlPlane, controller_id: str) -> bool:
     return (await status(control)).leader == controller_id
-
-
-def test_samples_of_a_run_that_stopped_come_from_its_journal(
-    paceline: Command, tmp_path: Path
-) -> None:
-    with running_controllers(tmp_path, 1, **SETTINGS) as controllers:
-        shutil.copy(controllers.config, controllers.run_dir / "config.toml")
-        asyncio.run(train(controllers, 2))
-        target = ["--run-dir", str(controllers.run_dir)]
-        lived = asked("samples", "--limit", "4", "--sort", "oldest", *target)
-    # Controllers and Redis are stopped now.
-    kept = asked("samples", "--limit", "4", "--sort", "oldest", *target)
-    ids = [group["group_id"] for group in lived["groups"]]
-    assert [group["group_id"] for group in kept["groups"]] == ids
-    assert kept["groups"][0]["completions"] == lived["groups"][0]["completions"]
-    nobody = paceline("top", "--once", *target)
-    assert nobody.returncode == 3
-    assert "answers" in nobody.stderr

@@ -325,7 +325,8 @@ def test_a_cause_that_is_found_later_takes_the_lost_time_along() -> None:
     faults = paced()
     faults.add(Fault(109.5, "p0", "a", 1, FaultCause.HEARTBEAT_SILENCE, 7))
     commit(faults, 115.0)
-    faults.explain("p0", 7, FaultCause.NETWORK_PARTITION)
+    word = {"worker_id": "p0", "incarnation": 7, "cause": "network_partition"}
+    faults.take("FaultExplained", word)
     report = faults.report()
-    assert report.causes["network_partition"].lost_s == pytest.approx(5.0)
+    assert report.causes["network_partition"]["lost_s"] == pytest.approx(5.0)
     assert report.attributed_share == 1.0 and list(report.causes) == ["network_partition"]
