@@ -1,7 +1,7 @@
 """JSON encoding of dataclasses, derived from the types of their fields.
 
-``encoder`` and ``decoder`` compile one function for a type; None means that a value is JSON
-already. ``encode`` and ``decode`` apply them to a whole dataclass.
+``codec_of`` compiles two functions for a type; None means that a value is JSON already, or needs no
+decoding. ``encode`` and ``decode`` apply them to a whole dataclass.
 
     int, float, str, None, StrEnum    as they are
     tuple, list                       array (a tuple of the above stays a tuple)
@@ -23,7 +23,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from operator import attrgetter
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 Convert = Callable[[Any], Any]
@@ -35,49 +35,71 @@ TRANSIENT = {"transient": True}
 def encode(value: Any) -> dict[str, Any]:
     """``value``, a dataclass, as JSON-able values that share nothing with it that changes later."""
     kind: Any = type(value)
-    encoded: dict[str, Any] = _apply(encoder(kind), value)
+    encoded: dict[str, Any] = _apply(codec_of(kind)[0], value)
     return encoded
 
 
 def decode(kind: type[_T], data: Mapping[str, Any]) -> _T:
     """Inverse of ``encode``. Raises KeyError for a missing field that has no default."""
     made: Any = kind
-    decoded: _T = _apply(decoder(made), data)
+    decoded: _T = _apply(codec_of(made)[1], data)
     return decoded
 
 
 @cache
-def encoder(kind: Any) -> Convert | None:
+def codec_of(kind: Any) -> tuple[Any, Any]:
+    """The functions that encode and decode values of ``kind``; see above."""
     kind = _bare(kind)
-    if kind is bytearray:
-        return lambda v: base64.b64encode(zlib.compress(v, 1)).decode()
     origin, args = get_origin(kind) or kind, get_args(kind)
+    if kind is bytearray:
+        return (
+            lambda v: base64.b64encode(zlib.compress(v, 1)).decode(),
+            lambda v: bytearray(zlib.decompress(base64.b64decode(v))),
+        )
     if is_dataclass(kind):
-        return _fields_encoder(kind)
+        return _fields_encoder(kind), _fields_decoder(kind)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return None, kind
     if origin in (Union, UnionType):
-        inner = encoder(_present(args))
-        return None if inner is None else lambda v: None if v is None else inner(v)
+        (present,) = (arg for arg in args if arg is not NoneType)
+        to, back = codec_of(present)
+        return (
+            to and (lambda v: None if v is None else to(v)),
+            back and (lambda v: None if v is None else back(v)),
+        )
     if origin in (tuple, list):
-        items = [encoder(arg) for arg in args if arg is not Ellipsis]
+        items = [codec_of(arg) for arg in args if arg is not Ellipsis]
         if len(items) > 1:
-            return lambda v: [_apply(f, x) for f, x in zip(items, v, strict=True)]
-        item = items[0]
-        if item is None:
-            # A tuple cannot change: JSON writes it as it is. A snapshot has a million of task ids
-            # in tuples.
-            return list if origin is list else None
-        return lambda v: [item(x) for x in v]
+            return (
+                lambda v: [_apply(f, x) for (f, _), x in zip(items, v, strict=True)],
+                lambda v: origin(_apply(f, x) for (_, f), x in zip(items, v, strict=True)),
+            )
+        ((to, back),) = items
+        # A tuple cannot change: JSON writes it as it is. A snapshot has a million of task ids in
+        # tuples.
+        same = list if origin is list else None
+        return (
+            same if to is None else lambda v: [to(x) for x in v],
+            origin if back is None else lambda v: origin(back(x) for x in v),
+        )
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        text, value = issubclass(_bare(args[0]), str), encoder(_value(origin, args))
-        if text:
-            return dict if value is None else lambda v: {k: value(x) for k, x in v.items()}
-        return lambda v: [[k, _apply(value, x)] for k, x in v.items()]
-    return None
+        made: Any = Counter if origin is Counter else dict
+        to, back = codec_of(int if origin is Counter else args[1])
+        if not issubclass(_bare(args[0]), str):
+            return (
+                lambda v: [[k, _apply(to, x)] for k, x in v.items()],
+                lambda v: {k: _apply(back, x) for k, x in v},
+            )
+        return (
+            dict if to is None else lambda v: {k: to(x) for k, x in v.items()},
+            made if back is None else lambda v: {k: back(x) for k, x in v.items()},
+        )
+    return None, None
 
 
 def _fields_encoder(kind: Any) -> Convert:
     """Most fields are JSON already: all are read in one call, and the others replaced."""
-    plan = [(name, encoder(hint)) for name, hint in _fields(kind)]
+    plan = [(name, codec_of(hint)[0]) for name, hint in _fields(kind)]
     names = [name for name, _ in plan]
     # With one name it would return the value by itself.
     read: Convert = (
@@ -101,41 +123,18 @@ def _fields_encoder(kind: Any) -> Convert:
     return array if getattr(kind, "compact", False) else named
 
 
-@cache
-def decoder(kind: Any) -> Convert | None:
-    kind = _bare(kind)
-    if kind is bytearray:
-        return lambda v: bytearray(zlib.decompress(base64.b64decode(v)))
-    origin, args = get_origin(kind) or kind, get_args(kind)
-    if is_dataclass(kind):
-        make: Any = kind
-        plan = [(name, decoder(hint)) for name, hint in _fields(kind)]
-        if getattr(kind, "compact", False):
-            converts = [f for _, f in plan]
-            return lambda v: make(*[_apply(f, x) for f, x in zip(converts, v, strict=False)])
-        optional = _optional(kind)
-        parts = [(name, f, name in optional) for name, f in plan]
-        return lambda v: make(
-            **{name: _apply(f, v[name]) for name, f, absent in parts if not absent or name in v}
-        )
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return kind
-    if origin in (Union, UnionType):
-        inner = decoder(_present(args))
-        return None if inner is None else lambda v: None if v is None else inner(v)
-    if origin in (tuple, list):
-        items = [decoder(arg) for arg in args if arg is not Ellipsis]
-        if len(items) > 1:
-            return lambda v: origin(_apply(f, x) for f, x in zip(items, v, strict=True))
-        item = items[0]
-        return origin if item is None else lambda v: origin(item(x) for x in v)
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        made: Any = Counter if origin is Counter else dict
-        text, value = issubclass(_bare(args[0]), str), decoder(_value(origin, args))
-        if text:
-            return made if value is None else lambda v: {k: value(x) for k, x in v.items()}
-        return lambda v: {k: _apply(value, x) for k, x in v}
-    return None
+def _fields_decoder(kind: Any) -> Convert:
+    plan = [(name, codec_of(hint)[1]) for name, hint in _fields(kind)]
+    if getattr(kind, "compact", False):
+        converts = [f for _, f in plan]
+        return lambda v: kind(*[_apply(f, x) for f, x in zip(converts, v, strict=False)])
+    optional = {
+        f.name for f in fields(kind) if (f.default, f.default_factory) != (MISSING, MISSING)
+    }
+    parts = [(name, f, name in optional) for name, f in plan]
+    return lambda v: kind(
+        **{name: _apply(f, v[name]) for name, f, absent in parts if not absent or name in v}
+    )
 
 
 def _apply(convert: Convert | None, value: Any) -> Any:
@@ -151,18 +150,3 @@ def _fields(kind: Any) -> list[tuple[str, Any]]:
     """Name and type of each field that is written."""
     hints = get_type_hints(kind)
     return [(f.name, hints[f.name]) for f in fields(kind) if "transient" not in f.metadata]
-
-
-def _optional(kind: Any) -> frozenset[str]:
-    return frozenset(
-        f.name for f in fields(kind) if f.default is not MISSING or f.default_factory is not MISSING
-    )
-
-
-def _present(args: tuple[Any, ...]) -> Any:
-    (kind,) = (arg for arg in args if arg is not type(None))
-    return kind
-
-
-def _value(origin: Any, args: tuple[Any, ...]) -> Any:
-    return int if origin is Counter else args[1]

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import json
 from copy import copy
-from operator import attrgetter
 from typing import Any, TypeVar
 
-from controller.ledger.codec import decode, encode, encoder
+from controller.ledger.codec import codec_of, decode, encode
 from controller.ledger.decisions import links, mesh, run, standby_workers, steps
 from controller.ledger.decisions.commands import Command, CommandRefused, Decider
 from controller.ledger.enums import Phase
@@ -75,10 +74,8 @@ class Ledger(Decider):
         rest, tasks = copy(self.state), copy(book)
         tasks.records, rest.tasks = {}, tasks
         data = encode(rest)
-        encode_task = encoder(Task)
-        assert encode_task is not None
-        values = book.records.values()
-        book.moment = data["tasks"]["records"] = Moment(values, attrgetter("task_id"), encode_task)
+        encode_task, _ = codec_of(Task)
+        book.moment = data["tasks"]["records"] = Moment(book.records.values(), encode_task)
         return data
 
     @classmethod

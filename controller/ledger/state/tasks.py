@@ -15,44 +15,13 @@ from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from controller.ledger.codec import TRANSIENT
 from controller.ledger.enums import DROPPED_FOR_AGE, DropReason, GroupFault, Kind, VerdictCode
 from controller.ledger.specs import GroupMeta, LeasedTask
 from controller.ledger.state.curriculum import Curriculum
 from paceline.ids import Step, TaskId
-
-V = TypeVar("V")
-
-
-class Moment(Generic[V]):
-    """``values``, encoded, as they were when this object was made. ``key``: never changes."""
-
-    def __init__(
-        self, values: Iterable[V], key: Callable[[V], str], encode: Callable[[V], Any]
-    ) -> None:
-        self._values = list(values)
-        self._key, self._encode = key, encode
-        self._kept: dict[int, V] = {}
-        """By the id of the value that has changed since; ``_values`` keeps that alive."""
-        self.over = False
-        """All were read, or nobody wants to read them: nothing needs to be kept any more."""
-
-    def keep(self, value: V) -> None:
-        """``value`` is about to change. The first time counts."""
-        if not self.over and id(value) not in self._kept:
-            self._kept[id(value)] = copy(value)
-
-    def items(self) -> Iterator[tuple[str, Any]]:
-        """(key, encoded value) in the order of ``values``."""
-        for value in self._values:
-            yield self._key(value), self._encode(self._kept.get(id(value), value))
-
-    def close(self) -> None:
-        self.over = True
-        self._kept.clear()
-
 
 _OUTCOMES_KEPT = 4096
 _NO_FAILURE = (*DROPPED_FOR_AGE, DropReason.RUN_ENDED, *GroupFault)
@@ -110,6 +79,31 @@ class Task:
         return self.deaths >= SUSPECT_DEATHS
 
 
+class Moment:
+    """``tasks``, encoded, as they were when this object was made."""
+
+    def __init__(self, tasks: Iterable[Task], encode: Callable[[Task], Any]) -> None:
+        self._tasks, self._encode = list(tasks), encode
+        self._kept: dict[int, Task] = {}
+        """By the id of the task that has changed since; ``_tasks`` keeps that alive."""
+        self.over = False
+        """All were read, or nobody wants to read them: nothing needs to be kept any more."""
+
+    def keep(self, task: Task) -> None:
+        """``task`` is about to change. The first time counts."""
+        if not self.over and id(task) not in self._kept:
+            self._kept[id(task)] = copy(task)
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """(task id, encoded task)."""
+        for task in self._tasks:
+            yield task.task_id, self._encode(self._kept.get(id(task), task))
+
+    def close(self) -> None:
+        self.over = True
+        self._kept.clear()
+
+
 @dataclass(frozen=True, slots=True)
 class Unfinished:
     compact = True
@@ -157,7 +151,7 @@ class TaskBook:
 
     suspects: dict[TaskId, None] = field(default_factory=dict, init=False, metadata=TRANSIENT)
     """Suspect tasks in ``records``."""
-    moment: Moment[Task] | None = field(default=None, init=False, repr=False, metadata=TRANSIENT)
+    moment: Moment | None = field(default=None, init=False, repr=False, metadata=TRANSIENT)
     """Moment of ``records``, while a snapshot of it is being written."""
 
     def __post_init__(self) -> None:

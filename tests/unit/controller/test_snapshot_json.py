@@ -90,14 +90,14 @@ async def test_no_task_is_encoded_before_it_is_written(monkeypatch: pytest.Monke
     for _ in range(3):
         run.train()
     encoded: list[str] = []
-    inner = codec.encoder(Task)
+    inner, _ = codec.codec_of(Task)
     assert inner is not None
 
     def counted(task: Task) -> Any:
         encoded.append(task.task_id)
         return inner(task)
 
-    monkeypatch.setattr(ledger_module, "encoder", lambda kind: counted)
+    monkeypatch.setattr(ledger_module, "codec_of", lambda kind: (counted, None))
     snapshot = run.ledger.begin_snapshot()
     assert encoded == [] and len(run.state.tasks.records) == 24
     await save(snapshot)
