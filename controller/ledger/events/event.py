@@ -1,7 +1,7 @@
 """Event base class, the topics that events wake, and their severity."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar, dataclass_transform
@@ -24,8 +24,9 @@ class Event(ABC):
     """A fact that has been decided: applying it never fails and never decides. A new kind is one
     class in this folder, with its ``apply``. Times are Unix seconds of the leader."""
 
-    wakes = frozenset[Topic]()  # Long polls to look again once the event is durable
-    directs = True  # The directive of another worker than the reporting one may depend on it
+    wakes = frozenset[Topic]()
+    directs = True
+    words = ""
 
     @property
     def listed(self) -> bool:
@@ -42,7 +43,7 @@ class Event(ABC):
 
     def text(self) -> str:
         """One plain sentence for people, subject first, without a full stop; "" if not listed."""
-        return ""
+        return self.words.format(self)
 
 
 LEASES = frozenset({Topic.LEASE, Topic.ISOLATED})
@@ -53,11 +54,30 @@ _E = TypeVar("_E", bound=type[Event])
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
-def event(kind: _E) -> _E:
-    made: Any = dataclass(frozen=True, slots=True)(kind)
-    TYPES[EventType(made.__name__)] = made
-    found: _E = made
-    return found
+def event(
+    *,
+    wakes: frozenset[Topic] = frozenset(),
+    directs: bool = True,
+    listed: bool | None = None,
+    severity: Severity | None = None,
+    words: str = "",
+) -> Callable[[_E], _E]:
+    """Makes a class a kind of event. ``wakes``: long polls to look again once the event is durable.
+    ``directs``: the directive of another worker than the reporting one may depend on it. ``words``:
+    its text, with the event as {0}."""
+
+    def made(kind: _E) -> _E:
+        known: Any = dataclass(frozen=True, slots=True)(kind)
+        known.wakes, known.directs, known.words = wakes, directs, words
+        if listed is not None:
+            known.listed = listed
+        if severity is not None:
+            known.severity = severity
+        TYPES[EventType(known.__name__)] = known
+        found: _E = known
+        return found
+
+    return made
 
 
 def counts_in_words(counts: Mapping[str, int]) -> str:

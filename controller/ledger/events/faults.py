@@ -5,7 +5,7 @@ from controller.ledger.state.state import State
 from paceline.observe.vocabulary import NO_FAULT, FaultCause, Severity
 
 
-@event
+@event(directs=False)
 class ProcessFault(Event):
     """A launcher saw a fault of a controller or of Redis, or of a worker that is still alive."""
 
@@ -17,8 +17,6 @@ class ProcessFault(Event):
     detail: str
     t: float
     over: bool = False  # The process has ended
-
-    directs = False
 
     @property
     def severity(self) -> Severity:
@@ -35,7 +33,7 @@ class ProcessFault(Event):
         return f"{self.name} (pid {self.pid} on {self.host}): {words}"
 
 
-@event
+@event(directs=False)
 class FaultExplained(Event):
     """Later evidence says what an incarnation of a worker has died of."""
 
@@ -43,8 +41,6 @@ class FaultExplained(Event):
     incarnation: int
     cause: FaultCause
     detail: str
-
-    directs = False
 
     def apply(self, s: State) -> None:
         worker = s.fleet.workers.get(self.worker_id)

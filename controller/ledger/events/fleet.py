@@ -25,7 +25,7 @@ from paceline.observe.vocabulary import (
 )
 
 
-@event
+@event(words="{0.worker_id} joined (pid {0.pid} on {0.host})")
 class WorkerRegistered(WorkerSpec, Event):
     """``state_version`` is -1 if the worker claims a state that it was found to have wrong."""
 
@@ -34,20 +34,14 @@ class WorkerRegistered(WorkerSpec, Event):
     def apply(self, s: State) -> None:
         s.fleet.register(Worker(**values(WorkerSpec, self), spare=self.spare))
 
-    def text(self) -> str:
-        return f"{self.worker_id} joined (pid {self.pid} on {self.host})"
 
-
-@event
+@event(directs=False, severity=Severity.WARNING)
 class OriginsDiffer(Event):
     """A worker was started with other code or models than another one that does the same."""
 
     worker_id: str
     other: str
     settings: tuple[str, ...]
-
-    directs = False
-    severity = Severity.WARNING
 
     def apply(self, s: State) -> None:
         """The registration's own event has changed the state."""
@@ -59,7 +53,7 @@ class OriginsDiffer(Event):
         )
 
 
-@event
+@event(wakes=LEASES)
 class WorkerDied(Event):
     worker_id: str
     incarnation: int
@@ -69,8 +63,6 @@ class WorkerDied(Event):
     host: str = ""
     silent_s: float = 0.0  # Since it was last heard of
     t: float = 0.0
-
-    wakes = LEASES
 
     @property
     def severity(self) -> Severity:
@@ -88,15 +80,13 @@ class WorkerDied(Event):
         return f"{self.worker_id} died ({words})"
 
 
-@event
+@event(wakes=LEASES)
 class SpareSet(Event):
     """A rollout worker stands by from here on, or works."""
 
     worker_id: str
     incarnation: int
     spare: bool
-
-    wakes = LEASES
 
     def apply(self, s: State) -> None:
         s.fleet.workers[self.worker_id].spare = self.spare
@@ -105,7 +95,8 @@ class SpareSet(Event):
         return f"{self.worker_id} {'stands by' if self.spare else 'works again'}"
 
 
-@event
+# It concerns the worker's own directive alone, which is looked at with every report.
+@event(wakes=LEASES, directs=False, words="{0.worker_id} is {0.lifecycle}")
 class WorkerChanged(Event):
     """A worker's report about itself: lifecycle, state it holds, weights it serves."""
 
@@ -116,10 +107,6 @@ class WorkerChanged(Event):
     loaded_version: Version
     diverged_version: Version = Version(-1)
     """A version that it reported to hold and that was never committed; -1: none."""
-
-    wakes = LEASES
-    # It concerns the worker's own directive alone, which is looked at with every report.
-    directs = False
 
     @property
     def listed(self) -> bool:
@@ -137,11 +124,8 @@ class WorkerChanged(Event):
         else:
             worker.lifecycle = self.lifecycle
 
-    def text(self) -> str:
-        return f"{self.worker_id} is {self.lifecycle}"
 
-
-@event
+@event(directs=False, severity=Severity.WARNING)
 class ParityFailed(Event):
     """After a swap the parameters of an engine differed from the weights: it serves nothing until
     it has loaded them again."""
@@ -150,9 +134,6 @@ class ParityFailed(Event):
     incarnation: int
     failures: int  # Failures of this incarnation so far. One report may stand for several.
     detail: str
-
-    directs = False
-    severity = Severity.WARNING
 
     def apply(self, s: State) -> None:
         worker = s.fleet.workers[self.worker_id]
@@ -165,7 +146,11 @@ class ParityFailed(Event):
         return f"{self.worker_id} serves nothing until it has loaded the weights again ({words})"
 
 
-@event
+@event(
+    directs=False,
+    severity=Severity.WARNING,
+    words="{0.worker_id} tries again to load weights ({0.detail})",
+)
 class WeightsNotLoaded(Event):
     """Weights came to a rollout worker, and it could not stage or load them. It gets them again
     over another link, and ends if that fails several times in a row."""
@@ -175,26 +160,18 @@ class WeightsNotLoaded(Event):
     failures: int  # Failures of this incarnation so far. One report may stand for several.
     detail: str
 
-    directs = False
-    severity = Severity.WARNING
-
     def apply(self, s: State) -> None:
         worker = s.fleet.workers[self.worker_id]
         worker.load_failures = self.failures
         worker.load_trouble = self.detail
 
-    def text(self) -> str:
-        return f"{self.worker_id} tries again to load weights ({self.detail})"
 
-
-@event
+@event(wakes=LEASES)
 class Drained(Event):
     request_id: str
     worker_id: str
     desired: Mapping[str, int] = field(default_factory=dict)
     """Desired counts that change with it; empty if the worker is to be replaced."""
-
-    wakes = LEASES
 
     def apply(self, s: State) -> None:
         s.fleet.workers[self.worker_id].drain = True
@@ -208,7 +185,7 @@ class Drained(Event):
         return f"{self.worker_id} is asked to leave{changed}"
 
 
-@event
+@event(wakes=frozenset({Topic.PLAN, Topic.VOTE}))
 class MeshBroken(Event):
     """The epoch is over for all its members."""
 
@@ -218,8 +195,6 @@ class MeshBroken(Event):
     diverged: tuple[str, ...] = ()
     """Members whose weights differed from the majority's: they hold no state from here on."""
     broken_t: float = 0.0
-
-    wakes = frozenset({Topic.PLAN, Topic.VOTE})
 
     @property
     def severity(self) -> Severity:
@@ -246,10 +221,8 @@ class MeshBroken(Event):
         return f"mesh epoch {self.epoch} is over ({reason_in_words(self.reason, self.detail)})"
 
 
-@event
+@event(wakes=frozenset({Topic.PLAN}))
 class MeshFormed(MeshSpec, Event):
-    wakes = frozenset({Topic.PLAN})
-
     def apply(self, s: State) -> None:
         fleet = s.fleet
         fleet.mesh_rebuilds += fleet.rebuild_due
@@ -267,7 +240,7 @@ class MeshFormed(MeshSpec, Event):
         return f"mesh epoch {self.epoch}: {', '.join(m.worker_id for m in self.members)}"
 
 
-@event
+@event(severity=Severity.WARNING)
 class WeightsWithdrawn(Event):
     """``worker_id`` was outvoted about the weights of ``version``, which it has published."""
 
@@ -276,8 +249,6 @@ class WeightsWithdrawn(Event):
     receivers: tuple[str, ...]
     """Rollout workers that may have loaded them: they count as loaded again with a newer version.
     """
-
-    severity = Severity.WARNING
 
     def apply(self, s: State) -> None:
         for worker_id in self.receivers:
@@ -293,10 +264,8 @@ class WeightsWithdrawn(Event):
         )
 
 
-@event
+@event(listed=False)
 class LinkAssigned(LinkSpec, Event):
-    listed = False
-
     def apply(self, s: State) -> None:
         if self.tree > s.fleet.tree:
             s.fleet.plant(self.tree, s.term, s.versions.version)

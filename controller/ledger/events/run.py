@@ -16,14 +16,12 @@ _ALL = frozenset(Topic)
 STALENESS = ("max_staleness", "late_groups", "max_token_age")
 
 
-@event
+@event(wakes=LEASES, words="run started")
 class RunStarted(Event):
     spec: RunSpec
     t: float
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings that may change, by dotted name; see Settings."""
-
-    wakes = LEASES
 
     def apply(self, s: State) -> None:
         s.run_spec = self.spec
@@ -34,11 +32,8 @@ class RunStarted(Event):
         s.enter(Phase.OPEN)
         s.started_t = s.steps.last_commit_t = self.t
 
-    def text(self) -> str:
-        return "run started"
 
-
-@event
+@event(words="{0.controller_id} leads (term {0.term})")
 class TermBegun(Event):
     """``controller_id`` leads from here on; nothing of an earlier term follows."""
 
@@ -58,11 +53,8 @@ class TermBegun(Event):
         s.terms += 1
         s.failovers += self.failover
 
-    def text(self) -> str:
-        return f"{self.controller_id} leads (term {self.term})"
 
-
-@event
+@event()
 class Scaled(Event):
     request_id: str
     desired: Mapping[str, int]
@@ -75,7 +67,7 @@ class Scaled(Event):
         return f"desired counts set to {counts_in_words(self.desired)}"
 
 
-@event
+@event()
 class BoundsSet(Event):
     """Limits of the desired counts from here on; see RunSpec.bounds."""
 
@@ -88,7 +80,7 @@ class BoundsSet(Event):
         return f"limits of the desired counts set to {counts_in_words(self.bounds) or 'none'}"
 
 
-@event
+@event(wakes=_ALL)
 class SettingsChanged(Event):
     """From ``step`` on other settings are in force, or a leader brought an edited config file."""
 
@@ -100,8 +92,6 @@ class SettingsChanged(Event):
     step: Step
     """The first step that uses them. A step that is open, or trained again, keeps its own."""
     t: float
-
-    wakes = _ALL
 
     @property
     def listed(self) -> bool:
@@ -127,14 +117,12 @@ class SettingsChanged(Event):
         return f"settings changed from step {self.step}: {shown or 'none'}"
 
 
-@event
+@event(wakes=_ALL, words="run extended to {0.steps} steps")
 class RunExtended(Event):
     """A finished run goes on: it was given more steps."""
 
     steps: int
     t: float
-
-    wakes = _ALL
 
     def apply(self, s: State) -> None:
         s.enter(Phase.OPEN)
@@ -142,16 +130,11 @@ class RunExtended(Event):
         s.steps.last_commit_t = self.t
         s.tasks.resume_unfinished()
 
-    def text(self) -> str:
-        return f"run extended to {self.steps} steps"
 
-
-@event
+@event(wakes=LEASES)
 class Paused(Event):
     request_id: str
     paused: bool
-
-    wakes = LEASES
 
     def apply(self, s: State) -> None:
         word, unchanged = ("paused", "paused already") if self.paused else ("resumed", "not paused")
@@ -162,7 +145,7 @@ class Paused(Event):
         return "run paused" if self.paused else "run resumed"
 
 
-@event
+@event(words="checkpoint of step {0.step} requested")
 class CheckpointRequested(Event):
     """A checkpoint of ``step``, the next one that the replicas can still write, was requested."""
 
@@ -173,9 +156,6 @@ class CheckpointRequested(Event):
         s.versions.requested = self.step
         s.remember(self.request_id, f"a checkpoint will be written after step {self.step}")
 
-    def text(self) -> str:
-        return f"checkpoint of step {self.step} requested"
-
 
 _SUSPEND_REPLIES = {
     SuspendStage.FINISH_STEP: "the run stops for now, after the open step and a checkpoint",
@@ -184,15 +164,13 @@ _SUSPEND_REPLIES = {
 }
 
 
-@event
+@event(wakes=_ALL)
 class SuspendRequested(Event):
     """The run is to stop for now, or a stop under way is to go further; see SuspendStage."""
 
     request_id: str
     reason: str
     stage: SuspendStage
-
-    wakes = _ALL
 
     @property
     def listed(self) -> bool:
@@ -207,14 +185,12 @@ class SuspendRequested(Event):
         return "stop for now requested" + (f": {self.reason}" if self.reason else "")
 
 
-@event
+@event(wakes=_ALL)
 class RunSuspended(Event):
     """The workers leave. A fleet that is started later continues the run."""
 
     step: Step
     checkpoint_step: Step
-
-    wakes = _ALL
 
     def apply(self, s: State) -> None:
         s.enter(Phase.SUSPENDED)
@@ -229,26 +205,19 @@ class RunSuspended(Event):
         return f"{where}; the newest checkpoint is of step {self.checkpoint_step}"
 
 
-@event
+@event(wakes=_ALL, words="run goes on")
 class RunContinued(Event):
     request_id: str
-
-    wakes = _ALL
 
     def apply(self, s: State) -> None:
         s.enter(Phase.OPEN)
         s.remember(self.request_id, "the run goes on")
 
-    def text(self) -> str:
-        return "run goes on"
 
-
-@event
+@event(wakes=_ALL)
 class StopRequested(Event):
     request_id: str
     reason: str
-
-    wakes = _ALL
 
     def apply(self, s: State) -> None:
         s.enter(Phase.STOPPING)
@@ -259,35 +228,24 @@ class StopRequested(Event):
         return f"stop requested: {self.reason}" if self.reason else "stop requested"
 
 
-@event
+@event(wakes=_ALL, words="run finished ({0.reason})")
 class RunFinished(Event):
     reason: str  # completed, or why it was stopped early
     t: float
-
-    wakes = _ALL
 
     def apply(self, s: State) -> None:
         s.end(Phase.FINISHED, self.t)
         s.cover(s.versions.checkpoint.step)
 
-    def text(self) -> str:
-        return f"run finished ({self.reason})"
 
-
-@event
+@event(wakes=_ALL, severity=Severity.ERROR, words="run failed: {0.reason}")
 class RunFailed(Event):
     request_id: str
     reason: str
     t: float
-
-    wakes = _ALL
-    severity = Severity.ERROR
 
     def apply(self, s: State) -> None:
         s.end(Phase.FAILED, self.t)
         s.cover(s.versions.checkpoint.step)
         s.reason = self.reason
         s.remember(self.request_id, f"the run has failed: {self.reason}")
-
-    def text(self) -> str:
-        return f"run failed: {self.reason}"

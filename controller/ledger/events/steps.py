@@ -16,19 +16,19 @@ from paceline.ids import MeshEpoch, Step, TaskId, Version
 from paceline.observe.vocabulary import Severity
 
 
-@event
+@event(wakes=frozenset({Topic.PLAN}), directs=False, listed=False)
 class StepOpened(StepSpec, Event):
-    wakes = frozenset({Topic.PLAN})
-    directs = False
-    listed = False
-
     def apply(self, s: State) -> None:
         kept = set(s.steps.replay.pop(self.step, ()))
         s.tasks.move_all((x for x in self.groups if x not in kept), TaskState.IN_STEP)
         s.steps.open = OpenStep(**values(StepSpec, self))
 
 
-@event
+@event(
+    wakes=frozenset({Topic.PLAN, Topic.VOTE}),
+    directs=False,
+    words="step {0.step} resharded over mesh epoch {0.mesh_epoch}",
+)
 class StepResharded(Event):
     """The open step goes on in a new epoch; the groups of a lost member are with the others."""
 
@@ -36,20 +36,14 @@ class StepResharded(Event):
     mesh_epoch: MeshEpoch
     shards: Mapping[str, tuple[int, ...]]
 
-    wakes = frozenset({Topic.PLAN, Topic.VOTE})
-    directs = False
-
     def apply(self, s: State) -> None:
         assert s.steps.open is not None
         s.steps.open = replace(
             s.steps.open, mesh_epoch=self.mesh_epoch, shards=self.shards, votes={}, trials={}
         )
 
-    def text(self) -> str:
-        return f"step {self.step} resharded over mesh epoch {self.mesh_epoch}"
 
-
-@event
+@event(directs=False, listed=False)
 class VoteCast(Event):
     worker_id: str
     incarnation: int
@@ -58,15 +52,12 @@ class VoteCast(Event):
     digest: str
     stats: Mapping[str, StatValue]
 
-    directs = False
-    listed = False
-
     def apply(self, s: State) -> None:
         assert s.steps.open is not None
         s.steps.open.votes[self.worker_id] = Vote(self.digest, self.stats)
 
 
-@event
+@event(wakes=LEASES | {Topic.VOTE}, severity=Severity.ROUTINE)
 class StepCommitted(Event):
     """Every member voted for it, with equal weights. ``version`` is the state after."""
 
@@ -74,9 +65,6 @@ class StepCommitted(Event):
     version: Version
     metrics: Mapping[str, float]
     t: float
-
-    wakes = LEASES | {Topic.VOTE}
-    severity = Severity.ROUTINE
 
     def apply(self, s: State) -> None:
         step, mesh = s.steps.open, s.fleet.mesh
@@ -101,7 +89,7 @@ class StepCommitted(Event):
         return f"step {self.step} committed, {name} {shown:.3f}"
 
 
-@event
+@event(directs=False, listed=False)
 class GroupTried(Event):
     """A member computes this suspect group next, by itself; "": it has computed its last one."""
 
@@ -109,15 +97,12 @@ class GroupTried(Event):
     step: Step
     task_id: TaskId
 
-    directs = False
-    listed = False
-
     def apply(self, s: State) -> None:
         assert s.steps.open is not None
         s.steps.open.trials[self.worker_id] = self.task_id
 
 
-@event
+@event(directs=False, listed=False)
 class GroupsBlamed(Event):
     """A trainer died with these groups, any of which may be the cause; ``alone``: it was computing
     the only one of them and nothing else."""
@@ -127,16 +112,13 @@ class GroupsBlamed(Event):
     task_ids: tuple[TaskId, ...]
     alone: bool
 
-    directs = False
-    listed = False
-
     def apply(self, s: State) -> None:
         for task_id in self.task_ids:
             blame = s.steps.suspects.get(task_id, Blame())
             s.steps.suspects[task_id] = Blame(blame.deaths + 1, blame.alone + self.alone)
 
 
-@event
+@event(wakes=LEASES | {Topic.VOTE})
 class StepAborted(Event):
     """The attempt at the step is over: no member is left, a group leaves, or the run stops."""
 
@@ -146,8 +128,6 @@ class StepAborted(Event):
     kept: bool = False
     """Its other groups stay reserved for the step, which opens again with the settings that it had.
     Otherwise they are ready again."""
-
-    wakes = LEASES | {Topic.VOTE}
 
     @property
     def severity(self) -> Severity:
@@ -174,7 +154,12 @@ class StepAborted(Event):
         return f"step {self.step} aborted: {self.reason.replace('_', ' ')}"
 
 
-@event
+@event(
+    wakes=LEASES,
+    severity=Severity.WARNING,
+    words="run rolled back from step {0.from_step} to step {0.step}: no replica holds the "
+    "newest state",
+)
 class RolledBack(Event):
     """No living replica holds the newest state: the run is after ``step`` again, as ``version``."""
 
@@ -184,22 +169,13 @@ class RolledBack(Event):
     from_version: Version
     checkpoint_path: str
 
-    wakes = LEASES
-    severity = Severity.WARNING
-
     def apply(self, s: State) -> None:
         s.versions.roll_back(self.step, self.version)
         # The lost groups are kept for the same steps again.
         s.tasks.move_all(s.steps.roll_back(self.step), TaskState.IN_STEP)
 
-    def text(self) -> str:
-        return (
-            f"run rolled back from step {self.from_step} to step {self.step}: "
-            "no replica holds the newest state"
-        )
 
-
-@event
+@event(words="checkpoint of step {0.step}: {0.path}")
 class CheckpointRecorded(Event):
     worker_id: str
     step: Step
@@ -215,11 +191,12 @@ class CheckpointRecorded(Event):
         )
         s.cover(s.versions.agreed.step)
 
-    def text(self) -> str:
-        return f"checkpoint of step {self.step}: {self.path}"
 
-
-@event
+@event(
+    severity=Severity.WARNING,
+    words="checkpoint of step {0.step} is void ({0.path}): the other replicas' weights differ "
+    "from those that {0.worker_id} wrote",
+)
 class CheckpointVoided(Event):
     """The replica that wrote a checkpoint was outvoted about its weights: it is never restored."""
 
@@ -228,20 +205,12 @@ class CheckpointVoided(Event):
     version: Version
     path: str
 
-    severity = Severity.WARNING
-
     def apply(self, s: State) -> None:
         s.versions.void(self.path)
         s.evals.disown(self.step, self.version)
 
-    def text(self) -> str:
-        return (
-            f"checkpoint of step {self.step} is void ({self.path}): the other replicas' weights "
-            f"differ from those that {self.worker_id} wrote"
-        )
 
-
-@event
+@event(directs=False)
 class BestCheckpointChosen(Event):
     """The checkpoint with the highest held-out reward so far: it is kept as long as it is the
     best."""
@@ -251,8 +220,6 @@ class BestCheckpointChosen(Event):
     reward_mean: float
     is_loss: bool = False  # Recorded data: the reward is the loss with the sign changed
     metric: str = ""  # SET/METRIC; empty: the held-out reward
-
-    directs = False
 
     def apply(self, s: State) -> None:
         s.versions.best = self.step

@@ -14,7 +14,7 @@ from paceline.ids import Step, TaskId, Version
 from paceline.observe.vocabulary import Severity
 
 
-@event
+@event(directs=False, listed=False)
 class TasksLeased(Event):
     """The reply to ``lease_seq``: a retry gets it again."""
 
@@ -23,9 +23,6 @@ class TasksLeased(Event):
     lease_seq: int
     leases: tuple[LeasedTask, ...]
     loaded_version: Version = Version(0)  # That the worker's engine serves
-
-    directs = False
-    listed = False
 
     def apply(self, s: State) -> None:
         worker = s.fleet.workers[self.worker_id]
@@ -43,29 +40,22 @@ def _measure(s: State, task: Task, group: GroupMeta | None) -> None:
         s.tasks.curriculum.measure(s.run.order.place(task.ordinal)[1], group)
 
 
-@event
+@event(directs=False, listed=False)
 class RowsPassedOver(Event):
     """The curriculum leaves out the rows of these numbers, which would have been new tasks."""
 
     ordinals: tuple[int, ...]
 
-    directs = False
-    listed = False
-
     def apply(self, s: State) -> None:
         s.tasks.pass_over(len(self.ordinals))
 
 
-@event
+@event(wakes=frozenset({Topic.ISOLATED}), directs=False, listed=False)
 class GroupAccepted(Event):
     """The training group is ready; its payload is stored under (task_id, attempt)."""
 
     worker_id: str
     group: GroupMeta
-
-    wakes = frozenset({Topic.ISOLATED})
-    directs = False
-    listed = False
 
     def apply(self, s: State) -> None:
         task = s.tasks.records[self.group.task_id]
@@ -76,7 +66,7 @@ class GroupAccepted(Event):
         del s.fleet.workers[self.worker_id].held[task.task_id]
 
 
-@event
+@event(wakes=LEASES, severity=Severity.WARNING)
 class GroupLost(Event):
     """The payload of an accepted group is lost, or is not what was accepted: the group leaves its
     step, and its task goes back to the front of the queue, to be generated again."""
@@ -88,9 +78,6 @@ class GroupLost(Event):
     worker_id: str
     lengths: tuple[int, ...] = ()
     """Tokens of each sequence, prompt included."""
-
-    wakes = LEASES
-    severity = Severity.WARNING
 
     def apply(self, s: State) -> None:
         task = s.tasks.records[self.task_id]
@@ -109,7 +96,7 @@ class GroupLost(Event):
         return f"group of task {self.task_id} is generated again ({why})"
 
 
-@event
+@event(wakes=LEASES, listed=False)
 class TaskReleased(Event):
     task_id: TaskId
     attempt: int
@@ -118,9 +105,6 @@ class TaskReleased(Event):
     counts: bool  # The attempt counts towards quarantine
     detail: str = ""
     suspected: bool = False  # The owner died with it, and it may have been the cause
-
-    wakes = LEASES
-    listed = False
 
     def apply(self, s: State) -> None:
         task = s.tasks.records[self.task_id]
@@ -134,7 +118,7 @@ class TaskReleased(Event):
             s.evals.release(task.eval_step, task.ordinal)
 
 
-@event
+@event(wakes=LEASES, severity=Severity.WARNING)
 class TaskDropped(Event):
     """The task is finished without being trained, for good. Another task takes its place."""
 
@@ -145,13 +129,9 @@ class TaskDropped(Event):
     verdict: VerdictCode = VerdictCode.DUPLICATE  # On a repeated submission of this attempt
     group: GroupMeta | None = None  # The group, if one had been generated
 
-    wakes = LEASES
-
     @property
     def listed(self) -> bool:
         return self.reason not in ROUTINE_DROPS
-
-    severity = Severity.WARNING
 
     def apply(self, s: State) -> None:
         task = s.tasks.records[self.task_id]
@@ -184,14 +164,12 @@ def _sequences(lengths: tuple[int, ...]) -> str:
     return f"; sequences of {listed} tokens"
 
 
-@event
+@event(wakes=LEASES | {Topic.PLAN})
 class EvalScheduled(Event):
     step: Step
     version: Version
     rows: int
     sets: tuple[EvalSet, ...]
-
-    wakes = LEASES | {Topic.PLAN}
 
     def apply(self, s: State) -> None:
         if s.run.recorded:
@@ -213,7 +191,7 @@ class EvalScheduled(Event):
         return f"evaluation after step {self.step} started over {self.rows} prompts{of}"
 
 
-@event
+@event(wakes=frozenset({Topic.ISOLATED}), directs=False, listed=False)
 class EvalTaskDone(Event):
     task_id: TaskId
     attempt: int
@@ -222,10 +200,6 @@ class EvalTaskDone(Event):
     """Version of all tokens; MIXED if they are of several versions, or of one in doubt."""
     row: RowScore
 
-    wakes = frozenset({Topic.ISOLATED})
-    directs = False
-    listed = False
-
     def apply(self, s: State) -> None:
         task = s.tasks.records[self.task_id]
         s.fleet.workers[self.worker_id].held.pop(self.task_id, None)
@@ -233,7 +207,7 @@ class EvalTaskDone(Event):
         s.tasks.forget(task, VerdictCode.DUPLICATE)
 
 
-@event
+@event()
 class EvalRecorded(Event):
     step: Step
     version: Version
