@@ -30,7 +30,7 @@ import torch
 from benchmarks.runs import REPOSITORY, machine, options, write
 from benchmarks.weights import DEVIATION, LEARNING_RATE
 from paceline.redis.server import find_server
-from paceline.rpc.ports import free_ports
+from paceline.rpc.addresses import free_ports
 from paceline.v1 import worker_pb2
 from paceline.weights.weight_snapshot import WireDtype
 from policy_worker.publisher import WeightPublisher

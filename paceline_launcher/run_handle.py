@@ -131,7 +131,7 @@ class RunHandle:
     def status(self) -> dict[str, Any]:
         """Every process, the leader, its step and queue, as `paceline status --json` has them."""
         from paceline.observe.event_follower import leader_status
-        from paceline.rpc.messages import as_dict
+        from paceline.rpc.grpc_channel import as_dict
 
         return as_dict(self._ask(lambda control: leader_status(control, ANSWER_LIMIT_S)))
 

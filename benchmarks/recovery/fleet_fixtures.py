@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 
-from paceline.rpc.ports import free_ports
+from paceline.rpc.addresses import free_ports
 from testbed.faults.tcp_proxy import TcpProxy
 from testbed.fleets.launched_fleet import LaunchedFleet
 from testbed.fleets.namespaced_fleet import NamespacedFleet

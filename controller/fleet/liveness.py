@@ -24,9 +24,7 @@ the reports. It forms no new mesh before every living member of a broken one has
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 
 from controller.ledger import Ledger
 from controller.ledger import decisions as cmd
@@ -158,9 +156,8 @@ class Liveness:
         self._watch_mesh(state, now)
         commands: list[Command[None]] = []
         dead: set[Key] = set()
-        hosts = cache(lambda: self._hosts(state, now))
         for key, pulse in sorted(self.pulses.items(), key=lambda item: item[1].progress_t):
-            verdict = self._verdict(state, key, pulse, now, hosts)
+            verdict = self._verdict(state, key, pulse, now)
             if verdict is not None:
                 how, detail, cause = verdict
                 dead.add(key)
@@ -219,18 +216,15 @@ class Liveness:
         pulse.unnamed = unnamed
 
     def _verdict(
-        self,
-        state: State,
-        key: Key,
-        pulse: Pulse,
-        now: float,
-        hosts: Callable[[], dict[str, _Host]],
+        self, state: State, key: Key, pulse: Pulse, now: float
     ) -> tuple[DeathCause, str, FaultCause] | None:
         silent_s = now - pulse.heard_t
         if silent_s >= self._lease_s:
             why = f"no report for {silent_s:.1f} s"
-            if gone := _host_gone(state.fleet.workers[key[0]].host, hosts()):
-                return DeathCause.LEASE, f"{why}, {gone}", FaultCause.HOST_LOST
+            host = state.fleet.workers[key[0]].host
+            if (lost := self._lost_on(host, state, now)) > 1:
+                why += f", as are all {lost} workers of host {host}"
+                return DeathCause.LEASE, why, FaultCause.HOST_LOST
             return DeathCause.LEASE, why, FaultCause.HEARTBEAT_SILENCE
         mesh = state.fleet.mesh
         # A peer of the worker's mesh has reported a failed collective.
@@ -247,19 +241,20 @@ class Liveness:
             return DeathCause.WEDGED, why, FaultCause.WEDGED
         return None
 
-    def _hosts(self, state: State, now: float) -> dict[str, _Host]:
-        """By name. One look at all workers, however many of them die in a tick."""
-        hosts: dict[str, _Host] = {}
+    def _lost_on(self, host: str, state: State, now: float) -> int:
+        """Workers of ``host`` if all of them are silent, and one of another host is not; else 0."""
+        lost, others = 0, False
         for worker in state.fleet.workers.values():
             pulse = self.pulses.get((worker.worker_id, worker.incarnation))
             quiet = pulse is None or now - pulse.heard_t >= self._lease_s / 2
-            host = hosts.setdefault(worker.host, _Host())
-            host.heard += worker.alive and not quiet
+            if worker.host != host:
+                others = others or (worker.alive and not quiet)
             # Of a host that is lost some may have been declared dead a moment ago.
-            if worker.alive or worker.death is FaultCause.HOST_LOST:
-                host.workers += 1
-                host.silent += quiet
-        return hosts
+            elif worker.alive or worker.death is FaultCause.HOST_LOST:
+                if not quiet:
+                    return 0
+                lost += 1
+        return lost if others else 0
 
     @property
     def _lease_s(self) -> float:
@@ -297,19 +292,3 @@ class Liveness:
             del self.pulses[key]
         for key in sorted(living - self.pulses.keys()):
             self.pulses[key] = Pulse(now, progress_t=now)
-
-
-@dataclass(slots=True)
-class _Host:
-    workers: int = 0  # Workers on this host that are alive or died with it
-    silent: int = 0
-    heard: int = 0  # Living workers that were heard of lately
-
-
-def _host_gone(name: str, hosts: dict[str, _Host]) -> str:
-    """In words, if all workers of the host, at least two, are silent, and another's are not."""
-    host = hosts[name]
-    others = any(other.heard for key, other in hosts.items() if key != name)
-    if host.workers == host.silent > 1 and others:
-        return f"as are all {host.workers} workers of host {name}"
-    return ""

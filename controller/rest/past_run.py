@@ -27,8 +27,8 @@ from paceline.observe.json_lines import DamagedFile
 from paceline.observe.projection import Projection
 from paceline.observe.redaction import Redactor
 from paceline.redis.leader_lease import LeaderIdentity
+from paceline.rpc.addresses import free_ports
 from paceline.rpc.http_server import http_server
-from paceline.rpc.ports import free_ports
 
 HOST = "127.0.0.1"
 PHASES = {"finished": Phase.FINISHED, "failed": Phase.FAILED}

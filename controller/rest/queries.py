@@ -35,7 +35,7 @@ from paceline.observe.groups import (
 from paceline.observe.projection import Projection
 from paceline.observe.redaction import Redactor
 from paceline.observe.samples import ArchiveReader
-from paceline.rpc.messages import as_dict
+from paceline.rpc.grpc_channel import as_dict
 
 EVENT_ID = r"^(\d{1,20}(-\d{1,20})?(/\d{1,9})?)?$"
 CURVES = "reward_mean,loss"

@@ -19,7 +19,7 @@ from controller.ledger.views.views import StatusView
 from paceline.config.sections.scorers import PREFIX
 from paceline.observe.event_history import ListedEvent
 from paceline.observe.vocabulary import DOCUMENTED
-from paceline.rpc.messages import AS_TEXT
+from paceline.rpc.grpc_channel import AS_TEXT
 from paceline.v1 import admin_pb2
 
 PYTHON_TYPES = {
@@ -126,7 +126,7 @@ class EventsReply(Reply):
 
 
 def reply_of(message: Descriptor) -> type[BaseModel]:
-    """The schema of a protobuf message as ``paceline.rpc.messages.as_dict`` writes it."""
+    """The schema of a protobuf message as ``paceline.rpc.grpc_channel.as_dict`` writes it."""
 
     def kind(field: FieldDescriptor) -> Any:
         if field.enum_type is not None or field.name in AS_TEXT:

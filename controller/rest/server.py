@@ -18,9 +18,8 @@ from controller.store.journal import Deposed
 from paceline.config.schema import Config
 from paceline.errors import BadInput
 from paceline.process.structured_log import event
-from paceline.rpc.addresses import is_loopback
+from paceline.rpc.addresses import free_ports, is_loopback
 from paceline.rpc.auth import read_token
-from paceline.rpc.ports import free_ports
 
 log = logging.getLogger(__name__)
 

@@ -146,7 +146,8 @@ class Journal:
         """Appends one entry after ``after`` and returns its position. A repeat has no further
         effect. Raises Deposed, RedisFull or a connection error; after the last, the entry may be in
         the journal."""
-        entry, number = encode_entry(term, t, events), after.number + 1
+        whole = {"term": term, "t": t, "events": events}
+        entry, number = json.dumps(whole, separators=(",", ":")), after.number + 1
         verdict, detail = await self._write(after, term, batch, number, entry)
         if verdict == "appended":
             return Position(detail, number, batch)
@@ -215,15 +216,10 @@ class Journal:
             raise
         verdict, detail, syncing = (part.decode() for part in reply)
         if syncing != "0":
-            await self._until_written()
+            while not await _WRITTEN.run(self._redis, [], []):
+                # Redis does not notify clients once it has written, so poll.
+                await asyncio.sleep(WRITTEN_AGAIN_S)
         return verdict, detail
-
-    async def _until_written(self) -> None:
-        while True:
-            if await _WRITTEN.run(self._redis, [], []):
-                return
-            # Redis does not notify clients once it has written, so poll.
-            await asyncio.sleep(WRITTEN_AGAIN_S)
 
     async def replicated(self, *, expected: bool) -> bool:
         """True if a replica of Redis has all writes. ``expected``: False if none is connected."""
@@ -267,8 +263,7 @@ class Journal:
     async def _snapshot_piece(self, number: int) -> bytes:
         first = number * SNAPSHOT_PIECE_BYTES
         last = first + SNAPSHOT_PIECE_BYTES - 1
-        found: bytes = await self._redis.getrange(self._keys.snapshot, first, last)
-        return found
+        return bytes(await self._redis.getrange(self._keys.snapshot, first, last))
 
     async def _stage_snapshot(self, staged: str, offset: int, piece: str) -> None:
         pipe = self._bulk.pipeline(transaction=False)
@@ -303,17 +298,7 @@ def _raise_failure(replies: Sequence[Any]) -> None:
             raise reply
 
 
-def encode_entry(term: int, t: float, events: Sequence[Mapping[str, Any]]) -> str:
-    return json.dumps({"term": term, "t": t, "events": events}, separators=(",", ":"))
-
-
 def decode_entry(position: bytes, fields: Mapping[bytes, bytes]) -> Entry:
     raw = json.loads(fields[b"e"])
     at = Position(position.decode(), int(fields[b"n"]), fields[b"b"].decode())
     return Entry(at, int(raw["term"]), float(raw["t"]), raw["events"])
-
-
-def order(position: str) -> tuple[int, int]:
-    """Sort key of a stream id."""
-    time, _, number = position.partition("-")
-    return int(time), int(number)

@@ -6,7 +6,6 @@ from typing import Any
 
 from redis.exceptions import NoScriptError, ResponseError
 
-from paceline.payloads.redis_payloads import payload_key
 from paceline.redis.leader_lease import controllers_key, lease_key
 
 
@@ -34,9 +33,6 @@ class Keys:
     def staged_snapshot(self, name: str) -> str:
         """A snapshot that is being written."""
         return f"{self.snapshot}:{name}"
-
-    def payload(self, task_id: str, attempt: int) -> str:
-        return payload_key(self.run_id, task_id, attempt)
 
 
 WAIT_MS = 200

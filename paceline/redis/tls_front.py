@@ -28,9 +28,8 @@ from paceline.errors import BadInput
 from paceline.process.files import set_process_limits, write_private
 from paceline.process.lifetime import alive, started_s
 from paceline.process.user_code import python_module
-from paceline.rpc.addresses import is_loopback
+from paceline.rpc.addresses import bindable, free_ports, is_loopback
 from paceline.rpc.listeners import certificate_of
-from paceline.rpc.ports import bindable, free_ports
 
 FIRST_S = 10.0  # for the handshake, and for the first request
 CHUNK = 1 << 18

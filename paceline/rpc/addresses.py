@@ -1,13 +1,20 @@
-"""Network addresses of this machine, and those of a run's controllers."""
+"""Network addresses and free ports of this machine, and addresses of a run's controllers."""
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
+import random
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.process.files import read_ours
+
+_LOWEST = 10240
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_ATTEMPTS = 1000
 
 
 def is_loopback(host: str) -> bool:
@@ -56,8 +63,50 @@ def written_by_controllers(run_dir: Path, field: str) -> list[str]:
     """``field`` (address or rest) of each controller's file in a run directory; may be empty."""
     found = []
     for path in sorted((run_dir / "controllers").glob("*.json")):
-        try:
+        with contextlib.suppress(OSError, ValueError, AttributeError):
             found.append(str(json.loads(read_ours(path)).get(field) or ""))
-        except (OSError, ValueError, AttributeError):
-            continue
     return [text for text in found if text]
+
+
+def free_ports(host: str, count: int) -> list[int]:
+    """``count`` different ports of ``host`` to which nothing is bound. They lie below the ephemeral
+    range: an outgoing connection may take a port of that range before the server binds it, or binds
+    it again. Raises OSError if no port is free."""
+    draw, found = random.SystemRandom(), list[int]()
+    # Every port is held until all are found, so that no two are equal.
+    with contextlib.ExitStack() as held:
+        for _ in range(_ATTEMPTS):
+            if len(found) == count:
+                return found
+            probe = held.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                probe.bind((host, draw.randrange(_LOWEST, _first_ephemeral())))
+                found.append(int(probe.getsockname()[1]))
+    raise OSError(f"no free port on {host or 'any address'}")
+
+
+def taken_ports(host: str, ports: Sequence[int]) -> list[int]:
+    """Returns the ``ports`` on which something listens already."""
+    taken = []
+    for port in ports:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((bindable(host), port))
+            except OSError:
+                taken.append(port)
+    return taken
+
+
+def bindable(host: str) -> str:
+    """``host`` for a socket of IPv4: empty for all addresses."""
+    return "" if host in ("0.0.0.0", "::") else host
+
+
+def _first_ephemeral() -> int:
+    try:
+        first = int(_EPHEMERAL.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        first = 32768
+    # If there is no room below the range, any port will do.
+    return first if first > _LOWEST + 1000 else 65536

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -28,16 +29,14 @@ class AuthError(BadInput):
 
 def read_token(auth: AuthConfig, run_dir: Path | None = None) -> str | None:
     """The token that clients present; None if none is configured and ``run_dir`` has none."""
-    token = os.environ.get(TOKEN_VARIABLE, "").strip()
-    if token:
+    if token := os.environ.get(TOKEN_VARIABLE, "").strip():
         return checked_token(token, TOKEN_VARIABLE)
     if auth.token_file is not None:
         return _read(Path(auth.token_file), "auth.token_file ")
-    own = run_dir / TOKEN_FILE if run_dir is not None else None
-    if run_dir is None or own is None or not own.exists():
+    if run_dir is None or not (run_dir / TOKEN_FILE).exists():
         return None
     check_ours(run_dir)
-    return _read(own, "")
+    return _read(run_dir / TOKEN_FILE, "")
 
 
 def worker_token(config: Config, run_dir: Path | None) -> str | None:
@@ -61,13 +60,10 @@ def own_token(run_dir: Path) -> str:
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(secrets.token_hex(24) + "\n")
-    try:
-        # Atomic, and only if there is none: the first of several processes wins.
+    # Atomic, and only if there is none: the first of several processes wins.
+    with suppress(FileExistsError):
         os.link(partial, path)
-    except FileExistsError:
-        pass
-    finally:
-        partial.unlink()
+    partial.unlink()
     return _read(path, "")
 
 

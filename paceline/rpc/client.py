@@ -126,7 +126,7 @@ class ControlPlane:
         deadline = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
         patience = ATTEMPT_S + float(getattr(request, "wait_s", 0.0))
         backoff = Backoff()
-        failure = late = ""
+        failure = ""
         while True:
             address = self.address
             attempt_s = min(patience, max(0.001, deadline - time.monotonic()))
@@ -137,15 +137,14 @@ class ControlPlane:
                 # An attempt that this call's own deadline cut short says less than the one before
                 # it.
                 cut = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and attempt_s < patience
-                late = f"; then {trouble}" if cut and failure else ""
-                failure = failure if late else trouble
+                failure = failure if cut and failure else trouble
             except _LeaderChanged:
                 backoff = Backoff()
                 continue
             if time.monotonic() >= deadline:
                 raise ControlPlaneUnavailable(
                     f"{method}: no controller of {', '.join(self.addresses)} answered within "
-                    f"{timeout_s:g} s ({failure}{late})"
+                    f"{timeout_s:g} s ({failure})"
                 )
             await backoff.wait(deadline)
 

@@ -1,4 +1,4 @@
-"""gRPC channels and the table of methods, for clients and servers."""
+"""gRPC channels, the table of methods, and messages as plain values, for clients and servers."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ LEADER_KEY = "paceline-leader"
 """Trailing metadata in which a standby names the leader."""
 
 TOKEN_KEY = "authorization"
+AS_TEXT = frozenset({"incarnation"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +97,28 @@ def bind_method(channel: grpc.aio.Channel | grpc.Channel, method: Method) -> Cal
 def call_metadata(token: str | None) -> tuple[tuple[str, str], ...]:
     """Metadata of every call."""
     return ((TOKEN_KEY, f"Bearer {token}"),) if token else ()
+
+
+def as_dict(message: Any) -> dict[str, Any]:
+    """``message`` as a dictionary that JSON can hold; enums by their short lower-case name, absent
+    fields by their defaults. Incarnations become text: they are random in 64 bits, and many readers
+    of JSON have 53 for a number."""
+    result: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        entry = field.message_type
+        if entry is not None and entry.GetOptions().map_entry:
+            result[field.name] = {key: value[key] for key in sorted(value)}
+        elif field.is_repeated:
+            result[field.name] = [_plain(field, item) for item in value]
+        else:
+            result[field.name] = _plain(field, value)
+    return result
+
+
+def _plain(field: Any, value: Any) -> Any:
+    if field.message_type is not None:
+        return as_dict(value)
+    if field.enum_type is not None:
+        return field.enum_type.values_by_number[value].name.rpartition("_")[2].lower()
+    return str(value) if field.name in AS_TEXT else value

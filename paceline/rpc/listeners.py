@@ -20,9 +20,8 @@ import os
 import socket
 import stat
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
@@ -39,16 +38,15 @@ UNPROVEN = "does not prove that it has this run's token"
 _ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551  # of P-256
 
 
-@dataclass(frozen=True, slots=True)
-class RunCertificate:
-    """PEM. Whoever has the token can make it."""
+class Pair(NamedTuple):
+    """PEM of a private key and its certificate."""
 
     key: bytes
     certificate: bytes
 
 
 @functools.lru_cache(maxsize=8)
-def run_certificate(token: str) -> RunCertificate:
+def run_certificate(token: str) -> Pair:
     """The pair that follows from ``token``. Takes about 0.2 s once: strangers see the certificate,
     and must not be able to try many tokens against it."""
     salt = b"paceline listener"
@@ -56,7 +54,7 @@ def run_certificate(token: str) -> RunCertificate:
     return certificate_of(int.from_bytes(secret, "big") % (_ORDER - 1) + 1)
 
 
-def certificate_of(secret: int) -> RunCertificate:
+def certificate_of(secret: int) -> Pair:
     """A self-signed pair whose private key is ``secret``: the same bytes at every call."""
     # Imported on demand: half a tenth of a second that no process on one machine needs.
     from datetime import datetime
@@ -80,14 +78,9 @@ def certificate_of(secret: int) -> RunCertificate:
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256(), ecdsa_deterministic=True)
     )
-    return RunCertificate(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        ),
-        certificate.public_bytes(serialization.Encoding.PEM),
-    )
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
+    return Pair(private, certificate.public_bytes(pem))
 
 
 def add_port(server: Any, address: str, auth: AuthConfig, token: str) -> int:
@@ -101,9 +94,7 @@ def add_port(server: Any, address: str, auth: AuthConfig, token: str) -> int:
             bound = server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
         else:
             own = run_certificate(token)
-            credentials = grpc.ssl_server_credentials(
-                [(own.key, own.certificate)], own.certificate, require_client_auth=True
-            )
+            credentials = grpc.ssl_server_credentials([own], own.certificate, True)
             bound = server.add_secure_port(address, credentials)
     except RuntimeError:
         bound = 0

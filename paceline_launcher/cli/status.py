@@ -13,7 +13,7 @@ import typer
 
 from paceline.errors import BadInput, Unreachable
 from paceline.process.stacks import process_of, read_stacks
-from paceline.rpc.messages import as_dict
+from paceline.rpc.grpc_channel import as_dict
 from paceline_launcher.cli.common import (
     JsonOption,
     RunDirOption,

@@ -23,9 +23,8 @@ from paceline.process.lifetime import age_s
 from paceline.process.torchrun_environment import without_place
 from paceline.process.user_code import python_module
 from paceline.process.worker_command import THREAD_VARIABLES
-from paceline.rpc.addresses import at, is_loopback
+from paceline.rpc.addresses import at, bindable, free_ports, is_loopback, taken_ports
 from paceline.rpc.listeners import UNIX, socket_path
-from paceline.rpc.ports import bindable, free_ports, taken_ports
 from paceline.worker_pools import POLICY, role_of, scorer_of, worker_index, worker_name
 from paceline_launcher.launch.node_workers import RANK, replica_of
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from paceline.config.schema import Config
 from paceline.providers.base import GONE_OR_LEAVING, desired_of
-from paceline.rpc.ports import free_ports, taken_ports
+from paceline.rpc.addresses import free_ports, taken_ports
 from paceline.v1 import admin_pb2
 from paceline.worker_pools import (
     POLICY,

@@ -9,8 +9,8 @@ from paceline.errors import BadInput
 from paceline.masking import masked
 from paceline.observe.fleet_file import FleetRecord
 from paceline.redis.server import NoRedis, ensure_redis, find_server
+from paceline.rpc.addresses import taken_ports
 from paceline.rpc.auth import client_root
-from paceline.rpc.ports import taken_ports
 from paceline_launcher.preflight.findings import Findings, Start, fail, ok, warn
 
 LAST_PORT = 65535

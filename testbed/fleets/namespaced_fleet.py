@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.redis.server import find_server
+from paceline.rpc.addresses import free_ports
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
-from paceline.rpc.ports import free_ports
 from testbed.faults.network_namespaces import HUB, Hosts
 from testbed.fleets.fleet import Fleet
 from testbed.fleets.local_run import ROOT, paceline, write_run

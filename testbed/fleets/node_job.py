@@ -10,8 +10,8 @@ from pathlib import Path
 
 from paceline.errors import BadInput
 from paceline.observe.fleet_file import FleetRecord, ProcessId
+from paceline.rpc.addresses import free_ports
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
-from paceline.rpc.ports import free_ports
 from paceline.v1 import admin_pb2
 from paceline_launcher.cli.common import Target
 from testbed.faults.network_namespaces import Hosts

@@ -8,7 +8,7 @@ from pathlib import Path
 import redis
 
 from paceline.redis.server import find_server
-from paceline.rpc.ports import free_ports
+from paceline.rpc.addresses import free_ports
 from testbed.patience import Patience
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from paceline.rpc.ports import free_ports
+from paceline.rpc.addresses import free_ports
 from testbed.redis.external_redis import Server
 
 

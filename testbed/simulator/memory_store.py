@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from controller.ledger import events as ev
 from controller.store.election import Election
-from controller.store.journal import Entry, Journal, Position, order
+from controller.store.journal import Entry, Journal, Position
 from controller.store.stores import RunRegistry, Stores
 from paceline.payloads.store import Payloads, Ref, Refs
 from paceline.redis.leader_lease import LeaderIdentity
@@ -23,6 +23,12 @@ from testbed.simulator.virtual_time import TIMEOUT, Network, Process, ProcessClo
 T = TypeVar("T")
 ANSWER_S = 0.5
 """How long a client waits for an answer."""
+
+
+def order(position: str) -> tuple[int, int]:
+    """Sort key of a stream id."""
+    time, _, number = position.partition("-")
+    return int(time), int(number)
 
 
 @dataclass(frozen=True, slots=True)

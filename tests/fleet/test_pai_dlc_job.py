@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.rpc.ports import free_ports
+from paceline.rpc.addresses import free_ports
 from testbed.fleets.local_run import SLOWLY, Commands, write_run
 from tests.fixtures.rendered import base_environment, render
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.rpc.ports import free_ports
+from paceline.rpc.addresses import free_ports
 from testbed.fleets.local_run import SLOWLY, Commands, write_run
 from testbed.patience import patient
 from tests.fixtures.ray_head import RayHead

@@ -17,7 +17,7 @@ import pytest
 from paceline.config.sections.services import RedisConfig
 from paceline.observe.fleet_file import FleetRecord
 from paceline.redis.server import ensure_redis, stop_redis
-from paceline.rpc.ports import free_ports
+from paceline.rpc.addresses import free_ports
 from testbed.fleets.local_run import ROOT, SLOWLY, Commands, paceline, write_run
 from tests.fixtures.rendered import base_environment, render
 

@@ -15,7 +15,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from paceline.errors import BadInput
-from paceline.rpc.ports import free_ports
+from paceline.rpc.addresses import free_ports
 from paceline_launcher.cli import app, main
 from paceline_launcher.cli.common import Target, parse_addresses
 from testbed.patience import patient

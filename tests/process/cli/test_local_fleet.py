@@ -26,7 +26,6 @@ from paceline.observe.fleet_file import FleetRecord, ProcessId, ProcessRecord
 from paceline.redis.server import RedisEndpoint, stop_redis
 from paceline.rpc.auth import own_token
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
-from paceline.rpc.ports import free_ports
 from paceline.v1 import admin_pb2
 from paceline_launcher.launch import passing, run, watch
 from paceline_launcher.launch.child import Child, ChildSpec, ChildSpecs, controller_ports, end_all

@@ -12,7 +12,6 @@ import pytest
 from paceline.config.load import load_config, to_toml
 from paceline.errors import BadInput
 from paceline.rpc.client import RequestRefused
-from paceline.rpc.ports import free_ports
 from paceline_launcher.launch import follower as meeting
 from paceline_launcher.launch.follower import Meeting
 from paceline_launcher.launch.job import (

@@ -12,8 +12,8 @@ import pytest
 from controller.store.journal_audit import verify
 from paceline.config.sections.services import RedisConfig
 from paceline.redis.server import ensure_redis
+from paceline.rpc.addresses import free_ports
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
-from paceline.rpc.ports import free_ports
 from testbed.faults.tcp_proxy import TcpProxy
 from testbed.fleets.controller_processes import ControllerProcess, Controllers
 from testbed.fleets.controllers import control_of, running_controllers, status, until, working_fleet

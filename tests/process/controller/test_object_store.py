@@ -19,7 +19,7 @@ from paceline.payloads.file_payloads import FsspecPayloads
 from paceline.payloads.open_store import check_urls, open_payloads
 from paceline.payloads.store import PayloadStore, Ref, StoreUnavailable
 from paceline.redis.client import connect_sync
-from paceline.rpc.ports import free_ports
+from paceline.rpc.addresses import free_ports
 from testbed.patience import Patience
 from testbed.redis.redis_process import throwaway_redis
 

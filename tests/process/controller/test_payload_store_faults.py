@@ -13,7 +13,7 @@ import pytest
 from controller.store.journal_audit import verify
 from controller.store.redis_keys import Keys
 from paceline.redis.client import connect_sync
-from paceline.rpc.ports import free_ports
+from paceline.rpc.addresses import free_ports
 from testbed.faults.tcp_proxy import TcpProxy
 from testbed.fleets.controllers import running_controllers, status, until, working_fleet
 from testbed.redis.external_redis import Server

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from controller import housekeeping
 from controller.store.journal_audit import verify
+from paceline.rpc.addresses import free_ports
 from paceline.rpc.client import ControlPlane
-from paceline.rpc.ports import free_ports
 from paceline.v1 import policy_pb2
 from testbed.fleets.controllers import running_controllers, status, until, working_fleet
 from testbed.redis.external_redis import Sentinels, Server

@@ -17,8 +17,8 @@ from paceline.config.load import load_config
 from paceline.config.schema import Config
 from paceline.errors import BadInput
 from paceline.redis.server import stop_redis
+from paceline.rpc.addresses import free_ports
 from paceline.rpc.client import ControlPlane, RequestRefused
-from paceline.rpc.ports import free_ports
 from paceline.v1 import admin_pb2
 from testbed.fleets.controller_processes import Controllers, write_config
 from testbed.fleets.controllers import (

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.rpc.ports import free_ports
+from paceline.rpc.addresses import free_ports
 from testbed.patience import patient
 from tests.fixtures import ranks
 from tests.fixtures.train_states import tiny_config

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from paceline.config.load import load_config
 from paceline.config.schema import Config
-from paceline.rpc.ports import free_ports
+from paceline.rpc.addresses import free_ports
 from paceline_launcher.cli import app
 from paceline_launcher.preflight.checks import Place, run_checks
 from paceline_launcher.preflight.findings import Finding, Start

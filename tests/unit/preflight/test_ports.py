@@ -9,7 +9,7 @@ import pytest
 
 from paceline.config.schema import Config
 from paceline.observe.fleet_file import FleetRecord, ProcessId, ProcessRecord
-from paceline.rpc.ports import free_ports
+from paceline.rpc.addresses import free_ports
 from paceline_launcher.preflight.findings import Start
 from paceline_launcher.preflight.network import ports as check_ports
 
