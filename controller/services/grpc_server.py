@@ -14,7 +14,6 @@ import hmac
 import logging
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -99,9 +98,7 @@ def _wrap(controller: Controller, method: Method, handler: Any) -> grpc.RpcMetho
                 # The abort below is an exception too, whose traceback may live until a collection
                 # of garbage: without this line it would keep requests of up to 64 MB.
                 del request
-                if isinstance(error, grpc.aio.AbortError):
-                    raise
-                await _abort(context, failure_of(controller, method, error))
+                await _abort(context, controller, method, error)
 
         return grpc.unary_unary_rpc_method_handler(unary, **codec)
 
@@ -110,9 +107,7 @@ def _wrap(controller: Controller, method: Method, handler: Any) -> grpc.RpcMetho
             async for reply in handler(controller, request):
                 yield reply
         except Exception as error:
-            if isinstance(error, grpc.aio.AbortError):
-                raise
-            await _abort(context, failure_of(controller, method, error))
+            await _abort(context, controller, method, error)
 
     if method.client_streaming:
         return grpc.stream_stream_rpc_method_handler(stream, **codec)
@@ -134,44 +129,34 @@ def final_error(controller: Controller, error: Exception) -> Exception:
     return error
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Text that a client reads of a request that failed."""
-
-    code: grpc.StatusCode
-    message: str
-    leader: str = ""
-
-
-def failure_of(controller: Controller, method: Method, error: Exception) -> Failure:
-    """The answer to a request whose handler has raised ``error``, which keeps nothing of the
-    request afterwards."""
+async def _abort(
+    context: grpc.aio.ServicerContext, controller: Controller, method: Method, error: Exception
+) -> None:
+    """Answers a request whose handler has raised ``error``, which keeps nothing of the request
+    afterwards."""
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
     error = final_error(controller, error)
-    known = CommandRefused | Invalid | NotLeading | Deposed | RedisError | OSError
-    if not isinstance(error, known):
-        log.exception("failed method=%s", method.name, exc_info=error)
+    code, message, leader = grpc.StatusCode.UNAVAILABLE, str(error), ""
+    match error:
+        case CommandRefused():
+            code = grpc.StatusCode[error.code.grpc_status]
+        case Invalid():
+            code = grpc.StatusCode.INVALID_ARGUMENT
+        case NotLeading() | Deposed():
+            leader = getattr(error, "leader", "")
+        case RedisError() | OSError():
+            why = f"{type(error).__name__}: {first_line(error)}"
+            event(log, "store failed", method=method.name, why=why, level=logging.WARNING)
+            message = f"{method.name}: a store does not answer: {why}"
+        case _:
+            log.exception("failed method=%s", method.name, exc_info=error)
+            code = grpc.StatusCode.UNKNOWN
+            message = f"{method.name} failed: {type(error).__name__}"
     # Its frames hold the request as well.
     traceback.clear_frames(error.__traceback__)
     error.__traceback__ = None
-    if isinstance(error, CommandRefused):
-        return Failure(grpc.StatusCode[error.code.grpc_status], str(error))
-    if isinstance(error, Invalid):
-        return Failure(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-    if isinstance(error, NotLeading | Deposed):
-        hint = getattr(error, "leader", "")
-        return Failure(grpc.StatusCode.UNAVAILABLE, str(error), hint)
-    if isinstance(error, RedisError | OSError):
-        why = f"{type(error).__name__}: {first_line(error)}"
-        event(log, "store failed", method=method.name, why=why, level=logging.WARNING)
-        return Failure(
-            grpc.StatusCode.UNAVAILABLE, f"{method.name}: a store does not answer: {why}"
-        )
-    return Failure(grpc.StatusCode.UNKNOWN, f"{method.name} failed: {type(error).__name__}")
-
-
-async def _abort(context: grpc.aio.ServicerContext, failure: Failure) -> None:
-    metadata = ((LEADER_KEY, failure.leader),) if failure.leader else ()
-    await context.abort(failure.code, failure.message, metadata)
+    await context.abort(code, message, ((LEADER_KEY, leader),) if leader else ())
 
 
 async def _deny(requests: Any, context: grpc.aio.ServicerContext) -> None:

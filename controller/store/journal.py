@@ -216,8 +216,8 @@ class Journal:
             raise
         verdict, detail, syncing = (part.decode() for part in reply)
         if syncing != "0":
-            while not await _WRITTEN.run(self._redis, [], []):
-                # Redis does not notify clients once it has written, so poll.
+            # Redis does not notify clients once it has written, so poll.
+            while not await _WRITTEN.run(self._redis, [], []):  # noqa: ASYNC110
                 await asyncio.sleep(WRITTEN_AGAIN_S)
         return verdict, detail
 
