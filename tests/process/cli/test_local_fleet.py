@@ -24,6 +24,7 @@ from paceline.config.load import load_config, to_toml
 from paceline.errors import BadInput
 from paceline.observe.fleet_file import FleetRecord, ProcessId, ProcessRecord
 from paceline.redis.server import RedisEndpoint, stop_redis
+from paceline.rpc.addresses import free_ports
 from paceline.rpc.auth import own_token
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
 from paceline.v1 import admin_pb2

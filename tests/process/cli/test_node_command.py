@@ -11,6 +11,7 @@ import pytest
 
 from paceline.config.load import load_config, to_toml
 from paceline.errors import BadInput
+from paceline.rpc.addresses import free_ports
 from paceline.rpc.client import RequestRefused
 from paceline_launcher.launch import follower as meeting
 from paceline_launcher.launch.follower import Meeting
