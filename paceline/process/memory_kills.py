@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 ROOT = Path("/")
 NO_LIMIT_BYTES = 1 << 60  # cgroup v1 writes "no limit" as a number near the largest
@@ -14,16 +14,13 @@ NO_LIMIT_BYTES = 1 << 60  # cgroup v1 writes "no limit" as a number near the lar
 class MemoryKills:
     cgroup: str
     kills: int  # processes of the group that were killed for lack of memory, whoever had too little
-    limit_bytes: int | None = None
-    """Least limit of the group and of those around it; None: it has none."""
-    limited: str = ""  # group that has this limit
+    limit_bytes: int | None = None  # of the group itself; those around it may have lower ones
 
     @property
     def words(self) -> str:
         """ "cgroup /demo, limit 512 MiB"."""
-        if self.limit_bytes is None:
-            return f"cgroup {self.cgroup}, which has no limit: the machine itself was out of memory"
-        return f"cgroup {self.limited}, limit {self.limit_bytes / 2**20:.0f} MiB"
+        limit = self.limit_bytes
+        return f"cgroup {self.cgroup}{f', limit {limit >> 20} MiB' if limit is not None else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +34,13 @@ class _Version:
         # In a container the path may be the machine's, and only the group's own directory is
         # mounted.
         for group in dict.fromkeys((path, "/")):
-            kills = _kills(root / self.mount / group.lstrip("/") / self.events)
-            if kills is not None:
-                limited, limit_bytes = _least_limit(root / self.mount, group, self.limit)
-                return MemoryKills(group, kills, limit_bytes, limited)
+            directory = root / self.mount / group.lstrip("/")
+            if kills := re.search(
+                r"^oom_kill (\d+)$", _text(directory / self.events), re.MULTILINE
+            ):
+                limit = _text(directory / self.limit).strip()
+                limited = limit.isdigit() and int(limit) < NO_LIMIT_BYTES
+                return MemoryKills(group, int(kills[1]), int(limit) if limited else None)
         return None
 
 
@@ -51,25 +51,18 @@ _VERSIONS = (
 )
 
 
-def control_groups(pid: int, root: Path = ROOT) -> str:
+def control_groups(pid: int | str, root: Path = ROOT) -> str:
     """The control groups of process ``pid``, as the kernel lists them; empty if there is no such
     process."""
-    try:
-        return (root / "proc" / str(pid) / "cgroup").read_text()
-    except OSError:
-        return ""
+    return _text(root / "proc" / str(pid) / "cgroup")
 
 
 def memory_kills(pid: int | None = None, root: Path = ROOT) -> MemoryKills | None:
     """Counter of the control group of process ``pid``; of this process by default. None if there is
     no such process, or its memory is in no control group that can be read. ``root``: directory
     under which proc and sys are."""
-    try:
-        lines = (root / "proc" / str(pid or "self") / "cgroup").read_text().splitlines()
-    except OSError:
-        return None
-    paths = {names: path for _, names, path in (line.split(":", 2) for line in lines)}
-    for names, path in paths.items():
+    for line in control_groups(pid or "self", root).splitlines():
+        _, names, path = line.split(":", 2)
         for version in _VERSIONS:
             if version.controller in names.split(",") and (found := version.count(root, path)):
                 return found
@@ -82,24 +75,9 @@ def count_again(known: MemoryKills, root: Path = ROOT) -> MemoryKills:
     return next(filter(None, counts), known)
 
 
-def _kills(path: Path) -> int | None:
+def _text(path: Path) -> str:
+    """Content of a file of the kernel's; empty if it cannot be read."""
     try:
-        found = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
+        return path.read_text()
     except OSError:
-        return None
-    return int(found[1]) if found else None
-
-
-def _least_limit(mount: Path, group: str, name: str) -> tuple[str, int | None]:
-    """(group, bytes) of the least limit from ``group`` up to the mount."""
-    least: tuple[str, int | None] = ("", None)
-    at = PurePosixPath(group)
-    for path in (at, *at.parents):
-        try:
-            text = (mount / str(path).lstrip("/") / name).read_text().strip()
-        except OSError:
-            continue
-        value = int(text) if text.isdigit() else NO_LIMIT_BYTES
-        if value < NO_LIMIT_BYTES and (least[1] is None or value < least[1]):
-            least = (str(path), value)
-    return least
+        return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -48,24 +48,20 @@ def _code(name: str) -> str:
     except (ImportError, ValueError):
         return ""
     source = Path(spec.origin) if spec is not None and spec.origin else None
-    return _digest([source.read_bytes()]) if source is not None and source.is_file() else ""
+    return _digest(source.read_bytes()) if source is not None and source.is_file() else ""
 
 
-def _model(path: Path | str) -> str:
-    """Names and sizes of its files, and how each begins: its tensors, and some of their numbers."""
-    return _digest(_beginnings(Path(path)))
-
-
-def _beginnings(directory: Path) -> Iterator[bytes]:
-    for file in sorted(file for pattern in _WEIGHTS for file in directory.glob(pattern)):
+def _model(directory: Path | str) -> str:
+    """Digest of names and sizes of its files, and of how each begins: its tensors, and some of
+    their numbers."""
+    seen = b""
+    for file in sorted(file for pattern in _WEIGHTS for file in Path(directory).glob(pattern)):
         with file.open("rb") as opened:
-            yield f"{file.name} {file.stat().st_size} ".encode() + opened.read(1 << 20)
+            begins = hashlib.sha256(opened.read(1 << 20)).digest()
+        seen += f"{file.name} {file.stat().st_size} ".encode() + begins
+    return _digest(seen)
 
 
-def _digest(pieces: Iterable[bytes]) -> str:
-    """Empty without a piece."""
-    digest, any_ = hashlib.sha256(), False
-    for piece in pieces:
-        digest.update(piece)
-        any_ = True
-    return digest.hexdigest()[:16] if any_ else ""
+def _digest(content: bytes) -> str:
+    """Empty for no content."""
+    return hashlib.sha256(content).hexdigest()[:16] if content else ""

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from paceline.process.kernel_state import KernelState, kernel_state
+from paceline.process.kernel_state import kernel_state
 
-MOST_BYTES = 256 << 10
 ANSWER_S = 3.0
 QUIET_S = 0.5  # a dump is complete once the file has not grown for so long
 _SIGNAL = signal.SIGUSR2
@@ -71,48 +70,38 @@ def read_stacks(run_dir: Path, name: str, pid: int) -> Stacks:
     """Asks process ``pid`` of this machine, which called ``install`` under ``name``. Blocks for
     seconds."""
     seen = kernel_state(pid, name)
+    path = stacks_file(run_dir, name, pid)
+    if seen is not None and not (seen.stopped or seen.uninterruptible):
+        # Without a handler the signal would end the process.
+        if not path.exists() or not _catches(pid):
+            return Stacks(note=f"process {pid} has not installed its handler: it is just starting")
+        before = path.stat().st_size
+        os.kill(pid, _SIGNAL)
+        if text := _grown(path, before):
+            return Stacks(text)
+        seen = kernel_state(pid, name)
     if seen is None:
         return Stacks(note=f"there is no process {pid} of {name} on this machine")
-    if seen.stopped or seen.uninterruptible:
-        return Stacks(note=_unable(pid, seen))
-    path = stacks_file(run_dir, name, pid)
-    # Without a handler the signal would end the process.
-    if not path.exists() or not _catches(pid):
-        return Stacks(note=f"process {pid} has not installed its handler: it is just starting")
-    before = path.stat().st_size
-    os.kill(pid, _SIGNAL)
-    text = _grown(path, before)
-    if text:
-        return Stacks(text)
-    seen = kernel_state(pid, name)
-    return Stacks(note="it has ended" if seen is None else _unable(pid, seen))
-
-
-def _unable(pid: int, seen: KernelState) -> str:
     note = f"process {pid} cannot answer: the kernel says that it is {seen.words}"
-    return f"{note}. Continue it with: kill -CONT {pid}" if seen.stopped else note
+    return Stacks(note=f"{note}. Continue it with: kill -CONT {pid}" if seen.stopped else note)
 
 
 def _grown(path: Path, before: int) -> str:
-    deadline = time.monotonic() + ANSWER_S
+    """What is written to ``path`` until it has not grown for QUIET_S, in ANSWER_S at most."""
     size, since = before, time.monotonic()
-    while time.monotonic() < deadline:
+    deadline = since + ANSWER_S
+    while time.monotonic() < deadline and (size == before or time.monotonic() - since < QUIET_S):
         time.sleep(0.02)
-        now = path.stat().st_size
-        if now != size:
+        if (now := path.stat().st_size) != size:
             size, since = now, time.monotonic()
-        elif size > before and time.monotonic() - since >= QUIET_S:
-            break
     with path.open("rb") as file:
         file.seek(before)
-        return file.read(MOST_BYTES).decode(errors="replace")
+        return file.read().decode(errors="replace")
 
 
 def _catches(pid: int) -> bool:
     try:
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("SigCgt:"):
-                return bool(int(line.split()[1], 16) >> (_SIGNAL - 1) & 1)
-    except (OSError, ValueError, IndexError):
-        pass
-    return False
+        mask = Path(f"/proc/{pid}/status").read_text().partition("SigCgt:")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return bool(int(mask, 16) >> (_SIGNAL - 1) & 1)

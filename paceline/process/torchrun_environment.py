@@ -44,23 +44,11 @@ def torchrun_place(environ: Mapping[str, str], ranks: int) -> TorchrunPlace | No
         given = ", ".join(f"{n}={environ[n]}" for n in (*PLACE, *MASTER) if environ.get(n))
         raise BadInput(f"the environment has {given}, but no {' and no '.join(missing)}. {_REMEDY}")
     rank, size, local_rank = (whole_number(environ, name, _REMEDY) for name in PLACE)
-    local_size = size
-    if environ.get("LOCAL_WORLD_SIZE"):
-        local_size = whole_number(environ, "LOCAL_WORLD_SIZE", _REMEDY)
-    problem = ""
-    if rank >= size:
-        problem = f"RANK={rank}, but WORLD_SIZE={size}: ranks go from 0 to WORLD_SIZE - 1"
-    elif local_rank > rank:
-        problem = (
-            f"LOCAL_RANK={local_rank}, but RANK={rank}: a rank's number on its host is not above it"
+    if not local_rank <= rank < size:
+        raise BadInput(
+            f"RANK={rank}, LOCAL_RANK={local_rank} and WORLD_SIZE={size} contradict one another. "
+            f"{_REMEDY}"
         )
-    elif not local_rank < local_size <= size:
-        problem = (
-            f"LOCAL_RANK={local_rank}, LOCAL_WORLD_SIZE={local_size} and WORLD_SIZE={size} "
-            "contradict one another"
-        )
-    if problem:
-        raise BadInput(f"{problem}. {_REMEDY}")
     port = port_number(environ, "MASTER_PORT", _REMEDY)
     if size != ranks:
         raise BadInput(

@@ -141,17 +141,9 @@ def messages(waits: list[Wait]) -> list[worker_pb2.Wait]:
 def from_message(message: worker_pb2.Wait, older_s: float = 0.0) -> Wait | None:
     """The wait that a report names, ``older_s`` seconds later; None for a kind that is not known
     here."""
-    name = worker_pb2.WaitKind.Name(message.kind) if message.kind in _KINDS else ""
-    if not name or message.kind == worker_pb2.WAIT_KIND_UNSPECIFIED:
+    try:
+        kind = WaitKind[worker_pb2.WaitKind.Name(message.kind).removeprefix("WAIT_KIND_")]
+    except (ValueError, KeyError):
         return None
-    return Wait(
-        WaitKind[name.removeprefix("WAIT_KIND_")],
-        message.what,
-        message.of,
-        message.age_s + older_s,
-        message.limit_s,
-        max(1, message.count),
-    )
-
-
-_KINDS = frozenset(worker_pb2.WaitKind.values())
+    age_s, count = message.age_s + older_s, max(1, message.count)
+    return Wait(kind, message.what, message.of, age_s, message.limit_s, count)

@@ -54,7 +54,6 @@ CHECKS = (
     Check("provider", _W, network.provider),
     Check("GPU memory", _W, lambda start: machine.gpu_memory(start.config)),
     Check(PLACEMENT, _W, machine.gpu_placement),
-    Check("run directory", _C, lambda start: machine.run_directory(start.run_dir)),
     Check("disk", _M | _C, machine.disk),
     Check("earlier run", _C, earlier_run),
     Check("model", _C | _W, models.model),

@@ -17,7 +17,6 @@ from paceline.config.schema import Config
 from paceline.errors import BadInput
 from paceline.memory_plan import Gpu
 from paceline.worker_pools import desired_workers, worker_name
-from paceline_launcher.launch.passing import check_room, in_words
 from paceline_launcher.node_placement import gpus_needed, machine_gpus
 from paceline_launcher.preflight.findings import Findings, Start, fail, ok, skip, warn
 
@@ -120,38 +119,9 @@ def shared_memory(start: Start) -> Findings:
     yield warn(found, remedy) if usage.free < SHM_WARN else ok(found)
 
 
-def _existing(path: Path) -> Path:
-    return next(place for place in (path.resolve(), *path.resolve().parents) if _is_there(place))
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:
-        return False  # a name that is too long
-
-
-def run_directory(run_dir: Path) -> Findings:
-    made: list[Path] = []
-    try:
-        # As the run would do it: permissions alone tell neither a read-only file system nor a full
-        # disk, nor a name that is too long.
-        for part in reversed([run_dir.resolve(), *run_dir.resolve().parents]):
-            if not _is_there(part):
-                part.mkdir(mode=0o700)
-                made.append(part)
-        check_room(run_dir)
-        yield ok(f"{run_dir}")
-    except OSError as error:
-        yield fail(f"--run-dir: {run_dir} cannot be written: {in_words(error)}", "Choose another")
-    finally:
-        for part in reversed(made):
-            with contextlib.suppress(OSError):
-                part.rmdir()
-
-
 def disk(start: Start) -> Findings:
-    place = _existing(start.run_dir)
+    resolved = start.run_dir.resolve()
+    place = next(path for path in (resolved, *resolved.parents) if path.exists())
     free = shutil.disk_usage(place).free
     needed = _checkpoints_size(start.given) if start.given else 0
     found = f"{_size(free)} free at {place}"

@@ -31,7 +31,7 @@ class Machine:
     group: str = "/demo"
 
     def counted(self, *_: object) -> MemoryKills:
-        return MemoryKills(self.group, self.kills, 512 << 20, self.group)
+        return MemoryKills(self.group, self.kills, 512 << 20)
 
     def witness(self) -> Witness:
         return Witness(
@@ -129,15 +129,14 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def test_a_group_of_version_2_is_read_with_the_least_limit_around_it(tmp_path: Path) -> None:
+def test_a_group_of_version_2_is_read_also_after_its_process_has_ended(tmp_path: Path) -> None:
     write(tmp_path / "proc/7/cgroup", "0::/jobs/demo\n")
     group = tmp_path / "sys/fs/cgroup/jobs/demo"
     write(group / "memory.events", "low 0\nhigh 0\nmax 9\noom 2\noom_kill 2\noom_group_kill 0\n")
-    write(group / "memory.max", "max\n")
-    write(group.parent / "memory.max", f"{256 << 20}\n")
+    write(group / "memory.max", f"{256 << 20}\n")
     found = memory_kills(7, tmp_path)
-    assert found == MemoryKills("/jobs/demo", 2, 256 << 20, "/jobs")
-    assert found.words == "cgroup /jobs, limit 256 MiB"
+    assert found == MemoryKills("/jobs/demo", 2, 256 << 20)
+    assert found.words == "cgroup /jobs/demo, limit 256 MiB"
     write(group / "memory.events", "oom_kill 3\n")
     assert count_again(found, tmp_path).kills == 3, "its process has ended"
 
@@ -147,8 +146,7 @@ def test_a_group_of_version_1_is_read_beside_version_2(tmp_path: Path) -> None:
     group = tmp_path / "sys/fs/cgroup/memory/demo"
     write(group / "memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
     write(group / "memory.limit_in_bytes", f"{128 << 20}\n")
-    write(group.parent / "memory.limit_in_bytes", "9223372036854771712\n")
-    assert memory_kills(7, tmp_path) == MemoryKills("/demo", 1, 128 << 20, "/demo")
+    assert memory_kills(7, tmp_path) == MemoryKills("/demo", 1, 128 << 20)
 
 
 def test_a_container_sees_its_own_group_at_the_mount_whatever_its_path(tmp_path: Path) -> None:
@@ -157,7 +155,8 @@ def test_a_container_sees_its_own_group_at_the_mount_whatever_its_path(tmp_path:
     write(tmp_path / "sys/fs/cgroup/memory.max", "max\n")
     found = memory_kills(7, tmp_path)
     assert found == MemoryKills("/", 0)
-    assert "no limit" in found.words
+    write(tmp_path / "sys/fs/cgroup/memory.max", "9223372036854771712\n")
+    assert memory_kills(7, tmp_path) == found
 
 
 def test_a_machine_without_control_groups_tells_nothing(tmp_path: Path) -> None:

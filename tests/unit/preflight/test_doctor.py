@@ -11,6 +11,7 @@ from paceline.config.load import load_config
 from paceline.config.schema import Config
 from paceline.rpc.addresses import free_ports
 from paceline_launcher.cli import app
+from paceline_launcher.preflight import machine
 from paceline_launcher.preflight.checks import Place, run_checks
 from paceline_launcher.preflight.findings import Finding, Start
 
@@ -61,6 +62,15 @@ def test_wrong_inputs_and_a_dead_redis_fail(config_file: Path) -> None:
     failed = {c["name"]: c for c in found["checks"] if c["state"] == "fail"}
     assert str(free) in failed["redis"]["remedy"]
     assert "nothing" in failed["data"]["found"]
+
+
+def test_a_disk_without_room_for_a_journal_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "DISK_FAIL", 1 << 60)
+    (check,) = examined(None, tmp_path / "new" / "run")["disk"]
+    assert check.state == "fail" and str(tmp_path) in check.found and "--run-dir" in check.remedy
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_cuda_run_on_a_machine_without_a_gpu_fails(config_file: Path, tmp_path: Path) -> None:

@@ -68,6 +68,11 @@ MISTAKES: list[tuple[str, dict[str, dict[str, Any]], str]] = [
         {"train": {"algorithm": "ppo", "loss": {"covariance": "clip"}}},
         "train.loss.covariance: train.algorithm = ppo has no such term in its loss. Remove it",
     ),
+    (
+        "prompts",
+        {"train": {"algorithm": "grpo"}, "rollout": {"max_tokens": 1 << 17}},
+        "Lower it below",
+    ),
 ]
 
 

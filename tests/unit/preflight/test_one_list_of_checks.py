@@ -39,7 +39,6 @@ def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     (model / "tokenizer_config.json").write_text("{}")
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
     (tmp_path / "broken.jsonl").write_text('{"prompt": "a", "answer": "b"}\n{"prompt": \n')
-    (tmp_path / "a-file").write_text("")
     path = tmp_path / "run.toml"
     path.write_text(
         f'[run]\nname = "one"\n[model]\npath = "{model}"\ndevice = "cpu"\n'
@@ -56,16 +55,12 @@ MISTAKES = {
     "reachable without a token": ("controller.host=0.0.0.0", "0.0.0.0"),
     "missing token file": ("auth.token_file=no-token", "no-token"),
     "misspelt model": ("model.path=modle", "Did you mean the directory model?"),
-    "run directory below a file": ("--run-dir=a-file/run", "a-file"),
 }
 
 
 def said_by(command: str, config: Path, *options: str) -> Result:
     words = [*command.split(), str(config)]
-    for option in options:
-        name, _, value = option.partition("=")
-        words += [name, value] if option.startswith("--") else ["--set", option]
-    return CliRunner().invoke(app, words)
+    return CliRunner().invoke(app, words + [part for o in options for part in ("--set", o)])
 
 
 def told(result: Result) -> str:
