@@ -186,7 +186,7 @@ def run_to_end(
     what is started, for people. ``options``: further fields of ``Run``."""
     from paceline.observe.progress import Progress
     from paceline.observe.projection import Projection
-    from paceline_launcher.launch.run import Outcome, Run
+    from paceline_launcher.launch.run import EXIT_STATUS, Run
     from paceline_launcher.live_view import RunOutput, open_console
 
     # The view of a continued run begins with the rewards so far.
@@ -194,23 +194,23 @@ def run_to_end(
     console = open_console(output, Progress(Projection.read(directory).metrics))
     console.note(line)
 
-    async def run() -> Outcome:
+    async def run() -> dict[str, Any]:
         return await Run(settings, directory, console, workers, **options).run()
 
-    outcome = asyncio.run(run())
+    summary = asyncio.run(run())
     # How it ended counts, whoever reads it.
     try:
         if as_json:
-            print_json({**outcome.summary, "run_dir": str(directory)})
+            print_json({**summary, "run_dir": str(directory)})
         else:
-            print_outcome(outcome.summary, outcome.status, directory)
+            print_outcome(summary, directory)
         sys.stdout.flush()
     except (OSError, SystemExit):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return outcome.exit_code
+    return EXIT_STATUS[summary["status"]]
 
 
-def print_outcome(summary: dict[str, Any], status: str, directory: Path) -> None:
+def print_outcome(summary: dict[str, Any], directory: Path) -> None:
     from paceline_launcher.terminal import out_console, printable, table
 
     rows = [(name, printable(text)) for name, text in outcome(summary)]
@@ -218,10 +218,10 @@ def print_outcome(summary: dict[str, Any], status: str, directory: Path) -> None
     typer.echo(f"more: {directory / 'summary.json'}")
     if summary.get("export"):
         typer.echo(f"exported model: {summary['export']}")
-    if status == "interrupted":
+    if summary["status"] == "interrupted":
         saved = summary.get("checkpoint_step")
         typer.echo(f"the run is not finished: the same command continues it from step {saved}")
-    if status == "failed":
+    if summary["status"] == "failed":
         reason = printable(str(summary.get("reason")))
         typer.echo(f"error: {reason} (logs: {directory / 'logs'})", err=True)
 

@@ -1,7 +1,7 @@
 """One process of the fleet, in a session of its own that ends with it.
 
-An ``Adopted`` process was started by an earlier supervisor. It is known by its id and start time
-and awaited through a process descriptor; its exit status is unknown.
+A process that is taken over was started by an earlier launcher. It is known by its id and start
+time and awaited through a process descriptor; its exit status is unknown.
 """
 
 from __future__ import annotations
@@ -56,10 +56,14 @@ class Child:
 
     spec: ChildSpec
     identity: ProcessId
-    process: asyncio.subprocess.Process | None = None
+    process: asyncio.subprocess.Process | None = None  # None: it was taken over
     log_offset: int = 0  # bytes of the log file before the start
     began: float = field(default_factory=time.monotonic)
     signalled: bool = False
+
+    @classmethod
+    def adopted(cls, spec: ChildSpec, identity: ProcessId) -> Child:
+        return cls(spec, identity, began=time.monotonic() - age_s(identity.started))
 
     @classmethod
     async def start(cls, spec: ChildSpec) -> Child:
@@ -91,13 +95,16 @@ class Child:
 
     @property
     def running(self) -> bool:
-        assert self.process is not None
-        return self.process.returncode is None
+        return self.identity.alive() if self.process is None else self.process.returncode is None
 
     async def wait(self) -> int:
-        """Exit status, negative for a signal. Kills what the process left in its session."""
-        assert self.process is not None
-        code = await self.process.wait()
+        """Exit status, negative for a signal; UNSEEN for one that was taken over. Kills what the
+        process left in its session."""
+        if self.process is None:
+            await until_gone(self.identity)
+            code = UNSEEN
+        else:
+            code = await self.process.wait()
         self.kill()
         return code
 
@@ -126,22 +133,6 @@ class Child:
         except OSError:
             return ""
         return lines[-1].strip() if lines else ""
-
-
-class Adopted(Child):
-    def __init__(self, spec: ChildSpec, identity: ProcessId) -> None:
-        super().__init__(spec, identity)
-        self.began -= age_s(identity.started)
-
-    @property
-    def running(self) -> bool:
-        return self.identity.alive()
-
-    async def wait(self) -> int:
-        """Always UNSEEN. Kills what the process left in its session."""
-        await until_gone(self.identity)
-        self.kill()
-        return UNSEEN
 
 
 async def until_gone(identity: ProcessId) -> None:
@@ -173,12 +164,11 @@ async def end_all(children: Sequence[Child], patience_s: float) -> None:
     waits = [asyncio.create_task(child.wait()) for child in children]
     if not waits:
         return
-    _, late = await asyncio.wait(waits, timeout=patience_s)
-    if late:
-        for child in children:
-            if child.running:
-                child.kill()
-        await asyncio.wait(late)
+    await asyncio.wait(waits, timeout=patience_s)
+    for child in children:
+        if child.running:
+            child.kill()
+    await asyncio.wait(waits)
 
 
 CONTROLLER = "controller"  # Role of a process that is no worker. The role of a worker is its pool.
@@ -237,11 +227,15 @@ class ChildSpecs:
 
     def _spec(self, name: str, role: str, module: str, arguments: Sequence[str]) -> ChildSpec:
         common = ("--run-dir", str(self.run_dir), "--id", name)
+        # Processes that each use a thread pool of all cores slow one another down. Workers replace
+        # these numbers by those of the configuration.
+        pinned = dict.fromkeys(THREAD_VARIABLES, "1")
+        output = {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
         return ChildSpec(
             name=name,
             role=role,
             argv=(*python_module(module), str(self.config_path), *common, *arguments),
-            environment=_environment(),
+            environment={**without_place(os.environ), **pinned, **output},
             log=self.run_dir / "logs" / f"{name}.log",
         )
 
@@ -255,11 +249,3 @@ def controller_ports(config: Config) -> list[int]:
     if is_loopback(config.controller.host):
         return [0] * count
     return free_ports(bindable(config.controller.host), count)
-
-
-def _environment() -> dict[str, str]:
-    # Processes that each use a thread pool of all cores slow one another down. Workers replace
-    # these numbers by those of the configuration.
-    pinned = dict.fromkeys(THREAD_VARIABLES, "1")
-    output = {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
-    return {**without_place(os.environ), **pinned, **output}

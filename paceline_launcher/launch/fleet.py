@@ -28,7 +28,6 @@ from paceline.v1 import admin_pb2
 from paceline.worker_pools import POLICY, in_order, pool_of_worker, worker_index
 from paceline_launcher.launch.child import (
     CONTROLLER,
-    Adopted,
     Child,
     ChildSpec,
     ChildSpecs,
@@ -91,7 +90,8 @@ class Fleet:
 
     def start_controllers(self) -> None:
         for index in range(self.config.fleet.controllers):
-            self._start(self.specs.controller(index))
+            spec = self.specs.controller(index)
+            self._process(spec).start(spec)
 
     def start_workers(self) -> None:
         for name in self.workers.first():
@@ -104,7 +104,8 @@ class Fleet:
         living = {p.name: i for p in self.record.processes for i in p.ids if i.alive()}
         if (machine := self.workers.machine) is not None:
             for name, identity in living.items():
-                machine.keep(name, _environment_of(identity))
+                with contextlib.suppress(psutil.Error):  # it has just ended
+                    machine.keep(name, psutil.Process(identity.pid).environ())
         specs = [self.specs.controller(i) for i in range(self.config.fleet.controllers)]
         for process in self.record.processes:
             if process.role == CONTROLLER:
@@ -116,8 +117,8 @@ class Fleet:
             elif process.state != "ended":
                 self.mark(process, "ended")
         for spec in specs:
-            adopted = Adopted(spec, living[spec.name]) if spec.name in living else None
-            self._start(spec, adopted)
+            adopted = Child.adopted(spec, living[spec.name]) if spec.name in living else None
+            self._process(spec).start(spec, adopted)
         return sum(spec.name in living for spec in specs)
 
     async def reconcile(self, status: admin_pb2.StatusReply) -> None:
@@ -177,21 +178,17 @@ class Fleet:
     async def wait_workers(self, names: Collection[str], limit_s: float) -> None:
         """Waits until these workers have ended by themselves, at most ``limit_s`` seconds. Workers
         on other nodes count: they may be writing the last checkpoint."""
-        tasks = [p.task for p in self._active() if p.name in names and p.task is not None]
-        elsewhere = {name for name in names if name not in self.processes}
-        await asyncio.gather(
-            self._gone_elsewhere(elsewhere, limit_s),
-            *([asyncio.wait(tasks, timeout=limit_s)] if tasks else ()),
-        )
-
-    async def _gone_elsewhere(self, names: Collection[str], limit_s: float) -> None:
         deadline = time.monotonic() + limit_s
-        while self.workers.placement is not None and names and time.monotonic() < deadline:
+        tasks = [p.task for p in self._active() if p.name in names and p.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=limit_s)
+        elsewhere = {name for name in names if name not in self.processes}
+        while self.workers.placement is not None and elsewhere and time.monotonic() < deadline:
             try:
                 status = await leader_status(self.control, ASK_LIMIT_S)
             except (ControlPlaneUnavailable, RequestRefused):
                 continue  # the call itself has waited
-            if not any(w.worker_id in names and w.state not in GONE for w in status.workers):
+            if not any(w.worker_id in elsewhere and w.state not in GONE for w in status.workers):
                 return
             await asyncio.sleep(POLL_S)
 
@@ -305,14 +302,10 @@ class Fleet:
         if gpus is not None:
             if line:
                 self.note(line)
-            self._start(_seeing(spec, gpus))
+            process.start(_seeing(spec, gpus))
         elif process.state is not State.NO_GPU:  # it is asked for again and again
             self.note(f"{name} waits for a free GPU: scale down or drain another worker")
             process.move(State.NO_GPU)
-
-    def _start(self, spec: ChildSpec, first: Child | None = None) -> None:
-        """``first``: the process of that name that already runs."""
-        self._process(spec).start(spec, first)
 
     def _process(self, spec: ChildSpec) -> FleetProcess:
         return self.processes.setdefault(spec.name, FleetProcess(self, spec.name, spec.role))
@@ -320,11 +313,3 @@ class Fleet:
 
 def _seeing(spec: ChildSpec, gpus: Sequence[str]) -> ChildSpec:
     return replace(spec, environment={**spec.environment, **shown(gpus)})
-
-
-def _environment_of(process: ProcessId) -> Mapping[str, str]:
-    try:
-        found: dict[str, str] = psutil.Process(process.pid).environ()
-    except psutil.Error:
-        return {}  # it has just ended
-    return found

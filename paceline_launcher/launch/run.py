@@ -54,16 +54,8 @@ LEAVE_S = 10.0
 """Time for the workers of a stopped run to hand their tasks back and to leave by themselves."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """``status``: finished, failed or interrupted."""
-
-    status: str
-    summary: dict[str, Any]
-
-    @property
-    def exit_code(self) -> int:
-        return {"finished": 0, "failed": 1}.get(self.status, 130)
+EXIT_STATUS = {"finished": 0, "failed": 1, "interrupted": 130}
+"""Exit status of the launcher, by the status of the run."""
 
 
 @dataclass(eq=False)
@@ -87,8 +79,9 @@ class Run:
         self._redis_url = ""
         self._fleet: Fleet | None = None
 
-    async def run(self) -> Outcome:
-        """Runs to the end. Raises NoRedis or ConfigError if nothing could be started."""
+    async def run(self) -> dict[str, Any]:
+        """Runs to the end. Returns the summary, whose "status" is finished, failed or interrupted.
+        Raises NoRedis or ConfigError if nothing could be started."""
         self._interrupts.install()
         specs = ChildSpecs(
             self.config,
@@ -99,10 +92,10 @@ class Run:
         )
         session = self.job.session if self.job is not None else ""
         try:
-            outcome = await self._start_to_end(specs)
-            reason = str(outcome.summary.get("reason") or "")
-            ended = RunOutcome(session, outcome.status, outcome.exit_code, reason)
-            return outcome
+            summary = await self._start_to_end(specs)
+            status, reason = summary["status"], str(summary.get("reason") or "")
+            ended = RunOutcome(session, status, EXIT_STATUS[status], reason)
+            return summary
         except BaseException as error:
             code = error.exit_status if isinstance(error, UserError) else 1
             ended = RunOutcome(session, "failed", code, str(error))
@@ -119,7 +112,7 @@ class Run:
             ):
                 self.console.note(trouble)
 
-    async def _start_to_end(self, specs: ChildSpecs) -> Outcome:
+    async def _start_to_end(self, specs: ChildSpecs) -> dict[str, Any]:
         note = self.console.note
         ending = asyncio.Event()
         stopped = self._interrupts.first
@@ -186,7 +179,7 @@ class Run:
                 if self.config.redis.url is None:
                     stack.push_async_callback(self._stop_redis, fleet)
                 stack.push_async_callback(fleet.close)
-        return Outcome(summary["status"], summary)
+        return summary
 
     async def _write_start(self, specs: ChildSpecs) -> None:
         """Files that the processes of the run, and other nodes, read."""
