@@ -6,14 +6,12 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
-from starlette.types import Receive, Scope, Send
 
 from controller.replicated_controller import Controller
 from controller.rest import commands, queries, sse
-from controller.rest.auth import ENDLESS, OPEN_PATHS, PROVEN, RestAuth, busy
+from controller.rest.auth import OPEN_PATHS, RestAuth
 from controller.rest.data_flow import StepRate
 from controller.rest.prometheus import PrometheusMetrics
-from controller.rest.readers import SharedReads
 from controller.rest.schemas import Problem, ProblemModel, answer_problems, documented
 from controller.rest.sse import EventStreams
 from controller.status import trouble_of
@@ -36,7 +34,7 @@ class Rest:
         self.streams = EventStreams(controller)
         self.api = self._api()
         self.asgi = RestAuth(
-            SharedReads(self.api, is_shared, refuse_busy),
+            self.api,
             token=token,
             loopback=loopback,
             origins=self._other_urls,
@@ -120,18 +118,6 @@ class Rest:
 
         api.openapi = description  # type: ignore[method-assign]
         return api
-
-
-def is_shared(scope: Scope) -> bool:
-    """Return True for reads of what a controller computes, by someone without the token."""
-    path = str(scope["path"])
-    read = scope["method"] == "GET" and path != ENDLESS
-    owner = scope.get("state", {}).get(PROVEN) is not None
-    return bool(read) and not owner and (path == "/metrics" or path.startswith("/api/v1/"))
-
-
-async def refuse_busy(scope: Scope, receive: Receive, send: Send) -> None:
-    await busy(scope)(scope, receive, send)
 
 
 def _described(schema: dict[str, Any]) -> dict[str, Any]:

@@ -6,12 +6,18 @@
 - A request from another site's page, as reported by the browser, is refused even with the token.
   Pages of the run's other controllers are accepted, so that an open dashboard continues with
   another controller when its own dies.
-- Whoever guesses tokens waits for turns with all who have none: see readers.py.
+- Anyone on the machine may read, the leader's event loop decides for the whole fleet, and a client
+  that repeats a request as fast as it can would take as much of it as it gets. So requests wait for
+  their turn, which costs nothing, in lanes: whoever has the token does not stand behind strangers,
+  who guess it or only read. What strangers ask is computed one question at a time, with a rest
+  after each. Who would wait too long is answered with 503 and ``Retry-After``, after a pause: a
+  client that ignores it is then no faster than the others.
 """
 
 import asyncio
 import hashlib
 import hmac
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -21,11 +27,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from controller.rest.readers import REFUSED_AFTER_S, Lane
 from controller.rest.schemas import respond
 from paceline.rpc.addresses import is_loopback
 from paceline.rpc.request_proof import Proofs
 
+RATE = 100.0  # Requests a second of one lane, in the long run
+BURST_S = 2.0  # A lane that was quiet may have so many seconds' requests at once
+LONGEST_WAIT_S = 5.0
+REFUSED_AFTER_S = 1.0
+REST = 4.0
+"""After a computation the next one waits this many times as long: strangers take a fifth of the
+time."""
+LONGEST_REST_S = 0.5
+MOST_WAITING = 32  # Questions of strangers that wait to be computed
 MOST_BODY = 64 << 10
 PROVEN = "paceline-proven"
 """In the scope's state: SHA-256 of the body that the request's proof is for; empty for a request
@@ -43,7 +57,32 @@ PreflightHeaders = {
     "Access-Control-Max-Age": "60",
 }
 
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "X-Frame-Options": "DENY",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
+}
 Place = tuple[str, str, int]  # Scheme, host and port of an origin; every loopback name is one host
+
+
+@dataclass(slots=True)
+class Lane:
+    """Turns of one kind of readers."""
+
+    clock: Callable[[], float] = time.monotonic
+    _next_t: float = -BURST_S
+
+    def wait_s(self) -> float | None:
+        """Seconds until the turn of a request that comes now; None: it would be too long."""
+        now = self.clock()
+        turn = max(self._next_t, now - BURST_S)
+        if turn - now > LONGEST_WAIT_S:
+            return None
+        self._next_t = turn + 1.0 / RATE
+        return max(0.0, turn - now)
 
 
 @dataclass(slots=True)
@@ -61,6 +100,9 @@ class RestAuth:
     """Turns of probes, of requests with the token, and of all others."""
     _proofs: Proofs = field(init=False)
     _bearer: bytes = field(init=False, repr=False)
+    _waiting: int = 0  # Questions of strangers
+    _computing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _rest_until: float = 0.0
 
     def __post_init__(self) -> None:
         self._proofs, self._bearer = Proofs(self.token), f"Bearer {self.token}".encode()
@@ -77,33 +119,53 @@ class RestAuth:
                 message["headers"] = [*message.get("headers", ()), *headers]
             await send(message)
 
-        refusal = self._answer(request)
-        wait_s = self._lane_of(request).wait_s()
+        refusal, path = self._answer(request), scope["path"]
+        owner = self._authorised(request)
+        name = "probes" if path in PROBES else "owner" if owner else "others"
+        wait_s = self._lanes[name].wait_s()
         if wait_s is None:
             wait_s, refusal = REFUSED_AFTER_S, busy(scope)
         if wait_s:
             await asyncio.sleep(wait_s)
         if refusal is None and request.method not in READS and scope["state"].get(PROVEN):
             receive, refusal = await _proven_body(scope, receive)
-        if request.method == "HEAD" and request.scope["path"] != ENDLESS:
+        if request.method == "HEAD" and path != ENDLESS:
             # The server omits the body. Probes and load balancers send HEAD.
             scope = {**scope, "method": "GET"}
-        await (refusal or self.app)(scope, receive, send_with_headers)
+        computed = path == "/metrics" or path.startswith("/api/v1/")
+        read = request.method in READS and path != ENDLESS
+        app = self._compute if computed and read and not owner else self.app
+        await (refusal or app)(scope, receive, send_with_headers)
+
+    async def _compute(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a stranger, after those who came before. Nobody waits for its connection."""
+        if self._waiting >= MOST_WAITING:
+            await busy(scope)(scope, receive, send)
+            return
+        messages: list[Message] = []
+
+        async def collect(message: Message) -> None:
+            messages.append(message)
+
+        self._waiting += 1
+        try:
+            async with self._computing:
+                await asyncio.sleep(max(0.0, self._rest_until - time.monotonic()))
+                began = time.monotonic()
+                try:
+                    await self.app(scope, receive, collect)
+                finally:
+                    ended = time.monotonic()
+                    self._rest_until = ended + min(LONGEST_REST_S, REST * (ended - began))
+        finally:
+            self._waiting -= 1
+            for message in messages:
+                await send(message)
 
     def _headers(self, request: Request) -> list[tuple[bytes, bytes]]:
-        found = {
-            "X-Content-Type-Options": "nosniff",
-            "Referrer-Policy": "no-referrer",
-            "Cross-Origin-Opener-Policy": "same-origin",
-            "X-Frame-Options": "DENY",
-        }
-        path = request.scope["path"]
+        found, path = dict(HEADERS), request.scope["path"]
         if path == "/" or path.startswith(STATIC):
-            found["Content-Security-Policy"] = self.policy()
-            found["Cache-Control"] = "no-cache"
-        else:
-            found["Content-Security-Policy"] = "default-src 'none'; frame-ancestors 'none'"
-            found["Cache-Control"] = "no-store"
+            found |= {"Content-Security-Policy": self.policy(), "Cache-Control": "no-cache"}
         if self._from_our_page(request):
             found["Access-Control-Allow-Origin"] = request.headers["origin"]
             found["Vary"] = "Origin"
@@ -121,25 +183,20 @@ class RestAuth:
         write = method not in READS
         if write and self._cross_site(request):
             return respond(403, "writes from another site's page are refused", path)
-        return self._unauthorised(request, path, write) or (
-            _too_large(request, path) if write else None
-        )
-
-    def _unauthorised(self, request: Request, path: str, write: bool) -> Response | None:
-        offered = request.headers.get("authorization", "").encode("utf-8", "replace")
+        offered = bool(request.headers.get("authorization"))
         is_open = self.loopback or path in OPEN_PATHS or path.startswith(STATIC)
-        if not offered and not write and is_open:
+        if not self._authorised(request) and (offered or write or not is_open):
+            problem = "the token is wrong" if offered else "this request needs the run's token"
+            problem += ": send Authorization: Bearer TOKEN"
+            return respond(401, problem, path, {"WWW-Authenticate": "Bearer"})
+        if not write:
             return None
-        if self._authorised(request):
-            return None
-        problem = "the token is wrong" if offered else "this request needs the run's token"
-        problem += ": send Authorization: Bearer TOKEN"
-        return respond(401, problem, path, {"WWW-Authenticate": "Bearer"})
-
-    def _lane_of(self, request: Request) -> Lane:
-        if request.scope["path"] in PROBES:
-            return self._lanes["probes"]
-        return self._lanes["owner" if self._authorised(request) else "others"]
+        length = request.headers.get("content-length", "0")
+        if "transfer-encoding" in request.headers:
+            return respond(411, "send the body with its Content-Length", path)
+        if not (length.isascii() and length.isdigit()) or int(length) > MOST_BODY:
+            return respond(413, f"a body has at most {MOST_BODY} bytes", path)
+        return None
 
     def _authorised(self, request: Request) -> bool:
         """True if the request has the token, or the proof of it; a proof is looked at once."""
@@ -197,15 +254,6 @@ async def _proven_body(scope: Scope, receive: Receive) -> tuple[Receive, Respons
     if hashlib.sha256(body).hexdigest() == scope["state"][PROVEN]:
         return again, None
     return again, respond(401, "the proof is for another body", scope["path"])
-
-
-def _too_large(request: Request, path: str) -> Response | None:
-    length = request.headers.get("content-length", "0")
-    if "transfer-encoding" in request.headers:
-        return respond(411, "send the body with its Content-Length", path)
-    if not (length.isascii() and length.isdigit()) or int(length) > MOST_BODY:
-        return respond(413, f"a body has at most {MOST_BODY} bytes", path)
-    return None
 
 
 def place_of(url: str) -> Place | None:
