@@ -35,7 +35,7 @@ from controller.services.grpc_server import Services, new_server
 from controller.store.stores import redis_stores
 from paceline.config.schema import Config
 from paceline.errors import BadInput
-from paceline.observe.sinks.registry import check_sinks
+from paceline.observe.sinks.base import check_sinks
 from paceline.payloads.open_store import check_store
 from paceline.process import stacks
 from paceline.process.files import new_private_directory, private_directory

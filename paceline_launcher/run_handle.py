@@ -149,7 +149,7 @@ class RunHandle:
 
     def events(self) -> Rows:
         """Faults, joins, commits and changes, oldest first."""
-        from paceline.observe.json_lines import read_lines
+        from paceline.observe.run_files import read_lines
 
         return Rows(read_lines(self.path / "events.jsonl"))
 

@@ -33,7 +33,7 @@ from paceline.config.sections.services import AlertKind, AlertsConfig
 from paceline.observe.drain import Drain
 from paceline.observe.event_history import ENDS, position_key
 from paceline.observe.held_out import HeldOut
-from paceline.observe.json_lines import read_lines
+from paceline.observe.run_files import read_lines
 from paceline.observe.vocabulary import EventType
 from paceline.process.structured_log import event
 

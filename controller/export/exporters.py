@@ -22,9 +22,8 @@ from controller.export.traces import Traces
 from paceline.config.schema import Config
 from paceline.observe.drain import Drain
 from paceline.observe.event_history import is_listed
-from paceline.observe.json_lines import finite, metrics_row
-from paceline.observe.run_file_writer import RunFileWriter
-from paceline.observe.sinks.registry import external_run, sink_maker
+from paceline.observe.run_files import RunFileWriter, finite, metrics_row
+from paceline.observe.sinks.base import external_run, sink_maker
 from paceline.observe.sinks.sink_thread import SinkThread
 from paceline.payloads.store import PayloadStore
 

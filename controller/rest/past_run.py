@@ -23,9 +23,9 @@ from controller.store.ledger_follower import LedgerFollower
 from paceline.config.load import load_config
 from paceline.errors import BadInput
 from paceline.ids import Step, Version
-from paceline.observe.json_lines import DamagedFile
 from paceline.observe.projection import Projection
 from paceline.observe.redaction import Redactor
+from paceline.observe.run_files import DamagedFile
 from paceline.redis.leader_lease import LeaderIdentity
 from paceline.rpc.addresses import free_ports
 from paceline.rpc.http_server import http_server

@@ -1,6 +1,7 @@
 """Server-sent events, resumed after ``Last-Event-ID``."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -13,11 +14,11 @@ from starlette.responses import Response, StreamingResponse
 from controller.replicated_controller import Controller
 from controller.rest.queries import dumps, parse_id
 from controller.rest.schemas import Problem, documented
-from paceline.observe.event_history import Key
+from paceline.observe.event_history import Key, ListedEvent
 from paceline.observe.projection import Projection
 
 HEARTBEAT_S = 5.0
-LAG_S = 0.5  # Events of so long are sent together
+LAG_S = 0.5  # Events of so long are sent together, and a stream ends so soon
 MOST_STREAMS = 32
 AT_ONCE = 500
 
@@ -27,7 +28,6 @@ class EventStreams:
     controller: Controller
     _closing: asyncio.Event = field(default_factory=asyncio.Event)
     _open: int = 0
-    _asked: dict[Key | None, asyncio.Task[list[tuple[Key, bytes]]]] = field(default_factory=dict)
 
     def close(self) -> None:
         self._closing.set()
@@ -43,51 +43,29 @@ class EventStreams:
             yield b"retry: 1000\n\n"
             spoken = time.monotonic()
             while not self._closing.is_set():
-                found = await self._after(key)
-                for _, block in found:
-                    yield block
+                topic = self.controller.journal_topic
+                turn = topic.turn
+                found = await self.controller.context.projector.ask(partial(_after, key=key))
+                for event in found:
+                    head = f"id: {event.id}\nevent: {event.severity}\ndata: ".encode()
+                    yield head + dumps(event.to_json()) + b"\n\n"
+                    key = event.key
                 if found:
-                    key = found[-1][0]
                     spoken = time.monotonic()
-                    if len(found) == AT_ONCE:
-                        continue
                 elif time.monotonic() - spoken > HEARTBEAT_S:
                     spoken = time.monotonic()
                     yield b": still here\n\n"
-                await self._more()
+                if len(found) < AT_ONCE:
+                    await topic.wait(turn, LAG_S)
+                    # Many entries of a busy run are sent together.
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._closing.wait(), LAG_S)
         finally:
             self._open -= 1
 
-    async def _after(self, key: Key | None) -> list[tuple[Key, bytes]]:
-        """The events after ``key``. Streams that are at the same place, as all are that have
-        caught up, share one answer."""
-        asked = self._asked.get(key)
-        if asked is None:
-            ask = self.controller.context.projector.ask(partial(_lines, key=key))
-            asked = self._asked[key] = asyncio.create_task(ask)
-            asked.add_done_callback(lambda _: self._asked.pop(key, None))
-        return await asyncio.shield(asked)
 
-    async def _more(self) -> None:
-        """Returns when there may be more events: the journal grew, or a second has passed."""
-        topic = self.controller.journal_topic
-        grown = asyncio.create_task(topic.wait(topic.turn, 1.0))
-        closing = asyncio.create_task(self._closing.wait())
-        try:
-            await asyncio.wait({grown, closing}, return_when=asyncio.FIRST_COMPLETED)
-            # Many entries of a busy run are sent together.
-            await asyncio.wait({closing}, timeout=LAG_S)
-        finally:
-            grown.cancel()
-            closing.cancel()
-
-
-def _lines(run: Projection, key: Key | None) -> list[tuple[Key, bytes]]:
-    found = run.history.after(key, limit=AT_ONCE)
-    return [
-        (e.key, f"id: {e.id}\nevent: {e.severity}\ndata: ".encode() + dumps(e.to_json()) + b"\n\n")
-        for e in found
-    ]
+def _after(run: Projection, key: Key | None) -> list[ListedEvent]:
+    return run.history.after(key, limit=AT_ONCE)
 
 
 def router(streams: EventStreams) -> APIRouter:

@@ -1,18 +1,21 @@
-"""Tail of a run file: every complete line once, even if a new leader replaces the file."""
+"""Files of a run as they grow: its event file, and the logs of its processes."""
 
 import json
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 CHUNK = 4 << 20
+BLOCK = 1 << 16
+LOOK_S = 0.2  # Polling interval: there is no portable way to wait for a file
 
 
 class FileTail:
-    """Continues where the last read stopped. A new leader copies the file up to its last complete
-    line and appends to the copy. The tail continues in the copy at the same offset if the line
-    before it is the one it read last."""
+    """Every complete line of a file once. A new leader copies the file up to its last complete line
+    and appends to the copy. The tail continues in the copy at the same offset if the line before it
+    is the one it read last, and otherwise begins anew."""
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         """``offset``: of the first line to read, in bytes."""
@@ -21,15 +24,11 @@ class FileTail:
         self._offset = offset
         self._last = b""
 
-    @property
-    def exists(self) -> bool:
-        return self._path.exists()
-
-    def read(self) -> tuple[bool, list[bytes]]:
-        """(whether everything read before is void, the next lines: at most 4 MiB)."""
-        void = self._follow()
+    def read(self) -> list[bytes]:
+        """The next lines: at most 4 MiB."""
+        self._follow()
         if self._file is None:
-            return void, []
+            return []
         self._file.seek(self._offset)
         data = self._file.read(CHUNK)
         end = data.rfind(b"\n") + 1
@@ -39,7 +38,7 @@ class FileTail:
         if lines:
             self._offset += end
             self._last = data[max(0, data.rfind(b"\n", 0, end - 1) + 1) : end]
-        return void, lines
+        return lines
 
     def rest(self) -> bytes:
         """Bytes after the last line that was read: a line without its end."""
@@ -48,53 +47,78 @@ class FileTail:
         self._file.seek(self._offset)
         return self._file.read()
 
-    def records(self) -> Iterator[tuple[bool, dict[str, Any]]]:
-        """The JSON objects up to the end of the file; a line that cannot be parsed is skipped. The
-        flag is True on the first object of a file that is no continuation: everything read before
-        is void."""
-        void = False
-        while True:
-            replaced, lines = self.read()
-            void = void or replaced
+    def records(self) -> Iterator[dict[str, Any]]:
+        """The JSON objects up to the end of the file; a line that cannot be parsed is skipped."""
+        while lines := self.read():
             for line in lines:
                 try:
                     value = json.loads(line)
                 except ValueError:
                     continue
                 if isinstance(value, dict):
-                    yield void, value
-                    void = False
-            if not lines:
-                return
+                    yield value
 
-    def _follow(self) -> bool:
-        """Opens the file that has the name now; True if it is not a continuation."""
+    def _follow(self) -> None:
+        """Opens the file that has the name now."""
         try:
             named = self._path.stat()
-        except OSError:
-            void = self._offset > 0
-            self._close()
-            return void
-        if self._file is not None:
-            held = os.fstat(self._file.fileno())
-            if (held.st_ino, held.st_dev) == (named.st_ino, named.st_dev) and (
-                named.st_size >= self._offset
-            ):
-                return False
-            self._file.close()
-        try:
+            if self._file is not None:
+                if os.path.samestat(os.fstat(self._file.fileno()), named) and (
+                    named.st_size >= self._offset
+                ):
+                    return
+                self._file.close()
             self._file = self._path.open("rb")
         except OSError:
-            self._close()
-            return True
+            if self._file is not None:
+                self._file.close()
+            self._file, self._offset, self._last = None, 0, b""
+            return
         self._file.seek(max(0, self._offset - len(self._last)))
-        if 0 < self._offset <= named.st_size and self._file.read(len(self._last)) == self._last:
-            return False
-        void = self._offset > 0
-        self._offset, self._last = 0, b""
-        return void
+        if self._offset > named.st_size or self._file.read(len(self._last)) != self._last:
+            self._offset, self._last = 0, b""
 
-    def _close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-        self._file, self._offset, self._last = None, 0, b""
+
+def log_files(run_dir: Path) -> dict[str, Path]:
+    """Log file of each process, by process name; that of Redis is ``redis``."""
+    found = {path.stem: path for path in sorted((run_dir / "logs").glob("*.log"))}
+    redis = run_dir / "redis" / "redis.log"
+    if redis.is_file():
+        found.setdefault("redis", redis)
+    return found
+
+
+def last_lines(path: Path, count: int) -> tuple[list[str], int]:
+    """The last ``count`` complete lines and the offset after them, in bytes. Text after the last
+    line end is left for the next reader. Reads only the end of the file. Raises OSError."""
+    with path.open("rb") as file:
+        at = file.seek(0, os.SEEK_END)
+        data = b""
+        while at > 0 and data.count(b"\n") <= count:
+            size = min(BLOCK, at)
+            at -= size
+            file.seek(at)
+            data = file.read(size) + data
+        reached = data.rfind(b"\n") + 1
+        lines = data[:reached].splitlines()
+        return [_text(line) for line in lines[max(0, len(lines) - count) :]], at + reached
+
+
+def new_lines(path: Path, offset: int, over: Callable[[], bool]) -> Iterator[str]:
+    """Complete lines after ``offset`` as they are written, until ``over()`` and the end. Blocks. A
+    file that is replaced or truncated is read from its beginning. At the end, a last line without a
+    line end is returned too."""
+    tail = FileTail(path, offset)
+    while True:
+        ending = over()  # before reading: lines written before the end are still read
+        while lines := tail.read():
+            yield from map(_text, lines)
+        if ending:
+            if rest := tail.rest():
+                yield _text(rest)
+            return
+        time.sleep(LOOK_S)
+
+
+def _text(line: bytes) -> str:
+    return line.decode(errors="replace").rstrip("\r")

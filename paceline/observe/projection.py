@@ -28,7 +28,7 @@ from paceline.observe.event_history import EventHistory, is_listed, position_key
 from paceline.observe.faults import Faults
 from paceline.observe.groups import DroppedGroups
 from paceline.observe.held_out import HeldOut
-from paceline.observe.json_lines import DamagedFile, finite, metrics_row, read_lines
+from paceline.observe.run_files import DamagedFile, finite, metrics_row, read_lines
 from paceline.observe.vocabulary import EventType
 
 MOST_EVALS = 20_000

@@ -9,8 +9,8 @@ from typing import Any
 
 from paceline.config.changes import flat_settings
 from paceline.masking import masked_settings
-from paceline.observe.json_lines import DamagedFile
 from paceline.observe.projection import Projection
+from paceline.observe.run_files import DamagedFile
 from paceline.observe.summary import read_summary, summarise
 from paceline.process.files import NotOurs
 

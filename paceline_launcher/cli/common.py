@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from paceline.errors import BadInput
-from paceline.observe.json_lines import finite
+from paceline.observe.run_files import finite
 from paceline.rpc.addresses import written_by_controllers
 
 if TYPE_CHECKING:

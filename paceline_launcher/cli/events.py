@@ -112,7 +112,7 @@ def _from_file(
 ) -> None:
     """``together``: steps that were committed one after the other are in one line."""
     from paceline.observe.event_history import position_key
-    from paceline.observe.json_lines import read_lines
+    from paceline.observe.run_files import read_lines
 
     path = run_dir / "events.jsonl"
     if not path.is_file():
@@ -150,7 +150,7 @@ def _print(event: Mapping[str, Any], as_json: bool) -> None:
 
 
 def _complete_names(context: typer.Context, incomplete: str) -> list[str]:
-    from paceline.observe.log_files import log_files
+    from paceline.observe.file_tail import log_files
 
     run_dir = context.params.get("run_dir")
     return [] if run_dir is None else sorted(log_files(Path(run_dir)))
@@ -177,7 +177,7 @@ def logs(
         follow --follow -f: Print new lines until the run ends.
         lines --lines -n N: Start with the last N lines.
     """
-    from paceline.observe.log_files import last_lines, log_files, new_lines
+    from paceline.observe.file_tail import last_lines, log_files, new_lines
 
     run_dir = given_or_default(run_dir)
     if not run_dir.is_dir():

@@ -144,7 +144,7 @@ class RunWatch:
 
     async def _note_events(self) -> None:
         """Prints the new lines of events.jsonl. The live view shows steps itself."""
-        for _, event in await asyncio.to_thread(lambda: list(self._events.records())):
+        for event in await asyncio.to_thread(lambda: list(self._events.records())):
             if event["type"] != EventType.STEP_COMMITTED:
                 self.console.note(text_of(event))
 

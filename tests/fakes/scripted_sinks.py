@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.observe.json_lines import read_lines
+from paceline.observe.run_files import read_lines
 from paceline.observe.sinks.base import ExternalRun, Point
 
 

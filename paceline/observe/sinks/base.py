@@ -1,13 +1,21 @@
-"""The sink protocol and the points that sinks receive."""
+"""Metric sinks by the names used in ``metrics.sinks``, their protocol, and the points that they
+receive."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import hashlib
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
+from paceline.config.changes import flat_settings
+from paceline.config.load import FLEET_SECTIONS, ConfigError
+from paceline.config.schema import Config
 from paceline.config.sections.services import MetricsConfig
+from paceline.masking import masked_settings
 from paceline.observe.curves import HEAD
 from paceline.observe.event_history import position_key
 
@@ -54,12 +62,6 @@ class Sink(Protocol):
         """``outcome``: finished or failed if the run has ended; None if another leader goes on."""
 
 
-def curve_name(metric: str) -> str:
-    """Name of a metric's curve, grouped by prefix: time/..., queue/..., eval/..., train/..."""
-    group, _, name = metric.partition("_")
-    return f"{group}/{name}" if name and group in ("time", "queue", "eval") else f"train/{metric}"
-
-
 class Points:
     """Points of rows of metrics.jsonl, which come in order and may come twice."""
 
@@ -75,19 +77,67 @@ class Points:
             if key <= self._last:
                 continue
             self._last = key
-            is_step = row["kind"] == "step"
-            number = (int(row["version"]) + 1) * EVALS_PER_VERSION if is_step else self._number + 1
+            kind, version = str(row["kind"]), int(row["version"])
+            number = (version + 1) * EVALS_PER_VERSION if kind == "step" else self._number + 1
             self._number = number
-            if number > self._after:
-                self._after = number
-                yield _point(number, row)
+            if number <= self._after:
+                continue
+            self._after = number
+            curves = {}
+            for metric, value in row.items():
+                if metric not in HEAD and type(value) in (int, float):
+                    # Grouped by prefix: time/..., queue/..., eval/..., train/...
+                    group, _, name = metric.partition("_")
+                    grouped = name and group in ("time", "queue", "eval")
+                    curves[f"{group}/{name}" if grouped else f"train/{metric}"] = float(value)
+            yield Point(number, float(row["t"]), kind, int(row["step"]), version, curves)
 
 
-def _point(number: int, row: Mapping[str, Any]) -> Point:
-    curves = {
-        curve_name(name): float(value)
-        for name, value in row.items()
-        if name not in HEAD and type(value) in (int, float)
-    }
-    kind, step, version = str(row["kind"]), int(row["step"]), int(row["version"])
-    return Point(number, float(row["t"]), kind, step, version, curves)
+BUILT_IN = {
+    "tensorboard": ("paceline.observe.sinks.tensorboard:TensorBoardSink", None),
+    "wandb": ("paceline.observe.sinks.wandb:WandbSink", "wandb"),
+    "mlflow": ("paceline.observe.sinks.mlflow:MlflowSink", "mlflow"),
+}
+"""Name to the class and the package it needs, which is also the name of the extra."""
+
+
+def check_sinks(config: Config) -> None:
+    """Raises ConfigError if a sink is unknown or its package is not installed. Imports nothing."""
+    for name in config.metrics.sinks:
+        path, package = BUILT_IN.get(name, (name, None))
+        if package is not None and importlib.util.find_spec(package) is None:
+            raise ConfigError(
+                f"metrics.sinks names {name!r}, whose package is not installed: "
+                f"pip install 'paceline[{name}]'"
+            )
+        if ":" not in path:
+            raise ConfigError(
+                f"metrics.sinks: there is no sink {name!r}. Choose from {', '.join(BUILT_IN)}, or "
+                "name your own as package.module:factory"
+            )
+
+
+def sink_maker(name: str, run: ExternalRun) -> Callable[[], Sink]:
+    """A function that makes the sink of that name. It is called in the sink's own thread, because
+    the sink's package may be slow to import. A user-defined factory is called with the
+    ExternalRun."""
+
+    def make() -> Sink:
+        module, _, attribute = BUILT_IN.get(name, (name, None))[0].partition(":")
+        return cast(Sink, getattr(importlib.import_module(module), attribute)(run))
+
+    return make
+
+
+def external_run(config: Config, run_dir: Path, started_t: float) -> ExternalRun:
+    """``started_t``: the run's start in its ledger, unix seconds: the same for all its leaders."""
+    name = config.run.name
+    digest = hashlib.sha256(f"{name}@{started_t!r}".encode()).hexdigest()
+    sections = config.model_dump(mode="json", include=set(FLEET_SECTIONS))
+    return ExternalRun(
+        id=f"paceline-{digest[:16]}",
+        name=name,
+        settings=dict(flat_settings(masked_settings(sections))),
+        directory=run_dir,
+        options=config.metrics,
+    )

@@ -90,7 +90,7 @@ class SinkThread(Drain[Mapping[str, Any]]):
         last = sink.open()
         event(log, "sink open", name=self.name, after="nothing" if last is None else last)
         points, waiting = Points(last), deque[Point]()
-        history = points.of(row for _, row in FileTail(self._path).records())
+        history = points.of(FileTail(self._path).records())
         for rows in self._batches():
             if self._closing.is_set() and self._outcome is None:
                 return  # the next leader delivers the rest

@@ -124,7 +124,7 @@ def test_online_the_next_leader_continues_after_the_services_last_step(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from paceline.observe.json_lines import read_lines
+from paceline.observe.run_files import read_lines
 from paceline.observe.sinks.base import Points
 from paceline.observe.sinks.wandb import WandbSink
 from tests.fixtures.run_points import external_run, points_of

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from paceline.observe.json_lines import read_lines
+from paceline.observe.run_files import read_lines
 from testbed.fleets.controller_processes import Controllers
 from testbed.fleets.controllers import running_controllers, until, working_fleet
 from tests.fakes.scripted_sinks import recorded

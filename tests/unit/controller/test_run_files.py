@@ -5,8 +5,7 @@ import asyncio
 from pathlib import Path
 
 from controller.export.exporters import RunFiles
-from paceline.observe.json_lines import read_lines
-from paceline.observe.run_file_writer import RunFileWriter
+from paceline.observe.run_files import RunFileWriter, read_lines
 from testbed.patience import patient
 
 

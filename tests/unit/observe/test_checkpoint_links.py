@@ -4,7 +4,7 @@ from pathlib import Path
 
 from paceline.observe.checkpoint_links import complete, unlink
 from paceline.observe.projection import Projection
-from paceline.observe.run_file_writer import RunFileWriter
+from paceline.observe.run_files import RunFileWriter
 
 
 def written(run_dir: Path, name: str) -> Path:

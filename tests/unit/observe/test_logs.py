@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.errors import BadInput
+from paceline.observe.file_tail import BLOCK, last_lines, log_files, new_lines
 from paceline.observe.fleet_file import FleetRecord, ProcessId
-from paceline.observe.log_files import BLOCK, last_lines, log_files, new_lines
 from paceline_launcher.cli import app
 
 

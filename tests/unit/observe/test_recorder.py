@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.observe.run_file_writer import RunFileWriter
+from paceline.observe.run_files import RunFileWriter
 
 
 def journal(steps: int) -> list[tuple[str, float, dict]]:
@@ -110,6 +110,6 @@ def test_one_metrics_row_a_step_and_one_an_evaluation(tmp_path: Path) -> None:
 
 
 def test_the_recorder_imports_no_heavy_library() -> None:
-    code = "import sys, paceline.observe.run_file_writer; print({'torch', 'tensorboardX', 'numpy'} & set(sys.modules))"  # noqa: E501
+    code = "import sys, paceline.observe.run_files; print({'torch', 'tensorboardX', 'numpy'} & set(sys.modules))"  # noqa: E501
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "set()"

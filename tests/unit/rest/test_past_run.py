@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from controller.ledger.events import from_json, record_of
 from controller.rest.app import Rest
 from controller.rest.past_run import bind_loopback, past_controller, serve_past_run
-from paceline.observe.run_file_writer import RunFileWriter
+from paceline.observe.run_files import RunFileWriter
 from paceline_launcher.cli import app
 from tests.unit.rest.test_recorded_journals import entries_of
 

@@ -26,7 +26,7 @@ from controller.store.journal import Entry, LedgerSnapshot, Position, order
 from controller.store.ledger_follower import LedgerFollower, coverage_of
 from paceline.config.schema import Config
 from paceline.observe.projection import Projection
-from paceline.observe.run_file_writer import RunFileWriter
+from paceline.observe.run_files import RunFileWriter
 from paceline.redis.leader_lease import LeaderIdentity
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"

@@ -12,8 +12,8 @@ from controller.projector import Projector
 from paceline.observe.curves import MetricStore
 from paceline.observe.event_history import MOST_COMMITS, MOST_EVENTS, EventHistory
 from paceline.observe.file_tail import FileTail
-from paceline.observe.json_lines import JsonLinesFile
 from paceline.observe.redaction import Redactor
+from paceline.observe.run_files import JsonLinesFile
 
 NAMES = ("reward_mean", "loss", "kl", "entropy", "grad_norm", "clip_fraction", "tokens_per_s")
 
@@ -132,20 +132,18 @@ def test_a_file_that_a_new_leader_replaced_is_read_on_without_gap_or_repeat(tmp_
     tail = FileTail(path)
     for n in range(3):
         first.append({"n": n})
-    assert [json.loads(x)["n"] for x in tail.read()[1]] == [0, 1, 2]
+    assert [line["n"] for line in tail.records()] == [0, 1, 2]
     with path.open("ab") as torn:
         torn.write(b'{"n": 3, "torn')
-    assert tail.read() == (False, [])
+    assert tail.read() == []
     second = JsonLinesFile(path)
     second.append({"n": 3})
     first.append({"n": "a deposed leader's"})
-    void, lines = tail.read()
-    assert not void and [json.loads(x)["n"] for x in lines] == [3]
+    assert [line["n"] for line in tail.records()] == [3]
     path.unlink()
     third = JsonLinesFile(path)
     third.append({"n": "another run"})
-    void, lines = tail.read()
-    assert void and [json.loads(x)["n"] for x in lines] == ["another run"]
+    assert [line["n"] for line in tail.records()] == ["another run"]
 
 
 def test_history_is_bounded_and_says_how_long_a_fault_lasted() -> None:

@@ -9,9 +9,8 @@ import pytest
 from paceline.config.load import ConfigError
 from paceline.config.schema import Config
 from paceline.observe.sinks import sink_thread as feeds
-from paceline.observe.sinks.base import Sink
-from paceline.observe.sinks.registry import check_sinks
-from paceline.observe.sinks.registry import external_run as run_of
+from paceline.observe.sinks.base import Sink, check_sinks
+from paceline.observe.sinks.base import external_run as run_of
 from paceline.observe.sinks.sink_thread import SinkThread
 from tests.fakes.scripted_sinks import BrokenSink, HangingSink, RecordingSink, recorded
 from tests.fixtures.run_points import RunPoints, external_run, points_of
