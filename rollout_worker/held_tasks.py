@@ -71,10 +71,7 @@ class HeldTasks:
 
     def evaluating(self) -> bool:
         """True while the engine generates for an evaluation. Any thread may ask."""
-        return any(
-            task.stage is Stage.GENERATING and task.lease.kind == rollout_pb2.TASK_KIND_EVAL
-            for task in self
-        )
+        return any(t.stage is Stage.GENERATING and is_evaluation(t.lease) for t in self)
 
     def find(self, request_id: str) -> HeldTask | None:
         return self._tasks.get(request_id)
@@ -84,11 +81,8 @@ class HeldTasks:
         self._released.set()
         self.room.set()
 
-    def refs(self) -> list[common_pb2.TaskRef]:
-        return [task.lease.task for task in self._tasks.values()]
-
-    def in_stage(self, stage: Stage) -> list[HeldTask]:
-        return [task for task in self._tasks.values() if task.stage is stage]
+    def in_stage(self, *stages: Stage) -> list[HeldTask]:
+        return [task for task in self._tasks.values() if task.stage in stages]
 
     def unfinished(self) -> int:
         """Completions that the engine or an environment is still making. Counted one by one: the
@@ -126,8 +120,7 @@ def in_data_fields(row: dict[str, Any], lease: rollout_pb2.Lease, config: Config
     if of is None:
         return row
     named = {data.prompt_field: of.prompt_field, data.answer_field: of.answer_field}
-    given = {to: row[name] for to, name in named.items() if to and name and name in row}
-    return {**row, **given}
+    return row | {to: row[name] for to, name in named.items() if to and name and name in row}
 
 
 def is_evaluation(lease: rollout_pb2.Lease) -> bool:
@@ -140,8 +133,7 @@ def eval_set_of(lease: rollout_pb2.Lease, config: Config) -> EvalSetConfig | Non
 
 
 def answer_of(row: Mapping[str, Any], config: Config) -> Any:
-    field = config.data.answer_field
-    return row.get(field) if field else None
+    return row.get(config.data.answer_field) if config.data.answer_field else None
 
 
 def settings_of(lease: rollout_pb2.Lease, config: Config) -> rollout_pb2.TaskSettings:

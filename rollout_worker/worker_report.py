@@ -71,12 +71,13 @@ class RolloutReport:
         engine, held, outbox = self.tasks.engine, self.tasks.held, self.tasks.outbox
         stats = engine.stats()
         in_engine = stats.running + stats.waiting
-        gauges = self.rates.read()
-        gauges["unsent"] = float(len(outbox))
-        gauges["continued_tokens"] = float(self.tasks.partials.continued_tokens)
-        gauges["scoring"] = float(len(held.in_stage(Stage.SCORING)))
-        gauges["scoring_capacity"] = float(self.scorer.capacity if self.scorer else 0)
-        gauges["lease_s"] = self.leasing.round_trip_s
+        gauges = self.rates.read() | {
+            "unsent": float(len(outbox)),
+            "continued_tokens": float(self.tasks.partials.continued_tokens),
+            "scoring": float(len(held.in_stage(Stage.SCORING))),
+            "scoring_capacity": float(self.scorer.capacity if self.scorer else 0),
+            "lease_s": self.leasing.round_trip_s,
+        }
         link_epochs: list[int] = []
         if self.receiver is not None:
             link_epochs += self.receiver.formed_epochs()
@@ -89,7 +90,7 @@ class RolloutReport:
             progress=stats.tokens + stats.samples + stats.swaps + outbox.submitted,
             # Waiting for rewards or for the controller has limits of its own.
             busy=in_engine > 0,
-            held_leases=held.refs(),
+            held_leases=[task.lease.task for task in held],
             state_version=-1,
             loaded_version=engine.version,
             link_epochs=link_epochs,

@@ -82,19 +82,29 @@ class ScorerWorker:
         self.admitted = False
 
     async def run(self, side: SideChannel) -> None:
-        """From start to STOPPED."""
+        """From start to STOPPED. Raises RequestRefused if no leader will ever accept it."""
         loop = asyncio.get_running_loop()
         side.watch(loop)
         # Made here: they belong to this loop.
-        self.leaving, self.ended = asyncio.Event(), asyncio.Event()
+        self.told_to_leave = asyncio.Event()
         self.scorer = make_scorer(self.config, self.name)
         self.server = ScorerServer(self.config, self.name, self.scorer, self.token)
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.ended.set)
+            loop.add_signal_handler(number, self.stop)
+        working: list[asyncio.Task[None]] = []
         try:
             session = await self._join(side)
-            await self._work(session)
+            keeping = asyncio.create_task(session.run())
+            leaving = asyncio.create_task(self._leave(session))
+            working = [keeping, leaving]
+            await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
+            if keeping.done():
+                keeping.result()
+            await leaving
         finally:
+            for task in working:
+                task.cancel()
+            await asyncio.gather(*working, return_exceptions=True)
             await self.server.close()
             await self.scorer.close()
             await self.control.close()
@@ -124,40 +134,34 @@ class ScorerWorker:
         event(log, "ready", scorer=self.name, address=address)
         return session
 
-    async def _work(self, session: WorkerSession) -> None:
-        """Until the worker has left. Raises RequestRefused if no leader will ever accept it."""
-        keeping = asyncio.create_task(session.run())
-        leaving = asyncio.create_task(self._leave(session))
-        try:
-            await asyncio.wait({keeping, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if keeping.done():
-                keeping.result()
-            await leaving
-        finally:
-            keeping.cancel()
-            leaving.cancel()
-            await asyncio.gather(keeping, leaving, return_exceptions=True)
-
     async def _leave(self, session: WorkerSession) -> None:
         """Once told to: answers the open requests within fleet.drain_s, and reports STOPPED."""
-        await _first(self.leaving, self.ended)
-        self.server.leaving = True
+        await self.told_to_leave.wait()
         self.lifecycle = worker_pb2.LIFECYCLE_DRAINING
         session.poke()
         try:
             async with asyncio.timeout(self.config.fleet.drain_s):
-                await _first(self.server.idle, self.ended)
+                await self.server.idle.wait()
         except TimeoutError:
             event(log, "left with open requests", logging.WARNING, open=self.server.open_requests)
         self.lifecycle = worker_pb2.LIFECYCLE_STOPPED
         await session.close()
         event(log, "stopped")
 
+    def leave(self) -> None:
+        self.server.leaving = True
+        self.told_to_leave.set()
+
+    def stop(self) -> None:
+        """Open requests are not waited for: rollout workers ask another scorer."""
+        self.leave()
+        self.server.idle.set()
+
     def _converge(self, directive: worker_pb2.Directive) -> None:
         if directive.lifecycle == worker_pb2.LIFECYCLE_STOPPED:
-            self.ended.set()
+            self.stop()
         elif directive.lifecycle == worker_pb2.LIFECYCLE_DRAINING:
-            self.leaving.set()
+            self.leave()
 
     def report(self) -> worker_pb2.Report:
         requests = self.server.open_requests
@@ -177,12 +181,3 @@ class ScorerWorker:
             },
             activity=f"scoring {requests} requests" if requests else "waiting for requests",
         )
-
-
-async def _first(*events: asyncio.Event) -> None:
-    waits = [asyncio.create_task(one.wait()) for one in events]
-    try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()

@@ -126,7 +126,13 @@ class BatchedScorer(CompletionScorer):
 
     async def score(self, items: Sequence[Item]) -> list[Score]:
         for item in items:
-            self._check(item)
+            if len(item) > self.limit:
+                raise BadCompletion(
+                    f"prompt and completion have {len(item)} tokens, and this scorer takes "
+                    f"{self.limit}: set its max_context higher, or rollout.max_tokens lower"
+                )
+            if (highest := max(item.prompt_tokens.max(), item.tokens.max())) >= self.rows:
+                raise BadCompletion(f"token {highest}: the scorer's model knows {self.rows}")
         loop = asyncio.get_running_loop()
         futures = [loop.create_future() for _ in items]
         self._queue.extend(zip(items, futures, strict=True))
@@ -138,33 +144,28 @@ class BatchedScorer(CompletionScorer):
             for future in futures:
                 future.cancel()
 
-    def _check(self, item: Item) -> None:
-        if len(item) > self.limit:
-            raise BadCompletion(
-                f"prompt and completion have {len(item)} tokens, and this scorer takes "
-                f"{self.limit}: set its max_context higher, or rollout.max_tokens lower"
-            )
-        if (highest := max(item.prompt_tokens.max(), item.tokens.max())) >= self.rows:
-            raise BadCompletion(f"token {highest}: the scorer's model knows {self.rows}")
-
     async def _compute_batches(self) -> None:
         while True:
-            batch = self._next_batch()
+            batch: list[Waiting] = []
+            while self._queue and len(batch) < self._batch_size:
+                item, future = self._queue.popleft()
+                if not future.done():
+                    batch.append((item, future))
             if not batch:
                 self._filled.clear()
                 await self._filled.wait()
             elif not await self._compute(batch) and len(batch) > 1:
                 # One of them is at fault: the others must not fail with it.
-                for one in batch:
-                    await self._compute([one])
+                for waiting in batch:
+                    await self._compute([waiting])
 
     async def _compute(self, batch: list[Waiting]) -> bool:
         """False if several items together failed."""
-        loop = asyncio.get_running_loop()
-        items = [item for item, _ in batch]
         self.computing = True
         try:
-            scores = await loop.run_in_executor(self._thread, self.compute, items)
+            scores = await asyncio.get_running_loop().run_in_executor(
+                self._thread, self.compute, [item for item, _ in batch]
+            )
         except Exception as error:
             if len(batch) == 1 and not batch[0][1].done():
                 batch[0][1].set_exception(error)
@@ -176,14 +177,6 @@ class BatchedScorer(CompletionScorer):
             if not future.done():
                 future.set_result(score)
         return True
-
-    def _next_batch(self) -> list[Waiting]:
-        batch: list[Waiting] = []
-        while self._queue and len(batch) < self._batch_size:
-            one = self._queue.popleft()
-            if not one[1].done():
-                batch.append(one)
-        return batch
 
     async def close(self) -> None:
         if self._work is not None:

@@ -59,8 +59,7 @@ class ScorerServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         self.times = ScoreTimes()
         self.idle = asyncio.Event()
         self.idle.set()
-        self.leaving = False
-        """Refuses new requests."""
+        self.leaving = False  # True: it refuses new requests
 
     async def start(self, host: str) -> str:
         """Listens on a free port. ``host``: address at which other machines reach this one. Returns
@@ -110,8 +109,13 @@ class ScorerServer(grpc.GenericRpcHandler):  # type: ignore[misc]
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this scorer leaves")
         self.open_requests += 1
         self.idle.clear()
+        began, count = time.monotonic(), len(request.completions)
+        self.queued += count
         try:
-            return await self._reply(items_of(request))
+            reply = reply_of(await self._scorer.score(items_of(request)))
+            self.scored += count
+            self.times.add(time.monotonic() - began)
+            return reply
         except Exception as error:
             status = _STATUS.get(type(error), grpc.StatusCode.UNKNOWN)
             if status is grpc.StatusCode.UNKNOWN:
@@ -120,20 +124,10 @@ class ScorerServer(grpc.GenericRpcHandler):  # type: ignore[misc]
             await context.abort(status, why[:1000])
             raise  # abort has raised already
         finally:
+            self.queued -= count
             self.open_requests -= 1
             if not self.open_requests:
                 self.idle.set()
-
-    async def _reply(self, items: list[Item]) -> scorer_pb2.ScoreReply:
-        began = time.monotonic()
-        self.queued += len(items)
-        try:
-            reply = reply_of(await self._scorer.score(items))
-        finally:
-            self.queued -= len(items)
-        self.scored += len(items)
-        self.times.add(time.monotonic() - began)
-        return reply
 
 
 def items_of(request: scorer_pb2.ScoreRequest) -> list[Item]:

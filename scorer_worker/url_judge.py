@@ -36,10 +36,6 @@ from scorer_worker.scorer import (
 )
 
 
-def request_about(item: Item, config: ScorerConfig) -> str:
-    return config.prompt.format(prompt=item.prompt, completion=item.text, answer=item.answer)
-
-
 def score_in(reply: str, config: ScorerConfig) -> float:
     """The first group of the last match. Raises NoScore."""
     found = list(re.finditer(config.pattern, reply))
@@ -73,7 +69,7 @@ class UrlJudge(CompletionScorer):
 
     async def score(self, items: Sequence[Item]) -> list[Score]:
         loop = asyncio.get_running_loop()
-        calls = [loop.run_in_executor(self._threads, self._of, item) for item in items]
+        calls = [loop.run_in_executor(self._threads, self._score, item) for item in items]
         try:
             return list(await asyncio.gather(*calls))
         finally:
@@ -81,10 +77,14 @@ class UrlJudge(CompletionScorer):
             for call in calls:
                 call.cancel()
 
-    def _of(self, item: Item) -> float:
+    def _score(self, item: Item) -> float:
         """In a thread. Raises NoScore after the last attempt, or Unavailable."""
         for left in reversed(range(self._scorer.attempts)):
-            reply = self._ask(request_about(item, self._scorer))
+            reply = self._ask(
+                self._scorer.prompt.format(
+                    prompt=item.prompt, completion=item.text, answer=item.answer
+                )
+            )
             self.done += 1
             try:
                 return score_in(reply, self._scorer)
@@ -109,12 +109,10 @@ class UrlJudge(CompletionScorer):
                 return _content(answer.read(MOST_BYTES))
         except urllib.error.HTTPError as error:
             said = f"{self._url} answers {error.code}: {error.read(SHOWN).decode(errors='replace')}"
-            if error.code in REDIRECTS:
-                raise NoScore(
-                    f"{said}: redirects are not followed; set the URL of the server itself"
-                ) from None
             if error.code >= 500 or error.code in OVERLOADED:
                 raise Unavailable(said) from None
+            if error.code in REDIRECTS:
+                said += ": redirects are not followed; set the URL of the server itself"
             raise NoScore(said) from None
         except (OSError, HTTPException) as error:
             raise Unavailable(f"{self._url} does not answer: {error}") from None

@@ -92,14 +92,6 @@ class SamplingParams:
     seed: int = 0  # Unsigned, 64 bits
     greedy: bool = False
 
-    def __post_init__(self) -> None:
-        if self.max_tokens < 1:
-            raise ValueError("max_tokens must be at least 1")
-        if not self.temperature > 0:
-            raise ValueError("temperature must be positive; use greedy for the most likely token")
-        if not 0 < self.top_p <= 1 or self.top_k < 0:
-            raise ValueError("top_p must be in (0, 1] and top_k at least 0")
-
 
 Spans = tuple[tuple[int, int], ...]  # (weight version, number of tokens), in order
 
@@ -154,14 +146,6 @@ class Request:
     params: SamplingParams
     count: int = 1
     prefixes: tuple[Completion | None, ...] = ()
-
-    def __post_init__(self) -> None:
-        if len(self.prompt_tokens) == 0:
-            raise ValueError("the prompt has no tokens")
-        if self.count < 1:
-            raise ValueError("count must be at least 1")
-        if self.prefixes and len(self.prefixes) != self.count:
-            raise ValueError("prefixes must be empty or one for each completion")
 
     def prefix(self, index: int) -> Completion | None:
         return self.prefixes[index] if self.prefixes else None

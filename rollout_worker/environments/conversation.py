@@ -42,8 +42,7 @@ from rollout_worker.generated_group import text_of
 _CONTEXT = 16
 """Tokens before a text that decide how it begins."""
 
-FULL = "context_length_exceeded"
-TURNS = "max_turns_exceeded"
+FULL_CODES = FULL, TURNS = "context_length_exceeded", "max_turns_exceeded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +123,17 @@ class Conversation:
             request_id = f"{self.request_id}.{self._calls}"
             request = Request(request_id, np.concatenate([before, added]), params)
             (completion,) = await self.engine.generate(request)
-            turn = self._describe(completion, len(request.prompt_tokens))
+            tokens = tuple(completion.tokens.tolist())
+            turn = Turn(
+                text=text_of(completion, self.tokenizer.decode(tokens)),
+                tokens=tokens,
+                logprobs=tuple(completion.logprobs.tolist()),
+                versions=completion.versions,
+                finish=completion.finish,
+                stop=completion.stop,
+                prompt_tokens=len(request.prompt_tokens),
+                room=self.max_context - len(request.prompt_tokens) - len(tokens),
+            )
             self.tools = tools
             self.pieces.append(TranscriptPiece(added, completion, text, turn))
             self._remember(said, turn)
@@ -227,19 +236,6 @@ class Conversation:
         if self.messages is not None:
             self.messages.extend(dict(message) for message in messages)
             self.messages.append({"role": "assistant", "content": turn.text})
-
-    def _describe(self, completion: Completion, before: int) -> Turn:
-        tokens = tuple(completion.tokens.tolist())
-        return Turn(
-            text=text_of(completion, self.tokenizer.decode(tokens)),
-            tokens=tokens,
-            logprobs=tuple(completion.logprobs.tolist()),
-            versions=completion.versions,
-            finish=completion.finish,
-            stop=completion.stop,
-            prompt_tokens=before,
-            room=self.max_context - before - len(tokens),
-        )
 
     def _refuse(self, code: str, detail: str) -> None:
         self.full = True

@@ -32,7 +32,7 @@ from rollout_worker.environments.base import (
     TranscriptFull,
     Turn,
 )
-from rollout_worker.environments.conversation import FULL, TURNS, Conversation
+from rollout_worker.environments.conversation import FULL_CODES, Conversation
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ class EnvironmentThread:
             raise
         except BaseException as error:
             # SystemExit and its like would end the thread and all environments in it.
-            if getattr(error, "code", None) in (FULL, TURNS):
+            if getattr(error, "code", None) in FULL_CODES:
                 raise  # an OpenAI client's word for a full transcript
             line, trace = raised_in(error, __file__)
             raise EnvironmentFailed(
@@ -141,18 +141,16 @@ class EnvironmentThread:
             ) from error
 
     def _start(self) -> BackgroundLoop:
+        def new_task(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
+            task = asyncio.Task(coro, loop=loop, **options)
+            if (episode := _present.get(None)) is not None:
+                self._owners[task] = episode
+            return task
+
         thread = BackgroundLoop("environments")
-        thread.loop.set_task_factory(self._new_task)
+        thread.loop.set_task_factory(new_task)
         end_forks_of(thread.loop)
         return thread
-
-    def _new_task(
-        self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any
-    ) -> asyncio.Task[Any]:
-        task = asyncio.Task(coro, loop=loop, **options)
-        if (episode := _present.get(None)) is not None:
-            self._owners[task] = episode
-        return task
 
     async def _blame(self, episode: _Episode, timeout_s: float) -> EnvironmentFailed:
         """The cause of a timeout: the environment itself, or another one that blocks the thread."""
@@ -170,12 +168,9 @@ class EnvironmentThread:
         return EnvironmentFailed(TIMEOUT, f"{late}, in a call that does not await")
 
     async def _answers(self, thread: BackgroundLoop) -> bool:
-        worker = asyncio.get_running_loop()
-        answered = asyncio.Event()
         try:
-            thread.loop.call_soon_threadsafe(worker.call_soon_threadsafe, answered.set)
             async with asyncio.timeout(_ANSWER_S):
-                await answered.wait()
+                await asyncio.wrap_future(thread.submit(asyncio.sleep(0)))
         except (TimeoutError, RuntimeError):
             return False
         return True

@@ -95,7 +95,7 @@ class StreamOptions(_Body):
     include_usage: bool = False
 
 
-def _not_the_assistants(messages: list[ChatMessage]) -> list[ChatMessage]:
+def _ends_with_input(messages: list[ChatMessage]) -> list[ChatMessage]:
     if messages[-1].role == "assistant":
         raise PydanticCustomError(INVALID, "the last message must not be the assistant's")
     return messages
@@ -111,7 +111,7 @@ class ChatRequest(_Body):
     model_config = ConfigDict(extra="forbid")
 
     model: str
-    messages: Annotated[list[ChatMessage], Field(min_length=1), AfterValidator(_not_the_assistants)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1), AfterValidator(_ends_with_input)]
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None

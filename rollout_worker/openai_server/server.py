@@ -70,7 +70,7 @@ class ChatServer:
             routes=[
                 Route("/v1/chat/completions", self.complete, methods=["POST"]),
                 Route("/v1/models", self.models, methods=["GET"]),
-                Route("/v1/models/{name:path}", self.named_model, methods=["GET"]),
+                Route("/v1/models/{name:path}", self.models, methods=["GET"]),
             ],
             exception_handlers={ApiError: _refused, 404: _no_route, 405: _no_route},
         )
@@ -127,10 +127,9 @@ class ChatServer:
     # ---- requests
 
     async def models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._card]})
-
-    async def named_model(self, request: Request) -> Response:
-        self._check_model(request.path_params["name"])
+        if (name := request.path_params.get("name")) is None:
+            return JSONResponse({"object": "list", "data": [self._card]})
+        self._check_model(name)
         return JSONResponse(self._card)
 
     async def complete(self, request: Request) -> Response:
@@ -147,13 +146,17 @@ class ChatServer:
             _result(turn)
         if asked.stream:
             return _Stream(turn, reply, usage=asked.stream_options.include_usage)
-        gone: asyncio.Future[Any] = asyncio.ensure_future(_disconnected(request))
+        gone: asyncio.Future[Any] = asyncio.ensure_future(self._disconnected(request))
         try:
             await asyncio.wait({turn, gone}, return_when=asyncio.FIRST_COMPLETED)
             return JSONResponse(reply.whole(_result(turn))) if turn.done() else Response()
         finally:
             gone.cancel()
             turn.cancel()
+
+    async def _disconnected(self, request: Request) -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
 
     def _conversation(self, request: Request) -> Conversation:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
@@ -237,9 +240,8 @@ class _Stream(StreamingResponse):
     """Takes the turn back if the client disconnects before the end of it."""
 
     def __init__(self, turn: asyncio.Future[Turn], reply: ChatReply, *, usage: bool) -> None:
-        events = _events(turn, reply, usage)
-        super().__init__(events, media_type="text/event-stream")
-        self.headers["cache-control"] = "no-store"
+        events, headers = _events(turn, reply, usage), {"cache-control": "no-store"}
+        super().__init__(events, headers=headers, media_type="text/event-stream")
         self._turn = turn
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -288,11 +290,6 @@ async def _parse(request: Request) -> ChatRequest:
         raise ApiError(400, "the body did not arrive", "invalid_json") from None
     except ValidationError as invalid:
         raise ApiError.from_validation(invalid) from None
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -102,17 +102,17 @@ class ScoringProcess:
         self._send(self.functions)
         # It ends with the process; also what is printed during the import is worth reading.
         self._tasks = [asyncio.create_task(_copy_output(self._process.stderr))]
+        hello: dict[str, Any] | None
         try:
             hello = await asyncio.wait_for(read_message(self._process.stdout), START_S)
         except BadMessage as broken:
             hello = {"error": f"reward functions: {WROTE} while they were imported: {broken}"}
         except TimeoutError:
             hello = {"error": f"reward functions: their import took longer than {START_S:g} s"}
-        if hello is None:
-            hello = {"error": "reward functions: the process that imported them ended"}
-        if "error" in hello:
+        if hello is None or "error" in hello:
             await self.close()
-            raise RewardError(hello["error"])
+            ended = "reward functions: the process that imported them ended"
+            raise RewardError(hello["error"] if hello else ended)
         self.components = [(name, weight) for name, weight in hello["ready"]]
         self.waits = hello["waits"]
         self.lost = False
@@ -127,8 +127,7 @@ class ScoringProcess:
             raise ProcessLost("the scoring process has ended", guilty=False)
         # Of the newest job: a change of the setting holds for what is under way as well.
         self.timeout_s = job.timeout_s or self.timeout_s
-        self._next += 1
-        number = self._next
+        number = self._next = self._next + 1
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._send({"id": number, "job": asdict(job)})
         if not self._jobs:
@@ -138,11 +137,15 @@ class ScoringProcess:
         calls = 2 * len(job) * len(self.components) + SPARE_CALLS
         self._longest_s = max(self._longest_s, self.timeout_s * calls)
         answer = await future
-        if "scores" not in answer:
-            trace, place = str(answer.get("trace") or ""), answer.get("number")
-            place = place if isinstance(place, int) else None
-            raise ScoringFailed(answer["reason"], answer["detail"], trace=trace, number=place)
-        return answer["scores"], answer["seconds"]
+        if "scores" in answer:
+            return answer["scores"], answer["seconds"]
+        place = answer.get("number")
+        raise ScoringFailed(
+            answer["reason"],
+            answer["detail"],
+            trace=str(answer.get("trace") or ""),
+            number=place if isinstance(place, int) else None,
+        )
 
     async def close(self) -> None:
         self.lost = True
@@ -173,14 +176,12 @@ class ScoringProcess:
         if code == STREAMS_LOST:
             how = "a reward function closed the descriptors that scores travel through"
         _, running = BEAT.unpack_from(self._beat, 0)
+        detail = self._hung or how or f"the scoring process ended with status {code}"
         for number, future in self._jobs.items():
-            if future.done():
-                continue
-            guilty = number == running if running in self._jobs else None
-            if self.jobs == 1:
-                guilty = True
-            detail = self._hung or how or f"the scoring process ended with status {code}"
-            future.set_exception(ProcessLost(detail, guilty=guilty, hung=bool(self._hung)))
+            if not future.done():
+                known = self.jobs == 1 or running in self._jobs
+                guilty = (self.jobs == 1 or number == running) if known else None
+                future.set_exception(ProcessLost(detail, guilty=guilty, hung=bool(self._hung)))
         if not closed:
             self.freed(self)
 

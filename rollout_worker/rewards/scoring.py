@@ -91,15 +91,14 @@ class Scorer:
         if self._processes:
             values, seconds = await self._score_in_pool(job)
         else:
-            started = time.monotonic()
-            values = await score(
-                self._in_worker, job, timeout_s=job.timeout_s or self._config.timeout_s
-            )
+            started, limit_s = time.monotonic(), job.timeout_s or self._config.timeout_s
+            values = await score(self._in_worker, job, timeout_s=limit_s)
             seconds = time.monotonic() - started
-        components = [{name: _whole(value) for name, value in each.items()} for each in values]
-        rewards = [
-            sum(weight * each[name] for name, weight in self._weights) for each in components
+        components = [
+            {name: fsum(v) if isinstance(v, list) else v for name, v in each.items()}
+            for each in values
         ]
+        rewards = [sum(w * each[name] for name, w in self._weights) for each in components]
         placed = [_placed(each, self._weights) for each in values]
         # Finite components may still overflow when weighted.
         if not all(map(usable_reward, [*rewards, *(p for each in placed for p in each)])):
@@ -109,39 +108,32 @@ class Scorer:
         return Scores(rewards, components, seconds, placed)
 
     async def close(self) -> None:
-        # Shielded: a scoring process must not outlive a worker that is cancelled.
-        await asyncio.shield(self._close())
+        async def close() -> None:
+            self._closing = True
+            for task in self._restarts:
+                task.cancel()
+            await asyncio.gather(*self._restarts, return_exceptions=True)
+            await asyncio.gather(*(process.close() for process in self._processes))
 
-    async def _close(self) -> None:
-        self._closing = True
-        for task in self._restarts:
-            task.cancel()
-        await asyncio.gather(*self._restarts, return_exceptions=True)
-        await asyncio.gather(*(process.close() for process in self._processes))
+        # Shielded: a scoring process must not outlive a worker that is cancelled.
+        await asyncio.shield(close())
 
     # ---- the pool
 
     async def _score_in_pool(self, job: Job) -> tuple[Values, float]:
         """Components for each completion, and seconds spent on them. Raises ScoringFailed."""
         while True:
-            process = await self._take()
+            while not (able := [p for p in self._processes if p.jobs < self._depth and not p.lost]):
+                self._room.clear()
+                await self._room.wait()
             try:
-                return await process.run(job)
+                return await min(able, key=lambda process: process.jobs).run(job)
             except ProcessLost as lost:
                 if lost.guilty:
                     raise
                 if lost.guilty is None:
-                    return await self._isolated(job)
-
-    async def _take(self) -> ScoringProcess:
-        while True:
-            alive = [p for p in self._processes if not p.lost and p.jobs < self._depth]
-            if alive:
-                return min(alive, key=lambda p: p.jobs)
-            self._room.clear()
-            await self._room.wait()
-
-    async def _isolated(self, job: Job) -> tuple[Values, float]:
+                    break
+        # In a process of its own.
         process = self._new()
         try:
             await process.start()
@@ -177,20 +169,12 @@ class Scorer:
         self._room.set()
 
 
-def _whole(value: float | list[float]) -> float:
-    return fsum(value) if isinstance(value, list) else value
-
-
 def _placed(
     values: dict[str, float | list[float]], weights: Sequence[tuple[str, float]]
 ) -> list[float]:
     """Weighted sum of the lists of one completion, place by place."""
-    lists = [
-        [weight * one for one in found]
-        for name, weight in weights
-        if isinstance(found := values[name], list)
-    ]
-    return [fsum(at) for at in zip(*lists, strict=True)]
+    lists = [(weight, v) for name, weight in weights if isinstance(v := values[name], list)]
+    return [fsum(at) for at in zip(*([w * one for one in v] for w, v in lists), strict=True)]
 
 
 COMPONENT = "overlong"
@@ -198,8 +182,6 @@ COMPONENT = "overlong"
 
 def penalised(scores: Scores, tokens: Sequence[int], limit: int, config: RewardConfig) -> Scores:
     """``tokens``: of each completion; ``limit``: the most. The penalty is a component."""
-    if not config.overlong_buffer:
-        return scores
     # From 0 up to the buffer to -1 at the limit.
     buffer = config.overlong_buffer
     shares = [max(-1.0, min(0.0, (limit - buffer - n) / buffer)) for n in tokens]

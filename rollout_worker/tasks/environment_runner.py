@@ -37,7 +37,7 @@ from rollout_worker.environments.base import (
     TurnRewards,
     load,
 )
-from rollout_worker.environments.conversation import FULL, TURNS, Conversation
+from rollout_worker.environments.conversation import FULL_CODES, Conversation
 from rollout_worker.environments.environment_thread import EnvironmentThread
 from rollout_worker.generated_group import GeneratedGroup
 from rollout_worker.held_tasks import (
@@ -156,7 +156,9 @@ class EnvironmentRunner:
                 error.number = task.index
             if conversation.failure is not None or isinstance(error, EnvironmentFailed):
                 raise conversation.failure or error from None
-            if not _full(error, conversation):
+            # The environment, or its client, may leave it uncaught that the transcript is full.
+            uncaught = isinstance(error, TranscriptFull) or getattr(error, "code", "") in FULL_CODES
+            if not (uncaught and conversation.full):
                 raise EnvironmentFailed("environment_error", one_line(error)) from error
             result = None
         finally:
@@ -170,12 +172,6 @@ class EnvironmentRunner:
         # As for the completions of a request of the engine alone.
         self._engine.completion_finished(request_id)
         return result
-
-
-def _full(error: Exception, conversation: Conversation) -> bool:
-    """The environment did not catch that the transcript is full, itself or its client."""
-    is_full = isinstance(error, TranscriptFull) or getattr(error, "code", None) in (FULL, TURNS)
-    return is_full and conversation.full
 
 
 def common_prompt(conversations: Sequence[Conversation]) -> NDArray[np.int32]:
@@ -261,16 +257,13 @@ def scores_of(results: Sequence[Any], turns: Sequence[int]) -> Scores | None:
     rewards = [math.fsum(values.values()) for values in scored]
     if not all(map(usable_reward, rewards)):
         raise _bad("the sum of a sample's rewards is not finite or above 1e9")
-    placed = [_by_turn(result, count) for result, count in zip(results, turns, strict=True)]
+    placed: list[list[float]] = []
+    for result, count in zip(results, turns, strict=True):
+        given = result.turns if isinstance(result, TurnRewards) else ()
+        if isinstance(result, TurnRewards) and len(given) != count:
+            raise _bad(f"it returned rewards of {len(given)} turns, the model had {count}")
+        placed.append(list(map(_number, given)))
     return Scores(rewards, scored, 0.0, placed)
-
-
-def _by_turn(result: Any, turns: int) -> list[float]:
-    if not isinstance(result, TurnRewards):
-        return []
-    if len(result.turns) != turns:
-        raise _bad(f"it returned rewards of {len(result.turns)} turns, the model had {turns}")
-    return [_number(value) for value in result.turns]
 
 
 def _components(result: Any) -> dict[str, float] | None:

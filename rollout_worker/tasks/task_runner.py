@@ -99,10 +99,9 @@ class TaskRunner:
 
     def hand_back(self, reason: str, *stages: Stage) -> None:
         """Stops and hands back the tasks in these stages."""
-        for stage in stages:
-            for task in self.held.in_stage(stage):
-                self.drop(task)
-                self._hand_back(task, reason)
+        for task in self.held.in_stage(*stages):
+            self.drop(task)
+            self._hand_back(task, reason)
 
     async def leave_partial_work(self) -> None:
         """Stores the unfinished completions, for the workers that get these tasks next."""

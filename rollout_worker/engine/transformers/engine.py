@@ -231,18 +231,16 @@ class TransformersEngine(Engine):
             event(
                 logger, "fused decoder differs from the model: not used", logging.WARNING, gap=gap
             )
-        kind = model.config.model_type
+        cannot = f"the transformers engine cannot run {model.config.model_type}:"
         try:
             general = HFDecoder(model)
             gap = largest_gap(general, model, vocabulary)
         except (TypeError, ValueError, RuntimeError, AttributeError) as error:
-            raise EngineError(
-                f"the transformers engine cannot run {kind}: {first_line(error)}"
-            ) from error
+            raise EngineError(f"{cannot} {first_line(error)}") from error
         if not gap <= tolerance:
             raise EngineError(
-                f"the transformers engine cannot run {kind}: cached generation differs from the "
-                f"model's plain forward by {gap:.3g} in log-probability"
+                f"{cannot} cached generation differs from the model's plain forward by {gap:.3g} "
+                "in log-probability"
             )
         return general
 
@@ -296,7 +294,10 @@ class TransformersEngine(Engine):
     def _swap(self, swap: _Swap) -> None:
         started = time.monotonic()
         copy_parts(swap.parts)
-        wrong = self._differing(swap)
+        wrong: list[str] = []
+        if every := self._verify_every:
+            complete = self._swaps % every == 0 or not self._trusted
+            wrong = differing(swap.parts, complete=complete)
         self._trusted = not wrong
         self._version = -1 if wrong else swap.version
         if wrong:
@@ -312,19 +313,11 @@ class TransformersEngine(Engine):
         self._swaps += 1
         self._loop.call_soon_threadsafe(_settle, swap.future, pause)
 
-    def _differing(self, swap: _Swap) -> list[str]:
-        """Names of weights that the model's parameters differ from, as far as they are compared."""
-        if not self._verify_every:
-            return []
-        complete = self._swaps % self._verify_every == 0 or not self._trusted
-        return differing(swap.parts, complete=complete)
-
     # ---- back in the event loop
 
     def _deliver(self, ended: list[Ended], aborts: set[str], cut: list[Ended]) -> None:
         for item in ended:
-            pending = self._pending.get(item.request_id)
-            if pending is None:
+            if (pending := self._pending.get(item.request_id)) is None:
                 continue
             pending.completions[item.index] = item.completion
             pending.missing -= 1
@@ -351,11 +344,9 @@ class TransformersEngine(Engine):
         for request_id, rows in running.items():
             if (pending := self._pending.get(request_id)) is None:
                 continue
-            completions = (
-                rows.get(index) or done or pending.request.prefix(index)
-                for index, done in enumerate(pending.completions)
-            )
-            self._report(pending.request, tuple(completions))
+            request, done = pending.request, pending.completions
+            so_far = (rows.get(i) or done[i] or request.prefix(i) for i in range(request.count))
+            self._report(request, tuple(so_far))
 
     def _end_all(self) -> None:
         """The thread has ended: all callers get an error."""

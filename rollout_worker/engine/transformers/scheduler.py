@@ -4,6 +4,7 @@ step:  decode one token of every row ──► finished rows leave, the last row
        admit waiting rows ──► prefill (each distinct prompt once) ──► first token of each
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rollout_worker.engine.base import Completion, Finish, Request
+from rollout_worker.engine.base import Finish, Request
 from rollout_worker.engine.stopping import TokenTexts, ended_by
 from rollout_worker.engine.transformers import sampler
 from rollout_worker.engine.transformers.batch import Admission, Ended, RunningBatch, SequenceRow
@@ -53,7 +54,10 @@ class Scheduler:
         keys = sample_keys(request.params.seed, np.arange(request.count))
         for index, key in enumerate(keys):
             prefix = request.prefix(index)
-            if prefix is not None and _complete(prefix, request.params.max_tokens):
+            if prefix is not None and (
+                prefix.finish is not Finish.PARTIAL
+                or len(prefix.tokens) >= request.params.max_tokens
+            ):
                 ended.append(Ended(request.request_id, index, prefix))
             else:
                 rows.append(SequenceRow(request, index, key, prefix))
@@ -123,28 +127,25 @@ class Scheduler:
         at_limit, has_stops = batch.append(rows, tokens, logprobs)
         self.tokens += len(tokens)
         stopped = np.isin(tokens, self._end_tokens)
-        found: dict[int, str] = {}
+        stops: dict[int, str] = {}
         for i in np.flatnonzero(has_stops & ~stopped & ~broken).tolist():
-            if (stop := self._found_stop(rows.start + i, tokens[i])) is not None:
-                found[i] = stop
-                stopped[i] = True
+            row = rows.start + i
+            given = batch.owners[row].request.params.stop
+            if not self._may_end(given)[tokens[i]]:
+                continue
+            if (stop := ended_by(given, batch.tokens(row), self._texts.decode)) is not None:
+                stops[i], stopped[i] = stop, True
         leaving = np.flatnonzero(stopped | at_limit | broken)
         ended: list[Ended] = []
         for i in leaving.tolist():
             finish = Finish.STOP if stopped[i] else Finish.LENGTH
-            item = batch.ended(rows.start + i, finish, found.get(i))
+            item = batch.ended(rows.start + i, finish, stops.get(i))
             ended.append(replace(item, completion=None) if broken[i] else item)
         if broken.any():
             # Non-finite values must not stay in the cache: a masked NaN is still a NaN.
             self._cache.clear(self._to_device(np.flatnonzero(broken) + rows.start))
         self._leave(leaving + rows.start)
         return ended
-
-    def _found_stop(self, row: int, newest: np.int64) -> str | None:
-        stops = self.batch.owners[row].request.params.stop
-        if not self._may_end(stops)[newest]:
-            return None
-        return ended_by(stops, self.batch.tokens(row), self._texts.decode)
 
     def _leave(self, rows: NDArray[np.int64]) -> None:
         if len(rows) == 0:
@@ -158,10 +159,6 @@ class Scheduler:
         return torch.from_numpy(array).to(self._device)
 
 
-def _complete(prefix: Completion, max_tokens: int) -> bool:
-    return prefix.finish is not Finish.PARTIAL or len(prefix.tokens) >= max_tokens
-
-
 @dataclass(slots=True)
 class _Prefill:
     """Rows that join with one forward, and the distinct token sequences that it computes."""
@@ -169,37 +166,31 @@ class _Prefill:
     rows: list[SequenceRow] = field(default_factory=list)
     sources: list[int] = field(default_factory=list)  # The number of each row's sequence
     inputs: list[NDArray[np.int32]] = field(default_factory=list)
-    places: dict[int, int] = field(default_factory=dict)
-    """By identity of a sequence, its number: completions of a request share its prompt."""
-    longest: int = 0
-
-    def add(self, row: SequenceRow) -> bool:
-        """False, and nothing is added, if it would be too large."""
-        tokens = row.tokens
-        if id(tokens) not in self.places:
-            longest = max(self.longest, len(tokens))
-            if self.inputs and longest * (len(self.inputs) + 1) > _PREFILL_TOKENS:
-                return False
-            self.places[id(tokens)] = len(self.inputs)
-            self.inputs.append(tokens)
-            self.longest = longest
-        self.rows.append(row)
-        self.sources.append(self.places[id(tokens)])
-        return True
+    places: dict[int, int] = field(default_factory=dict)  # Numbers by identity of the sequence
 
     def padded(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Tokens [sequences, longest], padded on the right, and lengths [sequences]."""
-        padded = np.zeros((len(self.inputs), self.longest), dtype=np.int64)
+        lengths = np.array([len(tokens) for tokens in self.inputs], dtype=np.int64)
+        padded = np.zeros((len(lengths), lengths.max()), dtype=np.int64)
         for i, tokens in enumerate(self.inputs):
             padded[i, : len(tokens)] = tokens
-        return padded, np.array([len(tokens) for tokens in self.inputs], dtype=np.int64)
+        return padded, lengths
 
 
-def _prefills(rows: list[SequenceRow]) -> list[_Prefill]:
+def _prefills(rows: list[SequenceRow]) -> Iterator[_Prefill]:
     """Splits joining rows, in order, into prefills of at most ``_PREFILL_TOKENS`` padded tokens."""
-    prefills = [_Prefill()]
+    prefill, longest = _Prefill(), 0
     for row in rows:
-        if not prefills[-1].add(row):
-            prefills.append(_Prefill())
-            prefills[-1].add(row)
-    return prefills
+        tokens = row.tokens
+        # Completions of a request share its prompt.
+        place = prefill.places.get(id(tokens))
+        if place is None:
+            longest = max(longest, len(tokens))
+            if prefill.inputs and longest * (len(prefill.inputs) + 1) > _PREFILL_TOKENS:
+                yield prefill
+                prefill, longest = _Prefill(), len(tokens)
+            place = prefill.places[id(tokens)] = len(prefill.inputs)
+            prefill.inputs.append(tokens)
+        prefill.rows.append(row)
+        prefill.sources.append(place)
+    yield prefill

@@ -70,9 +70,18 @@ def prepare_environment(config: Config) -> None:
 def engine_arguments(config: Config, model: PretrainedConfig, *, cpu: bool) -> dict[str, Any]:
     """Keyword arguments of AsyncEngineArgs. ``cpu``: vLLM's platform is a CPU. Raises EngineError
     for an argument that does not exist or that another field sets."""
-    rollout = config.rollout
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    rollout, known = config.rollout, AsyncEngineArgs.__dataclass_fields__.keys()
     given = dict(rollout.vllm)
-    _check_names(given)
+    for name in given:
+        if name in _SET_BY:
+            setter = _SET_BY[name] or "Paceline and cannot be changed"
+            raise EngineError(f"rollout.vllm.{name} is set by {setter}")
+        if name not in known:
+            close = difflib.get_close_matches(name, known - _SET_BY.keys(), n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise EngineError(f"rollout.vllm.{name} is not an engine argument of this vLLM{hint}")
     context = context_limit(config, model)
     arguments: dict[str, Any] = {
         "model": model_path(config),
@@ -130,22 +139,6 @@ def cache_bytes(model: PretrainedConfig, context: int, sequences: int, dtype: st
     blocks = -(-(context + 1) // 128) + 1
     free = cache_budget(torch.device("cpu"))
     return int(max(min(token * 128 * blocks * sequences, free), token * 128 * (blocks + 1)))
-
-
-def _check_names(given: Mapping[str, Any]) -> None:
-    from vllm.engine.arg_utils import AsyncEngineArgs
-
-    known = set(AsyncEngineArgs.__dataclass_fields__)
-    for name in given:
-        if name in _SET_BY:
-            by = _SET_BY[name]
-            raise EngineError(
-                f"rollout.vllm.{name} is set by " + (by if by else "Paceline and cannot be changed")
-            )
-        if name not in known:
-            close = difflib.get_close_matches(name, known - set(_SET_BY), n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise EngineError(f"rollout.vllm.{name} is not an engine argument of this vLLM{hint}")
 
 
 _T = TypeVar("_T")
@@ -256,7 +249,22 @@ class VLLMClient:
         given = engine_arguments(config, model, cpu=cpu) | self._overrides
         engine_environment(given, cpu=cpu)
         torch.set_num_threads(config.fleet.rollout_threads)
-        spec = _spec(config, model, given)
+        with torch.device("meta"):
+            shape = AutoModelForCausalLM.from_config(
+                model, trust_remote_code=config.model.trust_remote_code
+            )
+        shape.tie_weights()
+        spec = EngineSpec(
+            model=model,
+            table=WeightTable(shape),
+            vocabulary=int(shape.get_output_embeddings().weight.shape[0]),
+            end_tokens=end_tokens(shape),
+            max_context=given["max_model_len"],
+            dtype=given["dtype"],
+            ranks=config.rollout.tensor_parallel * int(given.get("pipeline_parallel_size", 1)),
+            quantised=given.get("quantization") is not None,
+            has_weights=given["load_format"] != "dummy",
+        )
         # Whatever vLLM rejects in the arguments or the model is the user's input.
         try:
             with safe_path_for_children(), hidden_in_children():
@@ -269,25 +277,6 @@ def start_error(error: Exception) -> EngineError:
     """The error of a failed start. A killed process is not bad input: a restart may help."""
     kind = EngineDied if internals.was_killed(error) else EngineError
     return kind(f"vLLM cannot start: {_reason(error)}")
-
-
-def _spec(config: Config, model: PretrainedConfig, arguments: Mapping[str, Any]) -> EngineSpec:
-    with torch.device("meta"):
-        shape = AutoModelForCausalLM.from_config(
-            model, trust_remote_code=config.model.trust_remote_code
-        )
-    shape.tie_weights()
-    return EngineSpec(
-        model=model,
-        table=WeightTable(shape),
-        vocabulary=int(shape.get_output_embeddings().weight.shape[0]),
-        end_tokens=end_tokens(shape),
-        max_context=arguments["max_model_len"],
-        dtype=arguments["dtype"],
-        ranks=config.rollout.tensor_parallel * int(arguments.get("pipeline_parallel_size", 1)),
-        quantised=arguments.get("quantization") is not None,
-        has_weights=arguments["load_format"] != "dummy",
-    )
 
 
 def _reason(error: BaseException) -> str:

@@ -186,10 +186,21 @@ class VLLMEngine(Engine):
 
     async def _run(self, group: GroupRequest, index: int, prefix: Completion | None) -> Any:
         """One vLLM request, to its end. Returns its CompletionOutput."""
-        name = f"{group.request.request_id}#{index}.{next(self._numbers)}"
-        prepared, key = self._prepared(group, index, prefix)
+        request, key = group.request, group.keys[index]
+        name = f"{request.request_id}#{index}.{next(self._numbers)}"
+        if prefix is not None:
+            have = len(prefix.tokens)
+            tokens = np.concatenate([request.prompt_tokens, prefix.tokens])
+            prepared = self._prepared(request, tokens, have)
+            # Not the random numbers that the prefix was drawn with.
+            (key,) = sample_keys(key, np.array([have])).tolist()
+        else:
+            if group.fresh[0] != self._swap.salt:
+                fresh = self._prepared(request, request.prompt_tokens, 0)
+                group.fresh = self._swap.salt, fresh
+            prepared = group.fresh[1]
         # vLLM takes seeds of 63 bits.
-        seed = None if group.request.params.greedy else key >> 1
+        seed = None if request.params.greedy else key >> 1
         asked = internals.another(prepared, name, seed)
         group.running[index] = name, prefix
         try:
@@ -203,28 +214,28 @@ class VLLMEngine(Engine):
         self._cached_tokens += last.num_cached_tokens or 0
         return last.outputs[0]
 
-    def _prepared(
-        self, group: GroupRequest, index: int, prefix: Completion | None
-    ) -> tuple[Any, int]:
-        """vLLM's request for a completion, and the key of its random numbers."""
-        request, salt = group.request, self._swap.salt
-        if prefix is not None:
-            have = len(prefix.tokens)
-            tokens = np.concatenate([request.prompt_tokens, prefix.tokens])
-            # Not the random numbers that the prefix was drawn with.
-            (key,) = sample_keys(group.keys[index], np.array([have])).tolist()
-            return self._asked(request, tokens, have), key
-        if group.fresh[0] != salt:
-            group.fresh = salt, self._asked(request, request.prompt_tokens, 0)
-        return group.fresh[1], group.keys[index]
-
-    def _asked(self, request: Request, tokens: NDArray[np.int32], have: int) -> Any:
-        """``have``: number of tokens that were generated."""
+    def _prepared(self, request: Request, tokens: NDArray[np.int32], have: int) -> Any:
+        """vLLM's request for a completion. ``have``: number of tokens that were generated."""
+        from vllm import SamplingParams
         from vllm.inputs.engine import tokens_input
+        from vllm.sampling_params import RequestOutputKind
 
-        prompt = tokens_input(tokens.tolist(), cache_salt=self._swap.salt)
+        prompt, given = tokens_input(tokens.tolist(), cache_salt=self._swap.salt), request.params
+        drawn = {"temperature": given.temperature, "top_p": given.top_p, "top_k": given.top_k}
         try:
-            params = self._params(request, have)
+            params = SamplingParams(
+                max_tokens=given.max_tokens - have,
+                **({"temperature": 0.0} if given.greedy else {**drawn, "seed": 0}),
+                stop=list(given.stop),
+                stop_token_ids=self._ends,
+                # Stop strings may contain special tokens.
+                skip_special_tokens=False,
+                spaces_between_special_tokens=False,
+                detokenize=bool(given.stop),
+                logprobs=0,
+                flat_logprobs=True,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            )
             return internals.prepared(self._client.llm, prompt, params, self._tasks)
         except Exception as error:
             failure = self._client.error(error)
@@ -232,28 +243,6 @@ class VLLMEngine(Engine):
                 raise failure from error
             # vLLM's front end refused this one request; the engine goes on.
             raise GenerationFailed(str(failure)) from error
-
-    def _params(self, request: Request, have: int) -> Any:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        given = request.params
-        return SamplingParams(
-            max_tokens=given.max_tokens - have,
-            temperature=0.0 if given.greedy else given.temperature,
-            top_p=1.0 if given.greedy else given.top_p,
-            top_k=0 if given.greedy else given.top_k,
-            seed=None if given.greedy else 0,
-            stop=list(given.stop),
-            stop_token_ids=self._ends,
-            # Stop strings may contain special tokens.
-            skip_special_tokens=False,
-            spaces_between_special_tokens=False,
-            detokenize=bool(given.stop),
-            logprobs=0,
-            flat_logprobs=True,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
 
     def abort(self, request_id: str) -> None:
         if (group := self._groups.get(request_id)) is not None:

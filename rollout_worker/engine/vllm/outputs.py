@@ -61,14 +61,14 @@ def join(
         raise GenerationFailed("the model's logits are not finite")
     spans = [(int(s.version), s.end - s.start) for s in output.weight_versions or ()]
     finish = _FINISH[output.finish_reason]
-    found = output.stop_reason if isinstance(output.stop_reason, str) else None
+    stopped_by = output.stop_reason if isinstance(output.stop_reason, str) else None
     if prefix is not None:
         tokens = np.concatenate([prefix.tokens, tokens])
         logprobs = np.concatenate([prefix.logprobs, logprobs])
         spans = [*prefix.versions, *spans]
     elif not len(tokens):
         return None
-    whole = Completion(tokens, logprobs, merge_spans(spans), finish, found)
+    whole = Completion(tokens, logprobs, merge_spans(spans), finish, stopped_by)
     if prefix is None or not stop:
         return whole
     start = len(prefix.tokens)
@@ -82,12 +82,11 @@ def complete(
     """The prefix, if nothing is to be appended to it; else None. The prefix may have run past a
     stop string: its worker's vLLM did not see a stop string that began in an even earlier worker's
     tokens."""
-    if prefix is None:
-        return None
-    if prefix.finish is Finish.PARTIAL and stop:
-        text = decode(prefix.tokens.tolist())
-        if any(s in text for s in stop):
-            prefix = _cut(prefix, 0, len(prefix.tokens), stop, decode)
+    if prefix is None or prefix.finish is not Finish.PARTIAL:
+        return prefix
+    text = decode(prefix.tokens.tolist()) if stop else ""
+    if any(s in text for s in stop):
+        prefix = _cut(prefix, 0, len(prefix.tokens), stop, decode)
     if prefix.finish is Finish.PARTIAL and len(prefix.tokens) >= max_tokens:
         return replace(prefix, finish=Finish.LENGTH)
     return None if prefix.finish is Finish.PARTIAL else prefix
@@ -128,43 +127,31 @@ class ProgressReporter:
             return
         self._watching = True
         try:
-            while self.groups:
+            while self.groups and self.client.llm is not None:
+                live = {internals.name_of(s): s for s in internals.states(self.client.llm)}
+                for group in self.groups.values():
+                    self._report_if_due(group, live)
                 await asyncio.sleep(_COUNT_S)
-                if (llm := self.client.llm) is None:
-                    return
-                live = {internals.name_of(s): s for s in internals.states(llm)}
-                for group in list(self.groups.values()):
-                    await self._report_if_due(group, live)
         finally:
             self._watching = False
 
-    async def _report_if_due(self, group: GroupRequest, live: Mapping[str, Any]) -> None:
+    def _report_if_due(self, group: GroupRequest, live: Mapping[str, Any]) -> None:
         counts = {
             index: token_count(prefix) + internals.tokens_so_far(live[name])
             for index, (name, prefix) in group.running.items()
             if name in live
         }
-        news = max((count - group.reported[index] for index, count in counts.items()), default=0)
-        if news < self.every:
+        if all(count - group.reported[index] < self.every for index, count in counts.items()):
             return
-        completions: list[Completion | None] = []
-        straddled = []
+        request = group.request
+        so_far = [group.done.get(i, request.prefix(i)) for i in range(request.count)]
         try:
-            for index in range(group.request.count):
-                completion = group.done.get(index, group.request.prefix(index))
-                if index in counts:
-                    name, prefix = group.running[index]
-                    output = internals.so_far(live[name])
-                    stop = group.request.params.stop
-                    completion = join(prefix, output, stop, self.decode_text)
-                    if completion is not None and completion.finish is Finish.STOP:
-                        # The stop string began in the prefix: vLLM itself would go on.
-                        straddled.append(name)
-                completions.append(completion)
+            for index in counts:
+                name, prefix = group.running[index]
+                output = internals.so_far(live[name])
+                so_far[index] = join(prefix, output, request.params.stop, self.decode_text)
         except GenerationFailed:
             # The request itself is about to fail with it.
             return
         group.reported |= counts
-        self.report(group.request, tuple(completions))
-        if straddled:
-            await self.client.llm.abort(straddled)
+        self.report(request, tuple(so_far))

@@ -6,8 +6,7 @@ the rank's slices of them on its device.
 The shared memory has no name in any file system (memfd, Linux): it is freed with the last process
 that uses it, however that process ends, and it cannot be changed once it is written.
 
-Once it is known which parts of the weights a rank copies
-(CopyPlan), it stages these alone: with tensor parallelism about the whole over the ranks. Before
+Once it is known which parts of the weights a rank copies (CopyPlan), it stages these alone. Before
 that, and for models that have no plan, a rank among several stages nothing: vLLM's loaders take its
 slices from host memory during the swap. An engine of one rank needs everything, and stages it
 whole."""
@@ -80,11 +79,8 @@ def share(version: int, named: Iterable[tuple[str, Tensor]]) -> SharedWeights:
     except BaseException:
         os.close(fd)
         raise
-    value = {
-        "path": f"/proc/{os.getpid()}/fd/{fd}",
-        "manifest": manifest.to_json(),
-        "checksum": found,
-    }
+    path = f"/proc/{os.getpid()}/fd/{fd}"
+    value = {"path": path, "manifest": manifest.to_json(), "checksum": found}
     return SharedWeights(next(_keys), version, json.dumps(value), fd)
 
 
@@ -169,12 +165,9 @@ class RankWeights:
         slices = self.slices or {}
         found = []
         for key, memory in views.items():
-            source = slices.get(key[:4])
-            found.append(
-                ParameterPart(
-                    key[0], memory, part_of(self.tensors, key) if source is None else source
-                )
-            )
+            staged = slices.get(key[:4])
+            source = part_of(self.tensors, key) if staged is None else staged
+            found.append(ParameterPart(key[0], memory, source))
         return found
 
 

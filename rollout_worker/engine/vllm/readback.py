@@ -39,9 +39,7 @@ class Readback(TorchFunctionMode):
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self._weights = sorted(
-            ((t.data_ptr(), t.nbytes, name) for name, t in weights.items() if t.numel())
-        )
+        self._weights = sorted((t.data_ptr(), t.nbytes, n) for n, t in weights.items() if t.numel())
         self._starts = [start for start, _, _ in self._weights]
         self.views: Views = {}
         self._in_storage: dict[int, set[_Key]] = {}
@@ -61,22 +59,16 @@ class Readback(TorchFunctionMode):
         # vLLM first loads on the meta device, to count elements.
         if "meta" in (target.device.type, source.device.type) or not source.numel():
             return
-        if (found := self._weight_at(source.data_ptr())) is not None:
-            name, start = found
+        # The weight that starts last of those that start no later.
+        place = bisect_right(self._starts, source.data_ptr()) - 1
+        start, size, name = self._weights[place] if place >= 0 else (0, 0, "")
+        if source.data_ptr() < start + size:
             source = source.expand(target.shape)
             offset = (source.data_ptr() - start) // source.element_size()
             part = name, offset, tuple(source.shape), source.stride()
             self._add((*part, target.data_ptr()), target.detach())
         elif source.shape == target.shape and source.stride() == target.stride():
             self._follow(source.detach(), target.detach())
-
-    def _weight_at(self, address: int) -> tuple[str, int] | None:
-        """Name and start address of the weight."""
-        place = bisect_right(self._starts, address) - 1
-        if place < 0:
-            return None
-        start, size, name = self._weights[place]
-        return (name, start) if address < start + size else None
 
     def _follow(self, source: Tensor, target: Tensor) -> None:
         """A loaded parameter is copied as a whole into the one that kernels use."""

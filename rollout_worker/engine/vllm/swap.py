@@ -195,12 +195,8 @@ class WeightSwap:
     async def _restart_unstarted(self) -> None:
         """The engine starts them again, with the new version's salt."""
         llm = self.client.llm
-        names = [
-            internals.name_of(state)
-            for state in internals.states(llm)
-            if internals.tokens_so_far(state) == 0
-        ]
-        if names:
+        states = [s for s in internals.states(llm) if internals.tokens_so_far(s) == 0]
+        if names := list(map(internals.name_of, states)):
             self.restarted += len(names)
             await self.client.call(llm.abort(names))
 

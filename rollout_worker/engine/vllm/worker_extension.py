@@ -61,8 +61,7 @@ class PacelineRank:
             except Exception as problem:
                 error = f"{type(problem).__name__}: {problem}"
             answer = json.dumps({"rank": self.rank, "error": error[:500]})
-            # The engine may have given up.
-            with suppress(BrokenPipeError):
+            with suppress(BrokenPipeError):  # The engine may have given up
                 os.write(pipe, f"{answer}\n".encode())
             os.close(pipe)
 
@@ -84,12 +83,15 @@ class PacelineRank:
             staged = weights.staged[key]
             tensors = staged.tensors
             with set_current_vllm_config(self.vllm_config), torch.no_grad():
-                if note and first:
-                    self._paceline_fill_and_note(weights, tensors)
-                elif weights.plan is not None:
+                if first:
+                    weights.plan = None
+                if weights.plan is not None:
                     staged.apply(weights.plan)
                 elif note:
-                    self._paceline_noted_fill(weights, tensors)
+                    loaded = self._paceline_noted_fill(weights, tensors)
+                    if first:
+                        weights.noted = weights.notes.places()
+                        self._paceline_plan(weights, tensors, loaded)
                 else:
                     self.paceline_fill(self.model_runner.model, tensors)
             if self.device.type != "cpu":
@@ -98,18 +100,19 @@ class PacelineRank:
             return f"rank {self.rank}: {type(problem).__name__}: {problem}"
         return ""
 
-    def _paceline_fill_and_note(self: Any, weights: _Weights, tensors: dict[str, Tensor]) -> None:
+    def _paceline_plan(
+        self: Any, weights: _Weights, tensors: dict[str, Tensor], loaded: set[str] | None
+    ) -> None:
         model = self.model_runner.model
-        weights.plan = None
-        loaded = self._paceline_noted_fill(weights, tensors)
-        weights.noted = weights.notes.places()
         # These models compute further values from the loaded weights.
-        if loaded is None or self.model_config.quantization or self.model_config.use_mla:
+        computes = self.model_config.quantization or self.model_config.use_mla or _packed(model)
+        if loaded is None or computes:
             return
-        plan = None if _packed(model) else weights.notes.plan(model, loaded)
-        if plan is not None and plan.reproduces(model, tensors):
+        if (plan := weights.notes.plan(model, loaded)) is None:
+            return
+        if plan.reproduces(model, tensors):
             weights.plan = plan
-        elif plan is not None:
+        else:
             self._paceline_noted_fill(weights, tensors)
 
     def _paceline_noted_fill(
@@ -202,11 +205,8 @@ def _repack_shared(model: nn.Module) -> None:
 
     for module in model.modules():
         method = getattr(module, "quant_method", None)
-        if (
-            isinstance(module, VocabParallelEmbedding)
-            and hasattr(module, "cpu_linear")
-            and method is not None
-        ):
+        packed = isinstance(module, VocabParallelEmbedding) and hasattr(module, "cpu_linear")
+        if packed and method is not None:
             method.process_weights_after_loading(module)
 
 

@@ -121,17 +121,6 @@ async def test_a_stream_carries_the_turn_its_end_and_its_usage(model: Path) -> N
     assert len({c.id for c in chunks}) == 1
 
 
-async def test_stop_strings_end_a_turn_and_are_left_out_of_its_text(model: Path) -> None:
-    async def stops(client: Any, task: EnvironmentTask) -> float:
-        reply = await ask(client, task, BEGIN, stop=["n 1"])
-        assert reply.choices[0].message.content == "tur"
-        assert reply.choices[0].finish_reason == "stop"
-        return 1.0
-
-    async with staged(model, agent(stops), count_up, **SETTINGS) as stage:
-        assert (await stage.group()).completions[0].text == "turn 1"
-
-
 async def test_a_template_that_rewrites_the_past_changes_no_token(
     tmp_path: Path,
 ) -> None:

@@ -97,14 +97,14 @@ async def test_nobody_may_ask_for_tokens_until_the_first_weights_are_verified(
     with pytest.raises(EngineError, match="no weights yet"):
         await started.generate(ask("early"))
     comparing, compared = threading.Event(), threading.Event()
-    plain = readback.plain_logprobs
+    plain = readback.mean_gap
 
     def held(*arguments: Any) -> Any:
         comparing.set()
         assert compared.wait(60)
         return plain(*arguments)
 
-    monkeypatch.setattr(readback, "plain_logprobs", held)
+    monkeypatch.setattr(readback, "mean_gap", held)
     loading = asyncio.create_task(load(started, models[0]))
     try:
         await until(loading, comparing.is_set)

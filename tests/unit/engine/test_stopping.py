@@ -22,9 +22,8 @@ def test_a_stop_string_over_several_tokens_is_found_when_its_last_token_comes() 
     assert may_end("</answer>")[4]
     assert ended_by(("</answer>",), tokens, decode) == "</answer>"
     assert ended_by(("</answer>",), tokens[:-1], decode) is None
-
-
-def test_a_stop_string_may_end_inside_a_token() -> None:
+    assert ended_by((">", "</answer>"), tokens, decode) == "</answer>", "the earliest counts"
+    # It may end inside of a token.
     assert may_end("</answer>")[9]
     assert ended_by(("</answer>",), np.array([2, 3, 9], dtype=np.int32), decode) == "</answer>"
 
@@ -34,11 +33,6 @@ def test_only_tokens_that_can_end_a_stop_string_are_looked_at() -> None:
         *[False, True, False, False, False, False, False],
         *[True, True, False],
     ]
-
-
-def test_the_earliest_of_several_stop_strings_counts() -> None:
-    tokens = np.array([2, 3, 4], dtype=np.int32)
-    assert ended_by((">", "</answer>"), tokens, decode) == "</answer>"
 
 
 def test_a_long_completion_is_not_decoded_whole() -> None:

@@ -93,9 +93,6 @@ def test_a_prompt_too_long_without_any_of_its_text_is_dropped(model: Path) -> No
     tokenizer = tokenizer_of(model, long_prompts="truncate_left", **limits)
     with pytest.raises(BadPrompt, match="without any text of the row"):
         tokenizer.prompt({"prompt": "12"})
-
-
-def test_a_long_prompt_is_dropped_by_default(model: Path) -> None:
     with pytest.raises(BadPrompt, match="8 tokens, at most 6"):
         tokenizer_of(model, max_prompt_tokens=6).prompt({"prompt": "12345678"})
 

@@ -159,17 +159,3 @@ async def test_speed_is_rewarded_and_not_finding_it_is_not(model: Path) -> None:
             {"solved": 1.0, "speed": 0.5 * 2 / 4},
             {"solved": 0.0, "speed": 0.0},
         ]
-
-
-async def test_a_guess_that_is_none_is_asked_for_again(model: Path) -> None:
-    async with staged(
-        model, guess_number, lambda prompt: "50" if "say one number" in prompt else "hm"
-    ) as stage:
-        group = await stage.group(lease_of({"prompt": "Guess!", "answer": "50"}))
-        assert group.completions[0].text == "hm<eos>\nsay one number\n50<eos>"
-
-
-async def test_numbers_of_a_row_that_are_none_are_an_error_of_the_environment(model: Path) -> None:
-    async with staged(model, guess_number, bisect) as stage:
-        refused = await stage.refusal(lease_of({"prompt": "Guess!", "answer": "many"}))
-        assert refused.reason == "environment_error" and "many" in refused.detail

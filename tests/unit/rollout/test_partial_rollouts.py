@@ -150,16 +150,13 @@ def test_tokens_above_a_limit_lowered_since_are_left_out() -> None:
         assert (len(cut.logprobs), cut.finish, cut.stop) == (2, Finish.LENGTH, None)
     (short,) = through_the_store(sample(1, None, Finish.STOP), max_tokens=2)
     assert short is not None and short.finish is Finish.STOP
+    (full,) = through_the_store(sample(3), max_tokens=3)
+    assert full is not None and full.finish is Finish.LENGTH
 
 
 def test_a_prefix_is_not_used_behind_another_prompt_or_for_another_number_of_samples() -> None:
     assert through_the_store(sample(2), prompt=PROMPT[::-1].copy()) == ()
     assert through_the_store(sample(2), count=2) == ()
-
-
-def test_a_prefix_that_is_as_long_as_allowed_is_finished() -> None:
-    (full,) = through_the_store(sample(3), max_tokens=3)
-    assert full is not None and full.finish is Finish.LENGTH
 
 
 def test_samples_that_would_not_be_trained_begin_again() -> None:

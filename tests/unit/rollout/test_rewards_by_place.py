@@ -95,11 +95,9 @@ async def test_a_reward_function_may_reward_each_turn_of_a_transcript(model: Pat
 
 
 def by_token(completion: str, token_count: int) -> Any:
-    return float(token_count) if completion == "whole" else [0.5] * token_count
-
-
-def one_too_few(completion: str, token_count: int) -> list[float]:
-    return [0.5] * (token_count - 1)
+    if completion == "whole":
+        return float(token_count)
+    return [0.5] * (token_count - (completion == "one too few"))
 
 
 def job(*completions: str) -> Job:
@@ -115,18 +113,13 @@ async def test_a_reward_function_may_reward_each_token(processes: int) -> None:
     await scorer.start()
     try:
         scores = await scorer.score(job("whole", "each"))
+        with pytest.raises(ScoringFailed, match="a list of 2 rewards for 3 tokens of the model"):
+            await scorer.score(job("one too few"))
     finally:
         await scorer.close()
     assert scores.rewards == [7.0, 3.0]
     assert scores.placed == [[], [1.0, 1.0, 1.0]]
     assert [c[f"{HERE}:by_token"] for c in scores.components] == [3.0, 1.5]
-
-
-async def test_a_list_of_another_length_is_named() -> None:
-    scorer = Scorer(RewardConfig(functions=[f"{HERE}:one_too_few"], processes=0))
-    await scorer.start()
-    with pytest.raises(ScoringFailed, match="a list of 2 rewards for 3 tokens of the model"):
-        await scorer.score(job("x"))
 
 
 # ---- the door
@@ -173,7 +166,6 @@ def test_the_soft_penalty_is_dapos() -> None:
     wanted = [0.5 * dapo_equation_13(n, 10, 4) for n in lengths]
     assert [c["overlong"] for c in found.components] == pytest.approx(wanted)
     assert found.rewards == pytest.approx([1.0 + loss for loss in wanted])
-    assert penalised(scores, lengths, 10, RewardConfig()) is scores
 
 
 async def test_held_out_prompts_are_scored_without_the_penalty(model: Path) -> None:

@@ -123,13 +123,9 @@ def test_prometheus_gets_the_histogram_the_queue_and_the_count() -> None:
     times.add(0.2)
     gauges = {"scored": 8.0, "queued": 2.0, **times.gauges}
     worker = admin_pb2.WorkerStatus(worker_id="scorer-helpful-0", scorer="helpful", gauges=gauges)
-    found = exposed([worker])
+    found = exposed([worker, admin_pb2.WorkerStatus(worker_id="one that has not reported")])
     assert found["paceline_scorer_completions_total"] == 8
     assert found["paceline_scorer_queued_completions"] == 2
     duration = "paceline_scorer_request_duration_seconds"
     assert (found[f"{duration}_bucket0.1"], found[f"{duration}_bucket0.25"]) == (0, 1)
     assert (found[f"{duration}_count"], found[f"{duration}_sum"]) == (1, pytest.approx(0.2))
-
-
-def test_a_scorer_that_has_not_reported_has_no_samples() -> None:
-    assert exposed([admin_pb2.WorkerStatus(worker_id="scorer-helpful-0", scorer="helpful")]) == {}
