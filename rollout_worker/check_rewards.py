@@ -15,7 +15,7 @@ from typing import Any
 
 from paceline.config.schema import Config
 from paceline.config.sections.training import RewardConfig
-from paceline.dataset.rows import DataError, Message, prompt_of
+from paceline.dataset.rows import DataError, prompt_of
 from paceline.process.lifetime import leave_after
 from paceline.process.user_code import asked, search_start_directory_last
 from rollout_worker.rewards.builtin import doubtful_gold
@@ -48,8 +48,9 @@ async def try_rewards(
 ) -> Trial:
     """``row`` None: the functions are imported and not called. Raises RewardError, BadEnvironment
     or TokenizerError if something named in the configuration cannot be used."""
-    for each in (config.reward.functions, *_rewards_of_sets(config)):
-        load(each)
+    of_sets = (each.reward for each in config.evaluation.sets.values() if each.reward is not None)
+    for functions in (config.reward.functions, *of_sets):
+        load(functions)
     if row is None:
         return Trial()
     try:
@@ -62,10 +63,6 @@ async def try_rewards(
         )
     except DataError as error:
         return Trial(problem=str(error))
-
-
-def _rewards_of_sets(config: Config) -> list[Any]:
-    return [each.reward for each in config.evaluation.sets.values() if each.reward is not None]
 
 
 def _trial(scores: Scores) -> Trial:
@@ -84,24 +81,20 @@ async def _score(reward: RewardConfig, job: Job) -> Scores:
 
 def _job(config: Config, row: Mapping[str, Any], completion: str) -> Job:
     prompt = prompt_of(row, config.data)
+    if not isinstance(prompt, str):
+        # Without the chat template: no tokenizer is loaded for this.
+        prompt = "\n".join(f"{message['role']}: {message['content']}" for message in prompt)
     answer = row.get(config.data.answer_field) if config.data.answer_field else None
     count = min(2, config.rollout.group_size)  # Functions of a whole group may compare
     shared = {"task_id": "t0", "attempt": 1, "evaluation": False}
     return Job(
-        shared | {"prompt": _text(prompt), "answer": answer, "row": dict(row)},
+        shared | {"prompt": prompt, "answer": answer, "row": dict(row)},
         {
             "completion": [completion] * count,
             "finish_reason": ["stop"] * count,
             "token_count": [len(completion.split()) + 1] * count,
         },
     )
-
-
-def _text(prompt: str | list[Message]) -> str:
-    """Without the chat template: no tokenizer is loaded for this."""
-    if isinstance(prompt, str):
-        return prompt
-    return "\n".join(f"{message['role']}: {message['content']}" for message in prompt)
 
 
 async def _play(config: Config, row: Mapping[str, Any], completion: str) -> Trial:

@@ -84,19 +84,9 @@ def group_message(
         completion.loss_mask = b"" if mask.all() else mask.tobytes()
     for index, placed in enumerate(scores.placed):
         places = made.turn_ends[index] if made.turn_ends else range(len(placed))
-        if placed:
-            group.completions[index].token_rewards.extend(
-                rollout_pb2.TokenReward(token=token, reward=reward)
-                for token, reward in zip(places, placed, strict=True)
-            )
+        for token, reward in zip(places, placed, strict=True) if placed else ():
+            group.completions[index].token_rewards.add(token=token, reward=reward)
     return group
-
-
-def add_columns(group: rollout_pb2.Group, columns: Mapping[str, Sequence[bytes]]) -> None:
-    """``columns``: by name, the bytes of each completion's numbers."""
-    for name, of_completions in columns.items():
-        for completion, column in zip(group.completions, of_completions, strict=True):
-            completion.columns[name] = column
 
 
 def text_of(completion: Completion, text: str) -> str:

@@ -64,10 +64,7 @@ class HeldTasks:
     def add(self, lease: rollout_pb2.Lease) -> HeldTask | None:
         """None if it is held already: a lease reply was repeated."""
         task = HeldTask(lease)
-        if task.request_id in self._tasks:
-            return None
-        self._tasks[task.request_id] = task
-        return task
+        return task if self._tasks.setdefault(task.request_id, task) is task else None
 
     def evaluating(self) -> bool:
         """True while the engine generates for an evaluation. Any thread may ask."""

@@ -97,8 +97,7 @@ class WorkerLifecycle:
                 await tasks.leave_partial_work()
         except TimeoutError:
             event(log, "partial work not stored", logging.WARNING)
-        stages = [Stage.SCORING] if lost else [Stage.SCORING, Stage.GENERATING]
-        tasks.hand_back("worker_leaving", *stages)
+        tasks.hand_back("worker_leaving", Stage.SCORING, *([] if lost else [Stage.GENERATING]))
         kept = len(self._held.in_stage(Stage.GENERATING))
         try:
             async with asyncio.timeout(HAND_BACK_S):

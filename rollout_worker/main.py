@@ -33,9 +33,8 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from paceline.config.schema import Config
@@ -120,9 +119,8 @@ class RolloutWorker:
         self.worker_id = worker_id
         self.host = tensor_host or own_address(controllers[0])
         self.tokenizer = PromptTokenizer(config)
-        self.environments = (
-            EnvironmentRunner(config, self.tokenizer) if config.rollout.environment else None
-        )
+        named = config.rollout.environment is not None
+        self.environments = EnvironmentRunner(config, self.tokenizer) if named else None
         self.engine = make_engine(config, self.tokenizer)
         self.scorer = Scorer(config.reward)
         self.set_scorers = {
@@ -167,15 +165,15 @@ class RolloutWorker:
         except Exception as error:
             self.lifecycle.fail(error)
             return
-        loops: tuple[Callable[[], Awaitable[None]], ...] = (
-            self.session.run,
-            self.leasing.run,
-            self.tasks.outbox.run,
-            self.tasks.partials.run,
-            partial(self.lifecycle.drain, self.session),
-            self.engine.until_failure,
+        loops = (
+            self.session.run(),
+            self.leasing.run(),
+            self.tasks.outbox.run(),
+            self.tasks.partials.run(),
+            self.lifecycle.drain(self.session),
+            self.engine.until_failure(),
         )
-        await asyncio.gather(*(self.guard(loop) for loop in loops))
+        await asyncio.gather(*map(self.guard, loops))
 
     async def prepare(self) -> None:
         """Starts engine and rewards before the fleet learns of this worker."""
@@ -294,9 +292,9 @@ class RolloutWorker:
             await self.tasks.outbox.upload.store.close()
         await self.control.close()
 
-    async def guard(self, loop: Callable[[], Awaitable[None]]) -> None:
+    async def guard(self, loop: Awaitable[None]) -> None:
         try:
-            await loop()
+            await loop
         except EngineError as error:
             self.lifecycle.engine_died(error)
         except Exception as error:

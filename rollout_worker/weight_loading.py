@@ -101,27 +101,22 @@ class WeightLoader:
         try:
             pause_s = await self.tasks.engine.load_weights(staged.version, staged.tensors)
             self._failed = 0
-        except ParametersDiffer as error:
-            self._distrust(error)
-            raise
-        except WeightMismatch as error:
-            self.lifecycle.engine_failed(f"weights {staged.version} do not fit model.path: {error}")
-            raise
         except Exception as error:
-            if isinstance(error, EngineError) and not isinstance(error, SwapFailed):
-                self.lifecycle.engine_failed(f"weights {staged.version} not loaded: {error}")
-                raise
-            self._failure("loaded", error)
+            match error:
+                case ParametersDiffer():
+                    self._distrust(error)
+                case WeightMismatch():
+                    why = f"weights {staged.version} do not fit model.path: {error}"
+                    self.lifecycle.engine_failed(why)
+                case EngineError() if not isinstance(error, SwapFailed):
+                    self.lifecycle.engine_failed(f"weights {staged.version} not loaded: {error}")
+                case _:
+                    self._failure("loaded", error)
             raise
         finally:
             self.replacing = False
-        event(
-            log,
-            "weights loaded",
-            version=staged.version,
-            pause_ms=pause_s * 1e3,
-            transfer_ms=staged.seconds * 1e3,
-        )
+        pause_ms, ms, version = pause_s * 1e3, staged.seconds * 1e3, staged.version
+        event(log, "weights loaded", version=version, pause_ms=pause_ms, transfer_ms=ms)
         self.session.poke()
         self.tasks.held.room.set()
 
@@ -133,24 +128,17 @@ class WeightLoader:
         event(log, "weights failed", logging.ERROR, tries=self._failed, detail=self.failure_detail)
         self.session.poke()
         if self._failed >= LOAD_TRIES:
-            self.lifecycle.engine_failed(
-                f"weights failed to load {LOAD_TRIES} times: {described(error)}"
-            )
+            why = f"weights failed to load {LOAD_TRIES} times: {described(error)}"
+            self.lifecycle.engine_failed(why)
 
     def _distrust(self, error: ParametersDiffer) -> None:
         """The engine serves nothing until the weights are loaded again, over a new link."""
         self.parity_failures += 1
         self.parity_detail = str(error)
-        event(
-            log,
-            "parameters differ from the weights",
-            logging.ERROR,
-            failures=self.parity_failures,
-            detail=error,
-        )
+        failures = self.parity_failures
+        event(log, "parameters differ", logging.ERROR, failures=failures, detail=error)
         self.tasks.hand_back("weights_differ", Stage.GENERATING)
         self.session.poke()
-        if self.parity_failures >= PARITY_TRIES:
-            self.lifecycle.engine_failed(
-                f"parameters differed from the weights after {PARITY_TRIES} swaps: {error}"
-            )
+        if failures >= PARITY_TRIES:
+            why = f"parameters differed from the weights after {PARITY_TRIES} swaps: {error}"
+            self.lifecycle.engine_failed(why)

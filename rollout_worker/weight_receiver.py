@@ -18,6 +18,7 @@ import logging
 import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, NoReturn
 
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
@@ -135,9 +136,13 @@ class WeightReceiver(LinkEnd):
         if relays:
             life = LifeSign(stall_s / _SIGNS, self._listens)
             self.relay = WeightRelay(**ends, life=life, through_host=True)
+        # Outlives a link, with what the link has left of a transfer.
         self._reception = Reception(
-            keep_deltas=relays, began=self._relayed, heard=self._heard, paid=self._paid
-        )  # Outlives a link, with what the link has left of a transfer
+            keep_deltas=relays,
+            began=lambda weights: self.relay.hold(weights) if self.relay else None,
+            heard=self._heard,
+            paid=self._paid,
+        )
 
     def set_link(self, link: worker_pb2.WeightsLink | None, newest: int | None = None) -> None:
         """Converges to this link; another epoch replaces the present one. Does not block.
@@ -148,18 +153,10 @@ class WeightReceiver(LinkEnd):
             self._known, self._known_t = newest, time.monotonic()
         if link is None:
             self._converge({})
-        else:
-            key = (link.epoch, link.publisher.incarnation)
-            ours = WeightLink(
-                link.epoch,
-                link.publisher.worker_id,
-                newest,
-                link.reload,
-                link.tree,
-                link.relayed,
-                heard_t=time.monotonic(),
-            )
-            self._converge({key: ours})
+            return
+        told = (newest, link.reload, link.tree, link.relayed)
+        ours = WeightLink(link.epoch, link.publisher.worker_id, *told, heard_t=time.monotonic())
+        self._converge({(link.epoch, link.publisher.incarnation): ours})
 
     def close(self) -> None:
         if self.relay is not None:
@@ -220,22 +217,23 @@ class WeightReceiver(LinkEnd):
 
     def _join_others(self, link: WeightLink, sources: list[ProcessMesh], number: int) -> None:
         """Joins the ranks from 1 on of the replica at the other end."""
-        formed: queue.SimpleQueue[tuple[int, ProcessMesh | Exception]] = queue.SimpleQueue()
+        formed: list[Future[ProcessMesh]] = [Future() for _ in range(1, number)]
 
-        def form(source: int) -> None:
+        def form(source: int, mesh: Future[ProcessMesh]) -> None:
             try:
-                formed.put((source, self._form(link, source)))
+                mesh.set_result(self._form(link, source))
             except Exception as error:
-                formed.put((source, error))
+                mesh.set_exception(error)
 
-        for source in range(1, number):
-            threads.start(form, f"{self.thread_name}-{link.epoch}-{source}", [source])
-        found = dict(formed.get() for _ in range(1, number))
-        sources += [found[s] for s in sorted(found) if isinstance(found[s], ProcessMesh)]  # type: ignore[misc]
-        for source, error in sorted(found.items()):
+        for source, mesh in enumerate(formed, 1):
+            threads.start(form, f"{self.thread_name}-{link.epoch}-{source}", [source, mesh])
+        # All are waited for first: what was formed is to be abandoned.
+        errors = [mesh.exception() for mesh in formed]
+        sources += [mesh.result() for mesh in formed if mesh.exception() is None]
+        for source, error in enumerate(errors, 1):
             if isinstance(error, MeshError):
                 raise MeshError(f"rank {source} of {link.peer}: {error}")
-            if isinstance(error, Exception):
+            if error is not None:
                 raise error
 
     def _receive_next(self, link: WeightLink, sources: Sequence[ProcessMesh]) -> None:
@@ -265,10 +263,6 @@ class WeightReceiver(LinkEnd):
 
     def _paid(self, source: int) -> None:
         self._link.owing.pop(source, None)
-
-    def _relayed(self, weights: ArrivingWeights) -> None:
-        if self.relay is not None:
-            self.relay.hold(weights)
 
     def _receive(self, link: WeightLink, sources: Sequence[ProcessMesh]) -> StagedWeights:
         self._heard(0)

@@ -40,9 +40,8 @@ class ApiError(Exception):
         self.param = param
 
     def body(self) -> dict[str, Any]:
-        kind = "invalid_request_error" if self.status < 500 else "server_error"
-        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
-        return {"error": error}
+        about = {"type": "invalid_request_error", "param": self.param, "code": self.code}
+        return {"error": {"message": str(self), **about}}
 
     @classmethod
     def from_validation(cls, invalid: ValidationError) -> ApiError:
@@ -123,11 +122,11 @@ class ChatReply:
     def _logprobs(self, turn: Turn) -> dict[str, Any] | None:
         if not self.logprobs:
             return None
-        content = []
-        for token, logprob in zip(turn.tokens, turn.logprobs, strict=True):
-            text = self.tokenizer.decode_all([token])
-            entry = {"token": text, "logprob": logprob, "bytes": list(text.encode())}
-            content.append({**entry, "top_logprobs": []})
+        texts = [self.tokenizer.decode_all([token]) for token in turn.tokens]
+        content = [
+            {"token": text, "logprob": p, "bytes": list(text.encode()), "top_logprobs": []}
+            for text, p in zip(texts, turn.logprobs, strict=True)
+        ]
         return {"content": content, "refusal": None}
 
 

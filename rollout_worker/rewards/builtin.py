@@ -75,10 +75,9 @@ def exact_match(prompt: str, completion: str, answer: Any) -> float:
 
 def math_verify(prompt: str, completion: str, answer: Any) -> float:
     """1 if the completion's last mathematical expression equals the answer, by math-verify."""
-    limit = _limit(_STEP_LIMIT_S)
-    found = _prepared_library().parse(completion, parsing_timeout=limit)
+    found = _prepared_library().parse(completion, parsing_timeout=_limit())
     gold = _parsed_gold(str(answer))
-    return float(_prepared_library().verify(gold, found, timeout_seconds=limit))
+    return float(_prepared_library().verify(gold, found, timeout_seconds=_limit()))
 
 
 def doubtful_gold(answer: Any) -> str:
@@ -92,7 +91,7 @@ def doubtful_gold(answer: Any) -> str:
     inner = _inner(text)
     if not _has_words(inner) and _DIGITS.findall(read) != _DIGITS.findall(inner):
         return f"the answer {text!r:.80} is read as {read!r:.80}"
-    if not _prepared_library().verify(gold, gold, timeout_seconds=_limit(_STEP_LIMIT_S)):
+    if not _prepared_library().verify(gold, gold, timeout_seconds=_limit()):
         return f"the answer {text!r:.80} is read as {read!r:.80}, which does not equal itself"
     return ""
 
@@ -111,7 +110,16 @@ def boxed_reward(*, intervals: bool) -> Callable[..., float]:
         if not found or len(found) > _LONGEST:
             return 0.0
         gold = _inner(str(answer))
-        return float(_words(found) == _words(gold) or _same(gold, found, intervals))
+        if _words(found) == _words(gold):
+            return 1.0
+        return float(
+            _prepared_library().verify(
+                _parsed(gold),
+                _parsed(found),
+                allow_set_relation_comp=intervals,
+                timeout_seconds=_limit(),
+            )
+        )
 
     return equals
 
@@ -130,24 +138,13 @@ def _prepared_library() -> ModuleType:
     return cast(ModuleType, library)
 
 
-def _same(gold: str, found: str, intervals: bool) -> bool:
-    return bool(
-        _prepared_library().verify(
-            _parsed(gold),
-            _parsed(found),
-            allow_set_relation_comp=intervals,
-            timeout_seconds=_limit(_STEP_LIMIT_S),
-        )
-    )
-
-
 def _parsed(text: str) -> list[Any]:
     """``text`` as what it is: nothing is searched for."""
     library = _prepared_library()
     found: list[Any] = library.parse(
         f"\\boxed{{{text}}}",
         extraction_config=[library.LatexExtractionConfig()],
-        parsing_timeout=_limit(_STEP_LIMIT_S),
+        parsing_timeout=_limit(),
     )
     return found
 
@@ -173,7 +170,7 @@ def _parsed_gold(answer: str) -> list[Any]:
     inner = _inner(answer)
     if not _has_words(inner) and len(inner) <= _LONGEST and (found := _parsed(inner)):
         return found
-    return list(_prepared_library().parse(answer, parsing_timeout=_limit(_STEP_LIMIT_S)))
+    return list(_prepared_library().parse(answer, parsing_timeout=_limit()))
 
 
 def _words(text: str) -> str:
@@ -181,9 +178,9 @@ def _words(text: str) -> str:
     return "".join(_WORDS.sub(r"\1", text).split())
 
 
-def _limit(seconds: int) -> int | None:
+def _limit() -> int | None:
     """The library's time limit is an alarm signal, which only the main thread can receive."""
-    return seconds if threading.current_thread() is threading.main_thread() else None
+    return _STEP_LIMIT_S if threading.current_thread() is threading.main_thread() else None
 
 
 def format_reward(pattern: str) -> Callable[..., float]:

@@ -19,7 +19,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 from paceline.errors import one_line
 from paceline.process.lifetime import die_with
@@ -49,7 +49,13 @@ def guard(life_fd: int) -> None:
         os.closerange(0, 3)
         select.select([life_fd, ended_read], [], [])
     finally:
-        _end(_kill_all(scoring))
+        status = os.waitstatus_to_exitcode(_kill_all(scoring))
+        # As the scoring process ended, which the worker reports.
+        if status < 0:
+            if -status != signal.SIGKILL:
+                signal.signal(-status, signal.SIG_DFL)
+            os.kill(os.getpid(), -status)
+        os._exit(abs(status))
 
 
 def _kill_all(scoring: int) -> int:
@@ -71,16 +77,6 @@ def _kill_all(scoring: int) -> int:
         if pid == 0:
             # A killed process needs a moment to end; those that it leaves come to this one.
             select.select([], [], [], _AGAIN_S)
-
-
-def _end(status: int) -> NoReturn:
-    """Ends this process as the scoring process ended, which the worker reports."""
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        if number != signal.SIGKILL:
-            signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-    os._exit(os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 1)
 
 
 BEAT = struct.Struct("<dQ")

@@ -64,14 +64,15 @@ def load(functions: Sequence[str] | Mapping[str, float]) -> list[Reward]:
     for name, weight in weights_of(functions).items():
         if named_scorer(name) is not None:
             continue
-        call = _find(name)
         taken = {reward.component for reward in rewards}
-        component = base = _component(name)
+        component = base = (
+            "format" if name.startswith(_FORMAT) else re.sub(r"[^A-Za-z0-9_.:/-]", "_", name)[-64:]
+        )
         for number in range(2, len(taken) + 3):
             if component not in taken:
                 break
             component = f"{base[:60]}-{number}"
-        rewards.append(_describe(name, component, weight, call))
+        rewards.append(_describe(name, component, weight, _find(name)))
     return rewards
 
 
@@ -95,12 +96,6 @@ def _find(name: str) -> Callable[..., Any]:
         return cast(Callable[..., Any], find(name))
     except NotFound as error:
         raise RewardError(f"reward {name!r}: {error}") from error
-
-
-def _component(name: str) -> str:
-    if name.startswith(_FORMAT):
-        return "format"
-    return re.sub(r"[^A-Za-z0-9_.:/-]", "_", name)[-64:]
 
 
 def _describe(name: str, component: str, weight: float, call: Callable[..., Any]) -> Reward:

@@ -25,7 +25,7 @@ from paceline.v1 import rollout_pb2
 from rollout_worker.engine.base import Completion, Engine, GenerationFailed, Request
 from rollout_worker.engine.without_model import NoEngine
 from rollout_worker.environments.environment_thread import LOST
-from rollout_worker.generated_group import GeneratedGroup, add_columns, group_message, text_of
+from rollout_worker.generated_group import GeneratedGroup, group_message, text_of
 from rollout_worker.held_tasks import (
     HeldTask,
     Stage,
@@ -175,7 +175,10 @@ class GroupProducer:
             vote = eval_set.votes(self.config.reward)
         group = group_message(lease, made, scores, generate_s=generate_s, vote=vote)
         if self.group_scores is not None and not is_evaluation(lease):
-            add_columns(group, await self.group_scores.columns(made, answer))
+            columns = await self.group_scores.columns(made, answer)
+            for name, numbers in columns.items():
+                for completion, column in zip(group.completions, numbers, strict=True):
+                    completion.columns[name] = column
         return group
 
     async def _scores(

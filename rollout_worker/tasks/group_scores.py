@@ -230,7 +230,7 @@ class GroupScores:
         seconds = scores.seconds + time.monotonic() - began
         return replace(scores, rewards=totals, components=components, seconds=seconds)
 
-    async def columns(self, made: GeneratedGroup, answer: Any) -> Mapping[str, list[bytes]]:
+    async def columns(self, made: GeneratedGroup, answer: Any) -> dict[str, list[bytes]]:
         """By scorer: the bytes of each completion's column. Raises ScorerFailed."""
         found = await _together([self._tokens(name, made, answer) for name in self._columns])
         return dict(zip(self._columns, found, strict=True))

@@ -122,14 +122,8 @@ class Outbox:
 
     def put(self, outcome: rollout_pb2.Group | rollout_pb2.ReturnedTask) -> None:
         if isinstance(outcome, rollout_pb2.ReturnedTask):
-            event(
-                logger,
-                "task returned",
-                task=outcome.task.task_id,
-                attempt=outcome.task.attempt,
-                reason=outcome.reason,
-                detail=outcome.detail,
-            )
+            task, reason = request_id_of(outcome.task), outcome.reason
+            event(logger, "task returned", task=task, reason=reason, detail=outcome.detail)
         self._queue[request_id_of(outcome.task)] = outcome
         self._filled.set()
 
@@ -232,14 +226,9 @@ class Outbox:
             return
         for result in results:
             if result.verdict not in (rollout_pb2.VERDICT_ACCEPTED, rollout_pb2.VERDICT_DUPLICATE):
-                event(
-                    logger,
-                    "not accepted",
-                    task=result.task.task_id,
-                    attempt=result.task.attempt,
-                    verdict=rollout_pb2.Verdict.Name(result.verdict),
-                    why=result.message,
-                )
+                verdict = rollout_pb2.Verdict.Name(result.verdict)
+                task = request_id_of(result.task)
+                event(logger, "not accepted", task=task, verdict=verdict, why=result.message)
             item = self._queue.pop(request_id_of(result.task), None)
             is_group = isinstance(item, rollout_pb2.GroupMeta)
             if is_group and result.verdict == rollout_pb2.VERDICT_INVALID:

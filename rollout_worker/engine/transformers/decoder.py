@@ -52,11 +52,9 @@ class SlotCache:
         if rows <= self.rows and length <= self.length:
             return
         rows = self.rows if rows <= self.rows else _round_up(rows, _ROWS_STEP)
-        if length > self.length:
-            # Doubling keeps the copying linear in the final length.
-            length = _round_up(max(length, min(2 * self.length, 2 * length)), _LENGTH_STEP)
-        else:
-            length = self.length
+        # Doubling keeps the copying linear in the final length.
+        longer = _round_up(max(length, min(2 * self.length, 2 * length)), _LENGTH_STEP)
+        length = self.length if length <= self.length else longer
         keys, values = self.keys, self.values
         self.keys = self._empty(rows, length, self.shape.key_dim)
         self.values = self._empty(rows, length, self.shape.value_dim)
@@ -206,10 +204,7 @@ class HFDecoder:
         if kinds == {"full_attention"}:
             self._window = None
         self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self.shape = self._probe()
-
-    def _probe(self) -> CacheShape:
-        device = next(self._model.parameters()).device
+        device = next(model.parameters()).device
         one = torch.zeros((1, 1), dtype=torch.int64, device=device)
         with torch.inference_mode():
             layers = self._run_prefill(one, None)[1]
@@ -217,10 +212,9 @@ class HFDecoder:
         if len(sizes) != 1:
             raise EngineError(
                 f"the transformers engine needs the same cache shape in every layer "
-                f"({self._model.config.model_type} has {len(sizes)} different ones)"
+                f"({model.config.model_type} has {len(sizes)} different ones)"
             )
-        heads, key_dim, value_dim, dtype = sizes.pop()
-        return CacheShape(len(layers), heads, key_dim, value_dim, dtype, device)
+        self.shape = CacheShape(len(layers), *sizes.pop(), device)
 
     def refresh(self) -> None:
         pass
@@ -270,14 +264,11 @@ class HFDecoder:
         return out.logits[:, -1].float()
 
     def _mask(self, positions: Tensor, length: int) -> Tensor | dict[str, Tensor]:
-        at = torch.arange(length, device=positions.device)[None]
-        full = at <= positions[:, None]
+        at, newest = torch.arange(length, device=positions.device), positions[:, None, None, None]
+        full = at <= newest
         if self._window is None:
-            return full[:, None, None]
-        sliding = full & (at > positions[:, None] - self._window)
+            return full
+        sliding = full & (at > newest - self._window)
         if self._masks_by_kind:
-            return {
-                "full_attention": full[:, None, None],
-                "sliding_attention": sliding[:, None, None],
-            }
-        return sliding[:, None, None]
+            return {"full_attention": full, "sliding_attention": sliding}
+        return sliding

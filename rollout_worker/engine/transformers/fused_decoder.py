@@ -42,14 +42,8 @@ def supports(model: PreTrainedModel) -> bool:
         return False
     if model.model.rotary_emb.rope_type not in _STATIC_ROPE:
         return False
-    layer = model.model.layers[0]
-    parts = (
-        layer.self_attn.q_proj,
-        layer.self_attn.o_proj,
-        layer.mlp.gate_proj,
-        layer.mlp.down_proj,
-        model.lm_head,
-    )
+    attention, mlp = model.model.layers[0].self_attn, model.model.layers[0].mlp
+    parts = attention.q_proj, attention.o_proj, mlp.gate_proj, mlp.down_proj, model.lm_head
     return all(type(part) is nn.Linear for part in parts)
 
 
@@ -80,14 +74,10 @@ class FusedDecoder:
     @torch.no_grad()
     def refresh(self) -> None:
         for layer, module in zip(self._layers, self._model.model.layers, strict=True):
-            attention = module.self_attn
-            if hasattr(attention, "q_norm"):
-                layer.qk_norm = torch.cat(
-                    [
-                        attention.q_norm.weight.expand(self._heads, -1),
-                        attention.k_norm.weight.expand(self._kv_heads, -1),
-                    ]
-                )
+            if hasattr(module.self_attn, "q_norm"):
+                q = module.self_attn.q_norm.weight.expand(self._heads, -1)
+                k = module.self_attn.k_norm.weight.expand(self._kv_heads, -1)
+                layer.qk_norm = torch.cat([q, k])
 
     def prefill(self, tokens: Tensor, lengths: Tensor) -> Prefilled:
         count, longest = tokens.shape
