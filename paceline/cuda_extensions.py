@@ -10,10 +10,10 @@ first, so for a while that is this module.
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 EXTENSIONS = ("torchvision", "torchaudio", "torchcodec")
 _WITHOUT_CUDA = "+cpu"
@@ -23,17 +23,13 @@ _WITHOUT_CUDA = "+cpu"
 def hide_cuda_extensions() -> list[str]:
     """Makes extensions that cannot work absent for this process, before transformers is
     imported."""
-    installed = [name for name in EXTENSIONS if name not in sys.modules and _is_there(name)]
+    installed = [name for name in EXTENSIONS if name not in sys.modules and find_spec(name)]
     if not installed or not _version("torch").endswith(_WITHOUT_CUDA):
         return []
     hidden = [name for name in installed if not _version(name).endswith(_WITHOUT_CUDA)]
     # Python's way to say that a module does not exist: find_spec gives None.
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     return hidden
-
-
-def _is_there(name: str) -> bool:
-    return importlib.util.find_spec(name) is not None
 
 
 def _version(name: str) -> str:
@@ -59,7 +55,7 @@ def hidden_in_children() -> Iterator[None]:
     main = sys.modules["__main__"]
     before = main.__spec__
     if any(sys.modules.get(name, main) is None for name in EXTENSIONS):
-        main.__spec__ = importlib.util.find_spec(_THIS)
+        main.__spec__ = find_spec(_THIS)
     try:
         yield
     finally:

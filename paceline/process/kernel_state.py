@@ -23,7 +23,6 @@ _WORDS = {
 @dataclass(frozen=True, slots=True)
 class KernelState:
     letter: str
-    wchan: str = ""  # kernel function in which it sleeps; empty: not told
 
     @property
     def stopped(self) -> bool:
@@ -38,8 +37,7 @@ class KernelState:
     @property
     def words(self) -> str:
         """ "stopped (SIGSTOP); continue it with: kill -CONT PID" without the remedy."""
-        word = _WORDS.get(self.letter, f"in state {self.letter}")
-        return f"{word} in {self.wchan}" if self.wchan else word
+        return _WORDS.get(self.letter, f"in state {self.letter}")
 
 
 def kernel_state(pid: int, expected: str = "", root: Path = Path("/proc")) -> KernelState | None:
@@ -55,15 +53,7 @@ def kernel_state(pid: int, expected: str = "", root: Path = Path("/proc")) -> Ke
         letter = (root / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return None
-    return KernelState(letter, _wchan(root / str(pid) / "wchan"))
-
-
-def _wchan(path: Path) -> str:
-    try:
-        name = path.read_text().strip()
-    except OSError:
-        return ""
-    return "" if name in ("", "0") else name
+    return KernelState(letter)
 
 
 LOOK_S = 0.25

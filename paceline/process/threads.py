@@ -107,11 +107,6 @@ class BackgroundLoop:
 
     def run(self, coro: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Blocks until the result is there. Raises TimeoutError after ``timeout_s`` seconds."""
-        if threading.current_thread() is self._thread:
-            coro.close()
-            raise RuntimeError(
-                "BackgroundLoop.run was called on its own thread and would wait for itself"
-            )
         future = self.submit(coro)
         try:
             return future.result(timeout_s)

@@ -23,7 +23,7 @@ from paceline.process.lifetime import age_s
 from paceline.process.torchrun_environment import without_place
 from paceline.process.user_code import python_module
 from paceline.process.worker_command import THREAD_VARIABLES
-from paceline.rpc.addresses import at, bindable, free_ports, is_loopback, taken_ports
+from paceline.rpc.addresses import at, bindable, free_ports, is_loopback
 from paceline.rpc.listeners import UNIX, socket_path
 from paceline.worker_pools import POLICY, role_of, scorer_of, worker_index, worker_name
 from paceline_launcher.launch.node_workers import RANK, replica_of
@@ -181,7 +181,7 @@ class ChildSpecs:
     config_path: Path
     run_dir: Path
     ports: list[int]
-    """Ports of the controllers. One that is taken while its controller is dead is replaced."""
+    """Ports of the controllers."""
     master: str = ""
     """Address of node 0, under which every node reaches the controllers; empty: there is one
     node."""
@@ -203,15 +203,6 @@ class ChildSpecs:
             arguments += ["--advertise", self.master]
         spec = self._spec(f"{CONTROLLER}-{index}", CONTROLLER, CONTROLLER, arguments)
         return replace(spec, address=self.addresses[index])
-
-    def port_is_taken(self, index: int) -> bool:
-        port = self.ports[index]  # 0: a Unix socket, which nobody else can take
-        return bool(port and taken_ports(self.config.controller.host, [port]))
-
-    def move_controller(self, index: int) -> ChildSpec:
-        """Spec of a controller at a free port in place of its own."""
-        (self.ports[index],) = free_ports(bindable(self.config.controller.host), 1)
-        return self.controller(index)
 
     def worker(self, pool: str, index: int) -> ChildSpec:
         arguments = ["--controllers", ",".join(self.addresses)]

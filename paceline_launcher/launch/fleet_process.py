@@ -27,9 +27,7 @@ from paceline.providers.base import GONE_OR_LEAVING
 from paceline.redis.leader_lease import release_dead
 from paceline.rpc.client import ControlPlaneUnavailable, RequestRefused
 from paceline.v1 import admin_pb2
-from paceline.worker_pools import worker_index
 from paceline_launcher.launch.child import CONTROLLER, UNSEEN, Child, ChildSpec, how_ended
-from paceline_launcher.launch.job import update_addresses
 from paceline_launcher.launch.node_workers import RANK, replica_of
 from paceline_launcher.launch.passing import check_room, in_words, is_set_within
 from paceline_launcher.launch.restarts import BAD_INPUT, GiveUp
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
 REPORT_LIMIT_S = 10.0
 WHY_LIMIT_S = 5.0  # time for a controller to answer why a worker has ended by itself
 POLL_S = 0.5
-PORT_S = 3.0  # a controller that starts again waits so long for its port, then takes another one
 
 
 class State(Enum):
@@ -156,28 +153,11 @@ class FleetProcess:
                     return
                 record.restarts += 1
                 self.move(State.STARTING)
-                if self.role == CONTROLLER:
-                    spec = await self._with_free_port(spec)
-                    record.address = spec.address
         except OSError as error:
             fleet.fail(f"{self.name} cannot be started: {in_words(error, spec.log)}")
         finally:
             if self.state is not State.GIVEN_UP:
                 self.move(State.ENDED)
-
-    async def _with_free_port(self, spec: ChildSpec) -> ChildSpec:
-        """``spec`` of a controller that starts again, or one with another port if its own stays
-        taken. Clients read the new address in the run's directory."""
-        specs, index = self._fleet.specs, worker_index(spec.name)
-        deadline = time.monotonic() + PORT_S
-        while not self._fleet.ending.is_set() and specs.port_is_taken(index):
-            if time.monotonic() >= deadline:
-                old, spec = spec.address, specs.move_controller(index)
-                self._fleet.note(f"{spec.name}: {old} is taken; it moves to {spec.address}")
-                update_addresses(specs.run_dir, specs.addresses)
-                break
-            await is_set_within(POLL_S, self._fleet.ending)
-        return spec
 
     async def _started(self, spec: ChildSpec) -> Child | None:
         """A new process; None if the fleet ends, or this node leaves, before its ranks can meet."""

@@ -26,7 +26,7 @@ from paceline.observe.event_follower import leader_status
 from paceline.observe.fleet_file import FleetRecord
 from paceline.providers.base import AT_WORK
 from paceline.rpc.addresses import address_towards, port_of
-from paceline.rpc.auth import TOKEN_VARIABLE, read_token
+from paceline.rpc.auth import TOKEN_VARIABLE
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline_launcher.launch.child import ChildSpecs
 from paceline_launcher.launch.ending import EXPORT_LIMIT_S
@@ -237,12 +237,6 @@ class Meeting:
         if not path.is_file():
             return f"{path} is not there yet"
         config = load_config(path)
-        if read_token(config.auth, self.run_dir) is None:
-            raise BadInput(
-                f"this node has no token for node 0: {TOKEN_VARIABLE} is not set here, and there "
-                f"is no {self.run_dir / 'token'}. Set {TOKEN_VARIABLE} on every node to the value "
-                "that node 0 has, or auth.token_file to a file that all nodes can read"
-            )
         control = ControlPlane.from_config(config, job.addresses, self.run_dir)
         met = Met(job, config, path, control)
         try:

@@ -9,8 +9,8 @@ one that all nodes share.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -93,12 +93,6 @@ def write_job(run_dir: Path, job: NodeJob) -> None:
     """Tells other nodes that node 0 has started. The outcome of an earlier session is void then."""
     (run_dir / "nodes" / "outcome.json").unlink(missing_ok=True)
     write_node_file(run_dir, "job.json", job)
-
-
-def update_addresses(run_dir: Path, addresses: Sequence[str]) -> None:
-    """Tells nodes that join from now on where the controllers are, if node 0 has told them."""
-    if (job := read_job(run_dir)) is not None:
-        write_node_file(run_dir, "job.json", replace(job, addresses=tuple(addresses)))
 
 
 def read_job(run_dir: Path) -> NodeJob | None:

@@ -1,16 +1,13 @@
 """Processes of the local fleet: restarted, recorded, and never left behind."""
 
 import asyncio
-import contextlib
 import errno
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
-import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,16 +17,13 @@ import psutil
 import pytest
 
 from paceline.config import Config
-from paceline.config.load import load_config, to_toml
 from paceline.errors import BadInput
 from paceline.observe.fleet_file import FleetRecord, ProcessId, ProcessRecord
-from paceline.redis.server import RedisEndpoint, stop_redis
-from paceline.rpc.addresses import free_ports
-from paceline.rpc.auth import own_token
-from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
+from paceline.redis.server import RedisEndpoint
+from paceline.rpc.client import ControlPlane
 from paceline.v1 import admin_pb2
 from paceline_launcher.launch import passing, run, watch
-from paceline_launcher.launch.child import Child, ChildSpec, ChildSpecs, controller_ports, end_all
+from paceline_launcher.launch.child import Child, ChildSpec, end_all
 from paceline_launcher.launch.fleet import Fleet
 from paceline_launcher.launch.fleet_process import ACTIVE, NEXT, State
 from paceline_launcher.launch.node_workers import NodeWorkers
@@ -37,10 +31,8 @@ from paceline_launcher.launch.run import Run
 from paceline_launcher.launch.run_dir import clear, end_leftovers, locked
 from paceline_launcher.live_view import open_console
 from paceline_launcher.node_placement import MachineGpus
-from testbed.fleets.controller_processes import write_config
-from testbed.fleets.controllers import status, until
+from testbed.fleets.controllers import until
 from testbed.fleets.local_run import ROOT
-from testbed.patience import Patience
 
 FOREVER = "import time; time.sleep(600)"
 STUBBORN = """
@@ -76,9 +68,6 @@ class Scripts:
 
     def controller(self, index: int) -> ChildSpec:
         return self._spec("controller", index)
-
-    def port_is_taken(self, index: int) -> bool:
-        return False
 
     def worker(self, role: str, index: int) -> ChildSpec:
         return self._spec(role, index)
@@ -492,55 +481,6 @@ def test_an_unreadable_record_is_no_record(tmp_path: Path) -> None:
     assert FleetRecord.read(tmp_path) is None
     (tmp_path / "fleet.json").write_text(json.dumps({"run": "x"}))
     assert FleetRecord.read(tmp_path) is None
-
-
-async def test_a_controller_whose_port_is_taken_moves_and_is_found(tmp_path: Path) -> None:
-    """A killed process comes back, and another program listens at its port by then."""
-    (port,) = free_ports("127.0.0.1", 1)
-    written = write_config(tmp_path, fleet={"controllers": 1}, controller={"port": port})
-    config, path = load_config(written, []), tmp_path / "config.toml"
-    path.write_text(to_toml(config))
-    specs = ChildSpecs(config, path, tmp_path, controller_ports(config))
-    own_token(tmp_path)
-    control = ControlPlane.from_config(config, specs.addresses, tmp_path)
-    notes: list[str] = []
-    fleet = Fleet(config, specs, tmp_path, control, notes.append, NodeWorkers(config))
-    stranger: socket.socket | None = None
-    try:
-        fleet.start_controllers()
-        await until(lambda: leads(control))
-        before = await status(control)
-        os.kill(fleet.running(workers=False)[0].pid, signal.SIGKILL)
-        stranger = taken(port)
-        await until(lambda: leads(control, before.term))
-        assert not fleet.failed.done()
-        assert any("it moves to" in note for note in notes)
-    finally:
-        await fleet.close()
-        await control.close()
-        stop_redis(tmp_path)
-        if stranger is not None:
-            stranger.close()
-
-
-async def leads(control: ControlPlane, after: int = 0) -> bool:
-    """A controller leads, of a term after ``after``, and the journal can be written."""
-    try:
-        found = await status(control)
-        request = admin_pb2.PauseRequest(request_id=uuid.uuid4().hex)
-        await control.call("AdminService.Pause", request, 5.0)
-    except ControlPlaneUnavailable:
-        return False
-    return found.term > after
-
-
-def taken(port: int) -> socket.socket:
-    """A listener at ``port``, as soon as that is free. Blocks: the fleet must not be faster."""
-    patience = Patience(10.0)
-    while patience.left():
-        with contextlib.suppress(OSError):
-            return socket.create_server(("127.0.0.1", port))
-    raise AssertionError(f"port {port} is not free")
 
 
 def no_redis(*_: object, **__: object) -> RedisEndpoint:

@@ -112,15 +112,6 @@ def node_0_has_started(run_dir: Path, **sections: dict[str, Any]) -> None:
     write_job(run_dir, JOB)
 
 
-def test_a_node_without_a_token_says_how_to_give_it_one(
-    meet: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("PACELINE_TOKEN", raising=False)
-    node_0_has_started(tmp_path)
-    with pytest.raises(BadInput, match="Set PACELINE_TOKEN on every node"):
-        meet()
-
-
 def test_another_token_than_that_of_node_0_is_said(
     meet: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
