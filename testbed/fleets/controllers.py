@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from controller.store.journal_audit import verify
 from paceline.config.load import load_config
 from paceline.config.schema import Config
 from paceline.rpc.auth import TOKEN_FILE
@@ -48,6 +49,14 @@ def config_of(controllers: Controllers) -> Config:
 def control_of(controllers: Controllers, where: list[str] | None = None) -> ControlPlane:
     """A client of the controllers at ``where`` (default: all that live) with the run's token."""
     return ControlPlane.from_config(config_of(controllers), where or addresses(controllers))
+
+
+def assert_sound(controllers: Controllers) -> dict[str, Any]:
+    """Replays the run's journal: nothing lost, nothing trained twice. Its counts."""
+    report = verify(controllers.redis_url, "load")
+    assert report.ok, report.problems
+    assert report.counts["lost"] == report.counts["duplicates"] == 0
+    return report.counts
 
 
 async def status(control: ControlPlane) -> admin_pb2.StatusReply:

@@ -68,13 +68,6 @@ async def test_many_payloads_land_although_no_large_request_would(store: RedisPa
     assert await store.missing([*groups, (TaskId("t99"), 1)]) == [("t99", 1)]
 
 
-async def test_what_a_store_does_not_take_is_no_success(store: RedisPayloads) -> None:
-    store._servers[0].client.most = 0
-    with pytest.raises(StoreUnavailable, match="does not answer"):
-        await store.put(payloads(1, MIB))
-    assert await store.list() == []
-
-
 async def test_payloads_are_spread_over_several_servers(urls: list[str]) -> None:
     both = RedisPayloads(urls, "spread")
     groups = payloads(64, 100)

@@ -16,7 +16,6 @@ from controller.store.journal_audit import verify
 from controller.store.ledger_follower import LedgerFollower
 from controller.store.redis_keys import Keys
 from paceline.errors import BadInput
-from paceline.observe.runs import find_runs
 from paceline.redis.client import connect
 from paceline_launcher.cli import app
 from testbed.fleets.controller_processes import write_config
@@ -107,16 +106,3 @@ async def test_a_controller_does_not_start_on_it(redis: Any, url: str, tmp_path:
     assert REMEDY in ended.stderr.splitlines()[-1]
     assert "Traceback" not in ended.stderr
     assert await contents(redis) == before
-
-
-def test_a_run_directory_whose_events_have_no_words_is_still_listed(tmp_path: Path) -> None:
-    old = tmp_path / "old"
-    old.mkdir()
-    events = [
-        {"position": "1-0", "n": 0, "t": 1.0, "type": "RunStarted"},
-        {"position": "2-0", "n": 0, "t": 2.0, "type": "StepDealt", "step": 1, "round": 2},
-        {"position": "3-0", "n": 0, "t": 3.0, "type": "StepCommitted", "step": 1, "metrics": {}},
-    ]
-    (old / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    (run,) = find_runs(tmp_path)
-    assert (run.name, run.state, run.steps) == ("old", "ended", 1)

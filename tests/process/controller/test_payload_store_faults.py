@@ -10,12 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from controller.store.journal_audit import verify
 from controller.store.redis_keys import Keys
 from paceline.redis.client import connect_sync
 from paceline.rpc.addresses import free_ports
 from testbed.faults.tcp_proxy import TcpProxy
-from testbed.fleets.controllers import running_controllers, status, until, working_fleet
+from testbed.fleets.controllers import (
+    assert_sound,
+    running_controllers,
+    status,
+    until,
+    working_fleet,
+)
 from testbed.redis.external_redis import Server
 
 
@@ -83,9 +88,7 @@ async def test_a_payload_store_that_is_away_delays_the_run_and_fails_nothing(
                 done = policies[0].timings.steps
                 await until(lambda: policies[0].timings.steps >= done + 3)
                 assert [w.rejoins for w in (*policies, *rollouts)] == [0, 0, 0]
-            report = verify(controllers.redis_url, "load")
-            assert report.ok, report.problems
-            assert report.counts["dropped"] == {}
+            assert assert_sound(controllers)["dropped"] == {}
 
 
 async def test_a_slow_payload_store_slows_the_run_and_fails_nothing(tmp_path: Path) -> None:
@@ -110,9 +113,7 @@ async def test_a_slow_payload_store_slows_the_run_and_fails_nothing(tmp_path: Pa
                 await until(lambda: policies[0].timings.steps >= waiting + 3)
                 assert (await status(policies[0].control)).phase == "running"
                 assert [w.rejoins for w in (*policies, *rollouts)] == [0, 0, 0]
-            report = verify(controllers.redis_url, "load")
-            assert report.ok, report.problems
-            assert report.counts["dropped"] == {}
+            assert assert_sound(controllers)["dropped"] == {}
 
 
 @pytest.mark.parametrize("fail", [lost, lying])
@@ -138,5 +139,4 @@ async def test_groups_that_the_store_has_lost_or_changed_are_generated_again(
                 done = policy.timings.steps
                 await until(lambda: policy.timings.steps >= done + 3)
                 assert (await status(policy.control)).phase == "running"
-            counts = verify(controllers.redis_url, "load").counts
-            assert counts["lost"] == counts["duplicates"] == 0
+            assert_sound(controllers)

@@ -20,8 +20,8 @@ from paceline.redis.client import connect_sync
 from paceline.redis.server import ensure_redis, stop_redis
 from paceline.rpc.client import ControlPlane, RequestRefused
 from paceline.rpc.grpc_channel import METHODS
-from paceline.v1 import admin_pb2, common_pb2, rollout_pb2, worker_pb2
-from testbed.fleets.controller_processes import write_config
+from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
+from testbed.fleets.controller_processes import Controllers, write_config
 from testbed.fleets.controllers import (
     addresses,
     config_of,
@@ -69,9 +69,10 @@ REFUSED = "no permissions|not allowed|Authentication required|already authentica
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 async def test_on_loopback_no_call_is_answered_without_the_runs_token(
-    strangers: list[str], method: str
+    stranger: Controllers, method: str
 ) -> None:
-    control = ControlPlane(strangers)
+    where = addresses(stranger)
+    control = ControlPlane(where)
     request = METHODS[method].request()
     if method == "WorkerService.Register":
         request = worker_pb2.RegisterRequest(
@@ -84,12 +85,12 @@ async def test_on_loopback_no_call_is_answered_without_the_runs_token(
         if METHODS[method].client_streaming:
             answered = None
             while answered is None:
-                call = control.bind(strangers[0], method)(iter([request]))
+                call = control.bind(where[0], method)(iter([request]))
                 try:
                     answered = await call.read()
                 except grpc.aio.AioRpcError as error:
                     # A connection that broke is no answer: as a worker does, it asks again.
-                    control.failed(strangers[0], error)
+                    control.failed(where[0], error)
         elif METHODS[method].server_streaming:
             async for _ in control.stream(method, request):
                 pass
@@ -101,10 +102,19 @@ async def test_on_loopback_no_call_is_answered_without_the_runs_token(
     assert "train." not in refusal.value.message, "no setting of the run"
 
 
+async def test_a_token_that_is_nearly_right_is_wrong(stranger: Controllers) -> None:
+    right = (stranger.run_dir / "token").read_text().strip()
+    for wrong in ("x" * len(right), right[:-1]):
+        control = ControlPlane(addresses(stranger), token=wrong)
+        with pytest.raises(RequestRefused, match="UNAUTHENTICATED"):
+            await status(control)
+        await control.close()
+
+
 @pytest.fixture(scope="module")
-def strangers(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+def stranger(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
     with running_controllers(tmp_path_factory.mktemp("strangers"), 1) as controllers:
-        yield addresses(controllers)
+        yield controllers
 
 
 async def test_a_worker_gets_a_redis_user_that_can_only_meet_others(tmp_path: Path) -> None:
@@ -177,14 +187,6 @@ async def test_files_of_a_run_are_private_whatever_the_umask(tmp_path: Path) -> 
             assert json.loads((run_dir / "controllers" / "controller-0.json").read_text())
     finally:
         os.umask(before)
-
-
-async def test_the_runs_own_token_pauses_it(tmp_path: Path) -> None:
-    with running_controllers(tmp_path, 1) as controllers:
-        control = control_of(controllers)
-        request = admin_pb2.PauseRequest(request_id="p1", paused=True)
-        assert (await control.call("AdminService.Pause", request)).accepted
-        await control.close()
 
 
 async def test_a_stolen_lease_is_worth_nothing(tmp_path: Path) -> None:

@@ -7,23 +7,15 @@ import pytest
 from paceline.config.sections.services import AuthConfig
 from paceline.rpc.auth import TOKEN_VARIABLE, AuthError, read_token
 
-BAD = ["short", "0123456789 abcdef0", "0123456789abcdéf0"]
 
-
-@pytest.mark.parametrize("token", BAD)
-def test_a_weak_token_of_the_environment_is_refused(
-    monkeypatch: pytest.MonkeyPatch, token: str
+@pytest.mark.parametrize("token", ["short", "0123456789 abcdef0", "0123456789abcd\u00e9f0"])
+def test_a_weak_token_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, token: str
 ) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, token)
     with pytest.raises(AuthError, match=f"{TOKEN_VARIABLE} must be one line"):
         read_token(AuthConfig())
-
-
-@pytest.mark.parametrize("token", BAD)
-def test_a_weak_token_of_the_file_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, token: str
-) -> None:
-    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    monkeypatch.delenv(TOKEN_VARIABLE)
     (tmp_path / "token").write_text(token)
     with pytest.raises(AuthError, match="token_file"):
         read_token(AuthConfig(token_file=str(tmp_path / "token")))
