@@ -32,26 +32,24 @@ class Gpu:
 
 
 def named_gpu(name: str) -> Gpu:
-    """A GPU of the list, also without the size in its name, or ``NNg`` for one of so many GiB.
-    Raises BadInput."""
-    known = [full for full in GPUS if name in (full, full.rpartition("-")[0])]
-    if len(known) == 1:
-        return Gpu(known[0], int(GPUS[known[0]] * GIB))
-    if size := re.fullmatch(r"([1-9][0-9]{0,3})g", name):
-        return Gpu(name, int(size[1]) * GIB)
-    names = " or ".join(known) or f"one of {', '.join(GPUS)}, or its size in GiB, as in 80g"
-    raise BadInput(f"--gpu {name}: give {names}")
+    """A GPU of the list, or ``NNg`` for one of so many GiB. Raises BadInput."""
+    size = re.fullmatch(r"([1-9][0-9]{0,3})g", name)
+    if name not in GPUS and not size:
+        raise BadInput(
+            f"--gpu {name}: give one of {', '.join(GPUS)}, or its size in GiB, as in 80g"
+        )
+    return Gpu(name, int((float(size[1]) if size else GPUS[name]) * GIB))
 
 
 def found_gpu() -> Gpu | None:
     """The smallest GPU that torch sees on this machine; None without one."""
     import torch
 
-    if not torch.cuda.is_available():
-        return None
-    seen = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    least = min(seen, key=lambda one: one.total_memory)
-    return Gpu(least.name, least.total_memory)
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    seen = [torch.cuda.get_device_properties(i) for i in range(count)]
+    return min(
+        (Gpu(gpu.name, gpu.total_memory) for gpu in seen), key=lambda g: g.bytes, default=None
+    )
 
 
 RESERVE = 0.92
@@ -62,8 +60,6 @@ MOMENTS_BUCKET = 8 << 24
 """Bytes of both moments that the device holds of parameters under way."""
 PUBLISHING_BUFFERS = 2 << 24
 """Bytes of the buffers through which slices of weights become shares, with several ranks."""
-ENGINE_SHARE = 0.9
-"""Fraction of a GPU that vLLM takes unless rollout.vllm.gpu_memory_utilization says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,79 +98,68 @@ def problems(plans: list[ProcessPlan], gpu: Gpu) -> Iterator[tuple[str, str]]:
 
 
 def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
-    train, ranks = config.train, config.fleet.policy_ranks
-    objective = config.built_in
-    trained = 2 if objective and objective.critic else 1
-    paired = objective is not None and objective.reference
+    train, memory, ranks = config.train, config.train.memory, config.fleet.policy_ranks
+    trained = 2 if config.built_in and config.built_in.critic else 1
+    paired = config.built_in is not None and config.built_in.reference
     frozen = paired or train.loss.kl_coef > 0
+    wire = 0 if config.recorded else _engine_width(config) * shape.parameters // ranks
     parts = {name: size * trained * shape.parameters // ranks for name, size in STATE.items()}
-    host = dict[str, int]()
-    if train.memory.offload_optimizer:
+    # Each rank reads its float32 slices, by way of host memory.
+    host = {"loading": 4 * shape.parameters // ranks}
+    if memory.offload_optimizer:
         host["optimizer moments"] = parts.pop("optimizer moments")
         parts["moments during their update"] = MOMENTS_BUCKET
     if frozen:
-        (host if train.memory.offload_frozen else parts)["reference"] = (
-            4 * shape.parameters // ranks
-        )
-        if train.memory.offload_frozen and ranks == 1:
+        (host if memory.offload_frozen else parts)["reference"] = 4 * shape.parameters // ranks
+        if memory.offload_frozen and ranks == 1:
             parts["block of the reference"] = 4 * (shape.block_parameters + shape.root_parameters)
     if ranks > 1:
         parts["gathered blocks"] = _gathered_bytes(config, shape, trained)
-        if train.memory.gradient_sync == "step":
+        if memory.gradient_sync == "step":
             parts["gradients until the last row"] = 4 * trained * shape.parameters
     else:
         # Several ranks gather in the type in which they compute.
         parts["weights converted by autocast"] = trained * shape.weight_copies
     parts["activations"] = trained * activation_bytes(config, shape)
     parts["logits"] = head_scratch_bytes(
-        train.memory.tokens_per_microbatch,
+        memory.tokens_per_microbatch,
         shape.hidden,
         shape.vocabulary,
-        train.memory.logits_chunk_mb,
+        memory.logits_chunk_mb,
         entropy_gradient=bool(train.loss.entropy_coef),
     )
     if not config.recorded:
         # A rank's buckets of two versions: links still send the older, or compare with it.
-        where = host if train.memory.offload_publishing else parts
-        where["published weights"] = 2 * _wire_bytes(config, shape) // ranks
+        (host if memory.offload_publishing else parts)["published weights"] = 2 * wire
         if ranks > 1:
             parts["weights on their way to shares"] = PUBLISHING_BUFFERS
-    # Each rank reads its float32 slices, by way of host memory.
-    host["loading"] = 4 * shape.parameters // ranks
-    if train.memory.offload_activations:
+        if config.rollout.weight_deltas:
+            host["encoded deltas"] = wire
+    if memory.offload_activations:
         host["activations"] = trained * _block_input_bytes(config, shape)
-    if not config.recorded and config.rollout.weight_deltas:
-        host["encoded deltas"] = _wire_bytes(config, shape) // ranks
     return ProcessPlan("policy rank", parts, host, tuple(_remedies(config, frozen)))
 
 
 def _remedies(config: Config, frozen: bool) -> Iterator[str]:
-    model, train, several = config.model, config.train, config.fleet.policy_ranks > 1
-    remedies = {
-        "train.memory.reshard_after_forward = true: no whole model on a rank": several
-        and not train.memory.reshard_after_forward,
-        'train.memory.gradient_sync = "row": ranks hold slices of gradients only': several
-        and train.memory.gradient_sync == "step",
-        "model.gradient_checkpointing = true: activations of one block at a time": (
-            not model.gradient_checkpointing
-        ),
-        "fleet.policy_ranks: more ranks divide weights, gradients and moments": True,
-        "train.memory.offload_frozen = true: the reference in host memory": frozen
-        and not train.memory.offload_frozen,
-        "train.memory.offload_activations = true: inputs of blocks in host memory": (
-            model.gradient_checkpointing and not train.memory.offload_activations
-        ),
-        "train.memory.offload_publishing = true: published weights in host memory": (
-            not config.recorded and not train.memory.offload_publishing
-        ),
-        "train.memory.offload_optimizer = true: moments in host memory": (
-            not train.memory.offload_optimizer
-        ),
-        "train.memory.tokens_per_microbatch: fewer tokens in a row": True,
-        'model.dtype = "bfloat16": about half of the activations': trainer_dtype(config)
-        == "float32",
-    }
-    return (remedy for remedy, helps in remedies.items() if helps)
+    model, memory, several = config.model, config.train.memory, config.fleet.policy_ranks > 1
+    if several and not memory.reshard_after_forward:
+        yield "train.memory.reshard_after_forward = true: no whole model on a rank"
+    if several and memory.gradient_sync == "step":
+        yield 'train.memory.gradient_sync = "row": ranks hold slices of gradients only'
+    if not model.gradient_checkpointing:
+        yield "model.gradient_checkpointing = true: activations of one block at a time"
+    yield "fleet.policy_ranks: more ranks divide weights, gradients and moments"
+    if frozen and not memory.offload_frozen:
+        yield "train.memory.offload_frozen = true: the reference in host memory"
+    if model.gradient_checkpointing and not memory.offload_activations:
+        yield "train.memory.offload_activations = true: inputs of blocks in host memory"
+    if not config.recorded and not memory.offload_publishing:
+        yield "train.memory.offload_publishing = true: published weights in host memory"
+    if not memory.offload_optimizer:
+        yield "train.memory.offload_optimizer = true: moments in host memory"
+    yield "train.memory.tokens_per_microbatch: fewer tokens in a row"
+    if trainer_dtype(config) == "float32":
+        yield 'model.dtype = "bfloat16": about half of the activations'
 
 
 def trainer_dtype(config: Config) -> str:
@@ -213,16 +198,11 @@ def _engine_width(config: Config) -> int:
     return 2 if dtype == "bfloat16" else 4
 
 
-def _wire_bytes(config: Config, shape: ModelShape) -> int:
-    return _engine_width(config) * shape.parameters
-
-
 def _rollout(config: Config, shape: ModelShape) -> ProcessPlan:
     """One rank of an engine, with a cache for one sequence of full length."""
     rollout, devices, width = config.rollout, config.rollout.tensor_parallel, _engine_width(config)
-    context = rollout.max_context or config.data.max_prompt_tokens + rollout.max_tokens
-    context = min(context, shape.positions or context)
-    weights, vllm = _wire_bytes(config, shape), rollout.engine == "vllm"
+    context = min(config.longest_sequence, shape.positions or config.longest_sequence)
+    weights = width * shape.parameters
     parts = {
         "engine weights": weights // devices,
         "KV cache of one sequence": width * shape.kv_elements * context // devices,
@@ -231,22 +211,10 @@ def _rollout(config: Config, shape: ModelShape) -> ProcessPlan:
     # hands on.
     two = (rollout.weight_deltas and width == 2) or config.relay_fanout > 0
     host = {"received weights": (2 if two else 1) * weights}
-    if vllm:
+    remedies = ["rollout.max_context: shorter sequences"]
+    if rollout.engine == "vllm":
         host["weights that ranks share"] = weights
-    remedies = {
-        'rollout.dtype = "bfloat16": half of the weights and of the cache': width == 4,
-        "rollout.tensor_parallel: more GPUs for one engine": vllm,
-        "rollout.max_context: shorter sequences": True,
-    }
-    helpful = tuple(remedy for remedy, helps in remedies.items() if helps)
-    return ProcessPlan("rollout worker", parts, host, helpful)
-
-
-def kv_sequences(config: Config, plan: ProcessPlan, gpu: Gpu) -> int:
-    """Sequences of full length that fit beside the weights of an engine (``plan``) on such GPUs."""
-    share = ENGINE_SHARE
-    if config.rollout.engine == "vllm":
-        share = float(config.rollout.vllm.get("gpu_memory_utilization", ENGINE_SHARE))
-    room = int(gpu.bytes * share) - plan.gpu["engine weights"]
-    cached = room // max(1, plan.gpu["KV cache of one sequence"])
-    return max(0, min(config.rollout.max_sequences, cached))
+        remedies.insert(0, "rollout.tensor_parallel: more GPUs for one engine")
+    if width == 4:
+        remedies.insert(0, 'rollout.dtype = "bfloat16": half of the weights and of the cache')
+    return ProcessPlan("rollout worker", parts, host, tuple(remedies))

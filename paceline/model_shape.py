@@ -49,17 +49,12 @@ def read_shape(path: str, dtype: str, *, trust_remote_code: bool = False) -> Mod
 
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except Exception as error:  # whatever makes a user's files unreadable
-        raise BadInput(
-            f"model.path = {path!r}: its config.json cannot be read ({first_line(error)}): give a "
-            "directory that has one, or a hub name that this machine can reach"
-        ) from error
-    try:
         return shape_of(config, dtype, trust_remote_code=trust_remote_code)
-    except Exception as error:  # models of others' code, and data-dependent ones
+    except Exception as error:  # files of users, models of others' code, and data-dependent ones
         raise BadInput(
-            f"model.path = {path!r}: the memory of {type(config).__name__} cannot be computed "
-            f"({first_line(error)}). Start the run on one GPU and read its peak instead"
+            f"model.path = {path!r}: its config.json cannot be read, or its memory not be computed "
+            f"({first_line(error)}): give a directory that has one, or a hub name that this "
+            "machine can reach, or start the run on one GPU and read its peak"
         ) from error
 
 

@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from paceline.errors import BadInput
 from paceline_launcher.cli.common import ConfigArgument, JsonOption, SetOption, print_json
 
 plan = typer.Typer(name="plan", no_args_is_help=True)
@@ -50,7 +49,6 @@ def memory(
         GIB,
         RESERVE,
         found_gpu,
-        kv_sequences,
         memory_plan,
         named_gpu,
         problems,
@@ -66,12 +64,6 @@ def memory(
     dtype, trusted = trainer_dtype(resolved), model.trust_remote_code
     shape = read_shape(model.path, dtype, trust_remote_code=trusted)
     plans = memory_plan(resolved, shape)
-    sequences = None
-    try:
-        if device and not resolved.recorded:
-            sequences = kv_sequences(resolved, plans[1], device)
-    except (TypeError, ValueError) as error:
-        raise BadInput(f"{config}: {error}: correct rollout.vllm") from error
     wrong = list(problems(plans, device)) if device else []
     if as_json:
         print_json(
@@ -87,7 +79,6 @@ def memory(
                     }
                     for plan in plans
                 ],
-                "cached_sequences": sequences,
                 "problems": [{"found": found, "remedy": remedy} for found, remedy in wrong],
             }
         )
@@ -106,8 +97,6 @@ def memory(
         if device is None:
             typer.echo("no GPU found: --gpu NAME says whether this fits")
         else:
-            if sequences is not None:
-                typer.echo(f"{sequences} sequences of full length fit an engine's cache")
             room = f"{device.bytes * RESERVE / GIB:.1f} of {device.bytes / GIB:.1f} GiB"
             typer.echo(f"{device.name} ({room} to give): {'does not fit' if wrong else 'fits'}")
         for found, remedy in wrong:
