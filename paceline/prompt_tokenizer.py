@@ -1,6 +1,7 @@
 """Tokenizer: prompt tokens of rows and messages, text of completions."""
 
 import contextlib
+import copy
 import json
 import re
 import secrets
@@ -61,12 +62,11 @@ class PromptTokenizer:
         self.limit = config.data.max_prompt_tokens
         path = config.model.tokenizer or config.model.path
         field = "model.tokenizer" if config.model.tokenizer else "model.path"
-        if path.startswith(("/", ".", "~")) and not Path(path).expanduser().is_dir():
+        if path.startswith(("/", ".", "~")) and not Path(path).is_dir():
             raise TokenizerError(f"{field}: no such directory: {path}")
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(
-                str(Path(path).expanduser()) if path.startswith("~") else path,
-                trust_remote_code=config.model.trust_remote_code,
+                path, trust_remote_code=config.model.trust_remote_code
             )
         # Whatever transformers raises for a bad directory, name or file is bad input here.
         except Exception as error:
@@ -150,27 +150,21 @@ class PromptTokenizer:
     def _shortened(self, row: dict[str, Any], excess: int) -> dict[str, Any]:
         """``row`` with a longest text of its prompt ``excess`` tokens shorter. Raises BadPrompt."""
         template, field = self._data.prompt_template, self._data.prompt_field
-        if template is not None:
-            texts = {name: row[name] for name in placeholders(template)}
-        elif isinstance(row[field], str):
-            texts = {field: row[field]}
-        else:
-            messages = [dict(message) for message in row[field]]
-            longest = max(messages, key=lambda m: len(m["content"]) if m["role"] != "system" else 0)
-            longest["content"] = self._cut(longest["content"], excess)
-            return {**row, field: messages}
-        name = max(texts, key=lambda n: len(texts[n]) if isinstance(texts[n], str) else 0)
-        return {**row, name: self._cut(texts[name], excess)}
-
-    def _cut(self, text: Any, excess: int) -> str:
-        tokens = self.encode(text) if isinstance(text, str) else []
+        row = copy.deepcopy(row)
+        places = [(row, name) for name in ([field] if template is None else placeholders(template))]
+        if template is None and isinstance(row[field], list):
+            places = [(message, "content") for message in row[field] if message["role"] != "system"]
+        texts = [place for place in places if isinstance(place[0].get(place[1]), str)]
+        holder, name = max(texts, key=lambda place: len(place[0][place[1]]), default=(row, ""))
+        tokens = self.encode(holder.get(name, ""))
         if len(tokens) <= excess:
             raise BadPrompt(
                 "prompt_too_long",
                 f"without any text of the row it would still have more than {self.limit} tokens",
             )
-        kept = tokens[excess:] if self._data.long_prompts == "truncate_left" else tokens[:-excess]
-        return self.decode_all(kept)
+        left = self._data.long_prompts == "truncate_left"
+        holder[name] = self.decode_all(tokens[excess:] if left else tokens[:-excess])
+        return row
 
     def opening(
         self, content: str | Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
@@ -296,9 +290,6 @@ class PromptTokenizer:
             re.search(r"\{%-?\s*generation\s*-?%\}", str(self._tokenizer.chat_template)) is not None
         )
 
-    def ends_turn(self, token: int) -> bool:
-        return token in self.end_tokens
-
     def conversation(self, messages: Sequence[Message]) -> str:
         """The chat template's text of whole ``messages``. Raises BadPrompt."""
         return self._templated(messages, answered=True)
@@ -306,16 +297,8 @@ class PromptTokenizer:
     def answers(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
         """Tokens of whole ``messages``, and 1 for each that the template marks as the assistant's.
         Raises BadPrompt."""
-        try:
-            found = self._tokenizer.apply_chat_template(
-                list(messages),
-                tokenize=True,
-                return_dict=True,
-                return_assistant_tokens_mask=True,
-                **self._data.chat_template_args,
-            )
-        except Exception as error:
-            raise BadPrompt("malformed_row", f"chat template: {error}") from error
+        options = {"return_dict": True, "return_assistant_tokens_mask": True}
+        found = self._apply_template(messages, tokenize=True, **options)
         return list(found["input_ids"]), [int(mark) for mark in found["assistant_masks"]]
 
     def _templated(
@@ -325,20 +308,19 @@ class PromptTokenizer:
         *,
         answered: bool = False,
     ) -> str:
+        functions = [dict(tool) for tool in tools] or None
+        options = {"tools": functions, "add_generation_prompt": not answered}
+        return str(self._apply_template(messages, tokenize=False, **options))
+
+    def _apply_template(self, messages: Sequence[Message], **options: Any) -> Any:
         if not self._tokenizer.chat_template:
             raise BadPrompt(
                 "malformed_row", "chat messages, but the tokenizer has no chat template"
             )
         # A template is a program of the tokenizer's author and may raise anything.
         try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    list(messages),
-                    tools=[dict(tool) for tool in tools] or None,
-                    tokenize=False,
-                    add_generation_prompt=not answered,
-                    **self._data.chat_template_args,
-                )
+            return self._tokenizer.apply_chat_template(
+                list(messages), **options, **self._data.chat_template_args
             )
         except Exception as error:
             raise BadPrompt("malformed_row", f"chat template: {error}") from error
@@ -352,7 +334,7 @@ def _generation_ends(path: str) -> list[int]:
     """End tokens of the model's generation config, else of its config."""
     for name in ("generation_config.json", "config.json"):
         found = cached_file(
-            str(Path(path).expanduser()) if path.startswith("~") else path,
+            path,
             name,
             _raise_exceptions_for_gated_repo=False,
             _raise_exceptions_for_missing_entries=False,

@@ -57,7 +57,7 @@ def rendered_answers(
         trained += [0] * len(between)
         end = len(_prefix(tokenizer.conversation(messages[: turn + 1]), whole, turn + 1))
         answer = tokenizer.after(whole[:start], whole[start:end])
-        ends = [i for i, token in enumerate(answer) if tokenizer.ends_turn(token)]
+        ends = [i for i, token in enumerate(answer) if token in tokenizer.end_tokens]
         if ends:
             # No model writes what the template adds after that.
             written = ends[-1] + 1
@@ -78,9 +78,9 @@ def _end_turn(
     stop: ``next_token``, with which the next turn begins, if that is how the model stops, else the
     end of the sequence. Returns True if it was ``next_token``."""
     last = max((i for i, mark in enumerate(trained) if mark), default=None)
-    if last is None or tokenizer.ends_turn(tokens[last]) or not tokenizer.end_tokens:
+    if last is None or tokens[last] in tokenizer.end_tokens or not tokenizer.end_tokens:
         return False
-    stops = bool(next_token) and tokenizer.ends_turn(next_token[0])
+    stops = bool(next_token) and next_token[0] in tokenizer.end_tokens
     tokens += next_token if stops else tokenizer.end_tokens[:1]
     trained += [1]
     return stops
