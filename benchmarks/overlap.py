@@ -2,9 +2,8 @@
 
     python -m benchmarks.overlap
 
-(a) As is: the demo's step, one policy replica and one rollout worker of one thread each. The ideal
-    is the slower of generation alone and training alone, measured in the same run on one thread
-    each. The learning rate is nearly 0, so that every mode does the same work at every step.
+(a) As is: the demo's step, one policy replica and one rollout worker of one thread each. The
+    learning rate is nearly 0, so that every mode does the same work at every step.
 (b) With a reward that waits (log-normal, ``rewards.by_chance``), as a sandbox or a judge does, at
     the demo's learning rate: samples/s, and the reward after the same number of samples. The waits
     do not depend on what is answered; ``benchmarks.learning staleness`` has waits that do. Also
@@ -33,49 +32,31 @@ def main() -> None:
     parser.add_argument(
         "--parts", nargs="+", choices=["a", "b"], default=["a", "b"], help="others are kept"
     )
-    parser.add_argument("--set", action="append", default=[], metavar="A.B=C", help="in each run")
     args = parser.parse_args()
     result = runs.Results(args.out).data
-    machine, more = result.pop("machine"), runs.given(args.set)
+    machine = result.pop("machine")
     if "a" in args.parts:
-        result["as_is"] = {"machine": machine, **as_is(more)}
+        result["as_is"] = {"machine": machine, **as_is()}
     if "b" in args.parts:
-        result["waiting"] = {"machine": machine, **waiting(more)}
+        result["waiting"] = {"machine": machine, **waiting()}
     runs.write(args.out, result)
 
 
-def as_is(more: dict[str, str]) -> dict[str, Any]:
-    settings = {**runs.dotted(COMMON), "train.optimizer.lr": 1e-9, "train.steps": 120, **more}
-    batches = runs.SCRATCH / "overlap-batches.bin"
-    batches.parent.mkdir(parents=True, exist_ok=True)
-    given = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-    alone = {
-        half: runs.child(
-            "benchmarks.isolated_halves",
-            *(half, "--config", runs.DEMO / "digit_sort.toml", "--batches", batches, *given),
-        )
-        for half in ("generate", "train")
-    }
-    rates = [half["samples_per_s"] for half in alone.values()]
+def as_is() -> dict[str, Any]:
+    settings = {**runs.dotted(COMMON), "train.optimizer.lr": 1e-9, "train.steps": 120}
     modes = {
         str(staleness): measure(f"overlap-a{staleness}", settings, staleness)
         for staleness in (SYNCHRONOUS, ASYNCHRONOUS)
     }
-    return {
-        "alone": alone,
-        "ideal": min(rates),
-        "serial": 1 / sum(1 / rate for rate in rates),
-        "modes": modes,
-    }
+    return {"modes": modes}
 
 
-def waiting(more: dict[str, str]) -> dict[str, Any]:
+def waiting() -> dict[str, Any]:
     settings = {
         **runs.dotted(COMMON),
         "train.steps": 60,
         "reward.functions": ["benchmarks.rewards:by_chance"],
         "reward.timeout_s": 120,
-        **more,
     }
     modes = {
         str(staleness): measure(f"overlap-b{staleness}", settings, staleness)

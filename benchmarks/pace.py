@@ -1,12 +1,10 @@
 """Pace of a small run against another checkout: samples/s and CPU seconds, in alternating pairs.
 
-    python -m benchmarks.pace [--against CHECKOUT] [--pairs 7] [--steps 120]
+    python -m benchmarks.pace --against CHECKOUT [--pairs 7] [--steps 120]
 
 Each run is digit sort at 0.1M parameters with one controller, one policy replica and one rollout
 worker, in one checkout and then in the other, on the same cores: the machine's noise meets both.
 The other checkout needs a ``.venv``, and takes this one's checkpoint. Ratios are this / other.
-Without ``--against`` the other is this one, with a leader that exports nothing but the run files:
-the ratio of the controllers' CPU seconds says what archive and sinks cost.
 """
 
 import json
@@ -16,9 +14,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.runs import DEMO, ONE_OF_EACH, REPOSITORY, given, machine, options, write
+from benchmarks.runs import DEMO, ONE_OF_EACH, REPOSITORY, machine, options, write
 
-NO_EXPORTS = {"archive.enabled": False, "metrics.sinks": []}
 # The other checkout may have other defaults.
 OVERRIDES = {"model.path": str(DEMO / "model-0.1M"), **ONE_OF_EACH}
 PROGRAM = """
@@ -38,21 +35,18 @@ print(json.dumps({
 
 def main() -> None:
     parser = options("pace", __doc__, "pace")
-    parser.add_argument("--against", type=Path, help="root of another checkout")
+    parser.add_argument("--against", type=Path, required=True, help="root of another checkout")
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--warm-up", type=int, default=20, help="steps that are not counted")
-    parser.add_argument("--set", action="append", default=[], metavar="A.B=C", help="for both")
     args = parser.parse_args()
     overrides = OVERRIDES | {"train.steps": args.steps}
-    overrides |= given(args.set)
-    roots = {"other": (args.against or REPOSITORY).resolve(), "this": REPOSITORY}
-    settings = {"other": overrides | ({} if args.against else NO_EXPORTS), "this": overrides}
+    roots = {"other": args.against.resolve(), "this": REPOSITORY}
     pairs = []
     for number in range(args.pairs):
         # The order alternates, so that neither always runs on the warmer machine.
         order = list(roots) if number % 2 == 0 else list(reversed(roots))
-        pair = {name: run(roots[name], settings[name], args.warm_up) for name in order}
+        pair = {name: run(roots[name], overrides, args.warm_up) for name in order}
         pairs.append(pair)
         ratio = pair["this"]["samples_per_s"] / pair["other"]["samples_per_s"]
         rates = ", ".join(f"{name} {pair[name]['samples_per_s']:,.0f}/s" for name in roots)

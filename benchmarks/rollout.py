@@ -17,19 +17,14 @@ CPU seconds of all processes together; on a machine with other work only CPU sec
 The 0.1 M model is the demo's, whose completions are short; the others have random weights. With
 models this small, nearly all time is vLLM's Python work per token. The costs of log-probs, of a
 swap and of Paceline's own work are therefore at their largest, and shrink as the model grows. A
-round has as many samples as a step of the demo, so a swap a round is a swap a step. Each model is
-measured in a process of its own; the time from process start to first token includes its imports.
+round has as many samples as a step of the demo, so a swap a round is a swap a step.
 """
 
 import os
 
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 
-import argparse
 import asyncio
-import json
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -140,9 +135,6 @@ async def measure(path: Path, rounds: int) -> dict[str, Any]:
     await engine.load_weights(0, weights)
     # As a worker does by default, so that unfinished work survives it.
     engine.watch(config.rollout.partial_every_tokens, lambda request, samples: None)
-    first = by_engine(engine, prompts[:1])
-    await first(0)
-    ready_s = time.time() - psutil.Process().create_time()
     ends = list(tokenizer.end_tokens)
     pauses: list[float] = []
     ways: dict[str, Round] = {
@@ -164,7 +156,6 @@ async def measure(path: Path, rounds: int) -> dict[str, Any]:
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
         "engine_start_s": started_s,
-        "process_start_to_first_token_s": ready_s,
         "swap_pause_ms": median(pauses) * 1e3,
         "swap_stage_ms": stage_s * 1e3,
         "round_s": median(wall for wall, _, _ in clock["engine"]),
@@ -204,38 +195,19 @@ def main() -> None:
     parser = runs.options("rollout", __doc__, "rollout")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
-    parser.add_argument("--alone", choices=SIZES, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.alone is not None:
-        args.out.write_text(json.dumps(measure_alone(args.alone, args.rounds)))
-        return
+    torch.set_num_threads(1)
     results: dict[str, Any] = {
         "machine": runs.machine(),
         "sequences": SEQUENCES,
         "max_new_tokens": MAX_TOKENS,
         "rounds": args.rounds,
-        "models": {size: in_own_process(size, args.rounds) for size in args.sizes},
+        "models": {size: measured(size, args.rounds) for size in args.sizes},
     }
     runs.write(args.out, results)
 
 
-def in_own_process(size: str, rounds: int) -> dict[str, Any]:
-    """The time to the first token counts from the start of a process."""
-    with tempfile.TemporaryDirectory() as directory:
-        out = Path(directory, "result.json")
-        subprocess.run(
-            [
-                *(sys.executable, "-m", "benchmarks.rollout", "--alone", size),
-                *("--rounds", str(rounds), "--out", str(out)),
-            ],
-            check=True,
-        )
-        found: dict[str, Any] = json.loads(out.read_text())
-        return found
-
-
-def measure_alone(size: str, rounds: int) -> dict[str, Any]:
-    torch.set_num_threads(1)
+def measured(size: str, rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         path = DEMO / "model-0.1M"
         if size in SHAPES:

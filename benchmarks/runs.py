@@ -227,24 +227,6 @@ def machine() -> dict[str, Any]:
     }
 
 
-def child(module: str, *arguments: object, timeout_s: float = 1800.0) -> dict[str, Any]:
-    """JSON object that ``python -m module arguments`` prints last."""
-    # Processes that it starts have ``-P``, and would not find benchmarks in the start directory.
-    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, "-m", module, *map(str, arguments)],
-        cwd=REPOSITORY,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-    )
-    if done.returncode != 0:
-        raise RuntimeError(f"{module} failed:\n{done.stderr[-2000:]}")
-    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return result
-
-
 def model_of(size: str) -> Path:
     """The warm-started model; the larger one is trained once and kept in runs/bench."""
     if size == "0.1M":

@@ -18,7 +18,10 @@ computes them. The two rows show this part of the ratio.
 """
 
 import argparse
+import json
 import statistics
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -78,12 +81,22 @@ def trl(
     model: Path, size: str, threads: int, seed: int, args: argparse.Namespace
 ) -> dict[str, Any]:
     out = runs.SCRATCH / f"trl-{size}"
-    found = runs.child(
-        "benchmarks.trl_trainer",
-        *("--model", model, "--out", out, "--threads", threads, "--seed", seed),
-        *("--steps", args.steps, "--warm-up", WARM_UP, "--lr", LEARNING_RATES[size]),
-        *("--groups", GROUPS, "--group-size", GROUP_SIZE, "--max-tokens", MAX_TOKENS),
-    )
+    options: dict[str, Any] = {
+        "--model": model,
+        "--out": out,
+        "--threads": threads,
+        "--seed": seed,
+        "--steps": args.steps,
+        "--warm-up": WARM_UP,
+        "--lr": LEARNING_RATES[size],
+        "--groups": GROUPS,
+        "--group-size": GROUP_SIZE,
+        "--max-tokens": MAX_TOKENS,
+    }
+    command = [sys.executable, "-m", "benchmarks.trl_trainer"]
+    command += [str(word) for option in options.items() for word in option]
+    done = subprocess.run(command, cwd=runs.REPOSITORY, capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     found["cpu_s_per_step"] = found["cpu_s"] / (args.steps - WARM_UP)
     found["held_out"] = runs.exact_match(out)
     return found

@@ -1,16 +1,14 @@
 """Weights to 1, 2, 4 and 8 receivers that send at a limited rate, from one trainer or two, with and
 without relays.
 
-    python -m benchmarks.weight_relays [--egress-mb-s 50] [--mib 64] [--out FILE]
-    python -m benchmarks.weight_relays --mbit 400 --out benchmarks/results/weight_relays_hosts.json
+    python -m benchmarks.weight_relays [--mbit 100] [--mib 32] [--out FILE]
 
-Each trainer and each receiver is a process that sends at most ``--egress-mb-s`` in all, limited in
-the transport. With ``--mbit`` each is on a host of its own instead (a network namespace), which
-sends and receives at most so much (token bucket; needs root, iproute2 and a kernel with tbf). A
-version is bfloat16, trained by AdamW at a learning rate of 1e-6; "whole" sends all of it, "deltas"
-what a step changed. Seconds run from the publication until the last receiver has all buckets,
-intact. The trainers' bytes are those that the limit, or the network device, has counted. Buckets
-are 1/128 of the version: a model of 16 GB has 1,000 of the usual 16 MiB.
+Each trainer and each receiver is on a host of its own (a network namespace), which sends and
+receives at most so much (token bucket; needs root, iproute2 and a kernel with tbf). A version is
+bfloat16, trained by AdamW at a learning rate of 1e-6; "whole" sends all of it, "deltas" what a step
+changed. Seconds run from the publication until the last receiver has all buckets, intact. The
+trainers' bytes are those that the network device has counted. Buckets are 1/128 of the version: a
+model of 16 GB has 1,000 of the usual 16 MiB.
 """
 
 import argparse
@@ -35,7 +33,6 @@ from paceline.v1 import worker_pb2
 from paceline.weights.weight_snapshot import WireDtype
 from policy_worker.publisher import WeightPublisher
 from rollout_worker.weight_receiver import WeightReceiver
-from testbed.faults.egress_limit import VARIABLE, limit_from_environment
 from testbed.faults.network_namespaces import HUB, Hosts, why_not
 
 RECEIVERS = (1, 2, 4, 8)
@@ -70,12 +67,8 @@ class Trainer:
         self._weights.requires_grad_()
         self._optimizer = torch.optim.AdamW([self._weights], lr=LEARNING_RATE)
         self._publisher: WeightPublisher | None = None
-        self._limit = limit_from_environment()
 
     def serve(self, line: dict[str, Any]) -> None:
-        if "sent" in line:
-            say(sent=self._limit.sent_bytes if self._limit is not None else 0)
-            return
         if "links" in line:
             if self._publisher is not None:
                 self._publisher.close()
@@ -119,7 +112,6 @@ class Receiver:
             relays=True,
             host=args.host,
         )
-        limit_from_environment()
 
     def serve(self, line: dict[str, Any]) -> None:
         relay, link = self._end.relay, line["link"]
@@ -141,54 +133,24 @@ def sent_by(hosts: Hosts, name: str) -> int:
     return int(line.split(":")[1].split()[8])
 
 
-class Place:
-    """Hosts of the processes, and the count of what a trainer sends."""
-
-    def __init__(self, args: argparse.Namespace, stack: contextlib.ExitStack) -> None:
-        self._hosts: Hosts | None = None
-        self.environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        if not args.mbit:
-            self.hub = "127.0.0.1"
-            self.environment[VARIABLE] = str(args.egress_mb_s)
-            return
-        if missing := why_not():
-            raise SystemExit(f"weight_relays: {missing}")
-        self._hosts = Hosts(*names())
-        stack.callback(self._hosts.close)
-        for name in names():
-            self._hosts.limit(name, args.mbit)
-        self.hub = self._hosts.address[HUB]
-
-    def address(self, name: str) -> str:
-        return self.hub if self._hosts is None else self._hosts.address[name]
-
-    def on(self, name: str, command: list[str]) -> list[str]:
-        return command if self._hosts is None else self._hosts.on(name, command)
-
-    def sent_by(self, name: str, process: subprocess.Popen[str]) -> int:
-        if self._hosts is None:
-            return int(tell(process, sent=True)["sent"])
-        return sent_by(self._hosts, name)
-
-
 class Members:
     """Trainers and receivers, each a process. They serve all measurements."""
 
-    def __init__(self, args: argparse.Namespace, place: Place, url: str) -> None:
-        self._place = place
+    def __init__(self, args: argparse.Namespace, hosts: Hosts, url: str) -> None:
+        self._hosts = hosts
         self._mib = args.mib
         self._epoch = 0
         self._by_name: dict[str, subprocess.Popen[str]] = {}
         for name in names():
             command = [sys.executable, "-m", "benchmarks.weight_relays", "--member", name]
-            command += ["--url", url, "--mib", str(args.mib), "--host", place.address(name)]
+            command += ["--url", url, "--mib", str(args.mib), "--host", hosts.address[name]]
             self._by_name[name] = subprocess.Popen(
-                place.on(name, command),
+                hosts.on(name, command),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
                 cwd=REPOSITORY,
-                env=place.environment,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
         self._receivers = [p for name, p in self._by_name.items() if name.startswith("r")]
 
@@ -235,8 +197,7 @@ class Members:
 
     def _sent(self) -> list[int]:
         """Bytes that each trainer has sent."""
-        trainers = [f"trainer{n}" for n in range(max(TRAINERS))]
-        return [self._place.sent_by(name, self._by_name[name]) for name in trainers]
+        return [sent_by(self._hosts, f"trainer{n}") for n in range(max(TRAINERS))]
 
     def close(self) -> None:
         for process in self._by_name.values():
@@ -276,18 +237,24 @@ def arrival(process: subprocess.Popen[str], version: int) -> float:
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline-relays-"))
-        place = Place(args, stack)
-        (port,) = free_ports(place.hub, 1)
+        if missing := why_not():
+            raise SystemExit(f"weight_relays: {missing}")
+        hosts = Hosts(*names())
+        stack.callback(hosts.close)
+        for name in names():
+            hosts.limit(name, args.mbit)
+        hub = hosts.address[HUB]
+        (port,) = free_ports(hub, 1)
         server = subprocess.Popen(
             [
-                *(str(find_server()), "--port", str(port), "--bind", place.hub),
+                *(str(find_server()), "--port", str(port), "--bind", hub),
                 *("--requirepass", "relays", "--save", "", "--dir", folder),
             ],
             stdout=subprocess.DEVNULL,
         )
         stack.callback(server.wait)
         stack.callback(server.terminate)
-        members = Members(args, place, f"redis://:relays@{place.hub}:{port}/0")
+        members = Members(args, hosts, f"redis://:relays@{hub}:{port}/0")
         stack.callback(members.close)
         rows = []
         for deltas, trainers, fanout, receivers in itertools.product(
@@ -299,10 +266,9 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = options("weight_relays", __doc__, "weight_relays")
-    parser.add_argument("--egress-mb-s", type=float, default=50.0, help="of each process")
-    parser.add_argument("--mbit", type=int, help="of each host instead, each way")
-    parser.add_argument("--mib", type=int, default=64, help="of a version in bfloat16")
+    parser = options("weight_relays", __doc__, "weight_relays_hosts")
+    parser.add_argument("--mbit", type=int, default=100, help="of each host, each way")
+    parser.add_argument("--mib", type=int, default=32, help="of a version in bfloat16")
     for internal in ("--member", "--url", "--host"):
         parser.add_argument(internal, default="", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -312,9 +278,8 @@ def main() -> None:
         for line in sys.stdin:
             member.serve(json.loads(line))
         return
-    found: dict[str, Any] = {"machine": machine(), "mib": args.mib, "rows": measure(args)}
-    found |= {"mbit": args.mbit} if args.mbit else {"egress_mb_s": args.egress_mb_s}
-    write(args.out, found)
+    rows = measure(args)
+    write(args.out, {"machine": machine(), "mib": args.mib, "mbit": args.mbit, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -23,8 +23,7 @@ try:
     from benchmarks.gpu_check.fleet import fleet, missing
     from benchmarks.gpu_check.models import QWEN3_0_6B, QWEN3_1_7B, TOY
     from benchmarks.gpu_check.parity import parity
-    from benchmarks.gpu_check.publication import publication
-    from benchmarks.gpu_check.trainer_speed import OPTIONS, trainer_speed
+    from benchmarks.gpu_check.trainer_speed import OPTIONS, publication, trainer_speed
 except ModuleNotFoundError as error:
     sys.exit(
         f"the GPU check needs the package {error.name}: pip install -c constraints.txt torch "

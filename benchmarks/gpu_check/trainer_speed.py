@@ -1,7 +1,8 @@
-"""Speed and memory of the trainer on one device: tokens per second, MFU, and peak memory against
-the plan."""
+"""Speed and memory of the trainer on one device: tokens per second, MFU, peak memory against the
+plan, and what the publication of weights takes from training."""
 
 import gc
+import statistics
 import time
 from typing import Any
 
@@ -18,9 +19,11 @@ from benchmarks.gpu_check.models import (
 from paceline.config.schema import Config
 from paceline.memory_plan import memory_plan
 from paceline.model_shape import shape_of
+from paceline.weights.weight_snapshot import SnapshotPool, WeightSnapshot, WireDtype
 from policy_worker.objectives.batch import StepTotals
 
 STEPS = 3
+VERSIONS = 3
 PEAK_FLOPS = {
     "H100": 989e12,
     "H200": 989e12,
@@ -116,3 +119,30 @@ def _mfu(device: torch.device, parameters: int, tokens_per_s: float) -> float | 
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def publication(device: torch.device, shape: Shape) -> dict[str, Any]:
+    """Snapshots in bfloat16. The training thread is held while it starts the copy, not while the
+    device makes it."""
+    model = make_model(shape, device)
+    pool, wire = SnapshotPool(), WireDtype(torch.bfloat16)
+    held, copied, rates = [], [], []
+    for version in range(VERSIONS):
+        begun = time.perf_counter()
+        snapshot = WeightSnapshot.take(version, model.named_parameters(), pool, wire=wire)
+        held.append(time.perf_counter() - begun)
+        snapshot.wait_ready()
+        copied.append(time.perf_counter() - begun)
+        begun = time.perf_counter()
+        for index in range(snapshot.manifest.buckets):
+            snapshot.bucket(index).cpu()
+        rates.append(snapshot.manifest.total_bytes / (time.perf_counter() - begun))
+        size = snapshot.manifest.total_bytes
+        del snapshot
+    return {
+        "model": shape.name,
+        "GB": size / 1e9,
+        "held by training, ms": statistics.median(held[1:]) * 1e3,
+        "snapshot complete, ms": statistics.median(copied[1:]) * 1e3,
+        "to the host, GB/s": statistics.median(rates[1:]) / 1e9,
+    }

@@ -19,9 +19,6 @@ from testbed.planner.calibration import calibrated, from_published
 from testbed.planner.pace import asynchronous, synchronous
 from testbed.planner.system import StageTime, System
 
-PARTS_OF = "verl 7B"
-"""System whose rows are also predicted without parts of the model."""
-
 
 def main() -> None:
     parser = runs.options("planner", __doc__, "planner")
@@ -35,8 +32,6 @@ def main() -> None:
         variants = systems[published.name] = _variants(published, systems)
         found["fitted"][published.name] = _fitted(published, variants)
         found["rows"] += [_compared(published, variants, row) for row in published.asynchronous]
-        if args.only is None and published.name == PARTS_OF:
-            found["parts"] = _parts(published, variants[0])
     if args.only is None:
         found["bar"] = _bar(found["rows"])
         print(json.dumps(found["bar"], indent=2))
@@ -82,32 +77,6 @@ def _ratio(system: System, row: Asynchronous) -> float:
     else:
         before = asynchronous(system, row.policy_gpus, row.rollout_gpus, row.against_staleness)
     return before.step_s / after.step_s
-
-
-def _parts(published: PublishedSystem, system: System) -> list[dict[str, Any]]:
-    """Rows at staleness 0.5 as they are, and without one part of the model or of the comparison."""
-    measured = {row.gpus: row for row in published.rows}
-    found = []
-    for row in published.asynchronous[: len(measured)]:
-        # All of an update is divided by the GPUs, as if nobody had measured more than one size.
-        step = measured[row.policy_gpus + row.rollout_gpus]
-        scaling = replace(
-            system,
-            update=StageTime.fit([(step.gpus, step.update_s)]),
-            log_prob=StageTime.fit([(step.gpus, step.log_prob_s)]),
-        )
-        found.append(
-            {
-                "row": row.name,
-                "published": row.published,
-                "model": _ratio(system, row),
-                "without constant": _ratio(scaling, row),
-                "both recompute log-probs": _ratio(
-                    system, replace(row, asynchronous_log_prob=True)
-                ),
-            }
-        )
-    return found
 
 
 def _compared(

@@ -10,6 +10,7 @@ shared_weights(1) and the record of the next one, then hangs.
 import argparse
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from paceline.mesh.elastic_mesh import ProcessMesh
+from paceline.mesh.gloo_backend import GlooBackend
 from paceline.v1 import worker_pb2
 from paceline.weights.frames import WHOLE, BucketRecord, send_record
 from paceline.weights.link_greeting import PUBLISHER, RECEIVER, await_hello
@@ -30,10 +32,10 @@ from paceline.weights.weight_sending import announce
 from paceline.weights.weight_snapshot import WeightSnapshot
 from paceline.weights.weight_transfer import StagedWeights
 from rollout_worker.weight_receiver import WeightReceiver
-from testbed.faults.egress_limit import pace_sockets
 
 CPU = torch.device("cpu")
 SHARED_BUCKET_BYTES = 5120
+_SO_MAX_PACING_RATE = 47  # Linux; the socket module does not name it.
 
 
 def start(
@@ -153,6 +155,20 @@ def shared_weights(seed: int) -> dict[str, Tensor]:
 
 
 PARTS = {"receiver": receiver, "half-sender": half_sender, "half-source": half_source}
+
+
+def pace_sockets(bytes_per_s: int) -> None:
+    """From here on each connection of this process sends at most so many bytes a second, in the
+    kernel: a message is under way byte by byte, and can be cut in its middle."""
+    form = GlooBackend.__init__
+
+    def slow(backend: GlooBackend, *arguments: Any) -> None:
+        form(backend, *arguments)
+        for end in backend._sockets:
+            with socket.socket(fileno=os.dup(end.descriptor)) as connection:
+                connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, bytes_per_s)
+
+    GlooBackend.__init__ = slow  # type: ignore[method-assign]
 
 
 def main() -> None:
