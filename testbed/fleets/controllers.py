@@ -51,9 +51,9 @@ def control_of(controllers: Controllers, where: list[str] | None = None) -> Cont
     return ControlPlane.from_config(config_of(controllers), where or addresses(controllers))
 
 
-def assert_sound(controllers: Controllers) -> dict[str, Any]:
+def assert_sound(redis_url: str) -> dict[str, Any]:
     """Replays the run's journal: nothing lost, nothing trained twice. Its counts."""
-    report = verify(controllers.redis_url, "load")
+    report = verify(redis_url, "load")
     assert report.ok, report.problems
     assert report.counts["lost"] == report.counts["duplicates"] == 0
     return report.counts

@@ -61,7 +61,7 @@ async def test_standby_gives_the_same_replies_after_the_leader_is_killed(tmp_pat
         state = await status(control_of(controllers, [controllers.started[1].address]))
         assert state.failovers == 1 and state.leader == "controller-1"
         assert state.tasks.dispatched == 2
-        assert_sound(controllers)
+        assert_sound(controllers.redis_url)
 
 
 async def test_a_leader_that_hung_past_its_lease_writes_nothing_when_it_wakes(
@@ -87,7 +87,7 @@ async def test_a_leader_that_hung_past_its_lease_writes_nothing_when_it_wakes(
         await until(lambda: "stepping down" in controllers.log(leader.id))
         control = control_of(controllers, [leader.address])
         await until(lambda: _follows(control, standby.id))
-        assert_sound(controllers)
+        assert_sound(controllers.redis_url)
 
 
 async def _follows(control: ControlPlane, leader: str) -> bool:
@@ -106,7 +106,7 @@ async def test_all_controllers_killed_at_once_and_workers_reattach(tmp_path: Pat
             done = policies[0].timings.steps
             await until(lambda: policies[0].timings.steps >= done + 3)
             assert [w.rejoins for w in (*policies, *rollouts)] == [0, 0, 0]
-        assert_sound(controllers)
+        assert_sound(controllers.redis_url)
 
 
 async def test_redis_that_hangs_pauses_the_run_and_kills_nobody(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ async def test_redis_that_hangs_pauses_the_run_and_kills_nobody(tmp_path: Path) 
                 os.kill(controllers.redis_pid, signal.SIGCONT)
             await until(lambda: policies[0].timings.steps >= done + 3)
             assert [w.rejoins for w in (*policies, *rollouts)] == [0, 0, 0]
-        assert_sound(controllers)
+        assert_sound(controllers.redis_url)
 
 
 async def test_full_redis_is_a_clear_state_and_no_loss(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ async def test_full_redis_is_a_clear_state_and_no_loss(tmp_path: Path) -> None:
             await until(lambda: policies[0].timings.steps >= done + 3)
             assert [w.rejoins for w in (*policies, *rollouts)] == [0, 0, 0]
             assert (await status(policies[0].control)).failovers == 0, "the leader kept its lease"
-        assert_sound(controllers)
+        assert_sound(controllers.redis_url)
 
 
 async def test_a_leader_told_to_end_hands_over_at_once(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ async def test_a_leader_cut_off_from_redis_but_not_from_its_workers_is_succeeded
             done = policies[0].timings.steps
             await until(lambda: policies[0].timings.steps >= done + 5)
             assert [w.rejoins for w in (*policies, *rollouts)] == [0, 0, 0]
-        assert_sound(controllers)
+        assert_sound(controllers.redis_url)
 
 
 async def leads(controllers: Controllers, controller: ControllerProcess) -> bool:
@@ -110,7 +110,7 @@ async def test_workers_cut_off_from_the_leader_only_come_back_without_a_loss(
                 await until(lambda: policies[0].timings.steps >= done + 3)
                 await until(lambda: [w.rejoins for w in workers] == [1, 1, 1])
                 await direct.close()
-        assert_sound(controllers)
+        assert_sound(controllers.redis_url)
 
 
 async def _all_dead(control: ControlPlane, count: int) -> bool:

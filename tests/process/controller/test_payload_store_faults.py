@@ -88,7 +88,7 @@ async def test_a_payload_store_that_is_away_delays_the_run_and_fails_nothing(
                 done = policies[0].timings.steps
                 await until(lambda: policies[0].timings.steps >= done + 3)
                 assert [w.rejoins for w in (*policies, *rollouts)] == [0, 0, 0]
-            assert assert_sound(controllers)["dropped"] == {}
+            assert assert_sound(controllers.redis_url)["dropped"] == {}
 
 
 async def test_a_slow_payload_store_slows_the_run_and_fails_nothing(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ async def test_a_slow_payload_store_slows_the_run_and_fails_nothing(tmp_path: Pa
                 await until(lambda: policies[0].timings.steps >= waiting + 3)
                 assert (await status(policies[0].control)).phase == "running"
                 assert [w.rejoins for w in (*policies, *rollouts)] == [0, 0, 0]
-            assert assert_sound(controllers)["dropped"] == {}
+            assert assert_sound(controllers.redis_url)["dropped"] == {}
 
 
 @pytest.mark.parametrize("fail", [lost, lying])
@@ -139,4 +139,4 @@ async def test_groups_that_the_store_has_lost_or_changed_are_generated_again(
                 done = policy.timings.steps
                 await until(lambda: policy.timings.steps >= done + 3)
                 assert (await status(policy.control)).phase == "running"
-            assert_sound(controllers)
+            assert_sound(controllers.redis_url)

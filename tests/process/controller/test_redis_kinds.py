@@ -33,7 +33,7 @@ async def test_an_external_redis_killed_and_started_again_loses_nothing(tmp_path
                 done = policies[0].timings.steps
                 await until(lambda: policies[0].timings.steps >= done + 3)
                 assert [w.rejoins for w in (*policies, *rollouts)] == [0, 0, 0]
-            assert_sound(controllers)
+        assert_sound(url)
     finally:
         server.kill()
 
@@ -92,7 +92,7 @@ async def test_a_master_behind_sentinels_is_replaced_and_the_run_goes_on(tmp_pat
                 await until(lambda: policies[0].timings.steps >= done + 3, 60.0)
                 found = await status(policies[0].control)
                 assert found.step >= done
-            assert_sound(controllers)
+        assert_sound(url)
     finally:
         sentinels.close()
 
@@ -123,6 +123,6 @@ async def test_payload_files_outlive_a_failover_that_loses_the_record_of_their_c
                 replica.process.send_signal(signal.SIGCONT)
                 done = policies[0].timings.steps
                 await until(lambda: policies[0].timings.steps >= done + 12, 120.0)
-            assert_sound(controllers)
+        assert_sound(sentinels.url)
     finally:
         sentinels.close()
