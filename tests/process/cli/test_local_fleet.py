@@ -397,29 +397,25 @@ async def test_a_terminal_interrupt_does_not_reach_the_children(tmp_path: Path) 
     assert not child.running
 
 
-def test_a_reused_process_id_is_not_ours(tmp_path: Path) -> None:
-    stranger = subprocess.Popen([sys.executable, "-c", FOREVER])
+def test_leftovers_of_a_killed_supervisor_are_ended_and_no_stranger_with_such_an_id(
+    tmp_path: Path,
+) -> None:
+    left, stranger = (
+        subprocess.Popen([sys.executable, "-c", FOREVER], start_new_session=True) for _ in range(2)
+    )
     try:
+        ours = ProcessId.of(left.pid)
+        reused = ProcessId(stranger.pid, ProcessId.of(stranger.pid).started - 100.0)
         record = FleetRecord("run", ProcessId(1, 0.0))
-        ids = [ProcessId(stranger.pid, ProcessId.of(stranger.pid).started - 100.0)]
-        record.processes.append(ProcessRecord("policy-0", "policy", "log", ids=ids))
+        record.processes.append(ProcessRecord("policy-0", "policy", "log", ids=[reused, ours]))
         record.write(tmp_path)
-        assert end_leftovers(tmp_path) == []
+        assert end_leftovers(tmp_path) == [ours]
+        assert not ours.alive()
         assert stranger.poll() is None
     finally:
-        stranger.kill()
-        stranger.wait()
-
-
-def test_leftovers_of_a_killed_supervisor_are_ended(tmp_path: Path) -> None:
-    left = subprocess.Popen([sys.executable, "-c", FOREVER], start_new_session=True)
-    identity = ProcessId.of(left.pid)
-    record = FleetRecord("run", ProcessId(1, 0.0))
-    record.processes.append(ProcessRecord("policy-0", "policy", "log", ids=[identity]))
-    record.write(tmp_path)
-    assert end_leftovers(tmp_path) == [identity]
-    assert not identity.alive()
-    left.wait(60)
+        for process in (left, stranger):
+            process.kill()
+            process.wait()
 
 
 def test_one_supervisor_a_run_directory(tmp_path: Path) -> None:

@@ -202,9 +202,11 @@ def test_a_script_that_looked_too_early_changes_nothing(fleet: Controllers) -> N
     assert asked("scale", f"rollout={wanted}", *back, *target)["accepted"]
 
 
-async def test_a_quiet_run_is_followed_over_a_failover(tmp_path: Path) -> None:
+async def test_a_quiet_run_is_followed_over_a_failover_and_to_its_end(tmp_path: Path) -> None:
     with running_controllers(tmp_path, 2, **SETTINGS) as controllers:
         control = control_of(controllers)
+        await until(lambda: _leads(control, "controller-0"))
+        where = ["--controllers", ",".join(addresses(controllers)), *with_token(controllers)]
         terms: list[str] = []
 
         async def follow() -> None:
@@ -214,67 +216,36 @@ async def test_a_quiet_run_is_followed_over_a_failover(tmp_path: Path) -> None:
                     terms.append(event["controller_id"])
 
         follower = asyncio.create_task(follow())
-        await until(lambda: terms == ["controller-0"])
-        done, _ = await asyncio.wait([follower], timeout=1.2)
-        assert not done, "it gave up in the quiet time"
-        controllers.started[0].kill()
-        await until(lambda: terms == ["controller-0", "controller-1"])
-        follower.cancel()
-        await asyncio.gather(follower, return_exceptions=True)
-        await control.close()
-
-
-async def test_top_goes_on_with_the_new_leader(tmp_path: Path) -> None:
-    with running_controllers(tmp_path, 2, **SETTINGS) as controllers:
-        control = control_of(controllers)
-        await until(lambda: _leads(control, "controller-0"))
-        await control.close()
-        where = ",".join(addresses(controllers))
         top = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "paceline_launcher", "top", "--json", "--every", "0.1"),
-            *("--controllers", where, *with_token(controllers)),
+            *where,
             stdout=asyncio.subprocess.PIPE,
             cwd=ROOT,
         )
         assert top.stdout is not None
         try:
-            assert json.loads(await top.stdout.readline())["leader"] == "controller-0"
+            look = json.loads(await top.stdout.readline())
+            assert (look["leader"], look["phase"]) == ("controller-0", "waiting")
+            await until(lambda: terms == ["controller-0"])
+            done, _ = await asyncio.wait([follower], timeout=1.2)
+            assert not done, "it gave up in the quiet time"
             controllers.started[0].kill()
-            async for line in top.stdout:
-                look = json.loads(line)
-                # The status and the event stream find the new leader independently.
-                led = look["answered"] and look["leader"] == "controller-1"
-                if led and look["last_event"]["text"].startswith("controller-1 leads"):
-                    break
-            else:
-                pytest.fail("top ended before it showed the new leader")
-        finally:
-            top.kill()
-            await top.communicate()
-
-
-async def test_top_ends_with_the_run(tmp_path: Path) -> None:
-    with running_controllers(tmp_path, 1, **SETTINGS) as controllers:
-        where = ",".join(addresses(controllers))
-        top = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "paceline_launcher", "top", "--json", "--every", "0.1"),
-            *("--controllers", where, *with_token(controllers)),
-            stdout=asyncio.subprocess.PIPE,
-            cwd=ROOT,
-        )
-        assert top.stdout is not None
-        try:
-            assert json.loads(await top.stdout.readline())["phase"] == "waiting"
-            await asyncio.to_thread(asked, "stop", "--controllers", where, *with_token(controllers))
-            lines = (await top.stdout.read()).splitlines()
+            # The status and the event stream find the new leader independently.
+            while not (look["answered"] and look["leader"] == "controller-1") or not look[
+                "last_event"
+            ]["text"].startswith("controller-1 leads"):
+                look = json.loads(await top.stdout.readline())
+            await until(lambda: terms == ["controller-0", "controller-1"])
+            await asyncio.to_thread(asked, "stop", *where)
+            last = json.loads((await top.stdout.read()).splitlines()[-1])
             assert await top.wait() == 0
         finally:
+            follower.cancel()
             if top.returncode is None:
                 top.kill()
                 await top.wait()
-        last = json.loads(lines[-1])
-        assert last["phase"] == "finished"
-        assert last["time_left_s"] is None
+        assert last["phase"] == "finished" and last["time_left_s"] is None
+        await control.close()
 
 
 async def _leads(control: ControlPlane, controller_id: str) -> bool:

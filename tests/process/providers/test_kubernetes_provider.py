@@ -74,15 +74,9 @@ class ApiServer:
     def scale(self, workload: str) -> dict[str, Any]:
         replicas = self.replicas[workload]
         return {
-            "kind": "Scale",
-            "apiVersion": "autoscaling/v1",
-            "metadata": {
-                "name": workload.partition("/")[2],
-                "namespace": "training",
-                "resourceVersion": str(self.version),
-            },
+            "metadata": {"resourceVersion": str(self.version)},
             "spec": {"replicas": replicas},
-            "status": {"replicas": self.pods.get(workload, replicas), "selector": "app=paceline"},
+            "status": {"replicas": self.pods.get(workload, replicas)},
         }
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
@@ -108,14 +102,7 @@ class ApiServer:
 
 
 def status(code: int, reason: str, message: str) -> tuple[int, dict[str, Any]]:
-    return code, {
-        "kind": "Status",
-        "apiVersion": "v1",
-        "status": "Failure",
-        "message": message,
-        "reason": reason,
-        "code": code,
-    }
+    return code, {"kind": "Status", "message": message, "reason": reason, "code": code}
 
 
 @pytest.fixture
@@ -190,15 +177,14 @@ async def test_another_writer_who_was_faster_is_read_before_it_is_overwritten(
         await provider(api, pki).converge(wanted(policy=3))
 
 
-async def test_a_missing_right_is_told_with_the_remedy(api: ApiServer, pki: Path) -> None:
+async def test_a_missing_workload_or_right_is_told_with_the_remedy(
+    api: ApiServer, pki: Path
+) -> None:
+    with pytest.raises(Trouble, match=r"deployment/ghost: 404.*kubernetes\.rollout"):
+        await provider(api, pki, rollout="deployment/ghost").converge(wanted(rollout=2))
     api.forbidden = True
     with pytest.raises(Trouble, match=r"403: .*is forbidden.*get and patch on statefulsets/scale"):
         await provider(api, pki).converge(wanted(policy=2))
-
-
-async def test_a_missing_workload_is_told_with_its_setting(api: ApiServer, pki: Path) -> None:
-    with pytest.raises(Trouble, match=r"deployment/ghost: 404.*kubernetes\.rollout"):
-        await provider(api, pki, rollout="deployment/ghost").converge(wanted(rollout=2))
 
 
 async def test_a_renewed_token_is_used_at_once(api: ApiServer, pki: Path) -> None:
@@ -238,15 +224,10 @@ async def test_in_a_pod_the_server_and_namespace_are_found_from_the_environment(
         await provider(api, pki, namespace=None).converge(wanted(policy=2))
 
 
-async def test_a_server_that_is_away_is_trouble_and_no_crash(api: ApiServer, pki: Path) -> None:
+async def test_a_run_that_wants_no_workers_changes_no_replicas(api: ApiServer, pki: Path) -> None:
+    for phase in ("stopping", "finished", "failed", "waiting for Redis"):
+        await provider(api, pki).converge(wanted(phase, policy=5))
+    assert api.requests == []
     api.close()
     with pytest.raises(Trouble, match="does not answer"):
         await provider(api, pki).converge(wanted(policy=2))
-
-
-@pytest.mark.parametrize("phase", ["stopping", "finished", "failed", "waiting for Redis"])
-async def test_a_run_that_wants_no_workers_changes_no_replicas(
-    api: ApiServer, pki: Path, phase: str
-) -> None:
-    await provider(api, pki).converge(wanted(phase, policy=5))
-    assert api.requests == []

@@ -114,23 +114,19 @@ def test_a_resume_with_another_config_is_refused_by_every_command(
     assert_refused(command, config_file, "rollout.group_size=4", words, tmp_path)
 
 
-@pytest.mark.parametrize("command", ["up"])
-def test_a_finished_run_is_told_by_every_command(
-    command: str, config_file: Path, earlier_run: Path, tmp_path: Path
-) -> None:
+def test_a_finished_run_is_told(config_file: Path, earlier_run: Path, tmp_path: Path) -> None:
     (earlier_run / "summary.json").write_text(json.dumps({"status": "finished", "steps": 100}))
-    assert_refused(command, config_file, "run.seed=0", "is finished (100 steps)", tmp_path)
+    assert_refused("up", config_file, "run.seed=0", "is finished (100 steps)", tmp_path)
 
 
-@pytest.mark.parametrize("command", ["up"])
-def test_a_resume_with_fewer_steps_than_are_trained_is_refused_by_every_command(
-    command: str, config_file: Path, earlier_run: Path, tmp_path: Path
+def test_a_resume_with_fewer_steps_than_are_trained_is_refused(
+    config_file: Path, earlier_run: Path, tmp_path: Path
 ) -> None:
     """The fleet started, and its failure replaced the run's record."""
     steps = ({"type": "StepCommitted", "step": n, "t": float(n)} for n in range(1, 8))
     (earlier_run / "events.jsonl").write_text("".join(f"{json.dumps(s)}\n" for s in steps))
     words = "has trained 7 steps already, and train.steps allows 6"
-    assert_refused(command, config_file, "train.steps=6", words, tmp_path)
+    assert_refused("up", config_file, "train.steps=6", words, tmp_path)
     allowed = said_by("up --dry-run", config_file, "train.steps=7")
     assert "allows" not in told(allowed), told(allowed)
 

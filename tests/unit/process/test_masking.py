@@ -10,12 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from paceline.config.load import load_config
 from paceline.errors import BadInput, one_line
 from paceline.masking import MASK, masked, masked_settings
 from paceline.process.lifetime import exit_status
 from paceline.process.structured_log import setup
+from paceline_launcher.cli import app
 from paceline_launcher.preflight import user_code
 from paceline_launcher.preflight.findings import fail
 from testbed.fleets.controller_processes import write_config
@@ -105,15 +107,9 @@ def test_a_checked_configuration_is_printed_masked(tmp_path: Path, options: list
     urls = {"redis": {"url": HIDING[0]}, "payloads": {"url": [HIDING[1]]}}
     config = write_config(tmp_path, **urls)
     command = ["config", "check", str(config), "--settings-only", *options]
-    ended = subprocess.run(
-        [sys.executable, "-m", "paceline_launcher", *command],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    ended = CliRunner().invoke(app, command)
     assert (MASK in ended.stdout) == bool(options), "only --json prints the settings"
-    assert SECRET not in ended.stdout + ended.stderr
+    assert SECRET not in ended.output
 
 
 def test_a_check_gets_its_configuration_where_no_stranger_reads_it(

@@ -144,18 +144,11 @@ def test_no_token_goes_to_a_socket_where_anyone_may_listen(tmp_path: Path) -> No
         open_channel(f"unix:{tmp_path}/c.sock", TOKEN, tls_ca=None)
 
 
-def test_a_file_system_without_owners_cannot_tell(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("spoil", [open_to_all, given_away])
+def test_a_file_system_without_modes_or_with_one_owner_of_all_files_cannot_tell(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, spoil: Spoil
 ) -> None:
-    open_to_all(run_dir)
-    monkeypatch.setattr(files, "_new_file_in", lambda _: run_dir.stat())
-    check_ours(run_dir)
-
-
-def test_a_file_system_that_gives_all_files_one_owner_cannot_tell(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given_away(run_dir)
+    spoil(run_dir)
     monkeypatch.setattr(files, "_new_file_in", lambda _: run_dir.stat())
     check_ours(run_dir)
 

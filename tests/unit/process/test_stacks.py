@@ -68,14 +68,6 @@ def test_files_of_earlier_processes_of_the_name_are_removed(tmp_path: Path) -> N
             assert kept == {*names, others[1].name}
 
 
-def test_a_file_that_cannot_be_removed_costs_no_stacks(tmp_path: Path) -> None:
-    gone = subprocess.Popen([sys.executable, "-c", "pass"])
-    gone.wait()
-    stacks_file(tmp_path, "worker-7", gone.pid).mkdir(parents=True)
-    with process(tmp_path, HOLDS_THE_LOCK) as started:
-        assert stacks_file(tmp_path, "worker-7", started.pid).exists()
-
-
 def test_a_stopped_process_is_told_as_such(tmp_path: Path) -> None:
     with process(tmp_path, HOLDS_THE_LOCK) as started:
         os.kill(started.pid, signal.SIGSTOP)
