@@ -1,1 +1,1 @@
-"""REST, server-sent events, Prometheus and the dashboard, served by every controller."""
+"""REST, Prometheus and the dashboard, served by every controller."""

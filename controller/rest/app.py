@@ -8,12 +8,11 @@ from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from controller.replicated_controller import Controller
-from controller.rest import commands, queries, sse
+from controller.rest import commands, queries
 from controller.rest.auth import OPEN_PATHS, RestAuth
 from controller.rest.data_flow import StepRate
 from controller.rest.prometheus import PrometheusMetrics
 from controller.rest.schemas import Problem, ProblemModel, answer_problems, documented
-from controller.rest.sse import EventStreams
 from controller.status import trouble_of
 
 STATIC = Path(__file__).parent / "static"
@@ -26,12 +25,11 @@ answers 307 with the leader's URL. Errors are RFC 9457 problem details.
 
 class Rest:
     """Application of one controller, with access control: writes must present ``token``. ``asgi``
-    answers requests. ``close`` ends the streams."""
+    answers requests."""
 
     def __init__(self, controller: Controller, *, token: str, loopback: bool) -> None:
         self._controller = controller
         self.rate = StepRate(controller)
-        self.streams = EventStreams(controller)
         self.api = self._api()
         self.asgi = RestAuth(
             self.api,
@@ -40,9 +38,6 @@ class Rest:
             origins=self._other_urls,
             policy=self._policy,
         )
-
-    def close(self) -> None:
-        self.streams.close()
 
     def _other_urls(self) -> list[str]:
         """REST URLs of the other controllers, silent ones included."""
@@ -70,7 +65,6 @@ class Rest:
             redirect_slashes=False,
         )
         answer_problems(api)
-        api.include_router(sse.router(self.streams))
         api.include_router(queries.router(controller, self.rate))
         commands.install(api, controller)
         exposition = PrometheusMetrics(controller, self.rate)

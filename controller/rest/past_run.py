@@ -89,10 +89,7 @@ def _ledger_of(run: Projection) -> Ledger:
 async def serve_past_run(run_dir: Path, door: socket.socket, *, token: str) -> None:
     """Serves the page at the bound socket ``door`` until cancelled."""
     rest = Rest(past_controller(run_dir), token=token, loopback=True)
-    try:
-        await http_server(rest.asgi).serve(sockets=[door])
-    finally:
-        rest.close()
+    await http_server(rest.asgi).serve(sockets=[door])
 
 
 def bind_loopback(port: int) -> tuple[socket.socket, str]:

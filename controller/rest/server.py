@@ -111,15 +111,12 @@ class RestServer:
     controller: Controller
     door: Door
     _server: Any = None
-    _app: Any = None
     _task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._serve(), name="rest")
 
     async def stop(self) -> None:
-        if self._app is not None:
-            self._app.close()
         if self._server is not None:
             self._server.should_exit = True
         if self._task is not None:
@@ -134,7 +131,7 @@ class RestServer:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SETTLE_S):
                     await self._settled()
-            self._app, self._server = await asyncio.to_thread(self._make)
+            self._server = await asyncio.to_thread(self._make)
             event(log, "rest serving", url=self.door.url)
             await self._server.serve(sockets=[self.door.socket])
         except Exception:
@@ -151,9 +148,9 @@ class RestServer:
                     return
             await asyncio.sleep(0.05)
 
-    def _make(self) -> tuple[Any, Any]:
+    def _make(self) -> Any:
         app_module = importlib.import_module("controller.rest.app")
         http = importlib.import_module("paceline.rpc.http_server")
         app = app_module.Rest(self.controller, token=self.door.token, loopback=self.door.loopback)
         auth = self.controller.config.auth
-        return app, http.http_server(app.asgi, tls_cert=auth.tls_cert, tls_key=auth.tls_key)
+        return http.http_server(app.asgi, tls_cert=auth.tls_cert, tls_key=auth.tls_key)

@@ -54,7 +54,7 @@ class ListedEvent:
     __pydantic_config__ = DOCUMENTED
 
     id: str
-    """Pass it as ``since`` or as Last-Event-ID to continue after this event."""
+    """Pass it as ``since`` to continue after this event."""
     t: float
     """Unix seconds."""
     type: str

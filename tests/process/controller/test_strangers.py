@@ -14,7 +14,6 @@ import psutil
 import pytest
 import redis
 
-from controller.rest.sse import MOST_STREAMS
 from paceline.config.sections.services import RedisConfig
 from paceline.redis.client import connect_sync
 from paceline.redis.server import ensure_redis, stop_redis
@@ -234,27 +233,3 @@ def test_on_one_machine_only_the_page_listens_on_a_port(tmp_path: Path) -> None:
         for path in (address, urlsplit(controllers.redis_url).path):
             home = Path(path.removeprefix("unix:")).parent
             assert stat.S_IMODE(home.lstat().st_mode) == 0o700
-
-
-async def test_more_event_streams_than_the_bound_are_refused(tmp_path: Path) -> None:
-    with running_controllers(tmp_path, 1) as controllers:
-        port = urlsplit(rest_url(controllers)).port
-        request = f"GET /api/v1/events/stream HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n"
-        writers = []
-
-        async def answer() -> bytes:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writers.append(writer)
-            writer.write(request.encode())
-            async with asyncio.timeout(60):
-                return await reader.readuntil(b"\r\n\r\n")
-
-        for _ in range(MOST_STREAMS):
-            assert b"200 OK" in await answer()
-        refused = await answer()
-        assert b"503" in refused and b"retry-after" in refused.lower()
-        control = control_of(controllers)
-        assert (await status(control)).leader == "controller-0"
-        await control.close()
-        for writer in writers:
-            writer.close()

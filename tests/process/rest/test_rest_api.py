@@ -1,6 +1,5 @@
 """The REST interface of real controllers: what it says is what the ledger holds."""
 
-import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
@@ -284,7 +283,6 @@ async def test_what_can_be_read_can_be_asked_for_its_headers_alone(
         assert answer.status_code == 200, path
         assert answer.content == b"" and int(answer.headers["content-length"]) > 0, path
     assert (await leader.head("/api/v1/nothing")).status_code == 404
-    assert (await leader.head("/api/v1/events/stream")).status_code == 405, "it never ends"
     assert (await leader.get("/healthz")).json() == {"status": "alive"}, "the connection is whole"
 
 
@@ -311,46 +309,6 @@ async def test_every_refusal_is_problem_details(
     assert_problem(sent, 422, "Content-Type is application/json")
     assert_problem(await leader.post("/api/v1/workers/nobody/drain", headers=headers), 404)
     assert_problem(await leader.post("/api/v1/stop", content=b"x" * 70_000, headers=headers), 413)
-
-
-async def _stream(
-    client: httpx.AsyncClient, count: int, after: str = "", kind: str = ""
-) -> list[tuple[str, Any]]:
-    """The next ``count`` events, of any ``kind`` or of one: (id, data)."""
-    found: list[tuple[str, Any]] = []
-    headers = {"Last-Event-ID": after} if after else {}
-    async with (
-        asyncio.timeout(60),
-        client.stream("GET", "/api/v1/events/stream", headers=headers) as stream,
-    ):
-        assert stream.headers["content-type"].startswith("text/event-stream")
-        event_id = ""
-        async for line in stream.aiter_lines():
-            if line.startswith("id: "):
-                event_id = line[4:]
-            elif line.startswith("data: "):
-                event = json.loads(line[6:])
-                if kind in ("", event["type"]):
-                    found.append((event_id, event))
-                if len(found) == count:
-                    break
-    return found
-
-
-async def test_an_event_stream_resumes_on_another_controller_without_gap_or_repeat(
-    served: Controllers, leader: httpx.AsyncClient, standby: httpx.AsyncClient
-) -> None:
-    whole = await _stream(leader, 9)
-    first = await _stream(leader, 4)
-    rest = await _stream(standby, 5, after=first[-1][0])
-    assert [e[0] for e in first + rest] == [e[0] for e in whole]
-    assert len({e[0] for e in whole}) == 9
-    # What happens while a stream is open arrives on it.
-    last = (await get(leader, "events?limit=1"))["next"]
-    waiting = asyncio.create_task(_stream(standby, 1, after=last, kind="Scaled"))
-    await leader.post("/api/v1/scale", json={"policy": 2}, headers=bearer(served))
-    ((_, event),) = await waiting
-    assert event["type"] == "Scaled" and "policy=2" in event["text"]
 
 
 async def test_prometheus_metrics_have_standard_names_and_the_ledgers_values(

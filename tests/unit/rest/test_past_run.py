@@ -75,7 +75,6 @@ async def test_the_page_of_a_run_that_is_over_has_its_curves_and_its_end(run_dir
         assert (await client.get("/")).status_code == 200
         write = await client.post("/api/v1/pause", headers={"Authorization": "Bearer secret"})
         assert write.status_code == 503
-    rest.close()
     assert before == contents(run_dir)
 
 

@@ -93,14 +93,11 @@ async def standby_of(entries: list[Entry], run_dir: Path) -> Controller:
 async def replies_of(controller: Controller) -> dict[str, Any]:
     rest = Rest(controller, token="secret", loopback=True)
     transport = httpx.ASGITransport(app=rest.api)
-    try:
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
-            answers = {path: await client.get(f"/api/v1/{path}") for path in PATHS}
-            for answer in answers.values():
-                answer.raise_for_status()
-            exposition = (await client.get("/metrics")).text
-    finally:
-        rest.close()
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        answers = {path: await client.get(f"/api/v1/{path}") for path in PATHS}
+        for answer in answers.values():
+            answer.raise_for_status()
+        exposition = (await client.get("/metrics")).text
     found = {path: without_clock(answer.json()) for path, answer in answers.items()}
     lines = [x for x in exposition.splitlines() if x.startswith("paceline_")]
     return {**found, "prometheus": lines}
