@@ -22,9 +22,10 @@ from controller.ledger.events import from_json, record_of
 from controller.projector import Projector
 from controller.replicated_controller import Controller
 from controller.rest.app import Rest
-from controller.store.journal import Entry, LedgerSnapshot, Position, order
+from controller.store.journal import Entry, LedgerSnapshot, Position
 from controller.store.ledger_follower import LedgerFollower, coverage_of
 from paceline.config.schema import Config
+from paceline.observe.event_history import position_key
 from paceline.observe.projection import Projection
 from paceline.observe.run_files import RunFileWriter
 from paceline.redis.leader_lease import LeaderIdentity
@@ -61,8 +62,10 @@ class RecordedJournal:
         return self.entries[after.number : after.number + 50]
 
     async def scan(self, after: str, *, until: str = "+", **_: Any) -> list[Entry]:
-        inside = [e for e in self.entries if order(e.at.entry) > order(after)]
-        return [e for e in inside if until == "+" or order(e.at.entry) <= order(until)][:50]
+        inside = [e for e in self.entries if position_key(e.at.entry) > position_key(after)]
+        return [
+            e for e in inside if until == "+" or position_key(e.at.entry) <= position_key(until)
+        ][:50]
 
 
 def config_of(entries: list[Entry]) -> Config:
