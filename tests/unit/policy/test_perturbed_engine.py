@@ -15,11 +15,23 @@ import torch
 from policy_worker.objectives.advantages import group_advantages
 from policy_worker.objectives.columns import TokenColumns
 from policy_worker.objectives.grpo import grpo_loss
-from tests.fixtures.corrections import CORRECTIONS, PLAIN
 from tests.fixtures.policy_models import make_config
 
 LENGTH, VOCABULARY, GROUP, PROMPTS, STEPS = 6, 12, 8, 16, 150
 NOISE = 4.0
+
+# The dual clip is off: it bounds some of the same ratios, and so hides what a correction does.
+PLAIN: dict[str, Any] = {"proximal": "behaviour", "dual_clip": None}
+CORRECTIONS: dict[str, dict[str, Any]] = {
+    "truncated importance sampling": {**PLAIN, "proximal": "trainer", "tis_cap": 2.0},
+    "token mask": {**PLAIN, "mask_ratio_token": (0.5, 2.0)},
+    "importance sampling and sequence mask": {
+        **PLAIN,
+        "proximal": "trainer",
+        "tis_cap": 2.0,
+        "mask_ratio_sequence": (0.2, 5.0),
+    },
+}
 
 
 @dataclass
