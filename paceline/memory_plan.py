@@ -32,13 +32,15 @@ class Gpu:
 
 
 def named_gpu(name: str) -> Gpu:
-    """A GPU of the list, or ``NNg`` for one of so many GiB. Raises BadInput."""
-    size = re.fullmatch(r"([1-9][0-9]{0,3})g", name)
-    if name not in GPUS and not size:
-        raise BadInput(
-            f"--gpu {name}: give one of {', '.join(GPUS)}, or its size in GiB, as in 80g"
-        )
-    return Gpu(name, int((float(size[1]) if size else GPUS[name]) * GIB))
+    """A GPU of the list, also without the size in its name, or ``NNg`` for one of so many GiB.
+    Raises BadInput."""
+    known = [full for full in GPUS if name in (full, full.rpartition("-")[0])]
+    if len(known) == 1:
+        return Gpu(known[0], int(GPUS[known[0]] * GIB))
+    if size := re.fullmatch(r"([1-9][0-9]{0,3})g", name):
+        return Gpu(name, int(size[1]) * GIB)
+    names = " or ".join(known) or f"one of {', '.join(GPUS)}, or its size in GiB, as in 80g"
+    raise BadInput(f"--gpu {name}: give {names}")
 
 
 def found_gpu() -> Gpu | None:
