@@ -11,7 +11,6 @@ import subprocess
 import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,14 +24,13 @@ from paceline.observe.projection import Projection
 from paceline.observe.runs import is_run, is_running, read_run
 from paceline.observe.summary import read_summary
 from paceline.process.user_code import python_module
-from paceline_launcher.cli.common import Target
+from paceline_launcher.cli.common import ANSWER_LIMIT_S, Target
 
 if TYPE_CHECKING:
     from paceline.rpc.client import ControlPlane
 
 T = TypeVar("T")
 
-ANSWER_LIMIT_S = 20.0
 POLL_S = 0.2
 LAST_LINES = 20
 """Lines of a launcher's output that an error repeats."""
@@ -262,7 +260,7 @@ class RunHandle:
         return _outside_a_loop(lambda: self._target.ask(work))
 
     def _send(self, name: str, method: str = "", **fields: Any) -> str:
-        reply = _outside_a_loop(lambda: ask_leader(self._target, name, fields, method))
+        reply = _outside_a_loop(lambda: self._target.request(name, fields, method))
         if not reply.accepted:
             raise UserError(f"refused: {reply.message}")
         return str(reply.message)
@@ -285,16 +283,6 @@ class RunHandle:
     def _last_words(self) -> str:
         lines = self.output.read_text().splitlines() if self.output is not None else []
         return "\n".join(lines[-LAST_LINES:]) or "its processes have gone without a summary"
-
-
-def ask_leader(target: Target, name: str, fields: Mapping[str, Any], method: str = "") -> Any:
-    """The reply to ``<name>Request``, which has an id of its own, so that a retry over a failover
-    has one effect."""
-    from paceline.v1 import admin_pb2
-
-    request = getattr(admin_pb2, f"{name}Request")(request_id=uuid.uuid4().hex, **fields)
-    call = f"AdminService.{method or name}"
-    return target.ask(lambda control: control.call(call, request, timeout_s=ANSWER_LIMIT_S))
 
 
 def _outside_a_loop(work: Callable[[], T]) -> T:

@@ -26,6 +26,7 @@ from paceline_launcher.cli import (
     ledger,
     models,
     node,
+    plan_memory,
     roles,
     runs,
     samples,
@@ -33,7 +34,6 @@ from paceline_launcher.cli import (
     up,
 )
 from paceline_launcher.cli.options import command_line
-from paceline_launcher.cli.plan_memory import plan
 from paceline_launcher.cli.render import render
 
 app = typer.Typer(
@@ -69,8 +69,31 @@ def _options(
     pass
 
 
+def _group(name: str, text: str, example: str, *commands: Callable[..., None]) -> typer.Typer:
+    """Commands of two words."""
+    group = typer.Typer(
+        name=name, help=f"{text}\n\nExample: paceline {example}", no_args_is_help=True
+    )
+    group.callback()(lambda: None)  # else a single command would be the group
+    for inner in commands:
+        group.command()(command_line(inner))
+    return group
+
+
+CONFIG = _group(
+    *("config", "Check a configuration, or describe all settings.", "config check run.toml"),
+    *(config.check, config.docs),
+)
+PLAN = _group(
+    *("plan", "Compute what a run needs before it starts.", "plan memory run.toml --gpu h100-80g"),
+    plan_memory.memory,
+)
+LEDGER = _group(
+    *("ledger", "Verify a run's ledger.", "ledger verify --run-dir runs/demo"), ledger.verify
+)
+ALERTS = _group("alerts", "Alerts of a run.", "alerts test run.toml", doctor.test)
 GROUPS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
-    "Start a run": (up.up, node.node, config.init, config.config, doctor.doctor),
+    "Start a run": (up.up, node.node, config.init, CONFIG, doctor.doctor),
     "Watch a run": (
         *(status.status, status.top, status.why, events.events, events.logs, samples.samples),
         *(status.stacks, runs.open_run, runs.runs, runs.compare),
@@ -80,9 +103,7 @@ GROUPS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
         *(admin.checkpoint, admin.stop),
     ),
     "Use the model": (eval_command.evaluate, models.export, models.serve),
-    "Plan and check": (
-        *(plan, config.check_reward, config.check_objective, ledger.ledger, doctor.alerts),
-    ),
+    "Plan and check": (*(PLAN, config.check_reward, config.check_objective, LEDGER, ALERTS),),
     "On a cluster": (
         *(render, roles.controller, roles.policy, roles.rollout, roles.scorer, roles.wait),
     ),
@@ -91,8 +112,6 @@ NAMES = {runs.open_run: "open", admin.set_settings: "set", eval_command.evaluate
 for title, commands in GROUPS.items():
     for command in commands:
         if isinstance(command, typer.Typer):
-            for inner in command.registered_commands:
-                inner.callback = inner.callback and command_line(inner.callback)
             app.add_typer(command, rich_help_panel=title)
         else:
             name = NAMES.get(command)  # None: that of the function, with - for _

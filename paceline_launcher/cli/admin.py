@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.config.load import parse_setting
 from paceline.errors import BadInput, UserError
 from paceline.worker_pools import POLICY, ROLLOUT, SCORER, role_of, scorer_of
-from paceline_launcher.cli.common import JsonOption, Target, is_number, print_json
+from paceline_launcher.cli.common import ANSWER_LIMIT_S, JsonOption, Target, is_number, print_json
 
 if TYPE_CHECKING:
     from paceline.rpc.client import ControlPlane
     from paceline.v1 import admin_pb2
 
-ANSWER_LIMIT_S = 20.0
 POLL_S = 0.5
 MOST = 10_000  # largest number that the controllers accept
 Seconds = Annotated[float, typer.Option(min=0.0)]
@@ -162,7 +162,6 @@ def set_settings(
         settings A.B=C...: Settings and their new values.
         dry_run: Check only, and show what would change.
     """
-    from paceline.config.load import parse_setting
 
     asked = dict(parse_setting(text, "") for text in settings)
     values = {name: json.dumps(value, default=str) for name, value in asked.items()}
@@ -174,9 +173,7 @@ def _ask(
     name: str, fields: dict[str, Any], as_json: bool, target: Target, method: str = ""
 ) -> None:
     """Sends ``<name>Request`` and prints the reply. Raises UserError if it is refused."""
-    from paceline_launcher.run_handle import ask_leader
-
-    reply = ask_leader(target, name, fields, method)
+    reply = target.request(name, fields, method)
     changes = [
         {"name": c.name, "old": json.loads(c.old), "new": json.loads(c.new), "step": c.step}
         for c in getattr(reply, "changes", ())

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+import ssl
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from paceline.config.load import load_config
+from paceline.config.sections.services import AuthConfig
 from paceline.errors import BadInput
 from paceline.observe.run_files import finite
 from paceline.rpc.addresses import written_by_controllers
@@ -22,7 +26,7 @@ if TYPE_CHECKING:
     from paceline.rpc.rest_client import RestReader
 
 T = TypeVar("T")
-
+ANSWER_LIMIT_S = 20.0
 
 ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="TOML file of the run.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
@@ -55,7 +59,6 @@ def parse_addresses(text: str) -> list[str]:
 
 def run_config(run_dir: Path) -> Config:
     """The resolved configuration that ``paceline up`` left in the run directory."""
-    from paceline.config.load import load_config
 
     path = run_dir / "config.toml"
     if not path.is_file():
@@ -71,15 +74,6 @@ def run_addresses(run_dir: Path) -> list[str]:
             raise BadInput(f"--run-dir: {run_dir}: no such directory")
         raise BadInput(f"--run-dir: {run_dir}: no controller has been started in it")
     return found
-
-
-def _run_at(controllers: str | None) -> Path | None:
-    """Directory below ``runs/`` whose controllers wrote one of these addresses, if there is one."""
-    wanted = set(parse_addresses(controllers)) if controllers else set()
-    for run_dir in sorted(Path("runs").glob("*")):
-        if wanted & set(written_by_controllers(run_dir, "address")):
-            return run_dir
-    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,21 +104,13 @@ class Target:
             return run_addresses(self.run_dir)
         return parse_addresses(self.controllers or "")
 
-    def auth(self, config: AuthConfig | None = None) -> AuthConfig:
-        """``config``, or that of the run directory, with what the options replace. If it names no
-        token, the run's own one is used."""
-        from paceline.config.sections.services import AuthConfig
-        from paceline.rpc.auth import TOKEN_FILE
+    def auth(self) -> AuthConfig:
+        """Settings of the run directory, if there are any, with what the options replace."""
 
-        if config is None and self.run_dir and (self.run_dir / "config.toml").is_file():
+        config = AuthConfig()
+        if self.run_dir and (self.run_dir / "config.toml").is_file():
             config = run_config(self.run_dir).auth
-        config = config or AuthConfig()
-        run_dir = self.run_dir or _run_at(self.controllers)
-        token_file = self.token_file
-        if token_file is None and config.token_file is None and run_dir is not None:
-            own = run_dir / TOKEN_FILE
-            token_file = own if own.exists() else None
-        given = {"token_file": token_file, "tls_ca": self.tls_ca}
+        given = {"token_file": self.token_file, "tls_ca": self.tls_ca}
         return config.model_copy(
             update={name: str(value) for name, value in given.items() if value is not None}
         )
@@ -157,6 +143,15 @@ class Target:
                 raise ControlPlaneUnavailable(message) from error
             raise
 
+    def request(self, name: str, fields: Mapping[str, Any], method: str = "") -> Any:
+        """The leader's reply to ``<name>Request``, which has an id of its own, so that a retry over
+        a failover has one effect."""
+        from paceline.v1 import admin_pb2
+
+        request = getattr(admin_pb2, f"{name}Request")(request_id=uuid.uuid4().hex, **fields)
+        call = f"AdminService.{method or name}"
+        return self.ask(lambda control: control.call(call, request, timeout_s=ANSWER_LIMIT_S))
+
     def last_known(self) -> str:
         """How the run in ``run_dir`` ended, for a message; empty if it has no summary."""
         from paceline.observe.summary import read_summary
@@ -165,7 +160,6 @@ class Target:
         return f"{summary.get('status')} after {summary.get('steps')} steps" if summary else ""
 
     def _credentials(self) -> tuple[str | None, Path | None]:
-        import ssl
 
         from paceline.rpc.auth import client_root, read_token
 
@@ -176,7 +170,7 @@ class Target:
         except OSError as error:
             why = error.strerror or error
             raise BadInput(f"--tls-ca: {root} is no PEM file to be read: {why}") from error
-        return read_token(auth), root
+        return read_token(auth, self.run_dir), root
 
 
 def given_or_default(run_dir: Path | None) -> Path:

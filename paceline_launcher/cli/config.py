@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from paceline.config.load import ConfigError, load_config, parse_setting, to_toml
 from paceline.errors import BadInput
 from paceline.masking import masked_settings
 from paceline_launcher.cli.common import (
@@ -18,12 +19,6 @@ from paceline_launcher.cli.common import (
 )
 
 DEFAULT = Path("run.toml")
-config = typer.Typer(
-    name="config",
-    help="Check a configuration, or describe all settings.\n\nExample: paceline config check "
-    "run.toml",
-    no_args_is_help=True,
-)
 
 
 def _choices(table: str) -> Any:
@@ -76,7 +71,6 @@ def init(
         typer.echo(f"    {line}")
 
 
-@config.command()
 def check(
     config: ConfigArgument,
     *,
@@ -97,7 +91,6 @@ def check(
         settings_only: Check the settings alone, for example on a machine without the run's files.
         resolved: Print all settings as TOML, passwords masked.
     """
-    from paceline.config.load import load_config, to_toml
     from paceline_launcher.preflight.checks import (
         FIRST_ROW,
         LENGTH,
@@ -129,7 +122,6 @@ def check(
         raise BadInput("\n".join(failed))
 
 
-@config.command()
 def docs() -> None:
     """Print the reference of all settings as Markdown.
 
@@ -155,7 +147,6 @@ def check_objective(name: str, *, overrides: SetOption = None, as_json: JsonOpti
             package.module:Class.
         overrides --set A.B=C: A setting of [objective] or [train]; may be repeated.
     """
-    from paceline.config.load import ConfigError, parse_setting
 
     settings: dict[str, dict[str, Any]] = {"objective": {}, "train": {}}
     for text in overrides or ():
@@ -208,7 +199,6 @@ def check_reward(
         completion TEXT: What the model said. @FILE reads it.
         failure FILE: Call it on what it failed on in a run: RUN_DIR/failed-rewards/*.json.
     """
-    from paceline.config.load import load_config
     from paceline.dataset.training_rows import open_training_rows
     from paceline_launcher.preflight.user_code import try_import
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import typer
 
+from paceline.config.load import load_config
 from paceline.errors import BadInput
 from paceline_launcher.cli.common import (
     ConfigArgument,
@@ -43,7 +44,6 @@ def doctor(
     Args:
         config [CONFIG]: Also check what this run needs.
     """
-    from paceline.config.load import load_config
     from paceline_launcher.preflight.checks import Place, default_run_dir, run_checks
     from paceline_launcher.preflight.findings import Start
 
@@ -65,19 +65,6 @@ def doctor(
     raise typer.Exit(1 if failed else 0)
 
 
-alerts = typer.Typer(
-    name="alerts",
-    help="Alerts of a run.\n\nExample: paceline alerts test run.toml",
-    no_args_is_help=True,
-)
-
-
-@alerts.callback()
-def _group() -> None:
-    """Alerts of a run."""
-
-
-@alerts.command()
 def test(config: ConfigArgument, *, overrides: SetOption = None) -> None:
     """Send a test alert to the webhook and the command of the `alerts` settings.
 
@@ -88,7 +75,6 @@ def test(config: ConfigArgument, *, overrides: SetOption = None) -> None:
     Example: paceline alerts test run.toml --set alerts.webhook_file=/etc/paceline/webhook
     """
     from controller.export.alerts import Alert, NotDelivered, deliver
-    from paceline.config.load import load_config
 
     loaded = load_config(config, overrides or [])
     if loaded.alerts.webhook_file is None and not loaded.alerts.command:

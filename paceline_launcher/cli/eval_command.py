@@ -9,7 +9,7 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,6 +26,7 @@ from paceline.observe.checkpoint_links import META
 from paceline.observe.run_files import finite
 from paceline_launcher.cli.common import SetOption
 from paceline_launcher.cli.models import find_checkpoint, refuse_scalar_head
+from paceline_launcher.terminal import out_console, table
 
 if TYPE_CHECKING:
     from paceline_launcher.cli.evaluate import Judged
@@ -47,8 +48,7 @@ class Wanted:
 
     Args:
         data FILE: Data set, as data.path; default: data.eval_path of the run.
-        k: Samples of each prompt.
-        greedy: Take the most likely token; the default for one sample.
+        k: Samples of each prompt. One is greedy, unless --temperature or --top-p is given.
         temperature: Sampling temperature; default: the run's, or 1.
         top_p: Nucleus sampling; default: the run's, or 1.
         max_tokens: Longest completion; default: the run's, or 1024.
@@ -62,7 +62,6 @@ class Wanted:
 
     data: str | None = None
     k: Annotated[int, typer.Option(min=1, max=1024)] = 1
-    greedy: bool = False
     temperature: Annotated[float | None, typer.Option(min=1e-6)] = None
     top_p: Fraction = None
     max_tokens: Positive = None
@@ -94,7 +93,7 @@ def settings(wanted: Wanted, base: Config | None, model: str) -> Config:
         "name": config.data.name if data == config.data.eval_path else None,
         "split": config.data.eval_split,
         "samples": wanted.k,
-        "greedy": wanted.greedy or not sampled,
+        "greedy": not sampled,
         "temperature": wanted.temperature,
         "top_p": wanted.top_p,
         "limit": wanted.limit or (1 << 31),
@@ -204,8 +203,8 @@ class ProgressLine:
         if now < self._next and outcome.finished < outcome.rows:
             return
         self._next = now + (TERMINAL_S if self._terminal else LOG_S)
-        scores = outcome.scores.values()
-        mean = math.fsum(s.reward_mean for s in scores) / len(scores) if scores else math.nan
+        rewards = [score.reward_mean for score in outcome.scores.values()]
+        mean = statistics.fmean(rewards) if rewards else math.nan
         failed = f", {outcome.failed.total()} failed" if outcome.failed else ""
         line = f"{outcome.finished} of {outcome.rows} prompts{failed}, reward {mean:.3f}"
         typer.echo(f"\r\x1b[K{line}" if self._terminal else line, err=True, nl=not self._terminal)
@@ -217,15 +216,15 @@ class ProgressLine:
 
 def result(source: str, checkpoint: Path | None, config: Config, outcome: Judged) -> dict[str, Any]:
     """Contents of the JSON file. ``standard_errors`` are those of the means over prompts."""
-    eval_set = config.evaluation.sets[SET]
+    eval_set, rollout = config.evaluation.sets[SET], config.rollout
     k, greedy = eval_set.samples, eval_set.is_greedy
-    rows = [outcome.scores[index] for index in sorted(outcome.scores)]
+    scores = dict(sorted(outcome.scores.items()))
+    rows = list(scores.values())
     judged = {name: [*map(of_row, rows)] for name, of_row in row_metrics(k).items() if rows}
-    tokens = sum(row.tokens for row in rows)
     metrics = {name: statistics.fmean(values) for name, values in judged.items()}
-    if rows:
-        truncated = sum(row.truncated for row in rows)
-        metrics |= {"tokens": tokens / k / len(rows), "truncated": truncated / k / len(rows)}
+    for name in ("tokens", "truncated") if rows else ():
+        metrics[name] = sum(getattr(row, name) for row in rows) / k / len(rows)
+    tokens_per_s = sum(row.tokens for row in rows) / (outcome.generate_s or math.inf)
     return {
         "model": source,
         "checkpoint": None if checkpoint is None else str(checkpoint),
@@ -236,13 +235,13 @@ def result(source: str, checkpoint: Path | None, config: Config, outcome: Judged
         "interrupted": outcome.interrupted,
         "samples": k,
         "greedy": greedy,
-        "temperature": None if greedy else eval_set.temperature or config.rollout.temperature,
-        "top_p": None if greedy else eval_set.top_p or config.rollout.top_p,
-        "max_tokens": config.rollout.max_tokens,
+        "temperature": None if greedy else eval_set.temperature or rollout.temperature,
+        "top_p": None if greedy else eval_set.top_p or rollout.top_p,
+        "max_tokens": rollout.max_tokens,
         "seed": config.run.seed,
         "reward": config.reward.functions,
         "solved_at": eval_set.solved_at,
-        "engine": config.rollout.engine,
+        "engine": rollout.engine,
         "metrics": metrics,
         "standard_errors": {
             name: statistics.stdev(values) / math.sqrt(len(rows))
@@ -250,25 +249,15 @@ def result(source: str, checkpoint: Path | None, config: Config, outcome: Judged
             if len(rows) > 1
         },
         "generate_s": round(outcome.generate_s, 3),
-        "tokens_per_s": tokens / outcome.generate_s if outcome.generate_s else None,
+        "tokens_per_s": tokens_per_s,
         "rows": [
-            {
-                "row": index,
-                "reward": score.reward_mean,
-                "solved": score.solved,
-                "majority": score.majority if k > 1 else None,
-                "tokens": score.tokens,
-                "truncated": score.truncated,
-            }
-            for index, score in sorted(outcome.scores.items())
+            {"row": index, "reward": score.reward_mean, **asdict(score)}
+            for index, score in scores.items()
         ],
     }
 
 
-def print_table(found: dict[str, Any], example: str) -> None:
-    """``example``: what the first failed row says."""
-    from paceline_launcher.terminal import out_console, table
-
+def print_table(found: dict[str, Any]) -> None:
     how = "greedy" if found["greedy"] else f"temperature {found['temperature']:g}"
     typer.echo(f"{found['scored']} prompts of {found['data']}, {found['samples']} x {how}")
     labels = {"tokens": "tokens per sample", "truncated": "truncated share"}
@@ -278,16 +267,6 @@ def print_table(found: dict[str, Any], example: str) -> None:
         for name, value in found["metrics"].items()
     ]
     out_console().print(table("metric|>mean|>standard error", rows))
-    failed = sum(found["failed"].values())
-    if failed:
-        reasons = ", ".join(f"{reason} {count}" for reason, count in found["failed"].items())
-        typer.echo(f"without a score: {failed} prompts ({reasons}); {example}", err=True)
-    if found["interrupted"]:
-        typer.echo(
-            f"interrupted after {found['scored'] + failed} of {found['prompts']} prompts: the "
-            "means are over those scored",
-            err=True,
-        )
 
 
 def evaluate(source: str, *, wanted: Wanted, json_out: Path | None = None) -> None:
@@ -325,22 +304,24 @@ def evaluate(source: str, *, wanted: Wanted, json_out: Path | None = None) -> No
         model = exported(found, Path(directory), trust_remote_code=trusted)
         from paceline_launcher.cli.evaluate import evaluate as judge
 
-        config = settings(wanted, found.config, model)
         try:
-            outcome = judge(config, rows, progress)
+            outcome = judge(settings(wanted, found.config, model), rows, progress)
         finally:
             progress.close()
     report = result(source, found.checkpoint, config, outcome)
     if outcome.scores:
-        print_table(report, outcome.example)
+        print_table(report)
     if json_out is not None:
         try:
             json_out.write_text(json.dumps(finite(report), indent=2) + "\n")
         except OSError as error:
             raise BadInput(f"--json: {json_out} cannot be written: {error.strerror}") from None
-    if not (outcome.scores or outcome.interrupted):
-        typer.echo(f"no prompt could be scored: {outcome.example}", err=True)
-    elif not outcome.scores:
-        typer.echo(f"interrupted before any of {outcome.rows} prompts was scored", err=True)
+    if outcome.failed:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in outcome.failed.items())
+        failed = f"{outcome.failed.total()} prompts ({reasons}); {outcome.example}"
+        typer.echo(f"without a score: {failed}", err=True)
+    if outcome.interrupted:
+        done = f"{outcome.finished} of {outcome.rows} prompts"
+        typer.echo(f"interrupted after {done}: the means are over those scored", err=True)
     if outcome.interrupted or not outcome.scores:
         raise typer.Exit(130 if outcome.interrupted else 1)

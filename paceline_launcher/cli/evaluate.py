@@ -61,15 +61,37 @@ def evaluate(config: Config, rows: RowSource, progress: Callable[[Judged], None]
 async def _evaluate(
     config: Config, rows: RowSource, outcome: Judged, progress: Callable[[Judged], None]
 ) -> None:
-    samples = config.evaluation.sets[SET].samples
-    remaining = iter(range(outcome.rows))
+    eval_set, remaining = config.evaluation.sets[SET], iter(range(outcome.rows))
 
     async def take_rows(producer: GroupProducer) -> None:
         for index in remaining:
+            lease = rollout_pb2.Lease(
+                task=common_pb2.TaskRef(task_id=f"e0.{index}", attempt=1),
+                kind=rollout_pb2.TASK_KIND_EVAL,
+                index=index,
+                row_json=json.dumps(rows[index], ensure_ascii=False),
+                seed=task_seed(config.run.seed, TaskId(f"{SET}/{index}")),
+                group_size=eval_set.samples,
+                eval_set=SET,
+            )
             with contextlib.suppress(Aborted):
-                made = await producer.produce(HeldTask(_lease(config, rows, index)))
-                _note(config, outcome, index, made)
+                made = await producer.produce(HeldTask(lease))
+                if isinstance(made, rollout_pb2.ReturnedTask):
+                    outcome.failed[made.reason] += 1
+                    outcome.example = outcome.example or f"row {index}: {made.detail}"
+                else:
+                    outcome.scores[index] = score_of(made)
                 progress(outcome)
+
+    def score_of(group: rollout_pb2.Group) -> RowScore:
+        completions = group.completions
+        return row_score(
+            [c.reward for c in completions],
+            [c.answer for c in completions] if eval_set.samples > 1 else [],
+            [len(c.tokens) // 4 for c in completions],
+            sum(c.finish_reason == rollout_pb2.FINISH_REASON_LENGTH for c in completions),
+            eval_set.solved_at,
+        )
 
     tokenizer = PromptTokenizer(config)
     environments = EnvironmentRunner(config, tokenizer) if config.rollout.environment else None
@@ -85,7 +107,7 @@ async def _evaluate(
             stack.push_async_callback(environments.close)
             await environments.start(engine)
         producer = GroupProducer(config, tokenizer, engine, scorer, environments)
-        at_once = -(-config.rollout.max_sequences // samples) + 1
+        at_once = -(-config.rollout.max_sequences // eval_set.samples) + 1
         began = time.monotonic()
         try:
             async with asyncio.TaskGroup() as group:
@@ -93,32 +115,3 @@ async def _evaluate(
                     group.create_task(take_rows(producer))
         finally:
             outcome.generate_s = time.monotonic() - began
-
-
-def _lease(config: Config, rows: RowSource, index: int) -> rollout_pb2.Lease:
-    return rollout_pb2.Lease(
-        task=common_pb2.TaskRef(task_id=f"e0.{index}", attempt=1),
-        kind=rollout_pb2.TASK_KIND_EVAL,
-        index=index,
-        row_json=json.dumps(rows[index], ensure_ascii=False),
-        seed=task_seed(config.run.seed, TaskId(f"{SET}/{index}")),
-        group_size=config.evaluation.sets[SET].samples,
-        eval_set=SET,
-    )
-
-
-def _note(
-    config: Config, outcome: Judged, index: int, made: rollout_pb2.Group | rollout_pb2.ReturnedTask
-) -> None:
-    if isinstance(made, rollout_pb2.ReturnedTask):
-        outcome.failed[made.reason] += 1
-        outcome.example = outcome.example or f"row {index}: {made.reason}: {made.detail}"
-        return
-    eval_set, completions = config.evaluation.sets[SET], made.completions
-    outcome.scores[index] = row_score(
-        [c.reward for c in completions],
-        [c.answer for c in completions] if eval_set.samples > 1 else [],
-        [len(c.tokens) // 4 for c in completions],
-        sum(c.finish_reason == rollout_pb2.FINISH_REASON_LENGTH for c in completions),
-        eval_set.solved_at,
-    )

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.errors import BadInput
+from paceline.observe.run_files import read_lines
 from paceline.observe.vocabulary import EventType
 from paceline_launcher.cli.common import (
     JsonOption,
     RunDirOption,
     Target,
     given_or_default,
-    print_json,
     print_json_line,
 )
 from paceline_launcher.terminal import printable
@@ -112,7 +112,6 @@ def _from_file(
 ) -> None:
     """``together``: steps that were committed one after the other are in one line."""
     from paceline.observe.event_history import position_key
-    from paceline.observe.run_files import read_lines
 
     path = run_dir / "events.jsonl"
     if not path.is_file():
@@ -162,12 +161,10 @@ def logs(
     run_dir: RunDirOption = None,
     follow: bool = False,
     lines: Annotated[int, typer.Option(min=0)] = 50,
-    as_json: JsonOption = False,
 ) -> None:
     """Print the log of a process.
 
     The file outlives the process: one that is killed and started again continues the same file.
-    With --json, each line is an object with the fields process and line.
 
     Example: paceline logs rollout-0 --run-dir runs/demo --follow
 
@@ -184,10 +181,7 @@ def logs(
         raise BadInput(f"--run-dir: {run_dir}: no such directory")
     known = log_files(run_dir)
     if process is None:
-        if as_json:
-            print_json([{"process": n, "bytes": p.stat().st_size} for n, p in known.items()])
-        for name in () if as_json else known:
-            typer.echo(name)
+        typer.echo("\n".join(known))
         return
     if process not in known:
         there = ", ".join(known) or "none, because `paceline up` has started no process in it"
@@ -196,10 +190,7 @@ def logs(
     last, offset = last_lines(known[process], lines)
     over = partial(_over, run_dir) if follow else lambda: True
     for line in (*last, *new_lines(known[process], offset, over)):
-        if as_json:
-            print_json_line({"process": process, "line": line})
-        else:
-            typer.echo(printable(line) if safe else line)
+        typer.echo(printable(line) if safe else line)
 
 
 def _over(run_dir: Path) -> bool:

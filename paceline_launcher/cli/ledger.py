@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,23 +10,22 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from paceline.errors import BadInput
-from paceline_launcher.cli.common import JsonOption, RunDirOption, given_or_default, print_json
+from paceline_launcher.cli.common import (
+    JsonOption,
+    RunDirOption,
+    given_or_default,
+    print_json,
+    run_config,
+)
+from paceline_launcher.terminal import out_console, table
 
 if TYPE_CHECKING:
     from controller.store.journal_audit import Report
-    from paceline.config.sections.services import RedisConfig
     from paceline.observe.coverage import CoverageReport
 
 EPOCHS_SHOWN = 10
 
-ledger = typer.Typer(
-    name="ledger",
-    help="Verify a run's ledger.\n\nExample: paceline ledger verify --run-dir runs/demo",
-    no_args_is_help=True,
-)
 
-
-@ledger.command()
 def verify(
     *,
     run_dir: RunDirOption = None,
@@ -53,13 +51,15 @@ def verify(
     """
     from controller.store.journal_audit import verify as replay
 
-    if run_dir is not None and redis_url is not None:
-        raise BadInput("give either --run-dir DIR or --redis-url URL")
-    if redis_url is None:
+    if (redis_url is None) != (run is None) or (run_dir and redis_url):
+        raise BadInput("give either --run-dir DIR, or --redis-url URL and --run NAME")
+    if redis_url is not None and run is not None:
+        name, report = run, replay(redis_url, run)
+    else:
         run_dir = given_or_default(run_dir)
-    with redis_of(run_dir, redis_url) as url:
-        name = run or (_settings(run_dir)[0] if run_dir else _only_run(url))
-        report = replay(url, name)
+        with redis_of(run_dir) as url:
+            name = run_config(run_dir).run.name
+            report = replay(url, name)
     if as_json:
         counts, problems = report.counts, report.problems
         body = {"run": name, "ok": report.ok, "counts": counts, "problems": problems}
@@ -82,7 +82,6 @@ def _print(name: str, report: Report) -> None:
 
 
 def _print_coverage(coverage: CoverageReport) -> None:
-    from paceline_launcher.terminal import out_console, table
 
     order = f"shuffled by seed {coverage.seed}" if coverage.shuffle else "in the order of the file"
     typer.echo(f"coverage of the data: {coverage.rows} rows, {order}")
@@ -120,48 +119,16 @@ def _by_reason(counts: Mapping[str, int]) -> str:
 
 
 @contextmanager
-def redis_of(run_dir: Path | None, redis_url: str | None = None) -> Iterator[str]:
+def redis_of(run_dir: Path) -> Iterator[str]:
     """URL of the Redis with the journal; a server that had to be started is stopped afterwards."""
-    from paceline.config.sections.services import RedisConfig
     from paceline.redis.server import ensure_redis, stop_redis
 
-    if run_dir is None:
-        yield ensure_redis(Path(), RedisConfig(url=redis_url)).url
-        return
-    _, settings = _settings(run_dir)
+    settings = run_config(run_dir).redis
     if settings.url is None and not (run_dir / "redis").is_dir():
-        raise BadInput(f"--run-dir: {run_dir} holds no Redis data; give --redis-url")
+        raise BadInput(f"--run-dir: {run_dir} holds no Redis data; give --redis-url and --run")
     endpoint = ensure_redis(run_dir, settings)
     try:
         yield endpoint.url
     finally:
         if endpoint.started:
             stop_redis(run_dir)
-
-
-def _settings(run_dir: Path) -> tuple[str, RedisConfig]:
-    """Name and Redis of the run, without a look at its other settings: of those, another release
-    may have had some that this one does not know."""
-    from paceline.config.sections.services import RedisConfig
-
-    path = run_dir / "config.toml"
-    try:
-        found = tomllib.loads(path.read_text())
-        return str(found["run"]["name"]), RedisConfig(**found.get("redis", {}))
-    except FileNotFoundError:
-        raise BadInput(f"--run-dir: {run_dir} has no config.toml: not a run directory") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"--run-dir: {path} cannot be read: {error}") from error
-
-
-def _only_run(url: str) -> str:
-    from paceline.redis.client import connect_sync
-
-    with connect_sync(url) as client:
-        found = {key.decode() for key in client.scan_iter(match="paceline:*:journal", count=1000)}
-    names: list[str] = sorted(
-        key.removeprefix("paceline:").removesuffix(":journal") for key in found
-    )
-    if len(names) != 1:
-        raise BadInput(f"--run NAME: this Redis holds {', '.join(names) or 'no run'}")
-    return names[0]

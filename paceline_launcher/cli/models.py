@@ -11,8 +11,11 @@ from typing import Annotated
 
 import typer
 
+from paceline.cuda_extensions import VLLM_MARK
 from paceline.errors import BadInput
 from paceline.observe.checkpoint_links import META, complete
+from paceline.process.user_code import python_module
+from paceline.rpc.addresses import is_loopback
 from paceline_launcher.cli.common import JsonOption, print_json
 
 
@@ -123,9 +126,6 @@ def serve(
         api_key_env VARIABLE: Environment variable with the clients' key.
         dry_run: Print the command alone.
     """
-    from paceline.cuda_extensions import VLLM_MARK
-    from paceline.process.user_code import python_module
-    from paceline.rpc.addresses import is_loopback
     from paceline.rpc.auth import checked_token
 
     model = find_model(source)

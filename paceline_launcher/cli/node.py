@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import socket
+import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.config.load import load_config, to_toml
 from paceline.errors import BadInput
+from paceline.process.files import set_process_limits
 from paceline_launcher.cli.common import (
     ConfigArgument,
     JsonOption,
@@ -20,6 +24,8 @@ from paceline_launcher.cli.common import (
     SetOption,
     print_json,
 )
+from paceline_launcher.cli.up import check, run_to_end, steps_to_extend_to
+from paceline_launcher.terminal import printable
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config
@@ -78,8 +84,6 @@ def node(
         wait_s --wait SECONDS: How long node 0 may be silent.
         dry_run: Print what this node would start, and start nothing.
     """
-    from paceline.config.load import load_config, to_toml
-    from paceline.process.files import set_process_limits
     from paceline_launcher.launch.job import NodeJob, node_place
     from paceline_launcher.launch.node_workers import NodeWorkers
     from paceline_launcher.node_placement import (
@@ -173,7 +177,6 @@ def _workers_here(this: _Node) -> dict[str, dict[str, list[Any]]]:
 def _lead(this: _Node, wait_s: float, as_json: bool) -> int:
     from paceline.redis.server import stop_redis
     from paceline.rpc.auth import own_token
-    from paceline_launcher.cli.up import check, run_to_end, steps_to_extend_to
     from paceline_launcher.launch.job import served_settings
     from paceline_launcher.launch.run_dir import check_no_leader, end_leftovers, locked
 
@@ -205,8 +208,6 @@ def _lead(this: _Node, wait_s: float, as_json: bool) -> int:
 def _resolved(host: str, wait_s: float) -> None:
     """Waits until the name of node 0 has an address: a cluster's name server learns of a new pod
     late. Raises BadInput."""
-    import socket
-    import time
 
     began = time.monotonic()
     while True:
@@ -224,12 +225,10 @@ def _resolved(host: str, wait_s: float) -> None:
 
 
 def _follow(this: _Node, wait_s: float) -> int:
-    from paceline_launcher.cli.up import check
     from paceline_launcher.launch.follower import FollowingNode, Meeting
     from paceline_launcher.launch.job import node_directory
     from paceline_launcher.launch.run_dir import end_leftovers, locked
     from paceline_launcher.live_view import RunOutput
-    from paceline_launcher.terminal import printable
 
     output = RunOutput(node_directory(this.run_dir, this.place.rank) / "node.log")
 

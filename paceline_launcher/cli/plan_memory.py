@@ -5,17 +5,8 @@ from typing import Annotated
 
 import typer
 
+from paceline.config.load import load_config
 from paceline_launcher.cli.common import ConfigArgument, JsonOption, SetOption, print_json
-
-plan = typer.Typer(name="plan", no_args_is_help=True)
-
-
-@plan.callback(
-    help="Compute what a run needs before it starts.\n\n"
-    "Example: paceline plan memory run.toml --gpu h100-80g"
-)
-def _group() -> None:
-    """Keep ``memory`` a command of its own, although it is the only one."""
 
 
 def gpu_names() -> list[str]:
@@ -24,7 +15,6 @@ def gpu_names() -> list[str]:
     return list(GPUS)
 
 
-@plan.command()
 def memory(
     config: ConfigArgument,
     *,
@@ -44,7 +34,6 @@ def memory(
         gpu NAME: GPU to plan for, such as h100-80g, or its size in GiB, as in 80g. Default: the
             smallest of this machine.
     """
-    from paceline.config.load import load_config
     from paceline.memory_plan import (
         GIB,
         RESERVE,
@@ -66,19 +55,20 @@ def memory(
     plans = memory_plan(resolved, shape)
     wrong = list(problems(plans, device)) if device else []
     if as_json:
+        processes = [
+            {
+                "name": plan.name,
+                "gpu_bytes": plan.gpu,
+                "host_bytes": plan.host,
+                "fits": device and plan.fits(device),
+            }
+            for plan in plans
+        ]
         print_json(
             {
                 "model": {"path": model.path, "parameters": shape.parameters},
                 "gpu": None if device is None else asdict(device),
-                "processes": [
-                    {
-                        "name": plan.name,
-                        "gpu_bytes": plan.gpu,
-                        "host_bytes": plan.host,
-                        "fits": device and plan.fits(device),
-                    }
-                    for plan in plans
-                ],
+                "processes": processes,
                 "problems": [{"found": found, "remedy": remedy} for found, remedy in wrong],
             }
         )
@@ -87,18 +77,14 @@ def memory(
         for plan in plans:
             for where, parts in (("device", plan.gpu), ("host", plan.host)):
                 typer.echo(f"\n{plan.name}, {where}")
-                sizes = {
-                    **{name: size for name, size in parts.items() if size},
-                    "sum": sum(parts.values()),
-                }
-                for part, size in sizes.items():
-                    typer.echo(f"  {part:<32}{size / GIB:>9.2f} GiB")
-        typer.echo("")
+                for part, size in {**parts, "sum": sum(parts.values())}.items():
+                    if size or part == "sum":
+                        typer.echo(f"  {part:<32}{size / GIB:>9.2f} GiB")
         if device is None:
-            typer.echo("no GPU found: --gpu NAME says whether this fits")
+            typer.echo("\nno GPU found: --gpu NAME says whether this fits")
         else:
             room = f"{device.bytes * RESERVE / GIB:.1f} of {device.bytes / GIB:.1f} GiB"
-            typer.echo(f"{device.name} ({room} to give): {'does not fit' if wrong else 'fits'}")
+            typer.echo(f"\n{device.name} ({room} to give): {'does not fit' if wrong else 'fits'}")
         for found, remedy in wrong:
             typer.echo(f"{found}. {remedy}")
     if wrong:

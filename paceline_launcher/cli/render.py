@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.config.load import load_config
 from paceline_launcher.cli.common import ConfigArgument, JsonOption, SetOption, print_json
 from paceline_launcher.render.options import RenderOptions
 
@@ -41,7 +42,6 @@ def render(
         force: Replace existing files.
         dry_run: Print the files and write none.
     """
-    from paceline.config.load import load_config
     from paceline_launcher.render.request import RenderRequest
     from paceline_launcher.render.targets import rendered, write_files
 

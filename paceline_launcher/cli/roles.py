@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from paceline.config.load import load_config
 from paceline.errors import BadInput
 from paceline.process.user_code import python_module
 from paceline.process.worker_command import THREAD_VARIABLES
@@ -27,6 +28,7 @@ from paceline_launcher.cli.common import (
     parse_addresses,
     print_json,
 )
+from paceline_launcher.cli.up import steps_to_extend_to
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config
@@ -49,7 +51,6 @@ class Given:
 
     def read(self, config: Path) -> tuple[Config, list[str], Path]:
         """Settings, addresses of the controllers, and run directory. Raises BadInput."""
-        from paceline.config.load import load_config
 
         settings = load_config(config, self._overrides())
         directory = self.run_dir or Path("runs") / settings.run.name
@@ -187,7 +188,6 @@ def wait(config: ConfigArgument, *, given: Given, as_json: JsonOption = False) -
 
 async def _end(settings: Config, directory: Path, addresses: list[str]) -> dict[str, Any]:
     from paceline.rpc.client import ControlPlane
-    from paceline_launcher.cli.up import steps_to_extend_to
     from paceline_launcher.launch.ending import RunWait
 
     def note(line: str) -> None:

@@ -160,16 +160,12 @@ def plot_curves(curves: Mapping[str, Sequence[tuple[int, float]]], metric: str, 
 
 
 def new_figure(inches: tuple[float, float]) -> Figure:
-    """A figure without a window system and without the global state of pyplot. Raises
-    NoMatplotlib."""
+    """A figure without the global state of pyplot. Raises NoMatplotlib."""
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
         raise NoMatplotlib("plotting needs matplotlib: pip install 'paceline[plot]'") from None
-    figure = Figure(figsize=inches, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    return Figure(figsize=inches, layout="constrained")
 
 
 def save_figure(figure: Figure, out: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import TypeAdapter
 
 from paceline.errors import BadInput
 from paceline.rpc.addresses import written_by_controllers
@@ -75,40 +76,26 @@ def samples(
 def find_groups(
     target: Target, limit: int, step: int | None, row: int | None, grep: str | None, sort: str
 ) -> dict[str, Any]:
-    """``groups`` with their completions, and the ``total`` of those that match."""
+    """``groups`` with their completions, and the ``total`` of those that match: of the controllers,
+    or of the run's archive if none answers."""
+    from paceline.rpc.auth import AuthError
+    from paceline.rpc.rest_client import RestUnavailable
+
     query = {"limit": limit, "step": step, "row": row, "sort": ORDER.get(sort, str(sort))}
     query |= {} if grep is None else {"grep": grep}
-    found = _from_controllers(target, query)
-    if found is None:
-        assert target.run_dir is not None
-        found = _from_archive(target.run_dir, query)
-    return found
-
-
-def _from_controllers(target: Target, query: dict[str, Any]) -> dict[str, Any] | None:
-    """None if no controller answers and the run directory may have an archive to read instead."""
-    from paceline.rpc.auth import AuthError
-    from paceline.rpc.rest_client import RestRefused, RestUnavailable
-
     run_dir = target.run_dir
     try:
         target.addresses()
         urls = written_by_controllers(run_dir, "rest") if run_dir else target.ask(_rest_urls)
         if not urls:
-            raise RestUnavailable(
-                "the controllers serve no REST interface: set rest.enabled = true"
-            )
+            raise RestUnavailable("the controllers serve no REST interface (rest.enabled)")
         return _ask(target.rest(urls), query)
-    except RestRefused as error:
-        if error.status in (401, 403):
-            raise BadInput(f"{error}: give --token-file, or set PACELINE_TOKEN") from None
-        raise
     except AuthError:
         raise
     except (BadInput, RestUnavailable):
-        if run_dir is not None and (run_dir / "config.toml").is_file():
-            return None
-        raise
+        if run_dir is None or not (run_dir / "config.toml").is_file():
+            raise
+        return _from_archive(run_dir, query)
 
 
 async def _rest_urls(control: ControlPlane) -> list[str]:
@@ -135,7 +122,6 @@ def _ask(rest: RestReader, query: dict[str, Any]) -> dict[str, Any]:
 
 
 def _from_archive(run_dir: Path, query: dict[str, Any]) -> dict[str, Any]:
-    from pydantic import TypeAdapter
 
     from paceline.observe.groups import Filter, Group, listed
     from paceline.observe.samples import ArchiveReader

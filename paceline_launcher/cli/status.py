@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.errors import BadInput, Unreachable
+from paceline.process.kernel_state import kernel_state
 from paceline.process.stacks import process_of, read_stacks
 from paceline.rpc.grpc_channel import as_dict
 from paceline_launcher.cli.common import (
@@ -220,7 +221,6 @@ def _tell_end(run_dir: Path | None, *, as_json: bool) -> None:
 def _nobody(run_dir: Path | None, silent: dict[str, str]) -> str:
     """No controller answers: what this machine knows of their processes."""
     from paceline.observe.fleet_file import FleetRecord
-    from paceline.process.kernel_state import kernel_state
 
     lines = [f"no controller answers ({', '.join(f'{a}: {how}' for a, how in silent.items())})"]
     record = FleetRecord.read(run_dir) if run_dir is not None else None

@@ -13,16 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from paceline.config.load import load_config
 from paceline.errors import BadInput
-from paceline.observe.checkpoint_links import VOID
+from paceline.observe.checkpoint_links import META, VOID
+from paceline.process.files import set_process_limits
 from paceline_launcher.cli.common import (
     ConfigArgument,
     JsonOption,
     RunDirOption,
     SetOption,
     print_json,
+    run_config,
 )
 from paceline_launcher.cli.models import find_checkpoint
+from paceline_launcher.terminal import out_console, printable, short, table
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config
@@ -60,8 +64,6 @@ def up(
             run's newest one.
         dry_run: Run the checks and start nothing.
     """
-    from paceline.config.load import load_config
-    from paceline.process.files import set_process_limits
     from paceline_launcher.launch.node_workers import NodeWorkers
     from paceline_launcher.launch.run_dir import check_no_leader, clear, end_leftovers, locked
     from paceline_launcher.node_placement import machine_gpus
@@ -156,7 +158,6 @@ def check(
 def _fleet_left(settings: Config, directory: Path) -> FleetRecord:
     """Record of the fleet in ``directory``, which runs without its supervisor. Raises BadInput."""
     from paceline.observe.fleet_file import FleetRecord
-    from paceline_launcher.cli.common import run_config
 
     record = FleetRecord.read(directory)
     known = {p.name for p in record.processes if p.role == "controller"} if record else set()
@@ -211,7 +212,6 @@ def run_to_end(
 
 
 def print_outcome(summary: dict[str, Any], directory: Path) -> None:
-    from paceline_launcher.terminal import out_console, printable, table
 
     rows = [(name, printable(text)) for name, text in outcome(summary)]
     out_console().print(table("|", rows, header=False))
@@ -244,7 +244,6 @@ RESULTS = {
 
 
 def outcome(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    from paceline_launcher.terminal import short
 
     known = {"steps": "0"}
     known |= {n: short(v) for n, v in summary.items() if v not in (None, 0, "", [], {})}
@@ -274,20 +273,14 @@ def from_override(given: Path | None) -> list[str]:
 
 def check_begins_elsewhere(settings: Config, directory: Path) -> str:
     """Sentence for users about a run that begins with a checkpoint; empty for any other. Raises
-    BadInput if the checkpoint cannot be read, or is the run's own."""
+    BadInput if the checkpoint is not complete, void, or the run's own."""
     if settings.model.initial_checkpoint is None:
         return ""
     path = Path(settings.model.initial_checkpoint)
-    try:
-        meta = json.loads((path / "meta.json").read_text())
-    except (OSError, ValueError) as error:
+    if not (path / META).is_file() or (path / VOID).exists():
         raise BadInput(
-            f"model.initial_checkpoint: {path} is not a complete checkpoint: {error}"
-        ) from error
-    if (path / VOID).exists():
-        raise BadInput(
-            f"--from: {path} is void: the weights of the other replicas of its run differed. Give "
-            "another checkpoint"
+            f"model.initial_checkpoint: {path} is not a complete checkpoint, or it is void: the "
+            "weights of the other replicas of its run differed. Give another checkpoint"
         )
     if directory in path.resolve().parents:
         raise BadInput(
@@ -295,7 +288,7 @@ def check_begins_elsewhere(settings: Config, directory: Path) -> str:
             "another directory with --run-dir, and another run.name"
         )
     return (
-        f"begins with the weights of {path} (step {meta.get('step')}), and with its optimizer "
-        "state if that fits. Steps, data order, learning-rate schedule and versions begin anew; "
+        f"begins with the weights of {path}, and with its optimizer state if "
+        "that fits. Steps, data order, learning-rate schedule and versions begin anew; "
         "the KL reference stays model.path"
     )

@@ -3,16 +3,17 @@
 import math
 import re
 from dataclasses import dataclass, fields
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from paceline.errors import BadInput
 
-DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_RESOURCE = re.compile(r"([a-z0-9.-]+/)?[A-Za-z0-9][A-Za-z0-9_.-]*")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+DNS_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+_VOLUME = r"([a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?):(/.*[^/])/*"
+_VARIABLE = r"([A-Za-z_][A-Za-z0-9_]*)=([^\x00-\x1f]*)"
+_RDMA = r"((?:[a-z0-9.-]+/)?[A-Za-z0-9][A-Za-z0-9_.-]*)(?:=([1-9]\d{0,2}))?"
 _SECRET_NAME = re.compile(r"TOKEN|PASSWORD|SECRET|CREDENTIAL|(^|_)KEY", re.IGNORECASE)
 
 
@@ -23,9 +24,6 @@ class Volume:
     name: str
     """A claim in Kubernetes; a data set's id on PAI-DLC."""
     path: str
-
-    def holds(self, path: str) -> bool:
-        return PurePosixPath(path).is_relative_to(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,44 +38,42 @@ class Variable:
     value: str
 
 
+def _matched(pattern: str, option: str, text: str, remedy: str) -> re.Match[str]:
+    found = re.fullmatch(pattern, text)
+    if found is None:
+        raise BadInput(f"{option} {text}: {remedy}")
+    return found
+
+
 def parse_volume(text: str) -> Volume:
     """The volume NAME:PATH. Raises BadInput."""
-    name, colon, path = text.partition(":")
-    if not colon or not name or not path.startswith("/") or path.strip("/") == "":
-        raise BadInput(f"--volume {text}: write NAME:/PATH, the absolute path in the container")
-    if not re.fullmatch(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", name):
-        raise BadInput(f"--volume {text}: {name} is not the name of a claim or data set")
-    return Volume(name, path.rstrip("/"))
+    remedy = "write NAME:/PATH, a claim or data set and the absolute path in the container"
+    found = _matched(_VOLUME, "--volume", text, remedy)
+    return Volume(found[1], found[2])
 
 
 def parse_variable(text: str) -> Variable:
     """The variable NAME=VALUE. Raises BadInput, also for names of secrets."""
-    name, equals, value = text.partition("=")
-    if not equals or not _VARIABLE.fullmatch(name) or any(ord(c) < 32 for c in value):
-        raise BadInput(f"--nccl-env {text}: write NAME=VALUE, such as NCCL_SOCKET_IFNAME=eth0")
-    if _SECRET_NAME.search(name):
+    remedy = "write NAME=VALUE, such as NCCL_SOCKET_IFNAME=eth0"
+    found = _matched(_VARIABLE, "--nccl-env", text, remedy)
+    if _SECRET_NAME.search(found[1]):
         raise BadInput(
-            f"--nccl-env {name}: rendered files contain no secrets. Put it into the secret of the "
-            "run (--secret)"
+            f"--nccl-env {found[1]}: rendered files contain no secrets. Put it into the secret of "
+            "the run (--secret)"
         )
-    return Variable(name, value)
+    return Variable(found[1], found[2])
 
 
 def parse_rdma(text: str) -> Rdma:
     """The devices RESOURCE or RESOURCE=COUNT. Raises BadInput."""
-    resource, equals, count = text.partition("=")
-    if not _RESOURCE.fullmatch(resource) or (equals and not re.fullmatch(r"[1-9]\d{0,2}", count)):
-        raise BadInput(
-            f"--rdma {text}: write the resource of the device plugin, such as rdma/hca, or with a "
-            "count, rdma/hca=8"
-        )
-    return Rdma(resource, int(count or 1))
+    remedy = "write the resource of the device plugin, such as rdma/hca, or rdma/hca=8"
+    found = _matched(_RDMA, "--rdma", text, remedy)
+    return Rdma(found[1], int(found[2] or 1))
 
 
 def parse_image(text: str) -> str:
     """``text``. Raises BadInput for an image that is not the same tomorrow."""
-    if re.search(r"\s", text) or not text:
-        raise BadInput(f"--image {text!r}: write REGISTRY/NAME:TAG")
+    _matched(r"\S+", "--image", text, "write REGISTRY/NAME:TAG")
     tag = text.rpartition("/")[2].partition(":")[2]
     if "@sha256:" not in text and tag in ("", "latest"):
         raise BadInput(
@@ -89,11 +85,8 @@ def parse_image(text: str) -> str:
 
 def parse_label(text: str) -> str:
     """``text``. Raises BadInput if it is no DNS label."""
-    if not DNS_LABEL.fullmatch(text):
-        raise BadInput(
-            f"{text!r} is no name for Kubernetes: use at most 63 lower-case letters, digits and "
-            "'-', with no '-' at an end (--namespace, --secret, --storage-class)"
-        )
+    remedy = "use at most 63 lower-case letters, digits and '-', with no '-' at an end"
+    _matched(DNS_LABEL, "--namespace, --secret or --storage-class", text, remedy)
     return text
 
 
@@ -101,16 +94,14 @@ def limit_minutes(text: str) -> int | None:
     """Minutes of Slurm's D-HH:MM:SS and its shorter forms; None for no limit. Raises BadInput."""
     if text.upper() in ("0", "UNLIMITED", "INFINITE"):
         return None
-    long = re.fullmatch(r"(\d+)-(\d+)(?::(\d+))?(?::(\d+))?", text)
-    short = re.fullmatch(r"(?:(\d+):)?(\d+):(\d+)|(\d+)", text)
-    if long:
-        days, hours, minute, seconds = (int(part or 0) for part in long.groups())
-    elif short:
-        days = 0
-        hours, minute, seconds = int(short[1] or 0), int(short[2] or short[4]), int(short[3] or 0)
-    else:
-        raise BadInput(f"--time-limit {text}: write D-HH:MM:SS, HH:MM:SS or minutes")
-    return max(1, (days * 24 + hours) * 60 + minute + math.ceil(seconds / 60))
+    pattern = r"(?:\d+-)?\d+(?::\d+){0,2}"
+    _matched(pattern, "--time-limit", text, "write D-HH:MM:SS, HH:MM:SS or minutes")
+    days, dash, rest = text.rpartition("-")
+    # Alone and before seconds there are minutes, after days and before minutes there are hours.
+    parts = [int(part) for part in rest.split(":")]
+    units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
+    seconds = sum(part * unit for part, unit in zip(parts, units, strict=False))
+    return max(1, int(days or 0) * 1440 + math.ceil(seconds / 60))
 
 
 def parse_time_limit(text: str) -> str:

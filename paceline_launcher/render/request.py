@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from paceline.config.schema import Config
 from paceline.errors import BadInput
@@ -89,7 +90,7 @@ class RenderRequest:
 
     @property
     def holds_run(self) -> bool:
-        return any(volume.holds(self.run_dir) for volume in self.volumes)
+        return any(PurePosixPath(self.run_dir).is_relative_to(v.path) for v in self.volumes)
 
     @property
     def run_dir(self) -> str:

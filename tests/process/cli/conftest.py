@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from paceline_launcher.cli import main, up
+from paceline_launcher.cli import main, node, up
 
 
 @pytest.fixture
@@ -30,7 +30,8 @@ def paceline(
         return subprocess.CompletedProcess(command, int(left.value.code or 0), out, err)
 
     # Had it to start a fleet, that would be the fleet of this process.
-    monkeypatch.delattr(up, "run_to_end")
+    for module in (node, up):
+        monkeypatch.delattr(module, "run_to_end")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     files = resource.getrlimit(resource.RLIMIT_NOFILE)

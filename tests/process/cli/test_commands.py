@@ -31,7 +31,7 @@ def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
 COMMANDS = dict(commands(get_command(app)))
 WITHOUT_DATA = {
     *((role,) for role in ("controller", "policy", "rollout", "scorer", "serve")),
-    *((name,) for name in ("init", "open")),
+    *((name,) for name in ("init", "logs", "open")),
     *(("config", "docs"), ("alerts", "test")),
 }
 """Processes that run, and text that is made for a file."""
@@ -214,7 +214,7 @@ def test_bad_input_and_absent_controllers_have_their_exit_status(
             ["reward.functions=['nowhere.module:reward']"],
             "No module named 'nowhere'. Is it installed, or in the directory you start from?",
         ),
-        (["reward.functions=['os.path:nothing']"], "os.path has no 'nothing'"),
+        (["reward.functions=['os.path:nothing']"], "has no 'nothing'"),
         (
             ["reward.functions=['os.path:exists']"],
             "it takes neither 'completion' nor 'completions'",
@@ -293,12 +293,12 @@ def test_a_run_that_has_ended_is_followed_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It said nothing for a minute, and then that no controller answers."""
-    from paceline_launcher.cli import admin
+    from paceline_launcher.cli import common
     from paceline_launcher.cli import events as events_command
 
     ended_run(tmp_path)
     monkeypatch.setattr(events_command, "OVER_S", 0.1)
-    monkeypatch.setattr(admin, "ANSWER_LIMIT_S", 0.1)
+    monkeypatch.setattr(common, "ANSWER_LIMIT_S", 0.1)
     here = ["--run-dir", str(tmp_path)]
     followed = CliRunner().invoke(app, ["events", "--follow", "--json", *here])
     assert followed.exit_code == 0

@@ -122,8 +122,6 @@ def test_the_same_seed_gives_the_same_samples_and_a_limit_the_first_rows(
         (["{}/model", "--data", "missing.jsonl"], "missing.jsonl"),
         (["{}/model"], "--data is missing"),
         (["{}", "--data", "{}/held_out.jsonl"], "no config.json"),
-        (["{}/run", "--k", "4", "--greedy"], "greedy = true with samples = 4"),
-        (["{}/run", "--greedy", "--temperature", "0.5"], "temperature has no effect"),
         (
             ["{}/model", "--data", "{}/held_out.jsonl", "--reward", "nothing"],
             "nothing is not a reward",

@@ -37,7 +37,7 @@ def write_run(run_dir: Path, *, lr: float = 1e-4, steps: int = 3, end: str = "Ru
     row_head = ({"position": f"{n}-0", "n": 0} for n in range(2, 100))
     text = "".join(json.dumps({**next(row_head), **row}) + "\n" for row in rows)
     (run_dir / "metrics.jsonl").write_text(text)
-    (run_dir / "config.toml").write_text(f"[train]\nlr = {lr}\nsteps = {steps}\n")
+    (run_dir / "config.toml").write_text(f"[train]\nsteps = {steps}\n[train.optimizer]\nlr = {lr}\n")
     return run_dir
 
 
@@ -102,7 +102,7 @@ def test_every_command_of_a_run_takes_the_run_of_this_directory(
 ) -> None:
     """`logs` and `ledger verify` asked for --run-dir."""
     run_dir = write_run(here / "runs" / "one")
-    (run_dir / "config.toml").write_text('[run]\nname = "one"\n')
+    (run_dir / "config.toml").write_text('[model]\npath = "m"\n[data]\npath = "d"\n')
     (run_dir / "logs").mkdir()
     (run_dir / "logs" / "policy-0.log").write_text("begun\n")
     done = invoke(*command.split())
