@@ -28,7 +28,8 @@ def write_run(run_dir: Path, *, lr: float = 1e-4, steps: int = 3, end: str = "Ru
         metrics = {"reward_mean": step / 10, "samples": 4.0, "step_s": 1.0}
         events.append({"type": "StepCommitted", "t": 10.0 + step, "step": step, "metrics": metrics})
         rows.append({"kind": "step", "step": step, "version": step, "t": 10.0 + step, **metrics})
-    died = {"type": "WorkerDied", "severity": "warning", "text": "policy-0 died (lease)", "t": 20.0}
+    died = {"type": "WorkerDied", "severity": "warning", "cause": "killed", "t": 20.0}
+    died["text"] = "policy-0 died (lease)"
     resumed = {"type": "TermBegun", "t": 3620.0, "severity": "info", "text": "controller-0 leads"}
     events += [died, resumed, {"type": end, "t": 3630.0, "reason": "completed", "text": "over"}]
     head = ({"position": f"{n}-0", "n": 0} for n in range(1, 100))
@@ -37,7 +38,8 @@ def write_run(run_dir: Path, *, lr: float = 1e-4, steps: int = 3, end: str = "Ru
     row_head = ({"position": f"{n}-0", "n": 0} for n in range(2, 100))
     text = "".join(json.dumps({**next(row_head), **row}) + "\n" for row in rows)
     (run_dir / "metrics.jsonl").write_text(text)
-    (run_dir / "config.toml").write_text(f"[train]\nsteps = {steps}\n[train.optimizer]\nlr = {lr}\n")
+    settings = f"[train]\nsteps = {steps}\n[train.optimizer]\nlr = {lr}\n"
+    (run_dir / "config.toml").write_text(settings)
     return run_dir
 
 
