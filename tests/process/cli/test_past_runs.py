@@ -28,8 +28,7 @@ def write_run(run_dir: Path, *, lr: float = 1e-4, steps: int = 3, end: str = "Ru
         metrics = {"reward_mean": step / 10, "samples": 4.0, "step_s": 1.0}
         events.append({"type": "StepCommitted", "t": 10.0 + step, "step": step, "metrics": metrics})
         rows.append({"kind": "step", "step": step, "version": step, "t": 10.0 + step, **metrics})
-    died = {"type": "WorkerDied", "severity": "warning", "cause": "killed", "t": 20.0}
-    died["text"] = "policy-0 died (lease)"
+    died = {"type": "WeightsNotLoaded", "severity": "warning", "text": "policy-0 died", "t": 20.0}
     resumed = {"type": "TermBegun", "t": 3620.0, "severity": "info", "text": "controller-0 leads"}
     events += [died, resumed, {"type": end, "t": 3630.0, "reason": "completed", "text": "over"}]
     head = ({"position": f"{n}-0", "n": 0} for n in range(1, 100))
