@@ -151,7 +151,7 @@ async def measure(path: Path, rounds: int) -> dict[str, Any]:
             tokens = await one((number + 3) * len(ways) + place)
             if number >= 0:
                 clock[name].append((time.perf_counter() - wall, cpu_s() - cpu, tokens))
-    stage_s = engine.stats().extra["stage_s"]
+    stage_s = engine.stats().stage_s
     await engine.close()
     return {
         "parameters": sum(p.numel() for p in model.parameters()),

@@ -29,12 +29,12 @@ receiver, and no scoring; leases, outbox and the rest are the same.
 Threads: this event loop; the engine's; the receiver's. Processes: the scoring pool.
 """
 
+import argparse
 import asyncio
 import logging
 import signal
 import sys
 from collections.abc import Awaitable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from paceline.config.schema import Config
@@ -76,30 +76,23 @@ _SWITCH_S = 0.0005
 for the event loop's longer ones."""
 
 
-def run(
-    config: Config,
-    *,
-    controllers: Sequence[str],
-    worker_id: str,
-    run_dir: Path | None = None,
-    tensor_host: str | None = None,
-) -> int:
+def run(config: Config, options: argparse.Namespace) -> int:
     """Runs until the controller says STOPPED. Returns the exit status. Raises UserError."""
-    logs.setup(worker_id)
+    place = options.controllers, options.id
+    logs.setup(options.id)
     sys.setswitchinterval(_SWITCH_S)
-    worker: RolloutWorker | None = None
-    side = SideChannel(config, controllers, worker_id, common_pb2.ROLE_ROLLOUT, run_dir)
+    side = SideChannel(config, *place, common_pb2.ROLE_ROLLOUT, options.run_dir)
     try:
         with loading_model(config.model.path):
-            worker = RolloutWorker(config, controllers, worker_id, tensor_host, run_dir)
+            worker = RolloutWorker(config, *place, options.tensor_host, options.run_dir)
         worker.side = side
         asyncio.run(worker.run())
     except SystemExit as left:
         # Of a task that a reward started in this process: it is no end of the run.
         raise UserError(f"code of a reward ended the worker (sys.exit({left.code!r}))") from None
     except RequestRefused as error:
-        print(f"rollout_worker: the controller refused {worker_id}: {error}", file=sys.stderr)
-        return 2 if error.bad_input and (worker is None or not worker.admitted) else 1
+        print(f"rollout_worker: the controller refused {options.id}: {error}", file=sys.stderr)
+        return 2 if error.bad_input and not worker.admitted else 1
     finally:
         side.close()
     return 0
@@ -314,9 +307,8 @@ class RolloutWorker:
         if self.group_scores is not None:
             self.group_scores.directed(directive.scorers)
         # The leader may be another one, on a host without the tokenizer.
-        upload = self.tasks.outbox.upload
-        if upload is not None and upload.texts == directive.decodes_texts:
-            self.tasks.outbox.upload = replace(upload, texts=not directive.decodes_texts)
+        if self.tasks.outbox.upload is not None:
+            self.tasks.outbox.upload.texts = not directive.decodes_texts
         for ref in directive.cancelled:
             if self.tasks.cancel(ref):
                 event(log, "task cancelled", task=ref.task_id, attempt=ref.attempt)

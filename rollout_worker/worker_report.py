@@ -43,6 +43,7 @@ class EngineRates:
             "slot_occupancy": sum(min(s.running, self._slots) for _, s in self._readings)
             / (len(self._readings) * self._slots),
             "swap_s": stats.swap_s,
+            "stage_s": stats.stage_s,
             **self._resources.read(),
         }
         if span > 0.05:
@@ -50,7 +51,6 @@ class EngineRates:
             gauges["tokens_per_s"] = (stats.tokens - before.tokens) / span
             gauges["samples_per_s"] = self.sequences_per_s
             gauges["engine_idle_fraction"] = min(1.0, (stats.idle_s - before.idle_s) / span)
-        gauges.update(stats.extra)
         return gauges
 
 

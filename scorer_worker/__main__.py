@@ -17,14 +17,7 @@ def run(config: Config, options: argparse.Namespace) -> int:
     with without_collection():
         from scorer_worker.main import run
 
-    return run(
-        config,
-        options.scorer,
-        controllers=options.controllers,
-        worker_id=options.id,
-        run_dir=options.run_dir,
-        tensor_host=options.tensor_host,
-    )
+    return run(config, options)
 
 
 if __name__ == "__main__":

@@ -10,14 +10,13 @@ requests, answers those that it has, reports STOPPED and exits 0.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import logging
 import secrets
 import signal
 import sys
-from collections.abc import Sequence
 from contextlib import nullcontext
-from pathlib import Path
 
 from paceline.config.schema import Config
 from paceline.process import structured_log as logs
@@ -36,47 +35,32 @@ from scorer_worker.server import ScorerServer
 log = logging.getLogger(__name__)
 
 
-def run(
-    config: Config,
-    name: str,
-    *,
-    controllers: Sequence[str],
-    worker_id: str,
-    run_dir: Path | None = None,
-    tensor_host: str | None = None,
-) -> int:
+def run(config: Config, options: argparse.Namespace) -> int:
     """Runs until the controller says STOPPED or the worker is drained. Returns the exit status.
     Raises UserError."""
-    logs.setup(worker_id)
-    worker: ScorerWorker | None = None
-    side = SideChannel(config, controllers, worker_id, common_pb2.ROLE_SCORER, run_dir)
+    logs.setup(options.id)
+    side = SideChannel(
+        config, options.controllers, options.id, common_pb2.ROLE_SCORER, options.run_dir
+    )
     try:
-        worker = ScorerWorker(config, name, controllers, worker_id, tensor_host, run_dir)
+        worker = ScorerWorker(config, options)
         asyncio.run(worker.run(side))
     except RequestRefused as error:
-        print(f"scorer_worker: the controller refused {worker_id}: {error}", file=sys.stderr)
-        return 2 if error.bad_input and (worker is None or not worker.admitted) else 1
+        print(f"scorer_worker: the controller refused {options.id}: {error}", file=sys.stderr)
+        return 2 if error.bad_input and not worker.admitted else 1
     finally:
         side.close()
     return 0
 
 
 class ScorerWorker:
-    def __init__(
-        self,
-        config: Config,
-        name: str,
-        controllers: Sequence[str],
-        worker_id: str,
-        tensor_host: str | None = None,
-        run_dir: Path | None = None,
-    ) -> None:
+    def __init__(self, config: Config, options: argparse.Namespace) -> None:
         """Raises ScorerError or AuthError."""
-        self.config, self.name, self.worker_id = config, name, worker_id
-        self.host = tensor_host or own_address(controllers[0])
+        self.config, self.name, self.worker_id = config, options.scorer, options.id
+        self.host = options.tensor_host or own_address(options.controllers[0])
         # Without a token, nobody may ask.
-        self.token = worker_token(config, run_dir) or secrets.token_hex()
-        self.control = ControlPlane.from_config(config, controllers, run_dir)
+        self.token = worker_token(config, options.run_dir) or secrets.token_hex()
+        self.control = ControlPlane.from_config(config, options.controllers, options.run_dir)
         self.lifecycle: worker_pb2.Lifecycle = worker_pb2.LIFECYCLE_STARTING
         self.resources = Resources()
         self.admitted = False

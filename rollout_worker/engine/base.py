@@ -23,7 +23,7 @@ import asyncio
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar
 
@@ -166,8 +166,7 @@ class EngineStats:
     idle_s: float = 0.0  # Time without any sequence to work on. Seconds.
     swap_s: float = 0.0  # Time that generation was paused for weight swaps. Seconds.
     swaps: int = 0
-    steps: int = 0
-    extra: Mapping[str, float] = field(default_factory=dict)
+    stage_s: float = 0.0  # Time that the newest weights were staged beside the engine. Seconds.
 
 
 def bad_stop(stops: Iterable[Any]) -> Any | None:

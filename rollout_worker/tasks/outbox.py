@@ -41,7 +41,7 @@ class Encoded:
     payload: bytes  # Empty for an evaluation, of which nothing is stored
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GroupUpload:
     limits: GroupLimits
     store: PayloadStore

@@ -170,7 +170,6 @@ class TransformersEngine(Engine):
             idle_s=idle,
             swap_s=self._swap_s,
             swaps=self._swaps,
-            steps=self._scheduler.steps,
         )
 
     async def close(self) -> None:

@@ -45,7 +45,6 @@ class Scheduler:
         self._texts = texts
         self._may_end = lru_cache(_STOPS)(texts.may_end)
         self.tokens = 0
-        self.steps = 0
 
     def add(self, request: Request) -> list[Ended]:
         """Queues a request; returns completions whose prefix is already complete."""
@@ -83,7 +82,6 @@ class Scheduler:
 
     @torch.inference_mode()
     def step(self) -> list[Ended]:
-        self.steps += 1
         ended = self._decode() if self.batch.size else []
         joining = self.admission.take(self.batch.size, self.batch.longest())
         if joining:

@@ -81,7 +81,6 @@ class VLLMEngine(Engine):
         self._progress: ProgressReporter | None = None
         self._numbers = itertools.count(1)
         self._tokens = self._samples = 0
-        self._prompt_tokens = self._cached_tokens = 0
         self._idle_s = 0.0
         self._idle_since: float | None = None
 
@@ -210,8 +209,6 @@ class VLLMEngine(Engine):
             raise self._client.error(error) from error
         finally:
             del group.running[index]
-        self._prompt_tokens += len(asked.prompt_token_ids)
-        self._cached_tokens += last.num_cached_tokens or 0
         return last.outputs[0]
 
     def _prepared(self, request: Request, tokens: NDArray[np.int32], have: int) -> Any:
@@ -288,12 +285,7 @@ class VLLMEngine(Engine):
             idle_s=self._idle_s + (time.monotonic() - since if since is not None else 0.0),
             swap_s=swap.pause_s,
             swaps=swap.count,
-            extra={
-                "stage_s": swap.stage_s,
-                "restarted": float(swap.restarted),
-                "prompt_tokens": float(self._prompt_tokens),
-                "cached_tokens": float(self._cached_tokens),
-            },
+            stage_s=swap.stage_s,
         )
 
     # ---- background work

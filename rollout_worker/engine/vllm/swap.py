@@ -57,7 +57,6 @@ class WeightSwap:
     stage_s: float = 0.0
     """Staging time of the newest version: from the call to ready on every rank. Seconds."""
     count: int = 0
-    restarted: int = 0  # Completions that a swap restarted before their first token
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _served: SharedWeights | None = None
     _healing: bool = False
@@ -197,7 +196,6 @@ class WeightSwap:
         llm = self.client.llm
         states = [s for s in internals.states(llm) if internals.tokens_so_far(s) == 0]
         if names := list(map(internals.name_of, states)):
-            self.restarted += len(names)
             await self.client.call(llm.abort(names))
 
     async def _verify(

@@ -7,6 +7,7 @@ model; the last ones run the real engine against a real controller, and the work
 import asyncio
 import json
 import threading
+from argparse import Namespace
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -474,8 +475,8 @@ def test_an_engine_killed_while_it_starts_is_not_bad_input(
     monkeypatch.setattr(worker_main, "make_engine", lambda config, tokenizer: Stillborn())
     monkeypatch.setattr(worker_main.logs, "setup", lambda worker_id: None)
     config = Config.model_validate({"model": {"path": str(model)}, "data": {"path": "unused"}})
-    here = {"controllers": ["127.0.0.1:1"], "tensor_host": "127.0.0.1"}
-    run = partial(worker_main.run, config, worker_id="rollout-0", **here)
+    here = {"controllers": ["127.0.0.1:1"], "tensor_host": "127.0.0.1", "run_dir": None}
+    run = partial(worker_main.run, config, Namespace(id="rollout-0", **here))
     assert exit_status(run, "rollout_worker") == status
     left = [p for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE]
     assert not [p for p in left if "rewards.child" in " ".join(p.cmdline())], "nor does it stay"
