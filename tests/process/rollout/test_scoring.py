@@ -129,8 +129,6 @@ REWARDS = """
     three_meet, sixty_meet = meet(3), meet(60)
 
     async def waits(completion, answer):
-        if completion == "cancel":
-            raise asyncio.CancelledError
         await asyncio.sleep(60 if completion == "hang" else 0.2)
         if completion == "crash":
             os._exit(4)
@@ -167,6 +165,8 @@ REWARDS = """
             raise FunctionTimedOut
         if completion == "leave":
             sys.exit(0)
+        if completion == "cancel":
+            raise asyncio.CancelledError
         return 1.0
 
     def context(task_id, completion, token_count):
@@ -331,26 +331,16 @@ async def test_an_answer_that_does_not_come_from_a_living_process_is_not_waited_
 
 
 @pytest.mark.parametrize("processes", [0, 1])
-@pytest.mark.parametrize("word", ["timed out", "leave"])
+@pytest.mark.parametrize("word", ["timed out", "leave", "cancel"])
 async def test_a_waiting_reward_that_raises_what_is_no_exception_fails(
     make: Any, word: str, processes: int
 ) -> None:
-    """func_timeout's FunctionTimedOut is a BaseException: its group was once held for ever."""
+    """func_timeout's FunctionTimedOut is a BaseException: its group was once held for ever, as with
+    a cancellation that nobody asked for."""
     scorer = await make("raises", processes)
     async with asyncio.timeout(60):
         assert await reason(scorer, "fine", word) == "reward_error"
         assert (await scorer.score(job("spawn", "fine"))).rewards == [1.0, 1.0]
-
-
-@pytest.mark.parametrize("processes", [0, 1])
-async def test_a_waiting_reward_that_is_cancelled_fails_and_holds_nobody(
-    make: Any, processes: int
-) -> None:
-    """A cancellation that nobody asked for once left the group held for ever."""
-    scorer = await make("waits", processes)
-    async with asyncio.timeout(60):
-        assert await reason(scorer, "12", "cancel") == "reward_error"
-        assert (await scorer.score(job("12"))).rewards == [1.0]
 
 
 async def test_a_batch_of_the_wrong_length_fails(make: Any) -> None:
@@ -437,15 +427,12 @@ async def test_a_scoring_process_that_dies_idle_is_replaced(make: Any) -> None:
         assert (await scorer.score(job("fine"))).rewards == [1.0]
 
 
-async def test_what_a_hanging_reward_started_is_killed_with_it(make: Any, tmp_path: Path) -> None:
-    mark = f"child-{tmp_path.name}"
-    scorer = await make("by_word")
-    assert await reason(scorer, mark) == "reward_timeout"
-    assert _processes(mark) == []
-
-
-async def test_a_daemon_that_a_reward_started_is_killed_with_it(make: Any, tmp_path: Path) -> None:
-    mark = f"apart-{tmp_path.name}"
+@pytest.mark.parametrize("kind", ["child", "apart"])
+async def test_what_a_hanging_reward_started_is_killed_with_it(
+    make: Any, tmp_path: Path, kind: str
+) -> None:
+    """Also a daemon in a session of its own."""
+    mark = f"{kind}-{tmp_path.name}"
     scorer = await make("by_word")
     assert await reason(scorer, mark) == "reward_timeout"
     await until(lambda: _processes(mark) == [])

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from paceline.payloads.group_limits import GroupLimits
-from paceline.payloads.store import Ref, StoreFull, StoreUnavailable, encode, payload_digest
+from paceline.payloads.store import (
+    Ref,
+    StoreFull,
+    StoreUnavailable,
+    decode,
+    encode,
+    payload_digest,
+)
 from paceline.process import waits
 from paceline.v1 import common_pb2, rollout_pb2
 from rollout_worker.held_tasks import HeldTasks
@@ -18,6 +25,7 @@ from rollout_worker.tasks import outbox as outbox_module
 from rollout_worker.tasks.outbox import GroupUpload, Outbox
 from testbed.patience import patient
 from testbed.workers.fake_workers import make_group
+from tests.fixtures.policy_models import make_config, random_groups
 
 LIMITS = GroupLimits(group_size=2, max_sequence_tokens=1 << 40, vocabulary=100)
 
@@ -203,3 +211,35 @@ async def test_the_wait_for_a_store_that_refuses_at_once_lasts_from_the_first_re
         store.failures.clear()
         await held.until(lambda: not len(held))
         assert box._away_since is None
+
+
+def longer_group() -> rollout_pb2.Group:
+    (group,) = random_groups(1, group_size=3, seed=1, vocab=15, longest=400, shortest=300)
+    group.prompt_text = "what the tokens say"
+    for completion in group.completions:
+        completion.text = "word" * (len(completion.tokens) // 4)
+    return group
+
+
+@pytest.mark.parametrize("inline_bytes", [0, 1 << 16])
+async def test_a_payload_without_texts_is_a_third_smaller_and_otherwise_the_same(
+    inline_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox_module, "_INLINE_BYTES", inline_bytes)
+    group, store = longer_group(), Store()
+    upload = GroupUpload.of(make_config(), store)  # type: ignore[arg-type]
+    found: list[Any] = []
+    # In either order: a worker encodes a group again if its controller has changed.
+    for upload.texts in (True, False, True):
+        found += await upload.encode([group])
+    whole, bare, again = found
+    assert again == whole and len(bare.payload) < 0.68 * len(whole.payload)
+    assert bare.facts.digest == payload_digest(bare.payload)
+    whole.facts.digest = bare.facts.digest
+    assert whole.facts == bare.facts
+    left = decode(bare.payload)
+    assert not left.prompt_text and not any(c.text for c in left.completions)
+    left.prompt_text = group.prompt_text
+    for completion, before in zip(left.completions, group.completions, strict=True):
+        completion.text = before.text
+    assert left == group
